@@ -1,0 +1,83 @@
+"""The error tree. Every error a user can cause carries one sentence and a stable reason word.
+
+CarpoolError
+├─ InvalidInput        the caller sent something that cannot be right; `field` names it
+├─ ConfigError         a setting is wrong; the message names the file and the key
+├─ NotFound            no such model or version
+├─ Unsupported         understood, but not done here
+├─ TooLarge            over a size limit
+├─ Refused             the gate said no, or gave up early to save the rest
+├─ Replaced            a newer frame of the same source took its place
+├─ DeadlineExceeded    the deadline passed while waiting, or the execution timed out
+├─ Unavailable         loading, draining, restarting, or one of Triton's own queue limits
+└─ ModelError          the model raised, died, or answered with the wrong shape
+"""
+
+from __future__ import annotations
+
+
+class CarpoolError(Exception):
+    """Base of everything Carpool raises on purpose."""
+
+    reason = "internal"
+
+    def __init__(self, message: str, *, reason: str | None = None, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if reason is not None:
+            self.reason = reason
+        self.field = field
+
+
+class InvalidInput(CarpoolError):
+    reason = "invalid-input"
+
+
+class ConfigError(CarpoolError):
+    reason = "invalid-config"
+
+
+class NotFound(CarpoolError):
+    reason = "not-found"
+
+
+class Unsupported(CarpoolError):
+    reason = "unsupported"
+
+
+class TooLarge(CarpoolError):
+    reason = "too-large"
+
+
+class Refused(CarpoolError):
+    """Carries what the caller needs to decide on a retry: the predicted wait and when to come back."""
+
+    reason = "overload"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str | None = None,
+        predicted_ms: float | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, reason=reason)
+        self.predicted_ms = predicted_ms
+        self.retry_after_s = retry_after_s
+
+
+class Replaced(CarpoolError):
+    reason = "replaced"
+
+
+class DeadlineExceeded(CarpoolError):
+    reason = "deadline"
+
+
+class Unavailable(CarpoolError):
+    reason = "unavailable"
+
+
+class ModelError(CarpoolError):
+    reason = "model-error"
