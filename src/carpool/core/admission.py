@@ -1,0 +1,66 @@
+"""The gate: say no at arrival, before any decoding, to what would not make it."""
+
+from __future__ import annotations
+
+from math import floor
+from typing import TYPE_CHECKING
+
+from carpool.core.job import Job, Reason, Refusal
+from carpool.core.queue import Lane
+
+if TYPE_CHECKING:
+    from carpool.core.instance import Instance
+    from carpool.core.scheduler import Scheduler
+    from carpool.core.shares import Shares
+
+
+def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now: float) -> Refusal | None:
+    """Nothing, or why not. Two questions: can it finish in time, and would it drag the others down?
+
+    The second reads: the batch that would meet its deadline is smaller than what will be waiting by then, and
+    batches that small cannot keep up with the traffic.
+    """
+    oversell = core.constants.oversell
+    share = shares.of(lane)
+    batch = core.curve.efficient[shares.largest]
+    batches_ahead = floor(oversell * lane.waiting / (batch * share))
+    behind = batches_ahead * core.curve.times[batch] / core.instances.pace
+    instance, wait = _starts_on(core, job, behind, now)
+    room = core.instances.fits(instance, job.deadline - now - wait)
+    if room < job.images:
+        if is_probe(core, job, slo, now):
+            return None
+        return _refusal(core, Reason.CANNOT_FINISH, instance, job, wait, now)
+    rate = lane.rate.at(now) if share < 1.0 else shares.to_keep_up_with(core, lane, now)
+    gathered = oversell * rate * wait / share
+    if room < min(batch, gathered) and core.instances.pace * core.curve.throughput(room) * share < rate:
+        reason = Reason.OVERLOAD if share == 1.0 else Reason.OVER_SHARE
+        return _refusal(core, reason, instance, job, wait, now)
+    return None
+
+
+def is_probe(core: Scheduler, job: Job, slo: float, now: float) -> bool:
+    """An instance that has not run for a whole promise lets one through, whatever it believes of itself.
+
+    Without this a device that was slow for a second would refuse everybody for ever: nothing runs, so nothing
+    is learned. Only a job with the whole promise ahead of it: a client's own short deadline proves nothing.
+    """
+    if job.deadline - job.arrived < 0.99 * slo or now >= job.deadline:
+        return False
+    return any(now - instance.idle_since >= slo for instance in core.instances.idle)
+
+
+def _starts_on(core: Scheduler, job: Job, behind: float, now: float) -> tuple[Instance, float]:
+    """The instance that would carry the job, and how long from now it would start."""
+    instances = core.instances
+    if not instances.uneven:
+        return instances.next_free, max(0.0, instances.next_free.free_at - now) + behind
+    starts = [(i, max(0.0, i.free_at - now) + behind) for i in instances if i.available]
+    return max(starts, key=lambda start: instances.fits(start[0], job.deadline - now - start[1]))
+
+
+def _refusal(
+    core: Scheduler, reason: Reason, instance: Instance, job: Job, wait: float, now: float
+) -> Refusal:
+    takes = instance.speed.cautious * core.curve.times[job.images]
+    return Refusal(reason, predicted_finish=now + wait + takes, retry_after=wait)

@@ -1,0 +1,144 @@
+"""Which jobs run next, in promise mode. Read this first: it is the heart of Carpool.
+
+An instance is free. Take the most urgent job and ask how large a batch may be so that it still meets its
+deadline. Large enough for what is waiting: run it now, for waiting while an instance is idle never helps.
+Too small, but batches that small keep up with the traffic: run it all the same. Otherwise give that job up
+and look at the next: under overload somebody must lose, and it had better be the one who costs most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from heapq import heapify, heappop, heapreplace
+from math import ceil
+from typing import TYPE_CHECKING
+
+from carpool.core.admission import is_probe
+from carpool.core.job import GivenUp, Job
+from carpool.core.queue import Lane, Line
+from carpool.core.shares import PROTECTED
+from carpool.core.shedding import batch_size, reason_to_give_up
+
+if TYPE_CHECKING:
+    from carpool.core.instance import Instance
+    from carpool.core.scheduler import Scheduler
+    from carpool.core.shares import Shares
+
+
+def next_batch(
+    core: Scheduler, shares: Shares, slo: float, instance: Instance, now: float, given_up: list[GivenUp]
+) -> list[Job]:
+    """The jobs that this instance should run now, taken from the queue; empty when there are none for it."""
+    while (lane := _first_lane(core)) is not None:
+        head, line = lane.earliest()
+        want = _wanted(core, head, line, shares.largest, now)
+        size = _size(core, shares, instance, head, lane, want, now)
+        if size:
+            return _fill(core, shares, instance, head.shape, size, now, given_up)
+        if core.instances.uneven and _faster_one_carries(core, instance, head, now):
+            return _from_behind(core, instance, line, slo, want, now)
+        if is_probe(core, head, slo, now):
+            core.lanes.serve(head)
+            return [head]
+        _give_up(core, head, now, given_up)
+    return []
+
+
+def _first_lane(core: Scheduler) -> Lane | None:
+    """Lower levels first, then whoever was served least."""
+    waiting = [lane for lane in core.lanes if lane.ready]
+    return min(waiting, key=lambda lane: (lane.level, lane.served), default=None)
+
+
+def _wanted(core: Scheduler, head: Job, line: Line, largest: int, now: float) -> int:
+    """What is waiting, shared with the instances that will be free as well, at an efficient size."""
+    waiting = line.images
+    if len(core.lanes) > 1:
+        lines = (lane.lines.get(head.shape) for lane in core.lanes)
+        waiting = sum(line.images for line in lines if line is not None)
+    free = core.instances.free_within(core.curve.times[1], now) if len(core.instances) > 1 else 1
+    return max(core.curve.efficient[min(largest, ceil(waiting / free))], head.images)
+
+
+def _size(
+    core: Scheduler, shares: Shares, instance: Instance, job: Job, lane: Lane, want: int, now: float
+) -> int:
+    left = job.deadline - now
+    if lane.level == PROTECTED:
+        left /= core.constants.guard_margin
+    room = core.instances.fits(instance, left)
+    if room >= want:
+        return want
+    carried = core.instances.pace * core.curve.throughput(room) if room else 0.0
+    keeps_up = carried >= shares.to_keep_up_with(core, lane, now)
+    return batch_size(job, room, want, core.curve.efficient[room], keeps_up=keeps_up)
+
+
+def _fill(
+    core: Scheduler,
+    shares: Shares,
+    instance: Instance,
+    shape: Hashable,
+    size: int,
+    now: float,
+    given_up: list[GivenUp],
+) -> list[Job]:
+    """Up to `size` images of this shape, one job at a time from the lane that was served least."""
+    batch: list[Job] = []
+    used = 0
+    lanes = [
+        (lane.level, lane.served, order, lane, lane.lines[shape])
+        for order, lane in enumerate(core.lanes)
+        if shape in lane.lines
+    ]
+    heapify(lanes)
+    while lanes and used < size:
+        level, _, order, lane, line = lanes[0]
+        job = line.head()
+        if job is None or used + job.images > size:
+            heappop(lanes)  # nobody is passed over within a lane, so that large requests get their turn
+            continue
+        if len(core.lanes) > 1:
+            size_for_job = _size(core, shares, instance, job, lane, size, now)
+            if size_for_job < used + job.images:
+                _give_up(core, job, now, given_up)
+                continue
+            size = min(size, size_for_job)
+        core.lanes.serve(job)
+        batch.append(job)
+        used += job.images
+        heapreplace(lanes, (level, lane.served, order, lane, line))
+    return batch
+
+
+def _give_up(core: Scheduler, job: Job, now: float, given_up: list[GivenUp]) -> None:
+    given_up.append(core.give_up(job, reason_to_give_up(job, now)))
+
+
+def _faster_one_carries(core: Scheduler, instance: Instance, job: Job, now: float) -> bool:
+    """Leave to a faster instance what only it can finish in time."""
+    return any(
+        core.instances.fits(other, job.deadline - max(now, other.free_at)) >= job.images
+        for other in core.instances
+        if other.available and other.speed.mean < instance.speed.mean
+    )
+
+
+def _from_behind(
+    core: Scheduler, instance: Instance, line: Line, slo: float, want: int, now: float
+) -> list[Job]:
+    """The largest batch of less urgent jobs that a slow instance still finishes in time."""
+    low, high = 0, min(want, core.instances.fits(instance, slo))
+    while low < high:
+        size = (low + high + 1) // 2
+        in_time = line.ranked_from(now + instance.speed.cautious * core.curve.times[size])
+        low, high = (size, high) if sum(job.images for job in in_time) >= size else (low, size - 1)
+    batch: list[Job] = []
+    used = 0
+    for job in line.ranked_from(now + instance.speed.cautious * core.curve.times[low]) if low else ():
+        if used + job.images > low:
+            break
+        core.lanes.serve(job)
+        batch.append(job)
+        used += job.images
+    return batch

@@ -1,0 +1,56 @@
+"""The few numbers of the promise rule, each with its reason. Everything else is measured or learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Found by simulation on curves of very different shapes; see docs/scheduling.md for what each buys."""
+
+    oversell: float = 0.8
+    """The gate counts only this share of the queue: some of it will be given up. 1.0 refuses more at arrival
+    and loses 1 % of goodput; 0.6 leaves a fifth of the refusals to be found out later."""
+
+    rate_memory_s: float = 0.2
+    """Memory of the offered rate: long enough to average tens of requests, short enough to see a surge."""
+
+    lane_memory_s: float = 1.0
+    """Memory of one source's rate: a share must not be lost to the luck of a few arrivals."""
+
+    mean_weight: float = 0.05
+    """One batch moves the learned speed by a twentieth of its surprise: one stall is forgotten in 20."""
+
+    cautious_start: float = 1.1
+    """Before anything is learned, assume batches may take a tenth longer: 1.0 wastes 3–4 % at first."""
+
+    cautious_up: float = 0.0045
+    cautious_down: float = 0.0005
+    """Up by nine for one down settles where one batch in ten takes longer: the 0.9 quantile."""
+
+    cautious_max: float = 1.5
+    """However noisy a device is, plan with no more than half its time lost to noise."""
+
+    surprise: float = 0.25
+    surprises: int = 3
+    """Three batches in a row off by a quarter on the same side mean that the device changed: believe them."""
+
+    forget_s: float = 10.0
+    """An idle instance drifts back to its profile with this time constant."""
+
+    guard_margin: float = 1.1
+    """Extra room in the guard batch, so that a source below its share is not lost to noise."""
+
+    protected_wait: float = 0.75
+    """A protected request survives a stall (twice the time) of its own batch, unless it waited longer than
+    this share of the one before: 0.999 of them make it where 2 batches in 1,000 stall."""
+
+    lately_s: float = 10.0
+    """How long the guard stays up after the last protected request: the next must find it up."""
+
+    max_lanes: int = 64
+    """Sources with a lane of their own; the rest share one, so that names cost nobody memory or share."""
+
+
+CONSTANTS = Constants()

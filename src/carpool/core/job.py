@@ -1,0 +1,100 @@
+"""One request as the scheduler sees it, and the words for how it can end."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from carpool.core.queue import Lane
+
+INFINITY = float("inf")
+
+
+class JobState(enum.IntEnum):
+    """A job moves down this list and never up."""
+
+    NEW = 0
+    OFFERED = 1  # accepted and counted; its picture is still being decoded
+    READY = 2  # may run
+    RUNNING = 3
+    DONE = 4  # its batch has finished
+    GONE = 5  # refused, given up or cancelled
+
+
+class Reason(enum.Enum):
+    """Why a job was not run: stable words that reach the client."""
+
+    CANNOT_FINISH = "cannot-finish"  # even alone it would end after its deadline
+    OVERLOAD = "overload"  # it would force batches too small to keep up with the traffic
+    OVER_SHARE = "over-share"  # its source already has its fair share of a saturated device
+    GIVEN_UP = "given-up"  # accepted, then dropped so that those behind it make it
+    DEADLINE = "deadline"  # its deadline passed while it waited
+    QUEUE_FULL = "queue-full"
+    TIMEOUT = "timeout"  # Triton's queue timeout
+    TOO_LARGE = "too-large"  # more images than a batch may hold
+
+
+class Job:
+    """`payload` belongs to the driver; core never looks into it."""
+
+    __slots__ = (
+        "arrived",
+        "deadline",
+        "images",
+        "lane",
+        "payload",
+        "priority",
+        "rank",
+        "shape",
+        "source",
+        "state",
+        "timeout",
+    )
+
+    def __init__(
+        self,
+        arrived: float,
+        deadline: float = INFINITY,
+        images: int = 1,
+        *,
+        shape: Hashable = None,
+        priority: int = 0,
+        source: str = "",
+        timeout: float = 0.0,
+        payload: Any = None,
+    ) -> None:
+        self.arrived = arrived
+        self.deadline = deadline
+        self.images = images
+        self.shape = shape
+        self.priority = priority
+        self.source = source
+        self.timeout = timeout
+        self.payload = payload
+        self.state = JobState.NEW
+        self.rank = 0.0  # its place in its queue: a deadline, or the order of arrival
+        self.lane: Lane | None = None
+
+    def __repr__(self) -> str:
+        times = f"arrived={self.arrived:g}, deadline={self.deadline:g}"
+        return f"Job({times}, images={self.images}, {self.state.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A no at the gate: why, when the job would have finished, and when asking again makes sense."""
+
+    reason: Reason
+    predicted_finish: float = INFINITY
+    retry_after: float = 0.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A job that was accepted and will not run."""
+
+    job: Job
+    reason: Reason

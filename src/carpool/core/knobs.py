@@ -1,0 +1,210 @@
+"""The knobs policy: batches exactly as Triton's dynamic batcher forms them.
+
+Triton sets batches aside ahead of time. While every instance is busy it goes on forming up to two batches per
+instance; one that is still open takes newcomers until it reaches a preferred size or starts to run. With
+priorities or queue limits it does not: then it looks at the queue only when an instance is free.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from carpool.core.job import INFINITY, GivenUp, Job, JobState, Reason, Refusal
+from carpool.core.policy import Knobs, QueueLimits, TimeoutAction
+
+if TYPE_CHECKING:
+    from carpool.core.instance import Instance
+    from carpool.core.scheduler import Scheduler
+
+_AHEAD = 2  # batches set aside per instance
+_BEHIND_ALL = 1e15  # added to the rank of a delayed job: after every request that has not timed out
+
+
+@dataclass(slots=True)
+class _Aside:
+    """A batch set aside. A `sealed` one takes nobody else; `other_shape` says that a shape closed it."""
+
+    jobs: list[Job] = field(default_factory=list)
+    sealed: bool = False
+    other_shape: bool = False
+
+    @property
+    def images(self) -> int:
+        return sum(job.images for job in self.jobs)
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """What could join a batch: the jobs, how many of them make a preferred size, and what stopped it."""
+
+    jobs: list[Job] = field(default_factory=list)
+    images: int = 0
+    preferred: int = 0
+    full: bool = False
+    other_shape: bool = False
+    past_preferred: bool = False
+
+
+class KnobsPolicy:
+    """First come, first served within a priority level; batches close by size, delay or shape."""
+
+    by_shape = False
+
+    def __init__(self, settings: Knobs) -> None:
+        self.settings = settings
+        self.preserve_ordering = settings.preserve_ordering
+        self.max_images = settings.max_batch
+        self.max_queue = settings.max_queue
+        self._preferred = frozenset(settings.preferred or (settings.max_batch,))
+        self._largest_preferred = max(self._preferred)
+        self._aside: deque[_Aside] = deque()
+        limits = settings.limits
+        self._looks_ahead = not (
+            settings.priority_levels or limits.timeout or limits.allow_override or limits.max_size
+        )
+        self._wait_until: float | None = None
+
+    def place(self, job: Job, sequence: int) -> tuple[int, str]:
+        job.rank = sequence
+        knobs = self.settings
+        known = 1 <= job.priority <= knobs.priority_levels
+        return (job.priority if known else knobs.default_priority), ""
+
+    def expires(self, job: Job) -> float:
+        return min(job.deadline, self._times_out(job))
+
+    def expired(self, core: Scheduler, job: Job, now: float) -> Reason | None:
+        """The reason to give the job up, or nothing when it only moves behind the others."""
+        if now >= job.deadline:
+            return Reason.DEADLINE
+        if self._limits(job).action is TimeoutAction.REJECT:
+            return Reason.TIMEOUT
+        rank = job.rank + _BEHIND_ALL
+        if job.state is JobState.READY and job.lane is not None:
+            job.lane.lines[None].move_to_back(job, rank)
+        job.rank = rank
+        return None
+
+    def admit(self, core: Scheduler, job: Job, now: float) -> Refusal | None:
+        assert job.lane is not None
+        limit = self._limits(job).max_size
+        if limit and job.lane.requests >= limit:
+            return Refusal(Reason.QUEUE_FULL)
+        return None
+
+    def look_ahead(self, core: Scheduler, now: float) -> None:
+        """Set batches aside, as far ahead as Triton does."""
+        self._wait_until = None
+        while self._looks_ahead and len(self._aside) < _AHEAD * len(core.instances):
+            is_open = bool(self._aside) and not self._aside[-1].sealed
+            batch = self._aside[-1] if is_open else _Aside()
+            if not self._grow(core, batch, now):
+                return
+            if not is_open:
+                self._aside.append(batch)
+
+    def take(
+        self, core: Scheduler, instance: Instance, now: float, given_up: list[GivenUp]
+    ) -> tuple[list[Job], float | None]:
+        """The jobs to run now, or when to look again."""
+        if self._looks_ahead:
+            batch = self._next_aside(now)
+        else:
+            batch = _Aside()
+            self._grow(core, batch, now)
+        jobs = [job for job in batch.jobs if job.state is JobState.READY]
+        for job in jobs:
+            core.lanes.serve(job)
+        return jobs, self._wait_until
+
+    def _next_aside(self, now: float) -> _Aside:
+        """The oldest batch, with those behind it that have waited out their delay as well, where they fit."""
+        while self._aside and not any(job.state is JobState.READY for job in self._aside[0].jobs):
+            self._aside.popleft()
+        if not self._aside:
+            return _Aside()
+        batch = self._aside.popleft()
+        delay = self.settings.max_delay
+        while delay and self._aside and not batch.other_shape:
+            following = self._aside[0]
+            if following.other_shape or not now - min(job.arrived for job in following.jobs) > delay:
+                break
+            following.sealed = True
+            if batch.images + following.images > self.settings.max_batch:
+                break
+            if batch.jobs[0].shape != following.jobs[0].shape:
+                break
+            batch.jobs += self._aside.popleft().jobs
+        return batch
+
+    def _grow(self, core: Scheduler, batch: _Aside, now: float) -> bool:
+        """Add to a batch what may leave with it; False when there is nobody, or it is better to wait."""
+        found = self._gather(core, batch)
+        if not found.jobs:
+            batch.sealed |= found.past_preferred
+            batch.other_shape |= found.other_shape
+            return False
+        delay = self.settings.max_delay
+        oldest = min(job.arrived for job in found.jobs)
+        delay_over = delay > 0 and now >= oldest + delay
+        count = len(found.jobs)
+        seal = found.past_preferred
+        size = batch.images
+        if found.preferred and not delay_over:
+            count = found.preferred
+            seal |= delay == 0
+        elif found.full or size + found.images >= self._largest_preferred:
+            seal = True
+        elif not (delay_over or delay == 0 or (size and not seal and size not in self._preferred)):
+            self._wait_until = oldest + delay
+            return False
+        batch.jobs += found.jobs[:count]
+        batch.sealed |= seal
+        batch.other_shape |= found.other_shape
+        return True
+
+    def _gather(self, core: Scheduler, batch: _Aside) -> _Gathered:
+        found = _Gathered()
+        size = batch.images
+        skip = sum(job.state is JobState.READY for aside in self._aside for job in aside.jobs)
+        shape = batch.jobs[0].shape if batch.jobs else None
+        for job in islice(_in_order(core), skip, None):
+            grown = size + found.images + job.images
+            if batch.jobs or found.jobs:
+                if grown > self._largest_preferred and not found.preferred:
+                    found.preferred = len(found.jobs)
+                    found.past_preferred = True
+                found.other_shape = grown <= self.settings.max_batch and job.shape != shape
+                found.full = grown > self.settings.max_batch or found.other_shape
+                if found.full:
+                    break
+            else:
+                shape = job.shape
+            found.jobs.append(job)
+            found.images += job.images
+            if grown in self._preferred:
+                found.preferred = len(found.jobs)
+        return found
+
+    def _limits(self, job: Job) -> QueueLimits:
+        assert job.lane is not None
+        return self.settings.level_limits.get(job.lane.level, self.settings.limits)
+
+    def _times_out(self, job: Job) -> float:
+        if job.rank >= _BEHIND_ALL:
+            return INFINITY  # it has, and was delayed for it
+        limits = self._limits(job)
+        timeout = limits.timeout
+        if limits.allow_override and 0 < job.timeout < timeout:
+            timeout = job.timeout
+        return job.arrived + timeout if timeout else INFINITY
+
+
+def _in_order(core: Scheduler) -> Iterator[Job]:
+    for lane in sorted(core.lanes, key=lambda lane: lane.level):
+        if None in lane.lines:
+            yield from lane.lines[None]

@@ -1,0 +1,57 @@
+"""The promise policy: answer within the SLO, or say no early."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from carpool.core.admission import gate
+from carpool.core.batcher import next_batch
+from carpool.core.curve import BatchCurve
+from carpool.core.job import GivenUp, Job, Reason, Refusal
+from carpool.core.policy import Promise
+from carpool.core.shares import Shares, level_of
+
+if TYPE_CHECKING:
+    from carpool.core.instance import Instance
+    from carpool.core.scheduler import Scheduler
+
+
+class PromisePolicy:
+    """Earliest deadline first behind a gate; nobody waits while an instance is idle."""
+
+    by_shape = True
+    preserve_ordering = False
+
+    def __init__(self, settings: Promise, curve: BatchCurve) -> None:
+        self.settings = settings
+        # A batch that takes the whole promise even at the profile's speed can never be useful.
+        largest = max(1, min(settings.max_batch, curve.max_batch, curve.fits(settings.slo)))
+        self.shares = Shares(settings.slo, largest)
+        self.max_images = settings.max_batch
+        self.max_queue = settings.max_queue
+
+    def place(self, job: Job, sequence: int) -> tuple[int, str]:
+        """The job's lane, after giving it its place in that lane's order."""
+        job.deadline = min(job.deadline, job.arrived + self.settings.slo)
+        job.rank = job.deadline
+        return level_of(job.priority), job.source
+
+    def expires(self, job: Job) -> float:
+        return job.deadline
+
+    def expired(self, core: Scheduler, job: Job, now: float) -> Reason | None:
+        return Reason.DEADLINE
+
+    def admit(self, core: Scheduler, job: Job, now: float) -> Refusal | None:
+        assert job.lane is not None
+        return gate(core, self.shares, self.settings.slo, job, job.lane, now)
+
+    def look_ahead(self, core: Scheduler, now: float) -> None:
+        """Nothing is set aside: the later a batch is chosen, the better it is."""
+
+    def take(
+        self, core: Scheduler, instance: Instance, now: float, given_up: list[GivenUp]
+    ) -> tuple[list[Job], float | None]:
+        self.shares.refresh(core, now)
+        core.lanes.credit = self.shares.largest
+        return next_batch(core, self.shares, self.settings.slo, instance, now, given_up), None

@@ -1,0 +1,200 @@
+"""Who is waiting: lanes by (level, source), each with its jobs in order.
+
+A job that is taken, given up or cancelled leaves every count at once; its place in a list is skipped later.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterator
+from operator import attrgetter
+
+from carpool.core.constants import CONSTANTS, Constants
+from carpool.core.job import Job, JobState
+from carpool.core.learning import Rate
+
+_rank = attrgetter("rank")
+_COMPACT_AT = 64
+
+
+class Line:
+    """Ready jobs in order of rank."""
+
+    __slots__ = ("_jobs", "_start", "images", "requests")
+
+    def __init__(self) -> None:
+        self._jobs: list[Job] = []
+        self._start = 0
+        self.requests = 0
+        self.images = 0
+
+    def add(self, job: Job) -> None:
+        jobs = self._jobs
+        if len(jobs) > _COMPACT_AT + 2 * self.requests:
+            jobs[:] = list(self)
+            self._start = 0
+        if jobs and jobs[-1].rank > job.rank:
+            insort(jobs, job, lo=self._start, key=_rank)
+        else:
+            jobs.append(job)
+        self.requests += 1
+        self.images += job.images
+
+    def left(self, job: Job) -> None:
+        """A job of this line is no longer ready; its place is skipped from now on."""
+        self.requests -= 1
+        self.images -= job.images
+
+    def head(self) -> Job | None:
+        jobs = self._jobs
+        for at in range(self._start, len(jobs)):
+            if jobs[at].state is JobState.READY:
+                self._start = at
+                return jobs[at]
+        jobs.clear()
+        self._start = 0
+        return None
+
+    def ranked_from(self, rank: float) -> list[Job]:
+        """The jobs ranked at or after this: those a slow instance can carry when the head is too urgent."""
+        at = bisect_left(self._jobs, rank, lo=self._start, key=_rank)
+        return [job for job in self._jobs[at:] if job.state is JobState.READY]
+
+    def move_to_back(self, job: Job, rank: float) -> None:
+        others = [other for other in self if other is not job]
+        job.rank = rank
+        self._jobs[:] = [*others, job]
+        self._start = 0
+
+    def __iter__(self) -> Iterator[Job]:
+        return (job for job in self._jobs[self._start :] if job.state is JobState.READY)
+
+
+class Lane:
+    """The jobs of one (level, source): lower levels go first, then whoever was served least."""
+
+    __slots__ = ("level", "lines", "offered", "rate", "ready", "requests", "seen", "served", "source")
+
+    def __init__(self, level: int, source: str, memory: float) -> None:
+        self.level = level
+        self.source = source
+        self.lines: dict[Hashable, Line] = {}
+        self.ready = 0  # images that may run now
+        self.offered = 0  # images still being decoded
+        self.requests = 0  # jobs, of either kind
+        self.served = 0.0  # images, on the level's common scale (see Lanes.ready_now)
+        self.seen = float("-inf")
+        self.rate = Rate(memory)
+
+    @property
+    def waiting(self) -> int:
+        """Images in the queue, decoded or not."""
+        return self.ready + self.offered
+
+    def earliest(self) -> tuple[Job, Line]:
+        """The most urgent ready job, and the line of its shape. The lane must have one."""
+        first: tuple[Job, Line] | None = None
+        for shape in list(self.lines):
+            line = self.lines[shape]
+            head = line.head()
+            if head is None:
+                del self.lines[shape]  # shapes come from clients: keep none that is not in use
+            elif first is None or head.rank < first[0].rank:
+                first = head, line
+        assert first is not None
+        return first
+
+
+class Lanes:
+    """All lanes of one model and their totals. The number of sources with a lane of their own is bounded."""
+
+    __slots__ = ("_by_key", "_constants", "_served", "by_shape", "credit", "offered", "ready", "requests")
+
+    def __init__(self, *, by_shape: bool, constants: Constants = CONSTANTS) -> None:
+        self.by_shape = by_shape  # False keeps one line per lane, so that the order of arrival is kept
+        self._constants = constants
+        self._by_key: dict[tuple[int, str], Lane] = {}
+        self._served: dict[int, float] = {}
+        self.credit = 0  # images
+        self.ready = 0
+        self.offered = 0
+        self.requests = 0
+
+    @property
+    def waiting(self) -> int:
+        return self.ready + self.offered
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self._by_key.values())
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def lane(self, level: int, source: str, now: float) -> Lane:
+        """The lane of this source; the shared one when every own lane is in use."""
+        lane = self._by_key.get((level, source))
+        if lane is None:
+            if len(self._by_key) >= self._constants.max_lanes:
+                self._drop_unused(now)
+            if len(self._by_key) >= self._constants.max_lanes:
+                source = "*"
+            memory = self._constants.lane_memory_s
+            lane = self._by_key.setdefault((level, source), Lane(level, source, memory))
+        lane.seen = now
+        return lane
+
+    def _drop_unused(self, now: float) -> None:
+        since = now - self._constants.lately_s
+        for key, lane in list(self._by_key.items()):
+            if lane.requests == 0 and lane.seen < since:
+                del self._by_key[key]
+
+    def offer(self, job: Job, lane: Lane) -> None:
+        job.lane = lane
+        job.state = JobState.OFFERED
+        lane.offered += job.images
+        lane.requests += 1
+        self.offered += job.images
+        self.requests += 1
+
+    def ready_now(self, job: Job) -> None:
+        lane = self._lane_of(job)
+        if lane.ready == 0:
+            # Whoever was away may be a batch ahead of the others, for a burst, but hoards no more credit.
+            lane.served = max(lane.served, self._served.get(lane.level, 0.0) - self.credit)
+        job.state = JobState.READY
+        lane.offered -= job.images
+        lane.ready += job.images
+        self.offered -= job.images
+        self.ready += job.images
+        shape = job.shape if self.by_shape else None
+        line = lane.lines.get(shape)
+        if line is None:
+            line = lane.lines[shape] = Line()
+        line.add(job)
+
+    def remove(self, job: Job, state: JobState) -> None:
+        """Take a waiting job out of every count."""
+        lane = self._lane_of(job)
+        if job.state is JobState.READY:
+            lane.ready -= job.images
+            self.ready -= job.images
+            lane.lines[job.shape if self.by_shape else None].left(job)
+        else:
+            lane.offered -= job.images
+            self.offered -= job.images
+        lane.requests -= 1
+        self.requests -= 1
+        job.state = state
+
+    def serve(self, job: Job) -> None:
+        """Take a ready job for a batch, on its source's account."""
+        lane = self._lane_of(job)
+        self._served[lane.level] = max(self._served.get(lane.level, 0.0), lane.served)
+        lane.served += job.images
+        self.remove(job, JobState.RUNNING)
+
+    @staticmethod
+    def _lane_of(job: Job) -> Lane:
+        assert job.lane is not None
+        return job.lane

@@ -1,0 +1,238 @@
+"""The state machine: one queue, its instances, what it learned, and a policy that is asked two questions.
+
+It is told what happened and when; it answers with values. It never waits, and never looks at a clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Protocol
+
+from carpool.core.constants import CONSTANTS, Constants
+from carpool.core.curve import BatchCurve
+from carpool.core.instance import Batch, Instance, Instances
+from carpool.core.job import INFINITY, GivenUp, Job, JobState, Reason, Refusal
+from carpool.core.knobs import KnobsPolicy
+from carpool.core.learning import Rate
+from carpool.core.policy import Knobs, Promise
+from carpool.core.promise import PromisePolicy
+from carpool.core.queue import Lane, Lanes
+
+
+class Policy(Protocol):
+    """The two questions, `admit` and `take`, and what is needed to keep the queue in the policy's order."""
+
+    by_shape: bool
+    preserve_ordering: bool
+    max_images: int  # in one request
+    max_queue: int
+
+    def admit(self, core: Scheduler, job: Job, now: float) -> Refusal | None: ...
+
+    def take(
+        self, core: Scheduler, instance: Instance, now: float, given_up: list[GivenUp]
+    ) -> tuple[list[Job], float | None]: ...
+
+    def look_ahead(self, core: Scheduler, now: float) -> None:
+        """Something changed; nothing need be dispatched yet."""
+
+    def place(self, job: Job, sequence: int) -> tuple[int, str]:
+        """Rank the job and name its lane."""
+
+    def expires(self, job: Job) -> float: ...
+
+    def expired(self, core: Scheduler, job: Job, now: float) -> Reason | None: ...
+
+
+@dataclass(slots=True)
+class Decision:
+    """Dispatch this batch, or look again at that time, or (neither) idle until something happens."""
+
+    batch: Batch | None = None
+    look_again: float | None = None
+    given_up: list[GivenUp] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Where every job went: offered = refused + given up + cancelled + answered + waiting + running."""
+
+    offered: int = 0
+    answered: int = 0
+    cancelled: int = 0
+    running: int = 0
+    refused: Counter[Reason] = field(default_factory=Counter)
+    given_up: Counter[Reason] = field(default_factory=Counter)
+
+
+class Scheduler:
+    """One model's scheduler. A job is offered, made ready, dispatched in a batch, and finished with it."""
+
+    def __init__(
+        self,
+        curve: BatchCurve,
+        settings: Promise | Knobs,
+        instances: int = 1,
+        constants: Constants = CONSTANTS,
+    ) -> None:
+        self.curve = curve
+        self.constants = constants
+        self.instances = Instances(instances, curve, constants)
+        self.policy: Policy = (
+            PromisePolicy(settings, curve) if isinstance(settings, Promise) else KnobsPolicy(settings)
+        )
+        self.lanes = Lanes(by_shape=self.policy.by_shape, constants=constants)
+        self.ledger = Ledger()
+        self._rate = Rate(constants.rate_memory_s)
+        self._sequence = 0
+        self._expiries: list[tuple[float, int, Job]] = []
+        self._in_order: deque[Job] = deque()
+
+    # ---- what happened ------------------------------------------------------------------------------
+
+    def offer(self, job: Job, now: float, *, ready: bool = True) -> Refusal | None:
+        """A request has arrived. Refused (the reason comes back), or counted in the queue from now on.
+
+        With `ready=False` it waits for its picture: call `ready` when the tensor is there.
+        """
+        self.ledger.offered += 1
+        self._sequence += 1
+        level, source = self.policy.place(job, self._sequence)
+        job.lane = lane = self.lanes.lane(level, source, now)
+        self._count_arrival(job, lane, now)
+        refusal = self._limits(job) or self.policy.admit(self, job, now)
+        if refusal is not None:
+            job.state = JobState.GONE
+            self.ledger.refused[refusal.reason] += 1
+            return refusal
+        self.lanes.offer(job, lane)
+        self._watch(job)
+        if ready:
+            self.ready(job, now)
+        return None
+
+    def refused_elsewhere(self, images: int, requests: int, reason: Reason, now: float) -> None:
+        """A front end said no on its own: the traffic counts as offered all the same."""
+        self.ledger.offered += requests
+        self.ledger.refused[reason] += requests
+        self._rate.add(images, now)
+
+    def ready(self, job: Job, now: float) -> None:
+        """The job's input is there: it may run. Too late for one that has left meanwhile."""
+        if job.state is JobState.OFFERED:
+            self.lanes.ready_now(job)
+            self.policy.look_ahead(self, now)
+
+    def cancel(self, job: Job, now: float) -> bool:
+        """The client has gone. True if that spared the work; a running batch goes on without an answer."""
+        if job.state in (JobState.OFFERED, JobState.READY):
+            self.lanes.remove(job, JobState.GONE)
+            self.ledger.cancelled += 1
+            return True
+        if job.state is JobState.RUNNING:
+            job.state = JobState.GONE
+            self.ledger.running -= 1
+            self.ledger.cancelled += 1
+        return False
+
+    def finished(self, batch: Batch, now: float, seconds: float | None = None) -> list[Job]:
+        """A batch has ended. Returns the jobs to answer now, in order where that was promised.
+
+        `seconds` is what it took on the instance, if that is worth learning from.
+        """
+        self.instances.finish(batch, now, seconds)
+        done = [job for job in batch.jobs if job.state is JobState.RUNNING]
+        for job in done:
+            job.state = JobState.DONE
+        self.ledger.running -= len(done)
+        self.ledger.answered += len(done)
+        return self._release() if self.policy.preserve_ordering else done
+
+    def set_available(self, instance: Instance, available: bool) -> None:
+        """An instance has died, or is back."""
+        instance.available = available
+        self.instances.refresh()
+
+    # ---- what to do ---------------------------------------------------------------------------------
+
+    def decide(self, now: float) -> Decision:
+        """The next thing to do. Ask again after a batch was returned: another instance may be free."""
+        decision = Decision()
+        self._expire(now, decision.given_up)
+        self.policy.look_ahead(self, now)
+        for instance in self.instances.idle:
+            if not self.lanes.ready:
+                break
+            jobs, look_again = self.policy.take(self, instance, now, decision.given_up)
+            if jobs:
+                decision.batch = self._dispatch(instance, jobs, now)
+                return decision
+            decision.look_again = look_again
+        if self._expiries:
+            expiry = self._expiries[0][0]
+            decision.look_again = min(expiry, decision.look_again or expiry)
+        return decision
+
+    def give_up(self, job: Job, reason: Reason) -> GivenUp:
+        self.lanes.remove(job, JobState.GONE)
+        self.ledger.given_up[reason] += 1
+        return GivenUp(job, reason)
+
+    # ---- what the policies ask ------------------------------------------------------------------------
+
+    def rate(self, now: float) -> float:
+        """Images offered per second, refusals included."""
+        return self._rate.at(now)
+
+    # ---- inside -----------------------------------------------------------------------------------------
+
+    def _count_arrival(self, job: Job, lane: Lane, now: float) -> None:
+        if self.instances.idle:
+            self.instances.rest(now)
+        self._rate.add(job.images, now)
+        lane.rate.add(job.images, now)
+
+    def _limits(self, job: Job) -> Refusal | None:
+        if job.images > self.policy.max_images:
+            return Refusal(Reason.TOO_LARGE)
+        if self.lanes.waiting + job.images > self.policy.max_queue:
+            return Refusal(Reason.QUEUE_FULL)
+        return None
+
+    def _dispatch(self, instance: Instance, jobs: list[Job], now: float) -> Batch:
+        self.ledger.running += len(jobs)
+        if self.policy.preserve_ordering:
+            self._in_order.extend(jobs)
+        return self.instances.start(instance, jobs, now)
+
+    def _release(self) -> list[Job]:
+        """Answers leave in the order in which their requests were taken."""
+        released = []
+        while self._in_order and self._in_order[0].state is not JobState.RUNNING:
+            job = self._in_order.popleft()
+            if job.state is JobState.DONE:
+                released.append(job)
+        return released
+
+    def _watch(self, job: Job) -> None:
+        expires = self.policy.expires(job)
+        if expires < INFINITY:
+            if len(self._expiries) > 1024 + 2 * self.lanes.requests:
+                self._expiries = [e for e in self._expiries if e[2].state < JobState.RUNNING]
+                heapify(self._expiries)
+            self._sequence += 1
+            heappush(self._expiries, (expires, self._sequence, job))
+
+    def _expire(self, now: float, given_up: list[GivenUp]) -> None:
+        while self._expiries and (
+            self._expiries[0][0] <= now or self._expiries[0][2].state >= JobState.RUNNING
+        ):
+            job = heappop(self._expiries)[2]
+            if job.state in (JobState.OFFERED, JobState.READY):
+                reason = self.policy.expired(self, job, now)
+                if reason is not None:
+                    given_up.append(self.give_up(job, reason))
+                else:
+                    self._watch(job)

@@ -1,0 +1,95 @@
+"""How a device is divided between sources, and the guard batch that makes a fair share worth having.
+
+A request that arrives just after a batch started waits for that batch, then rides in its own. While somebody
+deserves to be served whenever it comes (a protected request, or a source below its fair share), no batch may
+be so long that the two together break the promise: that is the guard batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from carpool.core.queue import Lane
+
+if TYPE_CHECKING:
+    from carpool.core.scheduler import Scheduler
+
+PROTECTED, ORDINARY, BACKGROUND = 0, 1, 2
+
+
+def level_of(priority: int) -> int:
+    """Triton's numbers: 1 is the most urgent, 0 means nothing was said."""
+    if priority == 1:
+        return PROTECTED
+    return ORDINARY if priority in (0, 2) else BACKGROUND
+
+
+def water_level(demands: list[float], supply: float) -> float:
+    """The most each may have so that together they use the supply; infinite when all demands fit."""
+    left = supply
+    for served, demand in enumerate(sorted(demands)):
+        fair = left / (len(demands) - served)
+        if demand > fair:
+            return max(fair, 0.0)
+        left -= demand
+    return float("inf")
+
+
+class Shares:
+    """The largest batch allowed now, and each source's part of the device. Refreshed before every batch."""
+
+    __slots__ = ("_largest", "_slo", "_with_right_of_way", "fair", "largest", "supply")
+
+    def __init__(self, slo: float, largest: int) -> None:
+        self._slo = slo
+        self._largest = largest
+        self._open()
+
+    def _open(self) -> None:
+        """Nobody needs a guard: one source, or all flood alike, so that first come is fair."""
+        self.largest = self._largest
+        self.fair = self.supply = self._with_right_of_way = float("inf")
+
+    def refresh(self, core: Scheduler, now: float) -> None:
+        self._open()
+        since = now - core.constants.lately_s
+        active = [lane for lane in core.lanes if lane.seen > since]
+        protected = [lane.rate.at(now) for lane in active if lane.level == PROTECTED]
+        others = [lane.rate.at(now) for lane in active if lane.level != PROTECTED]
+        if not protected and len(others) <= 1:
+            return
+        guard = self._guard(core, protected=bool(protected))
+        supply = core.instances.pace * core.curve.throughput(guard)
+        fair = water_level(others, max(0.0, supply - sum(protected)))
+        modest = [rate for rate in others if rate <= fair]
+        if protected or modest:
+            self.largest, self.fair, self.supply = guard, fair, supply
+            self._with_right_of_way = sum(protected) + sum(modest)
+
+    def _guard(self, core: Scheduler, *, protected: bool) -> int:
+        """The largest batch after which a second one still fits, for who arrived just after the first began.
+
+        For a protected request that second batch may even take twice its time: devices stall now and then.
+        """
+        stagger = 1 / len(core.instances)
+        seconds = self._slo / ((1 + stagger) * core.constants.guard_margin)
+        size = core.instances.fits(core.instances.next_free, seconds)
+        if protected:
+            waits = 2 + core.constants.protected_wait * stagger
+            size = min(size, core.curve.fits(self._slo / (waits * core.instances.next_free.speed.mean)))
+        return max(1, min(core.curve.efficient[size], self._largest))
+
+    def of(self, lane: Lane) -> float:
+        """The part of the device that this lane may count on."""
+        if lane.level == PROTECTED or self.fair == float("inf"):
+            return 1.0
+        return min(1.0, max(self.fair / self.supply, 1e-3))
+
+    def to_keep_up_with(self, core: Scheduler, lane: Lane, now: float) -> float:
+        """The rate that batches made small for this lane's sake must still carry.
+
+        For whoever has the right of way, only the others who have it: the rest is given up for them.
+        """
+        if lane.level == PROTECTED or lane.rate.at(now) <= self.fair < float("inf"):
+            return min(self._with_right_of_way, core.rate(now))
+        return core.rate(now)

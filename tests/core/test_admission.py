@@ -1,0 +1,105 @@
+"""The gate, case by case: an instance that takes 4 ms + 1 ms per image, and a promise of 50 ms."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.core.curve import BatchCurve
+from carpool.core.job import Job, Reason
+from carpool.core.policy import Promise
+from carpool.core.scheduler import Scheduler
+
+SLO = 0.050
+
+
+def scheduler(instances: int = 1, slo: float = SLO) -> Scheduler:
+    return Scheduler(BatchCurve.parse("4+1"), Promise(slo, 64), instances)
+
+
+def test_an_idle_instance_takes_anybody() -> None:
+    assert scheduler().offer(Job(0.0), 0.0) is None
+
+
+def test_a_deadline_shorter_than_the_model_is_refused_with_the_predicted_finish() -> None:
+    refusal = scheduler().offer(Job(0.0, deadline=0.004), 0.0)
+    assert refusal is not None
+    assert refusal.reason is Reason.CANNOT_FINISH
+    assert refusal.predicted_finish == pytest.approx(0.0055)  # 5 ms, and a tenth for caution
+    assert refusal.retry_after == 0.0
+
+
+def test_who_would_wait_too_long_is_refused() -> None:
+    core = scheduler()
+    core.offer(Job(0.0, images=40), 0.0)
+    core.decide(0.0)
+    refusal = core.offer(Job(0.001, deadline=0.045), 0.001)
+    assert refusal is not None
+    assert refusal.reason is Reason.CANNOT_FINISH
+    assert refusal.retry_after == pytest.approx(0.043)
+
+
+def test_overload_is_refused_before_the_queue_fills() -> None:
+    core = scheduler()
+    core.offer(Job(0.0, images=30), 0.0)
+    core.decide(0.0)
+    core.refused_elsewhere(images=100, requests=100, reason=Reason.OVERLOAD, now=0.0)
+    refusals = [core.offer(Job(0.001 + n * 1e-5), 0.001 + n * 1e-5) for n in range(500)]
+    reasons = {refusal.reason for refusal in refusals if refusal is not None}
+    accepted = sum(refusal is None for refusal in refusals)
+    assert Reason.OVERLOAD in reasons
+    assert 0 < accepted < 150
+
+
+def test_a_source_beyond_its_share_is_told_so() -> None:
+    core = scheduler()
+    core.offer(Job(0.0, source="modest"), 0.0)
+    core.decide(0.0)
+    reasons = set()
+    for n in range(2000):
+        now = 0.001 + n * 1e-4
+        refusal = core.offer(Job(now, source="flood"), now)
+        reasons.add(refusal.reason if refusal else None)
+        if n % 100 == 99:
+            for instance in core.instances:
+                if instance.batch is not None:
+                    core.finished(instance.batch, now, 0.02)
+            core.decide(now)
+    assert Reason.OVER_SHARE in reasons
+
+
+def test_more_images_than_a_batch_holds_can_never_run() -> None:
+    refusal = scheduler().offer(Job(0.0, images=65), 0.0)
+    assert refusal is not None
+    assert refusal.reason is Reason.TOO_LARGE
+
+
+def test_the_queue_is_bounded() -> None:
+    core = Scheduler(BatchCurve.parse("4+1"), Promise(10.0, 64, max_queue=8))
+    refusals = [core.offer(Job(0.0), 0.0) for _ in range(9)]
+    assert refusals[:8] == [None] * 8
+    assert refusals[8] is not None
+    assert refusals[8].reason is Reason.QUEUE_FULL
+
+
+def test_a_device_believed_too_slow_gets_one_probe_per_promise() -> None:
+    core = scheduler(slo=0.012)
+    instance = core.instances[0]
+    for _ in range(5):
+        instance.speed.learn(4.0)
+    instance.free_at = instance.idle_since = 1.0
+    core.instances.refresh()
+    assert core.offer(Job(1.001), 1.001) is not None  # it ran a moment ago
+    own_deadline = core.offer(Job(1.020, deadline=1.025), 1.020)
+    assert own_deadline is not None  # a client's short deadline is no test of the promise
+    assert core.offer(Job(1.020), 1.020) is None
+    decision = core.decide(1.020)
+    assert decision.batch is not None
+    assert core.offer(Job(1.021), 1.021) is not None  # the probe is out; the others wait for its news
+
+
+def test_uneven_instances_are_judged_by_the_one_that_carries() -> None:
+    core = scheduler(instances=2, slo=0.020)
+    core.instances[0].speed.mean = core.instances[0].speed.cautious = 5.0
+    core.instances.refresh()
+    assert core.instances.uneven
+    assert core.offer(Job(0.0), 0.0) is None

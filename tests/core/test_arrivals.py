@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from carpool.core.arrivals import TraceError, bursty, cameras, poisson, trace
+
+
+def test_poisson_has_its_rate() -> None:
+    arrivals = poisson(1000, 20, Random(1))
+    assert len(arrivals) == pytest.approx(20_000, rel=0.03)
+    assert all(a.at <= b.at for a, b in pairwise(arrivals))
+
+
+def test_bursts_keep_the_mean_and_triple_the_rate() -> None:
+    arrivals = bursty(700, 50, Random(1), factor=3, length=0.5, period=2.5)
+    assert len(arrivals) == pytest.approx(35_000, rel=0.03)
+    inside = sum(1 for a in arrivals if a.at % 2.5 < 0.5) / (50 / 2.5 * 0.5)
+    outside = sum(1 for a in arrivals if a.at % 2.5 >= 0.5) / (50 / 2.5 * 2.0)
+    assert inside / outside == pytest.approx(3, rel=0.06)
+
+
+def test_cameras_are_steady_and_may_be_aligned() -> None:
+    spread = cameras(10, 5, 4, Random(1))
+    assert len(spread) == 200
+    assert len({a.at for a in spread}) == 200
+    assert len({a.source for a in spread}) == 10
+    assert len({a.at for a in cameras(10, 5, 4, Random(1), aligned=True)}) == 20
+
+
+def test_a_trace_starts_at_zero_and_is_put_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"time": 12.5, "images": 3, "source": "a"}\n\n{"time": 12, "model": "x"}\n')
+    assert [(a.at, a.images, a.source) for a in trace(file)] == [(0.0, 1, ""), (0.5, 3, "a")]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("not json", "line 1 is not JSON"),
+        ("[" * 100_000, "line 1 is not JSON"),
+        ("[1]", 'needs "time"'),
+        ('{"time": "soon"}', 'needs "time"'),
+        ('{"time": true}', 'needs "time"'),
+        ('{"time": 1e999}', 'needs "time"'),
+        ('{"time": 1, "images": 0}', 'has "images": 0'),
+        ('{"time": 1, "images": 1.5}', 'has "images": 1.5'),
+        ("", "holds no arrivals"),
+    ],
+)
+def test_a_malformed_trace_names_its_line(tmp_path: Path, line: str, says: str) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text(line)
+    with pytest.raises(TraceError, match=says):
+        trace(file)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from carpool.core.job import Job, JobState
+from carpool.core.queue import Lane, Lanes, Line
+
+
+def waiting(lanes: Lanes, lane: Lane, rank: float, images: int = 1, shape: object = None) -> Job:
+    job = Job(0.0, images=images, shape=shape)
+    job.rank = rank
+    lanes.offer(job, lane)
+    lanes.ready_now(job)
+    return job
+
+
+def test_a_line_keeps_rank_order_and_skips_who_left() -> None:
+    lanes = Lanes(by_shape=True)
+    lane = lanes.lane(1, "", 0.0)
+    late, early, middle = (waiting(lanes, lane, rank) for rank in (3.0, 1.0, 2.0))
+    line = lane.lines[None]
+    assert list(line) == [early, middle, late]
+    lanes.remove(early, JobState.GONE)
+    assert line.head() is middle
+    assert line.ranked_from(2.5) == [late]
+    assert (line.requests, line.images, lane.ready, lanes.requests) == (2, 2, 2, 2)
+
+
+def test_places_of_those_who_left_are_given_back() -> None:
+    lanes = Lanes(by_shape=True)
+    lane = lanes.lane(1, "", 0.0)
+    for rank in range(10_000):
+        lanes.remove(waiting(lanes, lane, rank), JobState.GONE)
+    assert len(lane.lines[None]._jobs) < 200
+
+
+def test_moving_to_the_back() -> None:
+    line = Line()
+    jobs = [Job(0.0) for _ in range(3)]
+    for rank, job in enumerate(jobs):
+        job.rank, job.state = rank, JobState.READY
+        line.add(job)
+    line.move_to_back(jobs[0], 99.0)
+    assert list(line) == [jobs[1], jobs[2], jobs[0]]
+
+
+def test_counts_follow_a_job_from_offered_to_ready_to_gone() -> None:
+    lanes = Lanes(by_shape=True)
+    lane = lanes.lane(1, "", 0.0)
+    job = Job(0.0, images=3)
+    lanes.offer(job, lane)
+    assert (lanes.offered, lanes.ready, lanes.waiting, lane.waiting) == (3, 0, 3, 3)
+    lanes.ready_now(job)
+    assert (lanes.offered, lanes.ready, lanes.waiting) == (0, 3, 3)
+    lanes.remove(job, JobState.GONE)
+    assert (lanes.offered, lanes.ready, lanes.requests, lane.requests) == (0, 0, 0, 0)
+
+
+def test_shapes_come_and_go() -> None:
+    lanes = Lanes(by_shape=True)
+    lane = lanes.lane(1, "", 0.0)
+    first = waiting(lanes, lane, 1.0, shape=(3, 4))
+    second = waiting(lanes, lane, 2.0, shape=(5, 6))
+    assert lane.earliest()[0] is first
+    lanes.remove(first, JobState.GONE)
+    assert lane.earliest()[0] is second
+    assert list(lane.lines) == [(5, 6)]
+
+
+def test_the_number_of_lanes_is_bounded_and_the_overflow_shares_one() -> None:
+    lanes = Lanes(by_shape=True)
+    for number in range(64):
+        waiting(lanes, lanes.lane(1, f"camera-{number}", 0.0), 0.0)
+    assert lanes.lane(1, "one more", 0.0).source == "*"
+    assert lanes.lane(1, "and another", 0.0) is lanes.lane(1, "one more", 0.0)
+    assert lanes.lane(1, "camera-3", 0.0).source == "camera-3"
+    assert len(lanes) == 65
+
+
+def test_lanes_of_sources_that_went_away_are_given_to_others() -> None:
+    lanes = Lanes(by_shape=True)
+    for number in range(64):
+        lanes.lane(1, f"camera-{number}", 0.0)
+    assert lanes.lane(1, "newcomer", 60.0).source == "newcomer"
+    assert len(lanes) == 1
+
+
+def test_being_away_earns_one_batch_of_credit_and_no_more() -> None:
+    lanes = Lanes(by_shape=True)
+    lanes.credit = 4
+    busy, idle = lanes.lane(1, "busy", 0.0), lanes.lane(1, "idle", 0.0)
+    for rank in range(100):
+        lanes.serve(waiting(lanes, busy, rank))
+    waiting(lanes, idle, 0.0)
+    assert busy.served - idle.served == 5  # its last image was counted after the others' level

@@ -1,0 +1,133 @@
+"""The state machine around the policies: ledger, cancellation, order, expiry, instances."""
+
+from __future__ import annotations
+
+from carpool.core.curve import BatchCurve
+from carpool.core.instance import Batch
+from carpool.core.job import Job, JobState, Reason
+from carpool.core.policy import Knobs, Promise, QueueLimits
+from carpool.core.scheduler import Scheduler
+
+CURVE = BatchCurve.parse("4+1", 8)
+
+
+def knobs(instances: int = 1, **settings: object) -> Scheduler:
+    return Scheduler(CURVE, Knobs(max_batch=8, **settings), instances)  # type: ignore[arg-type]
+
+
+def dispatched(core: Scheduler, now: float) -> Batch:
+    batch = core.decide(now).batch
+    assert batch is not None
+    return batch
+
+
+def test_a_cancelled_job_leaves_every_count_at_once() -> None:
+    for ready in (True, False):
+        core = Scheduler(CURVE, Promise(0.05, 8))
+        job = Job(0.0, images=2)
+        core.offer(job, 0.0, ready=ready)
+        assert core.cancel(job, 0.0) is True
+        assert (core.lanes.waiting, core.lanes.requests, core.ledger.cancelled) == (0, 0, 1)
+        core.ready(job, 0.1)  # its decoder did not know yet
+        assert core.decide(0.1).batch is None
+        assert core.cancel(job, 0.1) is False
+
+
+def test_cancelling_a_running_job_only_spares_its_answer() -> None:
+    core = Scheduler(CURVE, Promise(0.05, 8))
+    stays, leaves = Job(0.0), Job(0.0)
+    core.offer(stays, 0.0)
+    core.offer(leaves, 0.0)
+    batch = dispatched(core, 0.0)
+    assert core.cancel(leaves, 0.001) is False
+    assert core.finished(batch, 0.006, 0.006) == [stays]
+    assert (core.ledger.running, core.ledger.answered, core.ledger.cancelled) == (0, 1, 1)
+
+
+def test_answers_keep_their_order_across_instances_when_asked() -> None:
+    core = knobs(instances=2, preserve_ordering=True)
+    first, second = Job(0.0), Job(0.001)
+    core.offer(first, 0.0)
+    slow = dispatched(core, 0.0)
+    core.offer(second, 0.001)
+    fast = dispatched(core, 0.001)
+    assert core.finished(fast, 0.002) == []
+    assert core.finished(slow, 0.009) == [first, second]
+
+
+def test_a_cancelled_job_does_not_hold_up_the_order() -> None:
+    core = knobs(instances=2, preserve_ordering=True)
+    first, second = Job(0.0), Job(0.001)
+    core.offer(first, 0.0)
+    dispatched(core, 0.0)
+    core.offer(second, 0.001)
+    fast = dispatched(core, 0.001)
+    core.cancel(first, 0.002)
+    assert core.finished(fast, 0.003) == [second]
+
+
+def test_a_batch_that_failed_teaches_nothing() -> None:
+    core = Scheduler(CURVE, Promise(0.05, 8))
+    core.offer(Job(0.0), 0.0)
+    core.finished(dispatched(core, 0.0), 3.0, None)
+    assert core.instances[0].speed.mean == 1.0
+
+
+def test_an_instance_that_died_gets_no_work_until_it_is_back() -> None:
+    core = Scheduler(CURVE, Promise(0.05, 8))
+    core.set_available(core.instances[0], False)
+    core.offer(Job(0.0), 0.0)
+    assert core.decide(0.0).batch is None
+    core.set_available(core.instances[0], True)
+    assert core.decide(0.001).batch is not None
+
+
+def test_client_deadlines_are_kept_in_knobs_mode_too() -> None:
+    core = knobs()
+    core.offer(Job(0.0), 0.0)
+    batch = dispatched(core, 0.0)
+    late, fine = Job(0.001, deadline=0.003), Job(0.001)
+    core.offer(late, 0.001)
+    core.offer(fine, 0.001)
+    assert core.decide(0.001).look_again == 0.003
+    gone = core.decide(0.003).given_up
+    assert [(g.job, g.reason) for g in gone] == [(late, Reason.DEADLINE)]
+    core.finished(batch, 0.005)
+    assert dispatched(core, 0.005).jobs == [fine]
+
+
+def test_a_queue_without_a_limit_is_bounded_all_the_same() -> None:
+    core = knobs(max_queue=3)
+    refusals = [core.offer(Job(0.0), 0.0) for _ in range(4)]
+    assert [refusal is None for refusal in refusals] == [True, True, True, False]
+
+
+def test_watching_deadlines_does_not_keep_jobs_alive() -> None:
+    core = knobs(limits=QueueLimits(timeout=3600.0))
+    for n in range(5000):
+        core.offer(Job(n * 1e-3), n * 1e-3)
+        core.finished(dispatched(core, n * 1e-3), n * 1e-3)
+    assert len(core._expiries) < 2000
+
+
+def test_refusals_elsewhere_count_as_traffic() -> None:
+    core = Scheduler(CURVE, Promise(0.05, 8))
+    core.refused_elsewhere(images=50, requests=10, reason=Reason.OVERLOAD, now=0.0)
+    assert core.rate(0.0) == 250.0
+    assert (core.ledger.offered, core.ledger.refused[Reason.OVERLOAD]) == (10, 10)
+
+
+def test_states_only_move_forward() -> None:
+    core = Scheduler(CURVE, Promise(0.05, 8))
+    job = Job(0.0)
+    seen = [job.state]
+    core.offer(job, 0.0, ready=False)
+    seen.append(job.state)
+    core.ready(job, 0.0)
+    seen.append(job.state)
+    batch = dispatched(core, 0.0)
+    seen.append(job.state)
+    core.finished(batch, 0.005)
+    seen.append(job.state)
+    assert seen == [JobState.NEW, JobState.OFFERED, JobState.READY, JobState.RUNNING, JobState.DONE]
+    assert "DONE" in repr(job)

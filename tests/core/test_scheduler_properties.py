@@ -1,0 +1,188 @@
+"""Any sequence of events: nobody is lost or answered twice, no batch is too large, no count has a ghost."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.core.curve import BatchCurve
+from carpool.core.instance import Batch
+from carpool.core.job import INFINITY, Job, JobState
+from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
+from carpool.core.scheduler import Scheduler
+
+MAX_BATCH = 8
+SLO = 0.050
+
+promises = st.builds(Promise, slo=st.sampled_from([0.008, SLO, 0.5]), max_batch=st.just(MAX_BATCH))
+limits = st.builds(
+    QueueLimits,
+    max_size=st.sampled_from([0, 3]),
+    timeout=st.sampled_from([0.0, 0.01, 0.1]),
+    allow_override=st.booleans(),
+    action=st.sampled_from(TimeoutAction),
+)
+knobs = st.builds(
+    Knobs,
+    max_batch=st.just(MAX_BATCH),
+    preferred=st.sampled_from([(), (4,), (2, 6)]),
+    max_delay=st.sampled_from([0.0, 0.005]),
+    priority_levels=st.sampled_from([0, 2]),
+    default_priority=st.just(1),
+    limits=limits,
+    preserve_ordering=st.booleans(),
+)
+moves = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["offer", "offer", "offer", "undecoded", "ready", "cancel", "finish", "finish", "wait"]
+        ),
+        st.integers(0, 1000),
+        st.floats(0, 0.03),
+    ),
+    max_size=80,
+)
+
+
+class Player:
+    """Keeps its own books, and compares them with the scheduler's after every move."""
+
+    def __init__(self, policy: Promise | Knobs, instances: int) -> None:
+        self.core = Scheduler(BatchCurve.parse("4+1", MAX_BATCH), policy, instances)
+        self.policy = policy
+        self.now = 0.0
+        self.jobs: list[Job] = []
+        self.refused: set[Job] = set()
+        self.given_up: set[Job] = set()
+        self.cancelled: set[Job] = set()
+        self.answered: list[Job] = []
+        self.taken: list[Job] = []
+        self.running: list[Batch] = []
+
+    def move(self, name: str, pick: int, seconds: float) -> None:
+        self.now += seconds if name == "wait" else seconds / 100
+        getattr(self, name)(pick)
+        self.decide()
+        self.check_books()
+
+    def offer(self, pick: int, ready: bool = True) -> None:
+        job = Job(
+            self.now,
+            self.now + 0.02 if pick % 5 == 0 else INFINITY,
+            images=1 + pick % 10 if pick % 3 == 0 else 1,
+            shape=pick % 2 if pick % 7 == 0 else None,
+            priority=pick % 4,
+            source=f"source-{pick % 3}",
+            timeout=0.005 if pick % 4 == 0 else 0.0,
+        )
+        self.jobs.append(job)
+        if self.core.offer(job, self.now, ready=ready) is not None:
+            self.refused.add(job)
+
+    def undecoded(self, pick: int) -> None:
+        self.offer(pick, ready=False)
+
+    def ready(self, pick: int) -> None:
+        if self.jobs:
+            self.core.ready(self.jobs[pick % len(self.jobs)], self.now)
+
+    def cancel(self, pick: int) -> None:
+        if self.jobs:
+            job = self.jobs[pick % len(self.jobs)]
+            alive = job.state in (JobState.OFFERED, JobState.READY, JobState.RUNNING)
+            self.core.cancel(job, self.now)
+            if alive:
+                self.cancelled.add(job)
+
+    def finish(self, pick: int) -> None:
+        if self.running:
+            batch = self.running.pop(pick % len(self.running))
+            self.answered += self.core.finished(batch, self.now, self.now - batch.started + 1e-4)
+
+    def wait(self, pick: int) -> None:
+        """Only time passes."""
+
+    def decide(self) -> None:
+        while True:
+            decision = self.core.decide(self.now)
+            for gone in decision.given_up:
+                assert gone.job not in self.given_up
+                self.given_up.add(gone.job)
+            if decision.batch is None:
+                assert decision.look_again is None or decision.look_again > self.now
+                return
+            self.check_batch(decision.batch)
+            self.running.append(decision.batch)
+            self.taken += decision.batch.jobs
+
+    def check_batch(self, batch: Batch) -> None:
+        assert 0 < batch.images == sum(job.images for job in batch.jobs) <= MAX_BATCH
+        assert len({job.shape for job in batch.jobs}) == 1
+        assert not set(batch.jobs) & (self.refused | self.given_up | self.cancelled | set(self.taken))
+        for job in batch.jobs:
+            assert job.state is JobState.RUNNING
+            assert job.deadline > self.now  # in promise mode a probe may be late, but nobody starts late
+        if isinstance(self.policy, Promise) and len(batch.jobs) > 1:
+            most_urgent = min(job.deadline for job in batch.jobs)
+            needs = batch.instance.speed.cautious * self.core.curve.times[batch.images]
+            assert self.now + needs <= most_urgent + 1e-9
+
+    def check_books(self) -> None:
+        core, ledger = self.core, self.core.ledger
+        waiting = [j for j in self.jobs if j.state in (JobState.OFFERED, JobState.READY)]
+        ready = [j for j in waiting if j.state is JobState.READY]
+        running = [j for j in self.jobs if j.state is JobState.RUNNING]
+        assert core.lanes.requests == len(waiting) == sum(lane.requests for lane in core.lanes)
+        assert core.lanes.ready == sum(j.images for j in ready) == sum(lane.ready for lane in core.lanes)
+        assert core.lanes.waiting == sum(j.images for j in waiting)
+        assert ledger.running == len(running)
+        assert (
+            ledger.offered
+            == len(self.jobs)
+            == (
+                ledger.refused.total()
+                + ledger.given_up.total()
+                + ledger.cancelled
+                + ledger.answered
+                + len(waiting)
+                + len(running)
+            )
+        )
+        assert len(set(self.answered)) == len(self.answered)
+        assert not set(self.answered) & (self.refused | self.given_up)
+
+    def drain(self) -> None:
+        """Time goes on and batches end: in the end everybody must have got an answer of some kind."""
+        for job in self.jobs:
+            self.core.ready(job, self.now)
+        for _ in range(3 * len(self.jobs) + 3):
+            self.decide()
+            while self.running:
+                self.now += 0.004
+                self.finish(0)
+            self.now += 0.05
+            self.decide()
+        self.check_books()
+        ended = self.refused | self.given_up | self.cancelled | set(self.answered)
+        assert ended == set(self.jobs)
+
+
+@settings(max_examples=150, deadline=None)
+@given(policy=promises, instances=st.integers(1, 3), moves=moves)
+def test_promise(policy: Promise, instances: int, moves: list[tuple[str, int, float]]) -> None:
+    player = Player(policy, instances)
+    for move in moves:
+        player.move(*move)
+    player.drain()
+
+
+@settings(max_examples=150, deadline=None)
+@given(policy=knobs, instances=st.integers(1, 3), moves=moves)
+def test_knobs(policy: Knobs, instances: int, moves: list[tuple[str, int, float]]) -> None:
+    player = Player(policy, instances)
+    for move in moves:
+        player.move(*move)
+    player.drain()
+    if policy.preserve_ordering:
+        answered = set(player.answered)
+        assert player.answered == [job for job in player.taken if job in answered]

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from carpool.core.arrivals import Arrival, poisson
+from carpool.core.curve import BatchCurve
+from carpool.core.policy import Knobs, Promise
+from carpool.core.scheduler import Scheduler
+from carpool.core.simulation import Device, Simulation, percentile, report
+
+CURVE = BatchCurve.parse("4+1", 8)
+EXACT = Device(CURVE, noise=0.0, stall_share=0.0)
+
+
+def simulation(policy: Promise | Knobs, slo: float, instances: int = 1, device: Device = EXACT) -> Simulation:
+    return Simulation(Scheduler(CURVE, policy, instances), device, slo=slo)
+
+
+def test_two_requests_by_hand() -> None:
+    run = simulation(Promise(0.05, 8), 0.05).play([Arrival(0.0), Arrival(0.001), Arrival(0.002)])
+    assert [ride.latency for ride in run.rides] == [
+        pytest.approx(0.005),  # alone, at once
+        pytest.approx(0.010),  # waits 4 ms, then rides with the third: 6 ms
+        pytest.approx(0.009),
+    ]
+    assert [batch.images for batch, _, _ in run.batches] == [1, 2]
+
+
+def test_what_is_late_is_counted_as_wasted() -> None:
+    run = simulation(Knobs(8), 0.0099).play([Arrival(0.0), Arrival(0.001), Arrival(0.002), Arrival(1.0)])
+    result = report(run, 0.0099, 1, warm_up=0.0)
+    assert result.wasted_fraction == pytest.approx((6 * 0.5) / 11)
+
+
+def test_a_delay_is_waited_out_in_virtual_time() -> None:
+    run = simulation(Knobs(8, max_delay=0.020), 1.0).play([Arrival(0.0), Arrival(0.005)])
+    assert [ride.latency for ride in run.rides] == [pytest.approx(0.026), pytest.approx(0.021)]
+
+
+def test_nothing_arrives() -> None:
+    result = report(simulation(Promise(0.05, 8), 0.05).play([]), 0.05, 1)
+    assert (result.offered_rps, result.attainment, result.p99_ms) == (0.0, 1.0, 0.0)
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    arrivals = poisson(900, 3, Random(1))
+    noisy = Device(CURVE)
+    runs = [
+        report(
+            Simulation(Scheduler(CURVE, Promise(0.05, 8)), noisy, slo=0.05, seed=s).play(arrivals), 0.05, 1
+        )
+        for s in (1, 1, 2)
+    ]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_noise_and_stalls_and_slowdowns_change_the_time() -> None:
+    random = Random(1)
+    assert EXACT.seconds(8, 0, 0.0, random) == CURVE.times[8]
+    assert Device(CURVE, noise=0.0, stall_share=1.0).seconds(8, 0, 0.0, random) == 2 * CURVE.times[8]
+    slow = Device(CURVE, noise=0.0, stall_share=0.0, slowdown=lambda now, instance: now + instance)
+    assert slow.seconds(8, 2, 1.0, random) == 3 * CURVE.times[8]
+
+
+def test_percentiles_by_nearest_rank() -> None:
+    values = [float(n) for n in range(1, 101)]
+    assert (percentile(values, 0.5), percentile(values, 0.99), percentile(values, 1.0)) == (50, 99, 100)
+    assert percentile([], 0.5) == 0.0
