@@ -1,0 +1,147 @@
+"""The messages every part of Carpool passes on: tensors, what a model takes and gives, requests, answers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+Scalar: TypeAlias = bool | int | float | str
+
+
+class Datatype(enum.Enum):
+    """Protocol v2 datatypes: `dtype` is how numpy holds an element, `size` its bytes on the wire or 0."""
+
+    dtype: np.dtype[Any]
+    size: int
+
+    BOOL = "BOOL", "?"
+    UINT8 = "UINT8", "<u1"
+    UINT16 = "UINT16", "<u2"
+    UINT32 = "UINT32", "<u4"
+    UINT64 = "UINT64", "<u8"
+    INT8 = "INT8", "<i1"
+    INT16 = "INT16", "<i2"
+    INT32 = "INT32", "<i4"
+    INT64 = "INT64", "<i8"
+    FP16 = "FP16", "<f2"
+    FP32 = "FP32", "<f4"
+    FP64 = "FP64", "<f8"
+    BF16 = "BF16", "<u2"  # numpy has no bfloat16: its 16 bits are carried as they are
+    BYTES = "BYTES", "O"  # an object array of bytes
+
+    def __new__(cls, wire_name: str, dtype: str) -> Datatype:
+        member = object.__new__(cls)
+        member._value_ = wire_name
+        member.dtype = np.dtype(dtype)
+        member.size = 0 if dtype == "O" else member.dtype.itemsize
+        return member
+
+    @property
+    def binary_only(self) -> bool:
+        """JSON has no form for these."""
+        return self is Datatype.FP16 or self is Datatype.BF16
+
+
+DATATYPES: Mapping[str, Datatype] = {datatype.value: datatype for datatype in Datatype}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a model: the shape is without the batch dimension, -1 is any length."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+
+    def full_shape(self, max_batch: int) -> tuple[int, ...]:
+        """The shape clients are told, which starts with -1 when the model takes batches."""
+        return (-1, *self.shape) if max_batch else self.shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Signature:
+    """What a model takes and gives. `max_batch` 0 means that it has no batch dimension."""
+
+    model: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch: int = 0
+    input_named: Mapping[str, TensorSpec] = field(init=False, repr=False)
+    output_named: Mapping[str, TensorSpec] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "input_named", {spec.name: spec for spec in self.inputs})
+        object.__setattr__(self, "output_named", {spec.name: spec for spec in self.outputs})
+
+
+@dataclass(slots=True)
+class Tensor:
+    """A named array; `data` has exactly this shape and the datatype's numpy dtype."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    data: Array
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """Where a tensor lies in a region the client registered."""
+
+    region: str
+    byte_size: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """One output the client asked for, and in which form."""
+
+    name: str
+    binary: bool = False
+    classification: int = 0  # above 0: the best k classes as strings instead of the values
+    shared_memory: SharedMemory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """A request's parameters. `timeout` is in seconds; `custom` holds what Carpool has no meaning for."""
+
+    priority: int = 0  # 0 is the model's default, 1 the highest
+    timeout: float | None = None
+    source: str = ""
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    custom: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """One inference: empty `version` is the newest, empty `outputs` are all of them."""
+
+    model: str
+    inputs: list[Tensor]
+    version: str = ""
+    id: str = ""
+    outputs: Sequence[RequestedOutput] = ()
+    options: RequestOptions = field(default_factory=RequestOptions)
+    binary_output: bool = False
+    batch: int = 1
+
+
+@dataclass(slots=True)
+class InferResponse:
+    """The answer to one inference."""
+
+    model: str
+    outputs: list[Tensor]
+    version: str = ""
+    id: str = ""
+    parameters: Mapping[str, Scalar] = field(default_factory=dict)

@@ -1,0 +1,165 @@
+"""Whether a request's head fits the model it asks for, before a single tensor byte is needed."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+from carpool.errors import InvalidInput
+from carpool.types import Datatype, RequestedOutput, Signature, TensorSpec
+from carpool.wire.head import RequestHead, TensorHead
+from carpool.wire.parameters import DEFAULT_OPTIONS, shorten
+
+
+def check_head(head: RequestHead, signature: Signature) -> RequestHead:
+    """Check names, datatypes, shapes and outputs against the model; fills in the batch size."""
+    specs = signature.input_named
+    batch = 0
+    for tensor in head.inputs:
+        spec = specs.get(tensor.name)
+        if spec is None:
+            raise _unknown("input", tensor.name, specs, signature.model)
+        if tensor.datatype is not spec.datatype:
+            raise _wrong_datatype(tensor, spec, signature.model)
+        rows = _check_shape(tensor, spec, signature)
+        if batch and rows != batch:
+            field = f"input '{tensor.name}'.shape"
+            raise InvalidInput(
+                f"input '{tensor.name}' batch size does not match other inputs for '{signature.model}'",
+                field=field,
+            )
+        batch = rows
+    if len(head.inputs) != len(specs):
+        raise _missing(head, signature)
+    _check_outputs(head, signature)
+    head.batch = batch or 1
+    return head
+
+
+def check_tail(head: RequestHead, available: int) -> None:
+    """The tensor bytes behind the JSON must be exactly those that the head lists."""
+    if head.tail_size != available:
+        raise InvalidInput(
+            f"the request's binary inputs take {head.tail_size} bytes,"
+            f" but {available} bytes follow its JSON head",
+            field="body",
+        )
+
+
+def raw_head(signature: Signature, size: int) -> RequestHead:
+    """The head of a raw binary request: its body is the model's only input, batch 1."""
+    if len(signature.inputs) != 1:
+        raise InvalidInput(
+            f"a raw binary request needs a model with one input,"
+            f" but '{signature.model}' has {len(signature.inputs)}",
+            field="Inference-Header-Content-Length",
+        )
+    spec = signature.inputs[0]
+    shape = _raw_shape(spec, size)
+    if signature.max_batch:
+        shape = (1, *shape)
+    tensor = TensorHead(spec.name, spec.datatype, shape, size=size, framed=False)
+    return RequestHead("", (tensor,), (), DEFAULT_OPTIONS, True, size)
+
+
+def _raw_shape(spec: TensorSpec, size: int) -> tuple[int, ...]:
+    field = f"input '{spec.name}'.shape"
+    variable = spec.shape.count(-1)
+    fixed = math.prod(dim for dim in spec.shape if dim != -1)
+    if spec.datatype is Datatype.BYTES:
+        if variable or fixed != 1:
+            raise InvalidInput(f"{field} must be [1] for a raw binary request of BYTES", field=field)
+        return spec.shape
+    if variable > 1:
+        raise InvalidInput(f"{field} has more than one variable dimension: send a JSON head", field=field)
+    unit = fixed * spec.datatype.size
+    length, rest = divmod(size, unit) if unit else (0, size)
+    if rest or (not variable and length != min(unit, 1)):
+        needed = f"a multiple of {unit}" if variable else f"{unit}"
+        raise InvalidInput(f"input '{spec.name}' needs {needed} bytes, but the body has {size}", field="body")
+    return tuple(length if dim == -1 else dim for dim in spec.shape)
+
+
+def _check_shape(tensor: TensorHead, spec: TensorSpec, signature: Signature) -> int:
+    """The tensor's batch size: its first dimension, or 1 when the model takes no batches."""
+    shape, limit = tensor.shape, signature.max_batch
+    if not limit:
+        if shape != spec.shape and not _fits(shape, spec.shape):
+            raise _wrong_shape(tensor, spec, signature)
+        return 1
+    if not shape or (shape[1:] != spec.shape and not _fits(shape[1:], spec.shape)):
+        raise _wrong_shape(tensor, spec, signature)
+    if not 1 <= shape[0] <= limit:
+        bound = f"<= {limit}" if shape[0] else ">= 1"
+        raise InvalidInput(
+            f"inference request batch-size must be {bound} for '{signature.model}'",
+            field=f"input '{tensor.name}'.shape",
+        )
+    return shape[0]
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return len(shape) == len(wanted) and all(w in (-1, s) for s, w in zip(shape, wanted, strict=True))
+
+
+def _check_outputs(head: RequestHead, signature: Signature) -> None:
+    specs = signature.output_named
+    for output in head.outputs:
+        spec = specs.get(output.name)
+        if spec is None:
+            raise _unknown("output", output.name, specs, signature.model)
+        check_form(output, spec.datatype)
+    if not head.outputs and not head.binary_output:
+        for spec in signature.outputs:
+            check_form(RequestedOutput(spec.name), spec.datatype)
+
+
+def check_form(output: RequestedOutput, datatype: Datatype) -> None:
+    """Some datatypes cannot leave as JSON, or be classified."""
+    if output.classification:
+        if datatype is Datatype.BYTES:
+            owner = f"output '{output.name}'"
+            field = f"{owner}.parameters.classification"
+            raise InvalidInput(f"{owner} is BYTES and cannot be classified", field=field)
+    elif not output.binary and datatype.binary_only and output.shared_memory is None:
+        owner = f"output '{output.name}'"
+        raise InvalidInput(
+            f"{owner} is {datatype.value}, which JSON cannot carry: ask for it with binary_data",
+            field=f"{owner}.parameters.binary_data",
+        )
+
+
+def _unknown(kind: str, name: str, valid: Iterable[str], model: str) -> InvalidInput:
+    near = difflib.get_close_matches(name[:80], valid, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(map(repr, valid))}"
+    message = f"unexpected inference {kind} {shorten(name)} for model '{model}'; {hint}"
+    return InvalidInput(message, field=f"{kind} {shorten(name)}")
+
+
+def _wrong_datatype(tensor: TensorHead, spec: TensorSpec, model: str) -> InvalidInput:
+    return InvalidInput(
+        f"inference input '{tensor.name}' data-type is '{tensor.datatype.value}',"
+        f" but model '{model}' expects '{spec.datatype.value}'",
+        field=f"input '{tensor.name}'.datatype",
+    )
+
+
+def _wrong_shape(tensor: TensorHead, spec: TensorSpec, signature: Signature) -> InvalidInput:
+    expected = list(spec.full_shape(signature.max_batch))
+    note = "; the first dimension is the batch" if signature.max_batch else ""
+    return InvalidInput(
+        f"unexpected shape for input '{tensor.name}' for model '{signature.model}'."
+        f" Expected {expected}, got {list(tensor.shape)}{note}",
+        field=f"input '{tensor.name}'.shape",
+    )
+
+
+def _missing(head: RequestHead, signature: Signature) -> InvalidInput:
+    given = {tensor.name for tensor in head.inputs}
+    missing = ", ".join(f"'{spec.name}'" for spec in signature.inputs if spec.name not in given)
+    return InvalidInput(
+        f"expected {len(signature.inputs)} inputs but got {len(given)} inputs for model"
+        f" '{signature.model}': {missing} missing",
+        field="inputs",
+    )

@@ -1,0 +1,126 @@
+"""Messages to bytes: answers, errors, and requests for clients. Tensors are copied only if strided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from carpool.errors import CarpoolError, ModelError, Unsupported
+from carpool.types import InferRequest, InferResponse, RequestedOutput, Tensor
+from carpool.wire.check import check_form
+from carpool.wire.classification import classify
+from carpool.wire.head import Buffer
+from carpool.wire.parameters import write_options, write_shared_memory
+from carpool.wire.tensors import blame, to_binary, to_json
+
+_NO_LABELS: Mapping[str, Sequence[str]] = {}
+
+
+class Encoded(NamedTuple):
+    """A body in pieces to be written one after the other."""
+
+    buffers: list[Buffer]
+    size: int
+    header_length: int | None  # for Inference-Header-Content-Length; None when nothing is binary
+
+
+def encode_response(
+    response: InferResponse,
+    outputs: Sequence[RequestedOutput] = (),
+    *,
+    binary_output: bool = False,
+    labels: Mapping[str, Sequence[str]] = _NO_LABELS,
+    batched: bool = True,
+) -> Encoded:
+    """The answer as the client asked for it: `outputs` and `binary_output` are the request's."""
+    if not outputs:
+        outputs = [RequestedOutput(tensor.name, binary_output) for tensor in response.outputs]
+    produced = {tensor.name: tensor for tensor in response.outputs}
+    listed: list[dict[str, Any]] = []
+    tail: list[Buffer] = []
+    for output in outputs:
+        tensor = produced.get(output.name)
+        if tensor is None:
+            raise ModelError(f"the model gave no output '{output.name}'", field=f"output '{output.name}'")
+        if output.shared_memory is not None:
+            raise Unsupported(f"output '{output.name}' is wanted in shared memory, which is not enabled")
+        check_form(output, tensor.datatype)
+        if output.classification:
+            tensor = classify(tensor, output.classification, labels.get(output.name, ()), batched=batched)
+        listed.append(_list_tensor(tensor, output.binary, "output", tail))
+    document: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
+    if response.id:
+        document["id"] = response.id
+    if response.parameters:
+        document["parameters"] = response.parameters
+    document["outputs"] = listed
+    return _join(document, tail)
+
+
+def encode_request(request: InferRequest, *, binary: bool = True) -> Encoded:
+    """A request as a client sends it; `binary` False writes as JSON every input that JSON can carry."""
+    tail: list[Buffer] = []
+    document: dict[str, Any] = {"id": request.id} if request.id else {}
+    document["inputs"] = [
+        _list_tensor(tensor, binary or tensor.datatype.binary_only, "input", tail)
+        for tensor in request.inputs
+    ]
+    parameters = write_options(request.options)
+    if request.binary_output:
+        parameters["binary_data_output"] = True
+    if parameters:
+        document["parameters"] = parameters
+    if request.outputs:
+        document["outputs"] = [_list_requested(output) for output in request.outputs]
+    return _join(document, tail)
+
+
+def encode_error(error: CarpoolError) -> bytes:
+    """The JSON body every refused or failed request gets."""
+    document: dict[str, Any] = {"error": error.message, "reason": error.reason}
+    for name in ("field", "predicted_ms", "retry_after_s"):
+        value = getattr(error, name, None)
+        if value is not None:
+            document[name] = value
+    try:
+        return orjson.dumps(document)
+    except TypeError:  # text from outside may hold lone surrogates
+        for name, value in document.items():
+            document[name] = value.encode(errors="replace").decode() if isinstance(value, str) else value
+        return orjson.dumps(document)
+
+
+def _list_tensor(tensor: Tensor, binary: bool, kind: str, tail: list[Buffer]) -> dict[str, Any]:
+    """The tensor's entry in the JSON head; its bytes are added to the tail when it is binary."""
+    if tensor.data.shape != tensor.shape or tensor.data.dtype != tensor.datatype.dtype:
+        owner = f"{kind} '{tensor.name}'"
+        raise blame(kind)(
+            f"{owner} is {tensor.data.dtype}{list(tensor.data.shape)},"
+            f" not the {tensor.datatype.value}{list(tensor.shape)} it says",
+            field=owner,
+        )
+    entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype.value, "shape": tensor.shape}
+    if binary:
+        data = to_binary(tensor)
+        tail.append(data)
+        entry["parameters"] = {"binary_data_size": len(data)}
+    else:
+        entry["data"] = to_json(tensor, kind)
+    return entry
+
+
+def _list_requested(output: RequestedOutput) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"binary_data": output.binary}
+    if output.classification:
+        parameters["classification"] = output.classification
+    if output.shared_memory is not None:
+        parameters = write_shared_memory(output.shared_memory)
+    return {"name": output.name, "parameters": parameters}
+
+
+def _join(document: dict[str, Any], tail: list[Buffer]) -> Encoded:
+    head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    size = len(head) + sum(map(len, tail))
+    return Encoded([head, *tail], size, len(head) if tail else None)

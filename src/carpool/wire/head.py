@@ -1,0 +1,238 @@
+"""The JSON head of a message: which tensors it lists, and where their bytes lie in the tail behind it.
+
+Reading a head needs no tensor bytes, so a server does it while the body is still arriving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import orjson
+
+from carpool.errors import InvalidInput
+from carpool.types import DATATYPES, Datatype, RequestedOutput, RequestOptions, SharedMemory
+from carpool.wire.parameters import (
+    read_bool,
+    read_object,
+    read_options,
+    read_shared_memory,
+    read_uint,
+    shorten,
+)
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+MAX_TENSORS = 1024
+MAX_RANK = 32  # numpy 1.x allows no more
+MAX_ELEMENTS = 2**40
+
+
+@dataclass(slots=True)
+class TensorHead:
+    """One listed tensor. Its data is in the tail (`offset`, `size`), in the JSON (`data`), or elsewhere."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    offset: int = 0
+    size: int = 0
+    data: list[Any] | None = None
+    shared_memory: SharedMemory | None = None
+    framed: bool = True  # BYTES elements carry their length; a raw request's body does not
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """An infer request without its tensor bytes. Heads are cached and shared: never change one."""
+
+    id: str
+    inputs: Sequence[TensorHead]
+    outputs: Sequence[RequestedOutput]
+    options: RequestOptions
+    binary_output: bool
+    tail_size: int
+    batch: int = 1  # right once the head was checked against a model
+
+
+def parse_head(json: Buffer) -> RequestHead:
+    """Read a request's JSON. Whether it fits a model is for `check_head` to say."""
+    document = load_object(json, "request")
+    request_id = document.get("id", "")
+    if type(request_id) is not str:
+        raise InvalidInput("id must be a string", field="id")
+    options, binary_output = read_options(read_object(document.get("parameters"), "parameters"))
+    inputs, tail_size = parse_tensors(document, "input")
+    outputs = _parse_requested(document.get("outputs"), binary_output)
+    return RequestHead(request_id, inputs, outputs, options, binary_output, tail_size)
+
+
+def load_object(json: Buffer, what: str) -> dict[str, Any]:
+    try:
+        document = orjson.loads(json)
+    except orjson.JSONDecodeError as error:
+        if "depth" in error.msg:
+            raise InvalidInput(f"the {what}'s JSON is nested too deeply", field="body") from None
+        raise InvalidInput(f"the {what} is not valid JSON: {error.msg}", field="body") from None
+    if type(document) is not dict:
+        raise InvalidInput(f"the {what} must be a JSON object", field="body")
+    return document
+
+
+def read_list(document: dict[str, Any], key: str) -> list[Any]:
+    value = document.get(key)
+    if type(value) is not list:
+        raise InvalidInput(f"'{key}' must be a JSON array", field=key)
+    if len(value) > MAX_TENSORS:
+        raise InvalidInput(f"'{key}' lists more than {MAX_TENSORS} tensors", field=key)
+    return value
+
+
+def parse_tensors(document: dict[str, Any], kind: str) -> tuple[list[TensorHead], int]:
+    """The tensors listed under `inputs` or `outputs`, and how many tail bytes they take."""
+    tail_size = 0
+    heads: list[TensorHead] = []
+    for entry in read_list(document, f"{kind}s"):
+        head = _parse_tensor(entry, kind, tail_size)
+        tail_size += head.size
+        heads.append(head)
+    if len(heads) > 1:
+        _check_unique([head.name for head in heads], kind)
+    return heads, tail_size
+
+
+def _parse_tensor(entry: Any, kind: str, offset: int) -> TensorHead:
+    name = _read_name(entry, kind)
+    datatype_name = entry.get("datatype")
+    datatype = DATATYPES.get(datatype_name) if type(datatype_name) is str else None
+    if datatype is None:
+        raise InvalidInput(
+            f"{kind} {shorten(name)} has no valid datatype; valid are {', '.join(DATATYPES)}",
+            field=f"{kind} {shorten(name)}.datatype",
+        )
+    shape, elements = _read_shape(entry.get("shape"), name, kind)
+    parameters = entry.get("parameters")
+    if type(parameters) is dict and "data" not in entry and "shared_memory_region" not in parameters:
+        size = parameters.get("binary_data_size")
+        if type(size) is int and size == elements * datatype.size and datatype.size:
+            return TensorHead(name, datatype, shape, offset, size)
+    head = TensorHead(name, datatype, shape, offset)
+    _place_data(head, entry, elements, f"{kind} {shorten(name)}")
+    return head
+
+
+def _place_data(head: TensorHead, entry: dict[str, Any], elements: int, owner: str) -> None:
+    """Find where the data is: every way but the plain binary one, and every way to be wrong."""
+    parameters = read_object(entry.get("parameters"), f"{owner}.parameters")
+    ways = ("data" in entry, "binary_data_size" in parameters, "shared_memory_region" in parameters)
+    if sum(ways) != 1:
+        said = "no data" if not any(ways) else "its data in more than one way"
+        raise InvalidInput(
+            f"{owner} carries {said}; give one of data, binary_data_size or shared_memory_region",
+            field=f"{owner}.data",
+        )
+    if "shared_memory_region" in parameters:
+        head.shared_memory = read_shared_memory(parameters, owner)
+        check_size(
+            head, head.shared_memory.byte_size, elements, f"{owner}.parameters.shared_memory_byte_size"
+        )
+    elif "binary_data_size" in parameters:
+        field = f"{owner}.parameters.binary_data_size"
+        head.size = read_uint(parameters["binary_data_size"], field)
+        check_size(head, head.size, elements, field)
+    else:
+        head.data = _read_data(entry["data"], head.datatype, owner)
+
+
+def _read_data(data: Any, datatype: Datatype, owner: str) -> list[Any]:
+    field = f"{owner}.data"
+    if datatype.binary_only:
+        raise InvalidInput(
+            f"{owner} is {datatype.value}, which JSON cannot carry: send it as binary", field=field
+        )
+    if type(data) is not list:
+        raise InvalidInput(f"{field} must be a JSON array", field=field)
+    return data
+
+
+def check_size(head: TensorHead, size: int, elements: int, field: str) -> None:
+    """The bytes announced must be what shape and datatype need; BYTES only bounds it from below."""
+    if head.datatype is Datatype.BYTES:
+        if size >= 4 * elements and (elements or not size):
+            return
+        needed = f"at least {4 * elements} bytes" if elements else "0 bytes"
+    elif size == elements * head.datatype.size:
+        return
+    else:
+        needed = f"{elements * head.datatype.size} bytes"
+    shape = list(head.shape)
+    raise InvalidInput(
+        f"{field} is {size}, but shape {shape} of {head.datatype.value} needs {needed}", field=field
+    )
+
+
+def _read_name(entry: Any, kind: str) -> str:
+    if type(entry) is not dict:
+        raise InvalidInput(f"every entry of '{kind}s' must be a JSON object", field=f"{kind}s")
+    name = entry.get("name")
+    if type(name) is not str or not name:
+        raise InvalidInput(f"every entry of '{kind}s' needs a name", field=f"{kind}s.name")
+    return name
+
+
+def _read_shape(dims: Any, name: str, kind: str) -> tuple[tuple[int, ...], int]:
+    """The shape and the number of elements in it."""
+    if type(dims) is not list or len(dims) > MAX_RANK:
+        raise _bad_shape(name, kind, f"must be a list of at most {MAX_RANK} integers")
+    extent, empty = 1, False
+    for dim in dims:
+        if type(dim) is not int or dim < 0:
+            raise _bad_shape(name, kind, "may hold only integers of 0 or more")
+        if dim:
+            extent *= dim
+        else:
+            empty = True
+    if extent > MAX_ELEMENTS:  # of an empty tensor too: its other dimensions must be sane
+        raise _bad_shape(name, kind, "has too many elements")
+    return tuple(dims), 0 if empty else extent
+
+
+def _bad_shape(name: str, kind: str, complaint: str) -> InvalidInput:
+    field = f"{kind} {shorten(name)}.shape"
+    return InvalidInput(f"{field} {complaint}", field=field)
+
+
+def _check_unique(names: list[str], kind: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InvalidInput(f"{kind} {shorten(name)} is given twice", field=f"{kind} {shorten(name)}")
+        seen.add(name)
+
+
+def _parse_requested(entries: Any, binary_output: bool) -> Sequence[RequestedOutput]:
+    if entries is None:
+        return ()
+    requested = [_parse_output(entry, binary_output) for entry in read_list({"outputs": entries}, "outputs")]
+    if len(requested) > 1:
+        _check_unique([output.name for output in requested], "output")
+    return requested
+
+
+def _parse_output(entry: Any, binary_output: bool) -> RequestedOutput:
+    name = _read_name(entry, "output")
+    owner = f"output {shorten(name)}"
+    parameters = read_object(entry.get("parameters"), f"{owner}.parameters")
+    binary, classification, shared = binary_output, 0, None
+    if "binary_data" in parameters:
+        binary = read_bool(parameters["binary_data"], f"{owner}.parameters.binary_data")
+    if "classification" in parameters:
+        classification = read_uint(parameters["classification"], f"{owner}.parameters.classification")
+    if "shared_memory_region" in parameters:
+        shared = read_shared_memory(parameters, owner)
+        if classification:
+            raise InvalidInput(
+                f"{owner} cannot be classified into shared memory", field=f"{owner}.parameters.classification"
+            )
+    return RequestedOutput(name, binary, classification, shared)
