@@ -1,0 +1,191 @@
+"""What is known about one model before its file is opened. Plain data; durations are seconds."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from carpool.core.policy import Knobs, Promise
+
+DEFAULT_MAX_BATCH = 32  # for a model that can batch when nobody said how far
+DYNAMIC = -1  # a dimension that differs from request to request
+
+DATATYPES = (
+    "BOOL",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FP16",
+    "FP32",
+    "FP64",
+    "BF16",
+    "BYTES",
+)
+
+
+class Mode(enum.StrEnum):
+    """Who decides when a batch leaves."""
+
+    PROMISE = "promise"
+    KNOBS = "knobs"
+    EAGER = "eager"  # neither was asked for: whatever waits runs at once
+
+
+class Task(enum.StrEnum):
+    CLASSIFY = "classify"
+    DETECT = "detect"
+    SEGMENT = "segment"
+    EMBED = "embed"
+    RAW = "raw"
+
+
+class Kind(enum.StrEnum):
+    """Where an instance runs; `model` leaves it to the backend."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    GPU = "gpu"
+    MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorConfig:
+    """One input or output as clients see it; `dims` leaves the batch out."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None = None  # the shape the model itself wants, where it differs
+    labels: str | None = None  # file name inside the model's folder
+    optional: bool = False
+    layout: str | None = None  # "nchw" or "nhwc"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    """`count` instances; on GPUs, that many on each GPU listed (none listed: on each GPU there is)."""
+
+    count: int = 1
+    kind: Kind = Kind.AUTO
+    gpus: tuple[int, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LatestVersions:
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AllVersions:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SpecificVersions:
+    versions: tuple[int, ...]
+
+
+VersionPolicy = LatestVersions | AllVersions | SpecificVersions
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """How a picture becomes the model's input: (pixel × scale − mean) ÷ std."""
+
+    size: tuple[int, int] | None = None  # height, width; None reads them from the model's input
+    resize: str = "letterbox"
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    scale: float = 1.0
+    channels: str = "rgb"
+    layout: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DetectSettings:
+    """How raw detector outputs become boxes; format None is told from the shape of the outputs."""
+
+    format: str | None = None
+    score: float = 0.25
+    iou: float = 0.45
+    per_class: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FakeSettings:
+    """A model that only takes time: `16+4` is ms per batch + ms per image, `1:6.2,8:11` measured points."""
+
+    curve: str = "4+1"
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxruntimeSettings:
+    providers: tuple[str, ...] = ()  # none: the backend chooses for the device
+    intra_op_threads: int | None = None
+    inter_op_threads: int | None = None
+
+
+def eager_policy() -> Knobs:
+    """Work-conserving batches with no gate and a bounded queue; the deadlines of clients still hold."""
+    return Knobs(max_batch=1, level_limits={}, max_queue=4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The settings of one model, whichever file they came from.
+
+    `max_batch` None means that the model has not been read yet, and 0 that its tensors have no batch
+    dimension. `policy.max_batch` follows it and is 1 for both.
+    """
+
+    name: str
+    path: Path
+    backend: str | None = None  # as declared, until the repository has found the file
+    task: Task | None = None
+    inputs: tuple[TensorConfig, ...] = ()
+    outputs: tuple[TensorConfig, ...] = ()
+    max_batch: int | None = None
+    mode: Mode = Mode.EAGER
+    policy: Promise | Knobs = field(default_factory=eager_policy)
+    instances: tuple[InstanceGroup, ...] = (InstanceGroup(),)
+    versions: VersionPolicy = LatestVersions()
+    file: str | None = None
+    labels: str | None = None
+    execution_timeout: float | None = None
+    response_cache: bool = False
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    onnxruntime: OnnxruntimeSettings = OnnxruntimeSettings()
+    image: ImageSettings | None = None
+    detect: DetectSettings | None = None
+    fake: FakeSettings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSignature:
+    """A tensor as the model file has it: the whole shape, batch included, −1 where it varies."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSignature:
+    """What a backend could read from the file; both empty where the file does not say."""
+
+    inputs: tuple[TensorSignature, ...] = ()
+    outputs: tuple[TensorSignature, ...] = ()
+
+    @property
+    def can_batch(self) -> bool:
+        """True when the first dimension of every tensor varies."""
+        return all(t.shape[:1] == (DYNAMIC,) for t in self.inputs + self.outputs)

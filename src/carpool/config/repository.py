@@ -1,0 +1,248 @@
+"""Paths from the command line → the models to serve, with the versions chosen and every file found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from carpool.config import rules
+from carpool.config.model import (
+    AllVersions,
+    InstanceGroup,
+    Kind,
+    LatestVersions,
+    Mode,
+    ModelConfig,
+    VersionPolicy,
+)
+from carpool.config.model_files import DEFAULT_FILES, find_file, is_for, is_model_file
+from carpool.config.toml import read_toml
+from carpool.config.triton import read_pbtxt
+from carpool.core.policy import Promise
+from carpool.errors import ConfigError
+
+PBTXT = "config.pbtxt"
+TOML = "model.toml"
+
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+_NOT_VERSIONS = ("warmup", "initial_state", "configs", "__pycache__")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    number: int
+    file: Path | None  # None for a fake model
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """One model to serve. `config.backend` and `config.file` are what was found, versions rise."""
+
+    config: ModelConfig
+    versions: tuple[ModelVersion, ...]
+
+
+def find_models(paths: Sequence[Path], *, gpus: int = 0) -> tuple[list[ModelSource], list[str]]:
+    """Every model under these paths (repositories, model folders or model files) and the warnings."""
+    models: dict[str, ModelSource] = {}
+    warnings: list[str] = []
+    for path in paths:
+        with _reading(path):
+            found = _read_path(_full(path), gpus)
+            warnings += _strays(_full(path))
+        for model, notes in found:
+            warnings += notes
+            other = models.setdefault(model.config.name, model)
+            if other is not model:
+                where = f"{other.config.path} and {model.config.path}"
+                raise ConfigError(f'two models are called "{model.config.name}": {where}; rename one of them')
+    return list(models.values()), warnings
+
+
+def _full(path: Path) -> Path:
+    """Absolute, so that the folder has a name; symbolic links keep theirs."""
+    full = path.absolute()
+    return full.resolve() if ".." in full.parts else full
+
+
+def _read_path(path: Path, gpus: int) -> list[tuple[ModelSource, list[str]]]:
+    if path.is_file():
+        return [read_model_file(path, gpus=gpus)]
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such file or folder")
+    if is_model_folder(path):
+        return [read_model(path, gpus=gpus)]
+    found = [read_model(folder, gpus=gpus) for folder in _folders(path) if is_model_folder(folder)]
+    if not found:
+        looked = ", ".join((PBTXT, TOML, *DEFAULT_FILES))
+        raise ConfigError(f"{path}: no models: looked for {looked} and numbered version folders")
+    return found
+
+
+def _strays(path: Path) -> list[str]:
+    """Folders of a repository that hold no model."""
+    if not path.is_dir() or is_model_folder(path):
+        return []
+    names = [folder.name for folder in _folders(path) if not is_model_folder(folder)]
+    return [f"{path}: ignored, since no model is in them: {', '.join(names)}"] if names else []
+
+
+def is_model_folder(path: Path) -> bool:
+    """True for a folder with settings, a model file or numbered versions directly inside."""
+    if any((path / name).exists() for name in (PBTXT, TOML, *DEFAULT_FILES)):
+        return True
+    return any(_VERSION.fullmatch(folder.name) for folder in _folders(path))
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def read_model(folder: Path, *, gpus: int = 0) -> tuple[ModelSource, list[str]]:
+    """One model's folder: its settings, the versions its policy chooses, and their files."""
+    folder = _full(folder)
+    with _reading(folder):
+        config, warnings = _settings(folder, folder.name)
+        if config.name != folder.name:
+            raise ConfigError(
+                f'{folder}: unexpected folder name "{folder.name}" for model "{config.name}": '
+                "the two must be equal"
+            )
+        numbered, others = _version_folders(folder)
+        chosen, missing = _choose(config, numbered or {1: folder})
+        source, notes = _source(config, chosen, gpus)
+    return source, warnings + others + missing + notes
+
+
+def read_model_file(path: Path, *, gpus: int = 0) -> tuple[ModelSource, list[str]]:
+    """One model file; settings beside it count, and so do its number and its name in a repository."""
+    path = _full(path)
+    if not is_model_file(path):
+        raise ConfigError(f"{path}: not a model file; it should end like {', '.join(DEFAULT_FILES)}")
+    with _reading(path):
+        versioned = _is_version(path)
+        folder = path.parent.parent if versioned else path.parent
+        name = folder.name if versioned or path.stem == "model" else path.stem
+        config, warnings = _settings(folder, name)
+        if not is_for(config, path):
+            warnings = [f"{path}: served without the settings beside it, which are for {config.file}"]
+            config = ModelConfig(name=rules.check_name(name, str(path)), path=folder)
+        number = int(path.parent.name) if versioned else 1
+        source, notes = _source(replace(config, file=path.name), {number: path.parent}, gpus)
+    return source, warnings + notes
+
+
+def _is_version(path: Path) -> bool:
+    """A number above the file is a version only where the rest looks like a model's folder too."""
+    folder = path.parent.parent
+    has_settings = (folder / PBTXT).exists() or (folder / TOML).exists()
+    return bool(_VERSION.fullmatch(path.parent.name)) and (path.stem == "model" or has_settings)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
+    pbtxt, toml = folder / PBTXT, folder / TOML
+    if pbtxt.exists() and toml.exists():
+        raise ConfigError(f"{folder}: both {PBTXT} and {TOML} are here; keep the one you mean")
+    if pbtxt.exists():
+        return read_pbtxt(pbtxt, name)
+    if toml.exists():
+        return read_toml(toml, name), []
+    return ModelConfig(name=rules.check_name(name, str(folder)), path=folder), []
+
+
+def _version_folders(folder: Path) -> tuple[dict[int, Path], list[str]]:
+    """Numbered folders by number; the others are named together in one warning."""
+    folders = [f for f in _folders(folder) if f.name not in _NOT_VERSIONS]
+    numbered = {int(f.name): f for f in folders if _VERSION.fullmatch(f.name)}
+    others = [f.name for f in folders if not _VERSION.fullmatch(f.name)]
+    if not others:
+        return numbered, []
+    return numbered, [
+        f"{folder}: ignored, since a version is a number without leading zeros: {', '.join(others)}"
+    ]
+
+
+def _choose(config: ModelConfig, present: dict[int, Path]) -> tuple[dict[int, Path], list[str]]:
+    wanted = _wanted(config.versions, sorted(present))
+    chosen = {number: present[number] for number in wanted if number in present}
+    missing = ", ".join(str(number) for number in wanted if number not in present)
+    if not chosen:
+        raise ConfigError(f"{config.name}: {config.path} has none of the versions asked for: {missing}")
+    return chosen, [f"{config.name}: {config.path} has no version {missing}"] if missing else []
+
+
+def _wanted(policy: VersionPolicy, present: list[int]) -> Sequence[int]:
+    if isinstance(policy, LatestVersions):
+        return present[-policy.count :]
+    if isinstance(policy, AllVersions):
+        return present
+    return policy.versions
+
+
+def _source(config: ModelConfig, chosen: dict[int, Path], gpus: int) -> tuple[ModelSource, list[str]]:
+    _check_labels(config)
+    found = {number: find_file(folder, config) for number, folder in chosen.items()}
+    backends = sorted({backend for _, backend in found.values()})
+    if len(backends) > 1:
+        raise ConfigError(f"{config.name}: its versions need different backends: {', '.join(backends)}")
+    backend = backends[0]
+    versions = tuple(ModelVersion(number, file) for number, (file, _) in found.items())
+    file = versions[-1].file
+    instances, reasons = _place(config, gpus)
+    if config.backend not in (None, backend) and file is not None:
+        reasons.insert(0, f'"{config.backend}" was asked for, but the file found is {file.name}')
+    elif config.file is not None and file is not None and file.name != config.file:
+        reasons.insert(0, f"{config.file} was asked for, but the file found is {file.name}")
+    config = replace(config, backend=backend, file=file.name if file else None, instances=instances)
+    device = "" if gpus else " on the CPU"
+    warnings = [f"{config.name}: runs with {backend}{device}: {'; '.join(reasons)}"] if reasons else []
+    return ModelSource(config, versions), warnings
+
+
+def _place(config: ModelConfig, gpus: int) -> tuple[tuple[InstanceGroup, ...], list[str]]:
+    """Instances on the devices there are; without a GPU they all run on the CPU."""
+    for group in config.instances:
+        absent = [gpu for gpu in group.gpus if gpu >= gpus]
+        if gpus and absent:
+            raise ConfigError(f"{config.name}: an instance asks for GPU {absent[0]}, but there are {gpus}")
+    if gpus:
+        return config.instances, []
+    reasons = []
+    if any(group.kind is Kind.GPU for group in config.instances):
+        reasons.append("a GPU was asked for, but there is none")
+    on_cpu = (
+        group if group.kind is Kind.MODEL else replace(group, kind=Kind.CPU, gpus=())
+        for group in config.instances
+    )
+    return tuple(on_cpu), reasons
+
+
+def _check_labels(config: ModelConfig) -> None:
+    for name in dict.fromkeys((config.labels, *(tensor.labels for tensor in config.outputs))):
+        if name is not None and not (config.path / name).is_file():
+            raise ConfigError(f"{config.name}: the labels file {config.path / name} is missing")
+
+
+def with_promise(config: ModelConfig, slo_ms: float) -> tuple[ModelConfig, list[str]]:
+    """The same model under a promise from the command line, and what that replaces, in words."""
+    if not 0 < slo_ms < float("inf"):
+        raise ConfigError(f"slo_ms must be above 0, not {slo_ms:g}")
+    policy = Promise(slo=slo_ms / 1e3, max_batch=config.policy.max_batch)
+    warnings = []
+    if config.mode is Mode.KNOBS:
+        warnings.append(f"{config.name}: a promise of {slo_ms:g} ms replaces the knobs of its settings")
+    if isinstance(config.policy, Promise) and config.policy != policy:
+        old = config.policy.slo * 1e3
+        warnings.append(f"{config.name}: a promise of {slo_ms:g} ms replaces the {old:g} ms of its settings")
+    return replace(config, mode=Mode.PROMISE, policy=policy), warnings

@@ -1,0 +1,163 @@
+"""The rules that hold for every source of settings: what Triton and model.toml must both obey."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from carpool.config.model import DYNAMIC, ModelConfig, TensorConfig
+from carpool.core.policy import Knobs, Promise, TimeoutAction
+from carpool.errors import ConfigError
+
+MAX_FILE_BYTES = 1 << 20
+MAX_BATCH = 65536
+MAX_PRIORITY_LEVELS = 65535
+MAX_INSTANCES = 1024
+MAX_RANK = 32
+MAX_FILE_NAME = 255
+
+_SHOWN = 64  # characters of a user's word that a message repeats
+
+
+def read_settings(path: Path) -> str:
+    """The text of a settings file; anything that is not a small UTF-8 file is an error."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, which no settings file is")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
+
+
+def shown(word: str) -> str:
+    """A user's word in quotes, cut to a length that fits a message."""
+    return f'"{word[:_SHOWN]}…"' if len(word) > _SHOWN else f'"{word}"'
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """The end of an error about an unknown word: the valid one it resembles, or all of them."""
+    choices = sorted(valid)
+    close = resembling(word, choices, 0.5)
+    return f'did you mean "{close}"?' if close else "valid here: " + ", ".join(choices)
+
+
+def resembling(word: str, valid: Iterable[str], likeness: float) -> str | None:
+    """The valid word most like this one, if it is at least so like (1 is equal)."""
+    close = difflib.get_close_matches(word[:_SHOWN], list(valid), n=1, cutoff=likeness)
+    return close[0] if close else None
+
+
+def check_name(name: str, where: str) -> str:
+    """A model name ends up in URLs and metric labels, and must not reach outside its folder."""
+    if not name or name != name.strip() or name.startswith(".") or any(c in '/\\"' or c < " " for c in name):
+        raise ConfigError(
+            f"{where}: {shown(name)} cannot be a model's name: no slashes, quotes, control characters, "
+            "leading dots or surrounding spaces"
+        )
+    return name
+
+
+def check_inside(file: str, where: str) -> str:
+    """A file named in the settings must lie inside the model's folder."""
+    path = PurePosixPath(file)
+    outside = path.is_absolute() or ".." in path.parts
+    if not file or outside or "\\" in file or "\0" in file or len(file) > MAX_FILE_NAME:
+        raise ConfigError(f"{where}: {shown(file)} must be a file inside the model's folder")
+    return file
+
+
+def check_dims(dims: Sequence[int], where: str) -> tuple[int, ...]:
+    if len(dims) > MAX_RANK:
+        raise ConfigError(f"{where}: {len(dims)} dimensions are more than the {MAX_RANK} allowed")
+    for dim in dims:
+        if dim < 1 and dim != DYNAMIC:
+            raise ConfigError(f"{where}: a dimension must be 1 or more, or -1 where it varies, not {dim}")
+    return tuple(dims)
+
+
+def check_tensor(tensor: TensorConfig, where: str, max_batch: int | None) -> TensorConfig:
+    """The rules between the fields of one tensor."""
+    if tensor.layout is not None and len(tensor.dims) != 3:
+        raise ConfigError(
+            f"{where}: an image format needs 3 dims, {list(tensor.dims)} has {len(tensor.dims)}"
+        )
+    if tensor.reshape is None:
+        return tensor
+    if not tensor.reshape and max_batch == 0:
+        raise ConfigError(f"{where}: an empty reshape needs a model that batches")
+    if _elements(tensor.dims) != _elements(tensor.reshape):
+        raise ConfigError(
+            f"{where}: dims {list(tensor.dims)} and reshape {list(tensor.reshape)} differ in their elements"
+        )
+    return tensor
+
+
+def _elements(dims: Sequence[int]) -> list[int]:
+    """Elements between the varying dimensions, so that 2,4,-1,6 equals 8,-1,3,2 and nothing else."""
+    counts = [1]
+    for dim in dims:
+        if dim == DYNAMIC:
+            counts.append(1)
+        else:
+            counts[-1] *= dim
+    return counts
+
+
+def check_distinct(tensors: Sequence[TensorConfig], where: str) -> tuple[TensorConfig, ...]:
+    seen: set[str] = set()
+    for tensor in tensors:
+        if tensor.name in seen:
+            raise ConfigError(f"{where}: {shown(tensor.name)} is declared twice")
+        seen.add(tensor.name)
+    return tuple(tensors)
+
+
+def check_knobs(knobs: Knobs, where: str) -> Knobs:
+    """Triton's own rules between the batching settings."""
+    levels = knobs.priority_levels
+    if levels and not 1 <= knobs.default_priority <= levels:
+        raise ConfigError(
+            f"{where}: the default priority must be 1 to {levels}, not {knobs.default_priority}"
+        )
+    for level in knobs.level_limits:
+        if not 1 <= level <= levels:
+            raise ConfigError(
+                f"{where}: priority level {level} has queue limits, but levels run from 1 to {levels}"
+            )
+    if knobs.preserve_ordering:
+        _check_ordering(knobs, where)
+    return knobs
+
+
+def _check_ordering(knobs: Knobs, where: str) -> None:
+    if knobs.priority_levels > 1:
+        raise ConfigError(
+            f"{where}: preserve_ordering allows one priority level, not {knobs.priority_levels}"
+        )
+    for limits in (knobs.limits, *knobs.level_limits.values()):
+        if limits.timeout and limits.action is TimeoutAction.DELAY:
+            raise ConfigError(
+                f"{where}: preserve_ordering and the timeout action DELAY contradict each other"
+            )
+
+
+def with_max_batch(config: ModelConfig, max_batch: int, where: str) -> ModelConfig:
+    """The same settings once the largest batch is known; preferred sizes must fit into it."""
+    too_large = [n for n in preferred(config.policy) if n > max(max_batch, 1)]
+    if too_large:
+        raise ConfigError(
+            f"{where}: preferred batch {too_large[0]} is larger than the largest batch, {max_batch}"
+        )
+    policy = replace(config.policy, max_batch=max(max_batch, 1))
+    return replace(config, max_batch=max_batch, policy=policy)
+
+
+def preferred(policy: Promise | Knobs) -> tuple[int, ...]:
+    return policy.preferred if isinstance(policy, Knobs) else ()

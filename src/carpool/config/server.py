@@ -1,0 +1,144 @@
+"""The server's own settings, from the command line, the environment and the defaults, in this order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from carpool.config.rules import nearest, resembling, shown
+from carpool.errors import ConfigError
+
+PREFIX = "CARPOOL_"
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+_PORTS = ("http_port", "grpc_port", "metrics_port")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Everything `carpool serve` can be told about itself; a port of 0 takes any free one."""
+
+    host: str = "0.0.0.0"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    frontends: int = 1  # processes; 0 keeps everything in one
+    slo_ms: float | None = None  # replaces what the models' own settings say
+    max_header_bytes: int = 64 << 10
+    max_body_bytes: int = 64 << 20
+    max_connections: int = 4096
+    idle_timeout_s: float = 75.0
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    slots: int = 256
+    slot_bytes: int = 1 << 20
+    drain_s: float = 30.0
+    model_control_mode: str = "none"
+    allow_client_shm: bool = False
+    log_format: str = "text"
+    log_level: str = "info"
+    cache_dir: Path | None = None  # where measured profiles are kept; None keeps none
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ConfigError(f"{name} must be {low:g} to {high:g}, not {value}", field=name)
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(f"{name} cannot be {shown(value)}; {nearest(value, choices)}", field=name)
+        if not self.host:
+            raise ConfigError("host must not be empty", field="host")
+        ports = [port for port in (getattr(self, name) for name in _PORTS) if port]
+        if len(ports) != len(set(ports)):
+            raise ConfigError(f"{', '.join(_PORTS)} must differ, not {', '.join(map(str, ports))}")
+
+
+_SECONDS = (0.001, 86400.0)
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "http_port": (0, 65535),
+    "grpc_port": (0, 65535),
+    "metrics_port": (0, 65535),
+    "frontends": (0, 256),
+    "slo_ms": (0.001, 3.6e6),
+    "max_header_bytes": (1 << 10, 1 << 20),
+    "max_body_bytes": (1, 1 << 40),
+    "max_connections": (1, 1 << 20),
+    "idle_timeout_s": _SECONDS,
+    "header_timeout_s": _SECONDS,
+    "body_timeout_s": _SECONDS,
+    "slots": (1, 1 << 20),
+    "slot_bytes": (1 << 12, 1 << 32),
+    "drain_s": (0.0, 86400.0),
+}
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "model_control_mode": ("none", "explicit", "poll"),
+    "log_format": ("text", "json"),
+    "log_level": ("debug", "info", "warning", "error"),
+}
+
+
+def variables() -> dict[str, str]:
+    """The environment variable of each setting."""
+    return {PREFIX + field.name.upper(): field.name for field in fields(ServerSettings)}
+
+
+def server_settings(
+    given: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[ServerSettings, list[str]]:
+    """The settings and the warnings. `given` comes from the command line: None in it means not given.
+
+    This is the one place that reads the environment.
+    """
+    environ = os.environ if environ is None else environ
+    known = variables()
+    values: dict[str, Any] = {"cache_dir": _cache_dir(environ)}
+    for variable, name in known.items():
+        if environ.get(variable, "") != "":
+            values[name] = _value(variable, name, environ[variable])
+    values.update({name: value for name, value in (given or {}).items() if value is not None})
+    return replace(ServerSettings(), **values), _misspelt(environ, known)
+
+
+def _cache_dir(environ: Mapping[str, str]) -> Path:
+    base = environ.get("XDG_CACHE_HOME", "")
+    if base.startswith("/"):  # the XDG rules ignore a relative one
+        return Path(base) / "carpool"
+    return Path(environ.get("HOME") or "/tmp") / ".cache" / "carpool"
+
+
+def _value(variable: str, name: str, text: str) -> object:
+    """The text of a variable in the type of its setting."""
+    if name == "cache_dir":
+        return Path(text)
+    default = getattr(ServerSettings(), name)
+    if isinstance(default, bool):
+        if text.lower() not in _TRUE + _FALSE:
+            raise ConfigError(f"{variable} must be true or false, not {shown(text)}", field=name)
+        return text.lower() in _TRUE
+    if isinstance(default, str):
+        return text
+    kind = int if isinstance(default, int) else float
+    try:
+        return kind(text)
+    except ValueError:
+        hint = "; Kubernetes made it for a service of that name: set enableServiceLinks to false"
+        raise ConfigError(
+            f"{variable} must be a number, not {shown(text)}{hint if '://' in text else ''}", field=name
+        ) from None
+
+
+def _misspelt(environ: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
+    """Kubernetes adds variables of its own under a service's name, so only a likely slip is worth a word."""
+    warnings = []
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable not in known:
+            close = resembling(variable.removeprefix(PREFIX).lower(), known.values(), 0.85)
+            if close:
+                warnings.append(f"{variable} is not a setting; did you mean {PREFIX}{close.upper()}?")
+    return warnings

@@ -1,0 +1,52 @@
+"""docs/configuration.md is the reference, so nothing may be missing from it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from carpool.config.server import ServerSettings, variables
+from carpool.config.table import KEYS
+from carpool.config.toml import toml_config
+from carpool.config.triton_schema import MESSAGES, Use
+
+TEXT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("section", "key"), [(section, key) for section, keys in KEYS.items() for key in keys]
+)
+def test_every_key_of_model_toml(section: str, key: str) -> None:
+    if section == "" and key in KEYS:
+        assert re.search(rf"`(\[\[?)?{key}(\]\]?)?`", TEXT)
+    else:
+        assert f"`{key}`" in TEXT or f"[{key}]" in TEXT
+
+
+def test_every_variable_and_its_default() -> None:
+    rows = dict(re.findall(r"^\| `(CARPOOL_\w+)` \| ([^|]+?) \|", TEXT, re.MULTILINE))
+    assert rows.keys() == variables().keys()
+    for variable, name in variables().items():
+        default = getattr(ServerSettings(), name)
+        if default is not None:
+            shown = f"{default:g}" if isinstance(default, float) else str(default)
+            assert rows[variable].strip("`").lower() == shown.lower(), variable
+
+
+def test_every_field_of_config_pbtxt() -> None:
+    for name in ("ModelConfig", "ModelInput", "ModelOutput", "ModelInstanceGroup"):
+        for key, spec in MESSAGES[name].items():
+            assert f"`{key}`" in TEXT, f"{name}.{key} ({spec.use.value})"
+    unsupported = {k for m in MESSAGES.values() for k, spec in m.items() if spec.use is Use.UNSUPPORTED}
+    assert all(key in TEXT for key in unsupported)
+
+
+def test_every_example_loads() -> None:
+    examples = re.findall(r"^```toml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    assert len(examples) >= 3
+    for example in examples:
+        assert tomllib.loads(example)
+        toml_config(example, Path("models/m/model.toml"))

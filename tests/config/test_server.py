@@ -1,0 +1,92 @@
+"""The server's settings: order of sources, types, ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from carpool.config.server import ServerSettings, server_settings, variables
+from carpool.errors import ConfigError
+
+
+def read(environ: dict[str, str], **given: object) -> ServerSettings:
+    return server_settings(given, environ)[0]
+
+
+def test_defaults() -> None:
+    found = read({"HOME": "/home/me"})
+    assert found == ServerSettings(cache_dir=Path("/home/me/.cache/carpool"))
+    assert (found.http_port, found.grpc_port, found.metrics_port) == (8000, 8001, 8002)
+    assert (found.max_header_bytes, found.max_body_bytes) == (64 * 1024, 64 * 1024 * 1024)
+    assert not found.allow_client_shm
+
+
+def test_command_line_wins_over_environment_over_default() -> None:
+    environ = {"CARPOOL_HTTP_PORT": "9000", "CARPOOL_HOST": "::1", "CARPOOL_LOG_LEVEL": ""}
+    found = read(environ, http_port=9100, grpc_port=None)
+    assert (found.http_port, found.grpc_port, found.host, found.log_level) == (9100, 8001, "::1", "info")
+
+
+def test_every_variable_reaches_its_setting() -> None:
+    texts = {
+        "model_control_mode": "explicit",
+        "log_format": "json",
+        "log_level": "debug",
+        "allow_client_shm": "Yes",
+        "cache_dir": "/c",
+        "host": "h",
+    }
+    numbers = {
+        "http_port": 1,
+        "grpc_port": 2,
+        "metrics_port": 3,
+        "slot_bytes": 8192,
+        "max_header_bytes": 2048,
+    }
+    environ = {variable: texts.get(name, str(numbers.get(name, 7))) for variable, name in variables().items()}
+    found = read(environ)
+    default = ServerSettings()
+    for name in variables().values():
+        assert getattr(found, name) != getattr(default, name), name
+    assert found.cache_dir == Path("/c")
+    assert (found.slo_ms, found.allow_client_shm) == (7.0, True)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"CARPOOL_HTTP_PORT": "http"}, 'CARPOOL_HTTP_PORT must be a number, not "http"'),
+        ({"CARPOOL_HTTP_PORT": "tcp://10.0.0.1:80"}, "enableServiceLinks"),
+        ({"CARPOOL_HTTP_PORT": "70000"}, "http_port must be 0 to 65535, not 70000"),
+        ({"CARPOOL_HTTP_PORT": "8001"}, "must differ"),
+        ({"CARPOOL_SLO_MS": "0"}, "slo_ms must be"),
+        ({"CARPOOL_SLO_MS": "nan"}, "slo_ms must be"),
+        ({"CARPOOL_FRONTENDS": "-1"}, "frontends must be 0 to 256"),
+        ({"CARPOOL_MAX_BODY_BYTES": "1.5"}, "must be a number"),
+        ({"CARPOOL_ALLOW_CLIENT_SHM": "maybe"}, "must be true or false"),
+        ({"CARPOOL_LOG_FORMAT": "jsn"}, 'log_format cannot be "jsn"; did you mean "json"?'),
+        ({"CARPOOL_MODEL_CONTROL_MODE": "auto"}, "model_control_mode cannot be"),
+    ],
+)
+def test_mistakes(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read(environ)
+    assert words in str(error.value)
+
+
+def test_values_from_the_command_line_are_checked_too() -> None:
+    with pytest.raises(ConfigError, match="host must not be empty"):
+        read({}, host="")
+    assert read({}, http_port=0, grpc_port=0).http_port == 0
+
+
+def test_a_likely_slip_is_worth_a_warning() -> None:
+    environ = {"CARPOOL_HTTP_PRT": "1", "CARPOOL_SERVICE_HOST": "10.0.0.1", "PATH": "/bin"}
+    warnings = server_settings({}, environ)[1]
+    assert warnings == ["CARPOOL_HTTP_PRT is not a setting; did you mean CARPOOL_HTTP_PORT?"]
+
+
+def test_cache_directory() -> None:
+    assert read({"XDG_CACHE_HOME": "/x", "HOME": "/h"}).cache_dir == Path("/x/carpool")
+    assert read({"XDG_CACHE_HOME": "x", "HOME": "/h"}).cache_dir == Path("/h/.cache/carpool")

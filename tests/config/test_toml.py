@@ -1,0 +1,310 @@
+"""model.toml: every key is read, and every mistake names the file and the key."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.config.model import (
+    AllVersions,
+    DetectSettings,
+    FakeSettings,
+    ImageSettings,
+    InstanceGroup,
+    Kind,
+    LatestVersions,
+    Mode,
+    ModelConfig,
+    OnnxruntimeSettings,
+    SpecificVersions,
+    Task,
+    TensorConfig,
+)
+from carpool.config.table import KEYS
+from carpool.config.toml import read_toml, toml_config
+from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
+from carpool.errors import ConfigError
+
+PATH = Path("models/m/model.toml")
+
+FULL = """
+backend = "onnxruntime"
+task = "detect"
+slo_ms = 50
+max_batch = 16
+instances = 2
+labels = "coco_labels.txt"
+file = "net.onnx"
+versions = [2, 1]
+execution_timeout_ms = 1500
+response_cache = true
+
+[image]
+size = [480, 640]
+resize = "crop"
+mean = [1, 2.5, 3]
+std = 58.0
+scale = 0.5
+channels = "bgr"
+layout = "nhwc"
+
+[detect]
+format = "yolov8"
+score = 0
+iou = 0.6
+per_class = false
+
+[onnxruntime]
+providers = ["CPUExecutionProvider"]
+intra_op_threads = 2
+
+[parameters]
+a = "x"
+b = 3
+c = true
+
+[[input]]
+name = "images"
+datatype = "FP32"
+shape = [3, -1, -1]
+layout = "nchw"
+
+[[input]]
+name = "more"
+datatype = "INT64"
+shape = [2, 3]
+reshape = [6]
+optional = true
+
+[[output]]
+name = "out"
+datatype = "BYTES"
+shape = [5]
+labels = "out.txt"
+"""
+
+
+def read(text: str) -> ModelConfig:
+    return toml_config(text, PATH)
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        read(text)
+    message = str(error.value)
+    assert message.startswith("models/m/model.toml: ")
+    return message
+
+
+def test_everything_at_once() -> None:
+    config = read(FULL)
+    assert config == ModelConfig(
+        name="m",
+        path=Path("models/m"),
+        backend="onnxruntime",
+        task=Task.DETECT,
+        inputs=(
+            TensorConfig("images", "FP32", (3, -1, -1), layout="nchw"),
+            TensorConfig("more", "INT64", (2, 3), reshape=(6,), optional=True),
+        ),
+        outputs=(TensorConfig("out", "BYTES", (5,), labels="out.txt"),),
+        max_batch=16,
+        mode=Mode.PROMISE,
+        policy=Promise(slo=0.05, max_batch=16),
+        instances=(InstanceGroup(2),),
+        versions=SpecificVersions((1, 2)),
+        file="net.onnx",
+        labels="coco_labels.txt",
+        execution_timeout=1.5,
+        response_cache=True,
+        parameters={"a": "x", "b": "3", "c": "true"},
+        onnxruntime=OnnxruntimeSettings(("CPUExecutionProvider",), 2, None),
+        image=ImageSettings((480, 640), "crop", (1, 2.5, 3), (58.0,), 0.5, "bgr", "nhwc"),
+        detect=DetectSettings("yolov8", 0, 0.6, False),
+    )
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_an_empty_file_is_eager() -> None:
+    config = read("")
+    assert config == ModelConfig(name="m", path=Path("models/m"))
+    assert config.mode is Mode.EAGER
+    assert config.policy == Knobs(max_batch=1, level_limits={}, max_queue=4096)
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_empty_tables_take_the_defaults() -> None:
+    config = read("[image]\n[detect]\n[fake]\n[batching]")
+    assert (config.image, config.detect, config.fake) == (ImageSettings(), DetectSettings(), FakeSettings())
+    assert config.backend == "fake"
+    assert config.mode is Mode.KNOBS
+
+
+def test_batching() -> None:
+    config = read("""
+    max_batch = 32
+    [batching]
+    max_delay_ms = 2.5
+    preferred = [16, 8]
+    max_queue_size = 100
+    timeout_ms = 200
+    timeout_action = "delay"
+    allow_timeout_override = true
+    priorities = { levels = 3, default = 2 }
+    [batching.level.1]
+    timeout_ms = 10
+    """)
+    assert config.policy == Knobs(
+        max_batch=32,
+        preferred=(8, 16),
+        max_delay=0.0025,
+        priority_levels=3,
+        default_priority=2,
+        limits=QueueLimits(100, 0.2, True, TimeoutAction.DELAY),
+        level_limits={1: QueueLimits(timeout=0.01)},
+    )
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_promise_and_knobs_must_be_chosen() -> None:
+    assert "slo_ms and [batching] are two ways" in refused("slo_ms = 50\n[batching]")
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ('versions = "all"', AllVersions()),
+        ("versions = [3]", SpecificVersions((3,))),
+        ("versions = { latest = 2 }", LatestVersions(2)),
+    ],
+)
+def test_versions(text: str, policy: object) -> None:
+    assert read(text).versions == policy
+
+
+def test_instance_groups() -> None:
+    config = read('[[instances]]\ncount = 2\nkind = "gpu"\ngpus = [0, 1]\n[[instances]]\nkind = "cpu"')
+    assert config.instances == (InstanceGroup(2, Kind.GPU, (0, 1)), InstanceGroup(1, Kind.CPU))
+
+
+def test_curves() -> None:
+    for curve in ("16+4", " 0.5 + 0 ", "1:6.2,4:9.1, 16:21"):
+        assert read(f'[fake]\ncurve = "{curve}"').fake == FakeSettings(curve)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("slo_m = 5", 'unknown key "slo_m"; did you mean "slo_ms"?'),
+        ("[batching]\nmax_delay = 5", 'unknown key "batching.max_delay"; did you mean "max_delay_ms"?'),
+        ("max_delay_ms = 5", "it belongs in [batching]"),
+        ("[image]\nslo_ms = 5", "it belongs at the top of the file"),
+        ("zz = 5", "valid here: backend, batching,"),
+        ("[[input]]\ndtype = 1", 'unknown key "input[0].dtype"; did you mean "datatype"?'),
+        ('backend = "onnxruntme"', 'backend cannot be "onnxruntme"; did you mean "onnxruntime"?'),
+        ('task = "detection"', 'did you mean "detect"?'),
+        ("task = 5", "task must be a string, not a whole number"),
+        ("slo_ms = 0", "slo_ms must be above 0, not 0"),
+        ("slo_ms = -5", "slo_ms must be above 0, not -5"),
+        ("slo_ms = nan", "slo_ms must be above 0, not nan"),
+        ("slo_ms = inf", "slo_ms must be above 0, not inf"),
+        ('slo_ms = "50"', "slo_ms must be a number, not a string"),
+        ("slo_ms = true", "slo_ms must be a number, not true"),
+        ("slo_ms = 2020-01-01", "not a date or time"),
+        ("max_batch = 1.5", "max_batch must be a whole number, not a number"),
+        ("max_batch = -1", "max_batch must be 0 to 65536, not -1"),
+        ("max_batch = true", "max_batch must be a whole number, not true"),
+        ("instances = 0", "instances must be 1 to 1024"),
+        ("instances = []", "at least one group"),
+        ("instances = [5]", "instances[0] must be a table"),
+        ('instances = [{kind = "cpu", gpus = [0]}]', 'does not go with kind = "cpu"'),
+        ("versions = []", "versions must be"),
+        ("versions = [0]", "versions must be 1 to"),
+        ("versions = {}", "versions must be"),
+        ('versions = "newest"', "versions must be"),
+        ('labels = "../secret.txt"', "labels: "),
+        ('file = "/abs.onnx"', "inside the model's folder"),
+        (f'labels = "{"a" * 300}"', "inside the model's folder"),
+        ('name = ".hidden"', "cannot be a model's name"),
+        ("execution_timeout_ms = 0", "execution_timeout_ms must be above 0"),
+        ("response_cache = 1", "response_cache must be true or false, not a whole number"),
+        ("image = 5", "image must be a table"),
+        ("[image]\nsize = [1, 2, 3]", "image.size must be one number, or height and width"),
+        ("[image]\nsize = 0", "image.size must be 1 to 16384"),
+        ('[image]\nresize = "fit"', 'image.resize cannot be "fit"'),
+        ("[image]\nmean = [1, 2]", "image.mean must be one number, or one per channel"),
+        ("[image]\nmean = [true]", "image.mean must be a number, not true"),
+        ("[image]\nmean = [nan]", "image.mean"),
+        ("[image]\nstd = [1, 0, 1]", "image.std must be above 0, not 0"),
+        ("[image]\nscale = 0", "image.scale must be above 0"),
+        ('[image]\nchannels = "RGB"', "image.channels cannot be"),
+        ('[image]\nlayout = "chw"', 'did you mean "nchw"?'),
+        ('[detect]\nformat = "yolov9"', "detect.format cannot be"),
+        ("[detect]\nscore = 1.1", "detect.score must be 0 or more and at most 1, not 1.1"),
+        ('[detect]\nper_class = "no"', "detect.per_class must be true or false"),
+        ('[fake]\ncurve = "fast"', 'fake.curve must be ms per batch + ms per image, like "16+4"'),
+        ('backend = "python"\n[fake]', "contradict each other"),
+        ("[onnxruntime]\nproviders = [1]", "onnxruntime.providers must be a list of strings"),
+        ('[onnxruntime]\nproviders = "CPU"', "onnxruntime.providers must be a list of strings, not a string"),
+        ("[onnxruntime]\nintra_op_threads = 0", "onnxruntime.intra_op_threads must be 1 to 1024"),
+        ("parameters = 5", "parameters must be a table"),
+        ("[parameters]\nx = []", "parameters.x must be a string"),
+        ("[[input]]\nname = 'i'", "input[0] needs name, datatype and shape"),
+        ("[[input]]\nname='i'\ndatatype='fp32'\nshape=[1]", 'input[0].datatype cannot be "fp32"'),
+        ("[[input]]\nname='i'\ndatatype='FP32'\nshape=[0]", "input[0].shape: a dimension must be"),
+        ("[[input]]\nname='i'\ndatatype='FP32'\nshape=[4]\nreshape=[3]", "differ in their elements"),
+        ("[[input]]\nname='i'\ndatatype='FP32'\nshape=[4]\n" * 2, '"i" is declared twice'),
+        ("[[output]]\noptional = true", "it belongs in [input]"),
+        ("[batching]\npreferred = 8", "batching.preferred must be a list of whole numbers"),
+        ("max_batch = 4\n[batching]\npreferred = [8]", "preferred batch 8 is larger"),
+        ("[batching]\nmax_delay_ms = -1", "batching.max_delay_ms must be 0 or more"),
+        ('[batching]\ntimeout_action = "drop"', "batching.timeout_action cannot be"),
+        ("[batching]\npriorities = 3", "batching.priorities must be a table"),
+        ("[batching.priorities]\nlevels = 3", "batching.priorities needs both levels and default"),
+        ("[batching.priorities]\nlevels = 2\ndefault = 3", "default priority must be 1 to 2, not 3"),
+        ("[batching.level.1]\ntimeout_ms = 5", "priority level 1 has queue limits"),
+        ("[batching.level.one]\ntimeout_ms = 5", 'one table per priority level, not "one"'),
+        ("[batching]\nlevel = 1", "one table per priority level"),
+        ("[batching.level.1]\nmax_delay_ms = 5", "it belongs in [batching]"),
+        ("= 5", "Invalid"),
+        ("a = " + "[" * 100_000, "nested too deep"),
+        ("slo_ms = " + "9" * 5000, ""),
+    ],
+)
+def test_mistakes(text: str, words: str) -> None:
+    assert words in refused(text)
+
+
+def test_every_table_is_known_from_its_parent() -> None:
+    for section in KEYS:
+        parent, _, key = section.rpartition(".")
+        assert section == "" or key in KEYS[parent]
+
+
+def test_files(tmp_path: Path) -> None:
+    file = tmp_path / "model.toml"
+    file.write_text("slo_ms = 5")
+    assert read_toml(file).name == tmp_path.name
+    assert read_toml(file, "other").name == "other"
+    file.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        read_toml(file)
+
+
+VALUES = st.sampled_from(
+    ["1", "-1", "0.5", "true", '"x"', "[]", "[1]", "{}", "[{}]", "nan", "1979-05-27", "{a = 1}"]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS[""]), VALUES, max_size=4))
+def test_any_values_give_a_config_or_a_config_error(pairs: dict[str, str]) -> None:
+    try:
+        outcome = str(read("\n".join(f"{key} = {value}" for key, value in pairs.items())).path)
+    except ConfigError as error:
+        outcome = str(error)
+    assert outcome.startswith("models/m")

@@ -1,0 +1,154 @@
+"""config.pbtxt fields that are wrong, unknown, without effect or not supported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.config.pbtxt import parse
+from carpool.config.rules import read_settings
+from carpool.config.triton import pbtxt_config, read_pbtxt
+from carpool.config.triton_schema import MESSAGES, Use, message_fields
+from carpool.errors import ConfigError
+
+PATH = Path("models/m/config.pbtxt")
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        pbtxt_config(text, PATH)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('name: "a/b"', "cannot be a model's name"),
+        ("max_batch_size: -1", "max_batch_size must be 0"),
+        ("max_batch_size: 70000", "max_batch_size must be 0"),
+        ("max_batch_size: 99999999999", "must be -2147483648 to 2147483647"),
+        ("max_batch_size: 1 max_batch_size: 2", "one value only"),
+        ("max_batch_size: [1]", "one value only"),
+        ("max_batch_size { }", "takes a value, not a message"),
+        ("max_batch_size: 1.5", "whole number"),
+        ("name: resnet", "string in quotes"),
+        ("input: 5", "takes a message in braces"),
+        ("response_cache { enable: yes }", "true or false"),
+        ('response_cache { enable: "true" }', "true or false"),
+        ('platform: "ensemble"', "ensembles"),
+        ('platform: "onnxruntime_onnx" backend: "python"', "does not run platform"),
+        ("version_policy { all {} latest { num_versions: 1 } }", "not several"),
+        ("version_policy { latest {} }", "num_versions must be 1 or more"),
+        ("version_policy { specific {} }", "must list versions"),
+        ("version_policy { all { x: 1 } }", "there are no fields here"),
+        ("instance_group { count: -1 }", "count must be"),
+        ("instance_group { kind: KIND_CPU gpus: 0 }", "KIND_CPU does not take gpus"),
+        ("instance_group { gpus: -1 }", "numbered from 0"),
+        ("instance_group { kind: 7 }", 'kind cannot be "7"'),
+        ('default_model_filename: "/etc/passwd"', "inside the model's folder"),
+        ('parameters { key: "intra_op_thread_count" value { string_value: "many" } }', "number of threads"),
+    ],
+)
+def test_mistakes(text: str, words: str) -> None:
+    message = refused(text)
+    assert words in message
+    assert message.startswith("models/m/config.pbtxt:1:")
+
+
+def test_unknown_fields_name_place_and_nearest() -> None:
+    assert refused('name: "m"\n  max_batchsize: 4') == (
+        'models/m/config.pbtxt:2:3: unknown field "max_batchsize"; did you mean "max_batch_size"?'
+    )
+    assert 'unknown field "dynamic_batching.max_queue_delay"' in refused(
+        "dynamic_batching { max_queue_delay: 4 }"
+    )
+    assert 'did you mean "graph"?' in refused("optimization { grahp {} }")
+    assert "valid here: " in refused("q: 1")
+
+
+def test_fields_without_effect_share_one_warning() -> None:
+    config, warnings = pbtxt_config(
+        """
+        optimization { cuda { graphs: true graph_spec { batch_size: 1 } } execution_accelerators {
+          gpu_execution_accelerator : [ { name : "tensorrt" parameters { key: "p" value: "FP16" } } ] } }
+        model_warmup [ { name: "w" inputs { key: "i" value { data_type: TYPE_FP32 dims: 1 } } } ]
+        instance_group [ { rate_limiter { priority: 2 } host_policy: "x" }, { rate_limiter {} } ]
+        model_metrics { metric_control { histogram_options { buckets: [0.5, 1, 1e3] } } }
+        """,
+        PATH,
+    )
+    assert config.name == "m"
+    assert warnings == [
+        "models/m/config.pbtxt: no effect here: optimization, model_warmup, instance_group.rate_limiter, "
+        "instance_group.host_policy, model_metrics"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("sequence_batching", "sequence_batching { }"),
+        ("ensemble_scheduling", "ensemble_scheduling { step [ { model_name: 'x' } ] }"),
+        ("model_transaction_policy.decoupled", "model_transaction_policy { decoupled: true }"),
+        ("batch_input", "batch_input [ { } ]"),
+        ("batch_output", "batch_output { }"),
+        ("cc_model_filenames", "cc_model_filenames { key: '7.5' value: 'm.onnx' }"),
+        ("model_operations", "model_operations { op_library_filename: 'x.so' }"),
+        ("model_repository_agents", "model_repository_agents { }"),
+        ("instance_group.passive", "instance_group { passive: true }"),
+        ("input.is_shape_tensor", "input { is_shape_tensor: true }"),
+        ("input.is_non_linear_format_io", "input { is_non_linear_format_io: true }"),
+        ("input.allow_ragged_batch", "input { allow_ragged_batch: true }"),
+        ("output.is_shape_tensor", "output { is_shape_tensor: true }"),
+        ("output.is_non_linear_format_io", "output { is_non_linear_format_io: true }"),
+    ],
+)
+def test_what_would_change_answers_is_refused(path: str, text: str) -> None:
+    assert f"{path} is not supported: " in refused(text)
+
+
+def test_the_schema_is_closed() -> None:
+    scalars = {"string", "bool", "int32", "uint32", "int64", "uint64", "double"}
+    enums = {"DataType", "Format", "Kind", "SecondaryDeviceKind", "TimeoutAction", "ModelPriority"}
+    for name, fields in MESSAGES.items():
+        for key, spec in fields.items():
+            known = spec.type in scalars | enums or message_fields(spec.type) is not None
+            assert known or spec.use is Use.UNSUPPORTED, f"{name}.{key}"
+            assert bool(spec.why) == (spec.use is Use.UNSUPPORTED), f"{name}.{key}"
+
+
+@pytest.mark.parametrize(("data", "words"), [(b"\xff\xfe", "not UTF-8"), (b"#" * (1 << 21), "larger than")])
+def test_files_that_are_no_settings(tmp_path: Path, data: bytes, words: str) -> None:
+    file = tmp_path / "config.pbtxt"
+    file.write_bytes(data)
+    with pytest.raises(ConfigError, match=words):
+        read_pbtxt(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_settings(tmp_path / "missing")
+
+
+NAMES = st.sampled_from(sorted({key for fields in MESSAGES.values() for key in fields} | {"key", "value"}))
+VALUES = st.sampled_from(
+    [": 1", ": -1", ": true", ': "x"', ": TYPE_FP32", ": [1, 2]", ": 1.5", " {}", ": KIND_GPU"]
+)
+BODIES = st.recursive(
+    st.tuples(NAMES, VALUES).map("".join),
+    lambda inner: st.tuples(NAMES, st.lists(inner, max_size=4).map(" ".join)).map(
+        lambda p: f"{p[0]} {{ {p[1]} }}"
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(BODIES, max_size=4).map(" ".join))
+def test_any_mix_of_fields_gives_a_config_or_a_config_error(text: str) -> None:
+    parse(text)
+    try:
+        outcome = str(pbtxt_config(text, PATH)[0].path)
+    except ConfigError as error:
+        outcome = str(error)
+    assert outcome == "models/m" or outcome.startswith("models/m/config.pbtxt:")
