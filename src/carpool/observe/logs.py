@@ -1,0 +1,195 @@
+"""Logs: one line per event, as text or JSON, over the standard library's logging.
+
+    log = logger("engine")
+    log.info("model-ready", model="detector", seconds=1.2)
+
+The event is a stable word and everything else a field, so that lines can be searched without parsing prose.
+Several processes write to the same stream: each line is a single write of at most PIPE_BUF bytes, which the
+system never mixes with another's. Values come from clients too: whatever could end a line or steer a terminal
+is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import select
+import traceback
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TypeAlias
+
+Scalar: TypeAlias = str | int | float | bool | None
+
+_ROOT = "carpool"
+_LIMIT = select.PIPE_BUF
+_CUTS = (_LIMIT, 400, 40)  # characters per value, tried in turn until the line fits
+_UNQUOTED = re.compile(r"[\w.,:;@%+/()\[\]-]+", re.ASCII)
+
+
+class Event:
+    """A logging message that keeps its fields apart."""
+
+    __slots__ = ("fields", "name")
+
+    def __init__(self, name: str, fields: Mapping[str, object]) -> None:
+        self.name = name
+        self.fields = fields
+
+    def __str__(self) -> str:
+        """What a program sees that embeds Carpool and has its own logging."""
+        return _words({"event": self.name, **_scalars(self.fields)}, bare=("event",))
+
+
+class Logger:
+    """Writes events of one part of the server. Not for the hot path: count there instead."""
+
+    __slots__ = ("_fields", "_log")
+
+    def __init__(self, log: logging.Logger, fields: Mapping[str, object]) -> None:
+        self._log = log
+        self._fields = fields
+
+    def bind(self, **fields: object) -> Logger:
+        """A logger that adds these to every event, such as the id of a request."""
+        return Logger(self._log, {**self._fields, **fields})
+
+    def debug(self, event: str, /, **fields: object) -> None:
+        self._write(logging.DEBUG, event, fields)
+
+    def info(self, event: str, /, **fields: object) -> None:
+        self._write(logging.INFO, event, fields)
+
+    def warning(self, event: str, /, **fields: object) -> None:
+        self._write(logging.WARNING, event, fields)
+
+    def error(self, event: str, /, **fields: object) -> None:
+        self._write(logging.ERROR, event, fields)
+
+    def exception(self, event: str, /, **fields: object) -> None:
+        """An error that nobody expected: adds the exception being handled and its traceback."""
+        self._write(logging.ERROR, event, fields, trace=True)
+
+    def _write(self, level: int, event: str, fields: Mapping[str, object], trace: bool = False) -> None:
+        if self._log.isEnabledFor(level):
+            self._log.log(level, Event(event, {**self._fields, **fields}), exc_info=trace)
+
+
+def logger(part: str) -> Logger:
+    return Logger(logging.getLogger(f"{_ROOT}.{part}"), {})
+
+
+def configure(log_format: str, level: str, fd: int = 2) -> None:
+    """Sends this process's logs to a file descriptor, and other libraries' warnings with them.
+
+    For the server's own processes only: a program that embeds Carpool has its own idea of logging.
+    """
+    root = logging.getLogger()
+    for old in [handler for handler in root.handlers if isinstance(handler, LineHandler)]:
+        root.removeHandler(old)
+    root.addHandler(LineHandler(fd, as_json=log_format == "json"))
+    logging.getLogger(_ROOT).setLevel(level.upper())
+
+
+class LineHandler(logging.Handler):
+    """Turns a record into one line and one write."""
+
+    def __init__(self, fd: int, *, as_json: bool) -> None:
+        super().__init__()
+        self._fd = fd
+        self._as_json = as_json
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = line_of(record, self._as_json)
+        except Exception:
+            self.handleError(record)
+            return
+        try:
+            os.write(self._fd, line)
+        except OSError:
+            return  # nobody reads the log any more; serving goes on
+
+
+def line_of(record: logging.LogRecord, as_json: bool) -> bytes:
+    """The whole line, its values cut as far as it takes to fit one write."""
+    head, fields = _head(record), _fields(record)
+    write = _json if as_json else _text
+    for cut in _CUTS:
+        line = write(_shorter(head, cut), _shorter(fields, cut))
+        if len(line) <= _LIMIT:
+            return line
+    return write(_shorter(head, _CUTS[-1]), {"fields_left_out": len(fields)})
+
+
+def _head(record: logging.LogRecord) -> dict[str, Scalar]:
+    time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    event = record.msg.name if isinstance(record.msg, Event) else "message"
+    return {
+        "time": time.replace("+00:00", "Z"),
+        "level": record.levelname.lower(),
+        "part": record.name.removeprefix(f"{_ROOT}."),
+        "pid": record.process,
+        "event": event,
+    }
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Scalar]:
+    """The event's own fields; another library's message becomes one."""
+    given = record.msg.fields if isinstance(record.msg, Event) else {"text": record.getMessage()}
+    fields = _scalars(given)
+    if record.exc_info and record.exc_info[1] is not None:
+        fields.setdefault("error", _scalar(record.exc_info[1]))
+        fields["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))
+    return fields
+
+
+def _scalars(fields: Mapping[str, object]) -> dict[str, Scalar]:
+    return {key: _scalar(value) for key, value in fields.items()}
+
+
+def _scalar(value: object) -> Scalar:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)  # JSON has no infinity
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}: {value}"
+    return str(value)
+
+
+def _shorter(fields: Mapping[str, Scalar], cut: int) -> dict[str, Scalar]:
+    return {
+        key: value[:cut] + "…" if isinstance(value, str) and len(value) > cut else value
+        for key, value in fields.items()
+    }
+
+
+def _json(head: Mapping[str, Scalar], fields: Mapping[str, Scalar]) -> bytes:
+    clashing = {f"{key}_": value for key, value in fields.items() if key in head}
+    rest = {key: value for key, value in fields.items() if key not in head}
+    return json.dumps({**head, **rest, **clashing}, separators=(",", ":")).encode() + b"\n"
+
+
+def _text(head: Mapping[str, Scalar], fields: Mapping[str, Scalar]) -> bytes:
+    part = f"{head['part']}[{head['pid']}]"
+    start = {"time": head["time"], "level": head["level"], "part": part, "event": head["event"]}
+    words = [_words(start, bare=tuple(start)), _words(fields)]
+    return " ".join(filter(None, words)).encode() + b"\n"
+
+
+def _words(fields: Mapping[str, Scalar], bare: tuple[str, ...] = ()) -> str:
+    return " ".join(_word(value) if key in bare else f"{key}={_word(value)}" for key, value in fields.items())
+
+
+def _word(value: Scalar) -> str:
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if _UNQUOTED.fullmatch(value):
+        return value
+    if value.isprintable():  # keeps names in any script readable
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return json.dumps(value)

@@ -1,0 +1,83 @@
+"""The metrics page: Prometheus' text format 0.0.4, written by hand.
+
+prometheus-client shares numbers between processes through files of its own; ours already lie in one table,
+and only the text is missing.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import TypeAlias
+
+from carpool.observe.counters import Cells, Table
+from carpool.observe.families import FAMILIES, Family, Scope
+from carpool.observe.host import Host
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_Labelled: TypeAlias = tuple[str, Cells]
+
+
+class Exposition:
+    """What a scrape answers. One per process that can be scraped."""
+
+    def __init__(self, table: Table, version: str, host: Host | None = None) -> None:
+        self._table = table
+        self._host = Host() if host is None else host
+        self._build = _labels(version=version, python=platform.python_version())
+
+    def page(self) -> bytes:
+        rows: Mapping[Scope, Sequence[_Labelled]] = {
+            Scope.MODEL: [
+                (_labels(model=row.model, version=row.version), row.cells) for row in self._table.models()
+            ],
+            Scope.SERVER: [("", self._table.server())],
+            Scope.HOST: [("", self._host.read())],
+            Scope.BUILD: [(self._build, ())],
+        }
+        lines: list[str] = []
+        for family in FAMILIES:
+            if rows[family.scope]:
+                lines += _family(family, rows[family.scope])
+        return ("\n".join(lines) + "\n").encode()
+
+
+def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[str]:
+    yield f"# HELP {family.name} {family.help}"
+    yield f"# TYPE {family.name} {family.kind}"
+    histogram = family.histogram
+    if histogram is not None:
+        ends = [f',le="{bound}"}} ' for bound in (*histogram.bounds, "+Inf")]
+        for labels, cells in rows:
+            yield from _histogram(family.name, labels, ends, cells[histogram.buckets], cells[histogram.sum])
+        return
+    for labels, cells in rows:
+        for more, value in family.values.items():
+            both = f"{labels},{more}" if labels and more else labels or more
+            series = f"{family.name}{{{both}}}" if both else family.name
+            yield f"{series} {_number(value(cells))}"
+
+
+def _histogram(name: str, labels: str, ends: Sequence[str], counts: Cells, total: float) -> list[str]:
+    """Buckets are kept apart in the table and cumulative on the page."""
+    start = f"{name}_bucket{{{labels}"
+    cumulative = list(accumulate(map(int, counts)))
+    return [
+        *[f"{start}{end}{count}" for end, count in zip(ends, cumulative, strict=True)],
+        f"{name}_sum{{{labels}}} {_number(total)}",
+        f"{name}_count{{{labels}}} {cumulative[-1]}",
+    ]
+
+
+def _labels(**values: str) -> str:
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in values.items())
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value.is_integer() else repr(value)

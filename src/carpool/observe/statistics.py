@@ -1,0 +1,126 @@
+"""Triton's statistics document, from the same counters as the metrics page.
+
+Exact times per batch size would take too many columns, so the engine keeps those in its own memory and builds
+the document. They start again with the engine; everything else goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypedDict
+
+from carpool.observe import columns
+from carpool.observe.columns import Histogram
+from carpool.observe.counters import Cells, ModelCells
+
+
+class Duration(TypedDict):
+    count: int
+    ns: int
+
+
+class BatchDocument(TypedDict):
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+class InferenceDocument(TypedDict):
+    success: Duration
+    fail: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    cache_hit: Duration
+    cache_miss: Duration
+
+
+class ModelDocument(TypedDict):
+    name: str
+    version: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: InferenceDocument
+    response_stats: dict[str, object]
+    batch_stats: list[BatchDocument]
+    memory_usage: list[object]
+
+
+class StatisticsDocument(TypedDict):
+    model_stats: list[ModelDocument]
+
+
+class BatchStatistics:
+    """How long batches of each size took, of one model version: an execution counts once, not per request."""
+
+    __slots__ = ("_sizes",)
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, list[int]] = {}  # count, then nanoseconds of input, infer, output
+
+    def add(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        size = self._sizes.setdefault(batch_size, [0, 0, 0, 0])
+        size[0] += 1
+        size[1] += input_ns
+        size[2] += infer_ns
+        size[3] += output_ns
+
+    def document(self) -> list[BatchDocument]:
+        return [
+            {
+                "batch_size": batch_size,
+                "compute_input": {"count": count, "ns": input_ns},
+                "compute_infer": {"count": count, "ns": infer_ns},
+                "compute_output": {"count": count, "ns": output_ns},
+            }
+            for batch_size, (count, input_ns, infer_ns, output_ns) in sorted(self._sizes.items())
+        ]
+
+
+def model_statistics(row: ModelCells, batches: BatchStatistics) -> ModelDocument:
+    cells = row.cells
+    return {
+        "name": row.model,
+        "version": row.version,
+        "last_inference": int(cells[columns.LAST_INFERENCE_MS]),
+        "inference_count": int(cells[columns.BATCH_SIZE.sum]),
+        "execution_count": _count(cells, columns.BATCH_SIZE),
+        "inference_stats": _inference(cells),
+        "response_stats": {},
+        "batch_stats": batches.document(),
+        "memory_usage": [],
+    }
+
+
+def statistics(models: Iterable[ModelDocument]) -> StatisticsDocument:
+    return {"model_stats": list(models)}
+
+
+def _inference(cells: Cells) -> InferenceDocument:
+    failures = int(sum(cells[column] for column in columns.FAILURES.values()))
+    executed = _count(cells, columns.INFER_SECONDS)
+    return {
+        "success": _observed(cells, columns.REQUEST_SECONDS),
+        "fail": _duration(failures, cells[columns.FAILURE_SECONDS]),
+        "queue": _observed(cells, columns.QUEUE_SECONDS),
+        "compute_input": _duration(executed, cells[columns.INPUT_SECONDS]),
+        "compute_infer": _observed(cells, columns.INFER_SECONDS),
+        "compute_output": _duration(executed, cells[columns.OUTPUT_SECONDS]),
+        "cache_hit": _duration(0, 0.0),
+        "cache_miss": _duration(0, 0.0),
+    }
+
+
+def _observed(cells: Cells, histogram: Histogram) -> Duration:
+    return _duration(_count(cells, histogram), cells[histogram.sum])
+
+
+def _count(cells: Cells, histogram: Histogram) -> int:
+    return int(sum(cells[histogram.buckets]))
+
+
+def _duration(count: int, seconds: float) -> Duration:
+    return {"count": count, "ns": round(seconds * 1e9)}

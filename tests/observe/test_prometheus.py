@@ -1,0 +1,136 @@
+"""The metrics page, read back with Prometheus' own parser."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from carpool.observe import columns
+from carpool.observe.counters import Row, Table, table_bytes
+from carpool.observe.families import FAMILIES, Scope
+from carpool.observe.prometheus import Exposition
+
+MODEL = {"model": "detector", "version": "1"}
+
+
+def parsed(table: Table) -> dict[str, Metric]:
+    page = Exposition(table, "1.2.3").page().decode()
+    assert page.endswith("\n")
+    return {metric.name: metric for metric in text_string_to_metric_families(page)}
+
+
+def value(metrics: dict[str, Metric], series: str, **labels: str) -> float:
+    plain = series.removesuffix("_total")  # the parser adds the ending to every counter
+    found = [
+        sample.value
+        for metric in metrics.values()
+        for sample in metric.samples
+        if sample.name.removesuffix("_total") == plain and sample.labels == labels
+    ]
+    assert len(found) == 1, (series, labels, found)
+    return float(found[0])
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table(bytearray(table_bytes(2)))
+
+
+@pytest.fixture
+def row(table: Table) -> Row:
+    return table.block(0).row(table.directory.assign("detector", "1"))
+
+
+def test_every_family_is_there_with_its_kind(table: Table, row: Row) -> None:
+    metrics = parsed(table)
+    for family in FAMILIES:
+        metric = metrics[family.name.removesuffix("_total")]
+        assert metric.type == family.kind
+        assert metric.documentation == family.help
+        assert metric.samples
+    assert len(metrics) == len(FAMILIES)
+
+
+def test_the_page_without_models_has_no_empty_families(table: Table) -> None:
+    assert parsed(table).keys() == {
+        family.name.removesuffix("_total") for family in FAMILIES if family.scope is not Scope.MODEL
+    }
+
+
+def test_triton_s_counters_follow_from_one_observation_and_one_batch(table: Table, row: Row) -> None:
+    row.observe(columns.REQUEST_SECONDS, 0.030)
+    row.observe(columns.REQUEST_SECONDS, 0.040)
+    row.add_batch(5, [0.001, 0.002], input_s=0.0001, infer_s=0.02, output_s=0.0002, ended_ms=1.0)
+    metrics = parsed(table)
+    expected = {
+        "nv_inference_request_success": 2,
+        "nv_inference_count": 5,
+        "nv_inference_exec_count": 1,
+        "nv_inference_request_duration_us": 70000,
+        "nv_inference_queue_duration_us": 3000,
+        "nv_inference_compute_input_duration_us": 200,
+        "nv_inference_compute_infer_duration_us": 40000,
+        "nv_inference_compute_output_duration_us": 400,
+        "carpool_batch_size_sum": 5,
+        "carpool_batch_size_count": 1,
+        "carpool_infer_duration_seconds_count": 2,
+    }
+    assert {name: value(metrics, name, **MODEL) for name in expected} == expected
+
+
+def test_histograms_are_cumulative_over_all_processes(table: Table, row: Row) -> None:
+    slot = table.directory.assign("detector", "1")
+    row.observe(columns.REQUEST_SECONDS, 0.0004)
+    table.block(1).row(slot).observe(columns.REQUEST_SECONDS, 0.04)
+    table.block(1).row(slot).observe(columns.REQUEST_SECONDS, 60.0)
+    metrics = parsed(table)
+    name = "carpool_request_duration_seconds"
+    buckets = {
+        sample.labels["le"]: sample.value
+        for sample in metrics[name].samples
+        if sample.name == f"{name}_bucket"
+    }
+    assert [buckets[le] for le in ("0.0005", "0.03", "0.05", "10.0", "+Inf")] == [1, 1, 2, 2, 3]
+    assert list(buckets.values()) == sorted(buckets.values())
+    assert value(metrics, f"{name}_count", **MODEL) == 3
+    assert math.isclose(value(metrics, f"{name}_sum", **MODEL), 60.0404)
+
+
+def test_every_reason_is_there_from_the_start(table: Table, row: Row) -> None:
+    row.add(columns.SHED["given-up"], 3)
+    metrics = parsed(table)
+    for word in columns.FAILURE_WORDS:
+        assert value(metrics, "nv_inference_request_failure", **MODEL, reason=word) == 0
+    for word in columns.SHED_WORDS:
+        expected = 3 if word == "given-up" else 0
+        assert value(metrics, "carpool_shed_total", **MODEL, reason=word) == expected
+
+
+def test_the_server_s_own(table: Table) -> None:
+    engine, supervisor = table.block(0).server, table.block(1).server
+    engine.set(columns.UP, 1)
+    engine.set(columns.CONNECTIONS, 12)
+    engine.add(columns.BYTES_RECEIVED, 2.0**52 + 1)
+    supervisor.add(columns.RESTARTS["http"])
+    metrics = parsed(table)
+    assert value(metrics, "carpool_up") == 1
+    assert value(metrics, "carpool_connections") == 12
+    assert value(metrics, "carpool_bytes_received_total") == 2**52 + 1
+    assert value(metrics, "carpool_process_restarts_total", process="http") == 1
+    assert value(metrics, "carpool_process_restarts_total", process="engine") == 0
+    [build] = metrics["carpool_build_info"].samples
+    assert build.labels["version"] == "1.2.3"
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "a\\nb", "детектор", "{}", ""])
+def test_any_name_survives_the_page(table: Table, name: str) -> None:
+    table.directory.assign(name, "1")
+    assert value(parsed(table), "nv_inference_count", model=name, version="1") == 0
+
+
+def test_an_unloaded_model_leaves_the_page(table: Table, row: Row) -> None:
+    table.directory.retire("detector", "1")
+    assert "nv_inference_count" not in parsed(table)
