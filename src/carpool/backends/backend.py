@@ -1,0 +1,72 @@
+"""The protocol every runtime stands behind, and what the runtimes' own files share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from carpool.config.model import ModelConfig, ModelSignature
+from carpool.config.repository import ModelVersion
+from carpool.errors import ModelError
+from carpool.types import Array
+
+
+class Backend(Protocol):
+    """One instance of one model version.
+
+    `run`, `close` and the rest are called from one thread at a time; only `abort` and `alive` may be used
+    beside them. A backend checks neither shapes nor datatypes of what the model answers: it passes on what it
+    got, and the engine, which knows what was declared, names what does not fit.
+    """
+
+    @property
+    def signature(self) -> ModelSignature:
+        """What the model file says about its tensors; empty where it says nothing."""
+
+    @property
+    def alive(self) -> bool:
+        """False once this instance can answer no more (aborted, closed, or its process died): replace it."""
+
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        """A whole batch in, a whole batch out, with the GIL released while the model works.
+
+        None `wanted` are all of the outputs. The arrays that come back belong to the caller. Raises
+        ModelError with the cause in one sentence, or InvalidInput where a value could never be given to
+        this model; both leave an instance that is `alive` ready for the next batch.
+        """
+
+    def abort(self) -> None:
+        """From another thread: the batch that runs ends soon, with a ModelError, and no other will start."""
+
+    def close(self) -> None:
+        """Give back memory, threads and processes; more than once does no harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one instance goes: its number within the version, its GPU if any, and its share of the cores."""
+
+    instance: int = 0
+    threads: int | None = None
+    gpu: int | None = None
+
+
+class Loader(Protocol):
+    """The two functions that each runtime's file offers."""
+
+    def load(self, config: ModelConfig, version: ModelVersion, placement: Placement) -> Backend: ...
+
+    def read_signature(self, config: ModelConfig, version: ModelVersion) -> ModelSignature: ...
+
+
+def check_wanted(model: str, wanted: Sequence[str], known: Collection[str]) -> Sequence[str]:
+    """The outputs to answer: those asked for, which the model must have, or all of them."""
+    for name in wanted:
+        if name not in known:
+            raise ModelError(f"{model} has no output {name!r}; it has {', '.join(known) or 'none'}")
+    return wanted or tuple(known)
+
+
+def aborted(model: str) -> ModelError:
+    return ModelError(f"{model}: the batch was stopped before it ended", reason="aborted")

@@ -1,0 +1,89 @@
+"""A model that only takes time: zeros after as long as its curve says, for load tests without hardware."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from carpool.backends.backend import Backend, Placement, aborted, check_wanted
+from carpool.config.model import DYNAMIC, FakeSettings, ModelConfig, ModelSignature, TensorConfig
+from carpool.config.repository import ModelVersion
+from carpool.core.curve import BatchCurve, CurveError
+from carpool.errors import ConfigError, ModelError
+from carpool.types import DATATYPES, Array, Datatype
+
+_LAG_STEP = 5e-6  # seconds; small enough to be no noise, large enough to settle within some dozen batches
+_MAX_LAG = 1e-3  # more than this is not the timer but a busy machine, which sleeping less does not cure
+
+
+def load(config: ModelConfig, version: ModelVersion, placement: Placement) -> Backend:
+    del version, placement  # there is no file and no device
+    return FakeBackend(config)
+
+
+def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
+    del config, version
+    return ModelSignature()
+
+
+class FakeBackend:
+    """Sleeps, then answers zeros of the declared shapes, with 1 for every length that varies."""
+
+    signature = ModelSignature()
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._model = config.name
+        self._batched = config.max_batch != 0
+        self._curve = _curve(config)
+        self._outputs = {tensor.name: tensor for tensor in config.outputs}
+        self._stop = threading.Event()
+        self._lag = 0.0
+
+    @property
+    def alive(self) -> bool:
+        return not self._stop.is_set()
+
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        start = time.monotonic()
+        names = check_wanted(self._model, wanted, self._outputs)
+        rows = len(next(iter(inputs.values()))) if self._batched and inputs else 1
+        if rows > self._curve.max_batch:
+            raise ModelError(
+                f"{self._model}: its curve ends at batches of {self._curve.max_batch}, this one has {rows}"
+            )
+        outputs = {name: self._zeros(self._outputs[name], rows) for name in names}
+        self._sleep_until(start + self._curve.times[rows])
+        return outputs
+
+    def abort(self) -> None:
+        self._stop.set()
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def _sleep_until(self, end: float) -> None:
+        """Timers ring late, by about the same each time: aim earlier by the median of what was seen."""
+        if self._stop.wait(max(0.0, end - time.monotonic() - self._lag)):
+            raise aborted(self._model)
+        step = _LAG_STEP if time.monotonic() > end else -_LAG_STEP
+        self._lag = min(max(0.0, self._lag + step), _MAX_LAG)
+
+    def _zeros(self, tensor: TensorConfig, rows: int) -> Array:
+        dims = tensor.dims if tensor.reshape is None else tensor.reshape
+        shape = tuple(1 if dim == DYNAMIC else dim for dim in dims)
+        datatype = DATATYPES[tensor.datatype]
+        if self._batched:
+            shape = (rows, *shape)
+        if datatype is Datatype.BYTES:
+            return np.full(shape, b"", dtype=object)
+        return np.zeros(shape, dtype=datatype.dtype)
+
+
+def _curve(config: ModelConfig) -> BatchCurve:
+    try:
+        return BatchCurve.parse((config.fake or FakeSettings()).curve, config.max_batch or None)
+    except CurveError as error:
+        raise ConfigError(f"{config.name}: fake.curve: {error}") from None

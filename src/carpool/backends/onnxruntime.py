@@ -1,0 +1,203 @@
+"""ONNX files on onnxruntime.
+
+Instances that run on one CPU thread each share one session: its weights are in memory once, every run keeps
+to the thread that calls it, and a replaced instance is back at once. An abort takes effect between two
+operators (a loop in the graph is many of them); one single operator cannot be interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakValueDictionary
+
+from carpool.backends.backend import Backend, Placement, aborted, check_wanted
+from carpool.backends.onnx_tensors import ONNX_TYPES, as_value, from_ort, to_ort
+from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorSignature
+from carpool.config.repository import ModelVersion
+from carpool.errors import CarpoolError, ConfigError, ModelError, Unsupported
+from carpool.types import DATATYPES, Array, Datatype
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+
+_QUIET = 4  # the runtime's severity "fatal": errors come as exceptions, and need no second copy in the log
+_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_SOURCE = re.compile(r"^/\S+\.(?:cc|h):\d+ .*?\)(?: const)? (?=\S)|^Load model from .*? failed:\s*")
+
+_log = logging.getLogger(__name__)
+_shared: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+def load(config: ModelConfig, version: ModelVersion, placement: Placement) -> Backend:
+    session = _session(config, cast(Path, version.file), placement)
+    return OnnxBackend(config.name, session)
+
+
+def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
+    """Opened without optimising, which is where most of the time of loading goes."""
+    runtime = _runtime(config)
+    options = _options(runtime, threads=1)
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return _signature(config.name, _open(runtime, config, cast(Path, version.file), options, [CPU]))
+
+
+class OnnxBackend:
+    def __init__(self, model: str, session: onnxruntime.InferenceSession) -> None:
+        import onnxruntime
+
+        self._model = model
+        self._session: onnxruntime.InferenceSession | None = session
+        self._values = onnxruntime.OrtValue
+        self.signature = _signature(model, session)
+        self._inputs = {tensor.name: DATATYPES[tensor.datatype] for tensor in self.signature.inputs}
+        self._outputs = {tensor.name: DATATYPES[tensor.datatype] for tensor in self.signature.outputs}
+        if Datatype.BYTES in self._inputs.values() and Datatype.BF16 in self._outputs.values():
+            raise Unsupported(f"{model}: onnxruntime cannot take BYTES and answer BF16 in one model")
+        datatypes = {*self._inputs.values(), *self._outputs.values()}
+        self._plain = not datatypes & {Datatype.BF16, Datatype.BYTES}
+        # One for the life of the instance: once it says terminate, so does every run to come.
+        self._options = onnxruntime.RunOptions()
+        self._options.log_severity_level = _QUIET
+
+    @property
+    def alive(self) -> bool:
+        return self._session is not None and not self._options.terminate
+
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        names = check_wanted(self._model, wanted, self._outputs)
+        if self._session is None or self._options.terminate:
+            raise aborted(self._model)
+        try:
+            return dict(zip(names, self._run(self._session, inputs, names), strict=True))
+        except CarpoolError:
+            raise
+        except Exception as error:  # the runtime's exceptions have no base class of their own
+            if self._options.terminate:
+                raise aborted(self._model) from None
+            raise ModelError(f"{self._model}: {_cause(error)}") from None
+
+    def _run(
+        self, session: onnxruntime.InferenceSession, inputs: Mapping[str, Array], names: Sequence[str]
+    ) -> Sequence[Array]:
+        if self._plain:
+            return cast(Sequence[Array], session.run(names, dict(inputs), self._options))
+        fed = {name: self._fed(name, array) for name, array in inputs.items()}
+        if Datatype.BF16 in (self._outputs[name] for name in names):
+            # Only in its own wrapping does the runtime hand out what numpy has no type for.
+            values = {name: as_value(self._values, item) for name, item in fed.items()}
+            answers = session.run_with_ort_values(names, values, self._options)
+        else:
+            answers = session.run(names, fed, self._options)
+        return [from_ort(answer, self._outputs[name]) for name, answer in zip(names, answers, strict=True)]
+
+    def _fed(self, name: str, array: Array) -> Any:
+        if name not in self._inputs:
+            raise ModelError(f"{self._model} has no input {name!r}; it has {', '.join(self._inputs)}")
+        return to_ort(self._values, name, self._inputs[name], array)
+
+    def abort(self) -> None:
+        self._options.terminate = True
+
+    def close(self) -> None:
+        self._session = None
+
+
+def _session(config: ModelConfig, file: Path, placement: Placement) -> onnxruntime.InferenceSession:
+    runtime = _runtime(config)
+    settings = config.onnxruntime
+    providers = _providers(runtime, config, placement.gpu)
+    threads = settings.intra_op_threads or placement.threads or 0
+    options = _options(runtime, threads, settings.inter_op_threads or 1)
+    if threads != 1 or options.inter_op_num_threads != 1 or providers != [CPU]:
+        return _open(runtime, config, file, options, providers)
+    status = file.stat()
+    key = (file, status.st_ino, status.st_size, status.st_mtime_ns)
+    with _sharing:
+        session = _shared.get(key)
+        if session is None:
+            session = _shared[key] = _open(runtime, config, file, options, providers)
+    return session
+
+
+def _runtime(config: ModelConfig) -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise Unsupported(f"{config.name}: needs onnxruntime (pip install onnxruntime): {error}") from None
+    return onnxruntime
+
+
+def _options(runtime: Any, threads: int, inter_op_threads: int = 1) -> onnxruntime.SessionOptions:
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads  # 0 leaves it to the runtime: one per core
+    options.inter_op_num_threads = inter_op_threads
+    if inter_op_threads > 1:
+        options.execution_mode = runtime.ExecutionMode.ORT_PARALLEL
+    options.log_severity_level = _QUIET
+    # Threads that spin between batches would keep an idle server busy.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    return cast("onnxruntime.SessionOptions", options)
+
+
+def _providers(runtime: Any, config: ModelConfig, gpu: int | None) -> list[Any]:
+    """The providers of the settings, else CUDA for an instance on a GPU; the CPU is always the last."""
+    available = runtime.get_available_providers()
+    for name in config.onnxruntime.providers:
+        if name not in available:
+            listed = ", ".join(available)
+            raise ConfigError(f"{config.name}: onnxruntime has no provider {name!r} here; it has {listed}")
+    names = list(config.onnxruntime.providers)
+    if not names and gpu is not None:
+        if CUDA in available:
+            names = [CUDA]
+        else:
+            _log.warning("%s: runs on the CPU: this onnxruntime has no %s", config.name, CUDA)
+    device = {"device_id": str(gpu or 0)}
+    return [(name, device) if name == CUDA else name for name in names if name != CPU] + [CPU]
+
+
+def _open(
+    runtime: Any, config: ModelConfig, file: Path, options: onnxruntime.SessionOptions, providers: list[Any]
+) -> onnxruntime.InferenceSession:
+    try:
+        session = runtime.InferenceSession(str(file), options, providers=providers)
+    except Exception as error:  # the runtime's exceptions have no base class of their own
+        raise ModelError(f"{config.name}: {file} cannot be loaded: {_cause(error)}") from None
+    session.disable_fallback()  # it would rebuild the session on another device in the middle of a run
+    return cast("onnxruntime.InferenceSession", session)
+
+
+def _signature(model: str, session: onnxruntime.InferenceSession) -> ModelSignature:
+    return ModelSignature(
+        tuple(_tensor(model, "input", node) for node in session.get_inputs()),
+        tuple(_tensor(model, "output", node) for node in session.get_outputs()),
+    )
+
+
+def _tensor(model: str, kind: str, node: Any) -> TensorSignature:
+    if node.type not in ONNX_TYPES:
+        raise Unsupported(
+            f'{model}: {kind} "{node.name}" is a {node.type}, which the v2 protocol cannot carry'
+        )
+    # A length that varies has a name or nothing in place of a number.
+    shape = tuple(dim if isinstance(dim, int) and dim >= 0 else DYNAMIC for dim in node.shape)
+    return TensorSignature(node.name, ONNX_TYPES[node.type].value, shape)
+
+
+def _cause(error: Exception) -> str:
+    """The runtime's message as one line, without its error codes and its own source files."""
+    text = _CODE.sub("", str(error))
+    text = text.rpartition("Status Message: ")[2]
+    for _ in range(2):  # a failed load has both prefixes
+        text = _SOURCE.sub("", text)
+    return " ".join(text.split()).rstrip(".") or type(error).__name__

@@ -1,0 +1,124 @@
+"""The same small models for every backend, so that one suite of tests can ask the same of all of them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from backends import onnx_models
+from carpool import backends
+from carpool.config.model import FakeSettings, ModelConfig, TensorConfig
+from carpool.config.repository import ModelVersion
+
+# The head of a Python model with one input and one output.
+X_TO_Y = 'INPUTS = {"x": ("FP32", [3])}\nOUTPUTS = {"y": ("FP32", [3])}\n'
+
+Specs = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, datatype, shape without the batch
+
+
+@dataclass(frozen=True)
+class Case:
+    """How one backend comes by the models that the contract is tested with."""
+
+    name: str
+    arithmetic: Callable[[Path], backends.Backend]  # x FP32 [-1, 3] → double [-1, 3], total [-1, 1]
+    identity: Callable[[Path, str], backends.Backend]  # x of this datatype [-1, 3] → y
+    endless: Callable[[Path], backends.Backend]  # x FP32 [-1, 3] → y, never
+    computes: bool = True  # False: answers zeros, whatever comes in
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def settings(name: str, file: Path | None, inputs: Specs = (), outputs: Specs = ()) -> ModelConfig:
+    return ModelConfig(
+        name="model",
+        path=file.parent if file else Path(),
+        backend=name,
+        inputs=tuple(TensorConfig(*spec) for spec in inputs),
+        outputs=tuple(TensorConfig(*spec) for spec in outputs),
+    )
+
+
+def load(config: ModelConfig, file: Path | None, *, threads: int = 1) -> backends.Backend:
+    version = ModelVersion(1, file)
+    return backends.load(backends.describe(config, version), version, threads=threads)
+
+
+def load_onnx(file: Path, *, threads: int = 1) -> backends.Backend:
+    return load(settings("onnxruntime", file), file, threads=threads)
+
+
+def python_file(folder: Path, source: str) -> Path:
+    file = folder / "model.py"
+    file.write_text(textwrap.dedent(source))
+    return file
+
+
+def load_python(folder: Path, source: str) -> backends.Backend:
+    file = python_file(folder, source)
+    return load(settings("python", file), file)
+
+
+def load_fake(inputs: Specs, outputs: Specs, curve: str = "0.1+0.1") -> backends.Backend:
+    config = replace(settings("fake", None, inputs, outputs), fake=FakeSettings(curve))
+    return load(config, None)
+
+
+_X: Specs = (("x", "FP32", (3,)),)
+_Y: Specs = (("y", "FP32", (3,)),)
+_SUMS: Specs = (("double", "FP32", (3,)), ("total", "FP32", (1,)))
+
+_PYTHON_ARITHMETIC = """
+    INPUTS = {"x": ("FP32", [3])}
+    OUTPUTS = {"double": ("FP32", [3]), "total": ("FP32", [1])}
+
+    class Model:
+        def predict(self, inputs):
+            x = inputs["x"]
+            return {"double": x + x, "total": x.sum(axis=1, keepdims=True)}
+"""
+_PYTHON_ENDLESS = """
+    INPUTS = {"x": ("FP32", [3])}
+    OUTPUTS = {"y": ("FP32", [3])}
+
+    def predict(inputs):
+        while True:
+            pass
+"""
+
+
+def _python_identity(folder: Path, datatype: str) -> backends.Backend:
+    source = f"""
+        INPUTS = {{"x": ("{datatype}", [3])}}
+        OUTPUTS = {{"y": ("{datatype}", [3])}}
+
+        def predict(inputs):
+            return inputs["x"]
+    """
+    return load_python(folder, source)
+
+
+CASES = (
+    Case(
+        "onnxruntime",
+        lambda folder: load_onnx(onnx_models.arithmetic(folder / "model.onnx")),
+        lambda folder, datatype: load_onnx(onnx_models.identity(folder / "model.onnx", datatype)),
+        lambda folder: load_onnx(onnx_models.endless(folder / "model.onnx")),
+    ),
+    Case(
+        "python",
+        lambda folder: load_python(folder, _PYTHON_ARITHMETIC),
+        _python_identity,
+        lambda folder: load_python(folder, _PYTHON_ENDLESS),
+    ),
+    Case(
+        "fake",
+        lambda folder: load_fake(_X, _SUMS),
+        lambda folder, datatype: load_fake((("x", datatype, (3,)),), (("y", datatype, (3,)),)),
+        lambda folder: load_fake(_X, _Y, curve="900000+1"),
+        computes=False,
+    ),
+)
