@@ -9,6 +9,7 @@ CarpoolError
 ├─ Refused             the gate said no, or gave up early to save the rest
 ├─ Replaced            a newer frame of the same source took its place
 ├─ DeadlineExceeded    the deadline passed while waiting, or the execution timed out
+├─ Cancelled           the client left
 ├─ Unavailable         loading, draining, restarting, or one of Triton's own queue limits
 └─ ModelError          the model raised, died, or answered with the wrong shape
 """
@@ -73,6 +74,10 @@ class Replaced(CarpoolError):
 
 class DeadlineExceeded(CarpoolError):
     reason = "deadline"
+
+
+class Cancelled(CarpoolError):
+    reason = "cancelled"
 
 
 class Unavailable(CarpoolError):

@@ -186,6 +186,16 @@ class Scheduler:
         """Images offered per second, refusals included."""
         return self._rate.at(now)
 
+    def saturation(self, now: float) -> float:
+        """0 when a newcomer would run at once, 1 when the wait alone would take its whole promise."""
+        settings = getattr(self.policy, "settings", None)
+        if not isinstance(settings, Promise):
+            return 0.0
+        batch = self.curve.efficient[min(settings.max_batch, self.curve.max_batch)]
+        ahead = max(0.0, self.instances.next_free.free_at - now)
+        ahead += self.lanes.waiting / batch * self.curve.times[batch] / self.instances.pace
+        return min(1.0, ahead / settings.slo)
+
     # ---- inside -----------------------------------------------------------------------------------------
 
     def _count_arrival(self, job: Job, lane: Lane, now: float) -> None:

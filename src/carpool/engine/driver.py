@@ -1,0 +1,242 @@
+"""Where time meets scheduling: one loop thread tells the scheduler what happened and does what it says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from math import ceil
+from time import monotonic
+from typing import Protocol
+
+from carpool.core.instance import Batch, Instance
+from carpool.core.job import Job, JobState
+from carpool.core.scheduler import Scheduler
+from carpool.engine.executor import BatchResult, Executor
+from carpool.engine.refusals import given_up, refused
+from carpool.engine.work import Outcome, Work
+from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
+
+
+class Watcher(Protocol):
+    """Who is told what the driver sees: counters, and whoever replaces instances."""
+
+    def batch_ended(self, works: Sequence[Work], result: BatchResult, batch: Batch) -> None: ...
+
+    def instance_lost(self, instance: Instance, why: str) -> None: ...
+
+    def turned(self, scheduler: Scheduler, now: float) -> None: ...
+
+
+class Driver:
+    """Drives one model version. Everything but the executors' threads runs on the loop's thread."""
+
+    def __init__(
+        self,
+        model: str,
+        scheduler: Scheduler,
+        knobs: bool,
+        watcher: Watcher,
+        loop: asyncio.AbstractEventLoop,
+        execution_timeout: float | None = None,
+    ) -> None:
+        self._model = model
+        self.scheduler = scheduler
+        self._knobs = knobs
+        self._watcher = watcher
+        self._loop = loop
+        self._execution_timeout = execution_timeout
+        self._executors: dict[int, Executor] = {}
+        self._running: dict[Executor, Batch] = {}
+        self._alarms: dict[Executor, asyncio.TimerHandle] = {}
+        self._turn_planned = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle_waiters: list[asyncio.Future[None]] = []
+        self._closed: CarpoolError | None = None
+
+    # ---- what happens -----------------------------------------------------------------------------------
+
+    def place(self, instance: Instance, executor: Executor) -> None:
+        """This executor works for that instance from now on."""
+        self._executors[instance.index] = executor
+        self.scheduler.set_available(instance, True)
+        self._plan_turn()
+
+    def submit(self, work: Work) -> None:
+        if self._closed is not None:
+            work.done(work, Outcome(error=self._closed))
+            return
+        work.job = job = Job(
+            work.arrived,
+            work.deadline,
+            work.images,
+            shape=work.shape,
+            priority=work.priority,
+            source=work.source,
+            timeout=work.timeout,
+            payload=work,
+        )
+        refusal = self.scheduler.offer(job, monotonic())
+        if refusal is not None:
+            error = refused(self._model, job, refusal, knobs=self._knobs)
+            work.done(work, Outcome(error=error))
+        else:
+            self._plan_turn()
+
+    def cancel(self, work: Work) -> None:
+        """The client has gone. `done` is still called, when nothing reads the inputs any more."""
+        job = work.job
+        if job is None or job.state >= JobState.DONE:
+            return
+        if self.scheduler.cancel(job, monotonic()):
+            work.done(work, Outcome(error=Cancelled("the client left")))
+            self._plan_turn()
+
+    def refuse_from_now_on(self, error: CarpoolError) -> None:
+        """Nothing new is taken; what was accepted goes on."""
+        self._closed = error
+
+    def accept_again(self) -> None:
+        self._closed = None
+
+    def fail_waiting(self, error: CarpoolError) -> None:
+        """Nobody is left to run them: tell everybody who waits."""
+        for lane in list(self.scheduler.lanes):
+            for line in list(lane.lines.values()):
+                for job in list(line):
+                    self.scheduler.cancel(job, monotonic())
+                    job.payload.done(job.payload, Outcome(error=error))
+
+    async def drained(self, timeout: float) -> bool:
+        """Wait until nobody waits or runs; False when that took too long."""
+        if not self._idle():
+            waiter = self._loop.create_future()
+            self._idle_waiters.append(waiter)
+            await asyncio.wait([waiter], timeout=timeout)
+        return self._idle()
+
+    # ---- one turn ---------------------------------------------------------------------------------------
+
+    def _plan_turn(self) -> None:
+        """Decide once per turn of the loop: whatever arrived in the same turn rides together."""
+        if not self._turn_planned:
+            self._turn_planned = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_planned = False
+        now = monotonic()
+        while True:
+            decision = self.scheduler.decide(now)
+            for gone in decision.given_up:
+                work: Work = gone.job.payload
+                wait = max(0.0, self.scheduler.instances.next_free.free_at - now)
+                work.done(work, Outcome(error=given_up(self._model, gone.job, gone.reason, now, wait)))
+            if decision.batch is None:
+                break
+            self._start(decision.batch)
+        self._set_timer(decision.look_again, now)
+        self._watcher.turned(self.scheduler, now)
+        if self._idle_waiters and self._idle():
+            for waiter in self._idle_waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._idle_waiters.clear()
+
+    def _set_timer(self, at: float | None, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            # Timers tick in milliseconds: round up, or the turn would come early and spin.
+            delay = ceil(max(0.0, at - now) * 1e3) / 1e3
+            self._timer = self._loop.call_later(delay, self._turn)
+
+    def _start(self, batch: Batch) -> None:
+        executor = self._executors[batch.instance.index]
+        self._running[executor] = batch
+        if self._execution_timeout is not None:
+            alarm = self._loop.call_later(self._execution_timeout, self._overran, executor)
+            self._alarms[executor] = alarm
+        executor.run([job.payload for job in batch.jobs])
+
+    # ---- a batch ends -----------------------------------------------------------------------------------
+
+    def report(self, executor: Executor, works: Sequence[Work], result: BatchResult) -> None:
+        """From an executor's thread."""
+        self._loop.call_soon_threadsafe(self._ended, executor, works, result)
+
+    def _ended(self, executor: Executor, works: Sequence[Work], result: BatchResult) -> None:
+        batch = self._running.pop(executor, None)
+        if batch is None:
+            return  # it overran its time, and its riders were told
+        alarm = self._alarms.pop(executor, None)
+        if alarm is not None:
+            alarm.cancel()
+        now = monotonic()
+        released = self.scheduler.finished(batch, now, result.seconds if result.clean else None)
+        alive = executor.backend.alive
+        if not alive:
+            self._lose(batch.instance, "its backend died")
+        # The next batch is on its way before the answers of this one are written.
+        self._turn()
+        timing = result.timing
+        for work, outcome in zip(works, result.outcomes, strict=True):
+            outcome.timing = timing
+            job = work.job
+            if job is not None and job.state is JobState.GONE:
+                work.done(work, outcome)  # cancelled while it ran: only releases what it held
+            elif self.scheduler.policy.preserve_ordering:
+                work.held = outcome
+        self._answer(released, works, result)
+        self._watcher.batch_ended(works, result, batch)
+
+    def _answer(self, released: Sequence[Job], works: Sequence[Work], result: BatchResult) -> None:
+        if self.scheduler.policy.preserve_ordering:
+            for job in released:
+                work: Work = job.payload
+                assert work.held is not None
+                work.done(work, work.held)
+            return
+        for work, outcome in zip(works, result.outcomes, strict=True):
+            if work.job is not None and work.job.state is JobState.DONE:
+                work.done(work, outcome)
+
+    def _overran(self, executor: Executor) -> None:
+        """The model hangs: its riders are told, the instance is given up and replaced."""
+        batch = self._running.pop(executor, None)
+        if batch is None:
+            return
+        self._alarms.pop(executor, None)
+        seconds = self._execution_timeout or 0.0
+        error = DeadlineExceeded(
+            f"{self._model} did not finish a batch of {batch.images} within {seconds * 1e3:.0f} ms",
+            reason="execution-timeout",
+        )
+        released = self.scheduler.finished(batch, monotonic(), None)
+        executor.backend.abort()
+        self._lose(batch.instance, "it did not finish in time")
+        for job in batch.jobs:
+            job.payload.held = Outcome(error=error)
+            if job.state is JobState.GONE:
+                job.payload.done(job.payload, job.payload.held)
+        for job in released:
+            job.payload.done(job.payload, job.payload.held)
+        self._turn()
+
+    def _lose(self, instance: Instance, why: str) -> None:
+        executor = self._executors.pop(instance.index)
+        executor.close()
+        self.scheduler.set_available(instance, False)
+        self._watcher.instance_lost(instance, why)
+
+    def _idle(self) -> bool:
+        return not self._running and not self.scheduler.lanes.requests
+
+    def close(self) -> None:
+        """Stop for good: whoever still waits is told."""
+        self.refuse_from_now_on(Unavailable(f"{self._model} is being unloaded", reason="unloading"))
+        self.fail_waiting(Unavailable(f"{self._model} was unloaded", reason="unloading"))
+        self._set_timer(None, 0.0)
+        for executor in self._executors.values():
+            executor.close()
+        self._executors.clear()

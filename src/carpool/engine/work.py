@@ -1,0 +1,54 @@
+"""One inference inside the engine, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from carpool.core.job import INFINITY, Job
+from carpool.errors import CarpoolError
+from carpool.types import Array
+
+
+@dataclass(slots=True)
+class Timing:
+    """Where the time went, in seconds. `batch` is the number of images it rode with."""
+
+    queue: float = 0.0
+    input: float = 0.0
+    infer: float = 0.0
+    output: float = 0.0
+    batch: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Either outputs by name, in the order asked for, or an error."""
+
+    outputs: Mapping[str, Array] | None = None
+    error: CarpoolError | None = None
+    timing: Timing = field(default_factory=Timing)
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A request the engine can run. `inputs` hold all its images, the batch dimension included.
+
+    `done` is called exactly once, on the engine's loop thread, perhaps before `submit` returns. `place`,
+    where given, is called in the model's thread with this request's rows, to copy them where they are needed.
+    """
+
+    inputs: Mapping[str, Array]
+    done: Callable[[Work, Outcome], None]
+    images: int = 1
+    wanted: Sequence[str] = ()  # none: all outputs
+    arrived: float = 0.0  # time.monotonic(): the last byte of the request
+    deadline: float = INFINITY
+    timeout: float = 0.0  # Triton's queue timeout, seconds
+    priority: int = 0
+    source: str = ""
+    shape: Hashable = None  # what must be equal to share a batch; None where all requests are alike
+    place: Callable[[Mapping[str, Array]], Mapping[str, Array]] | None = None
+    key: int = 0  # which model version has it
+    job: Job | None = None  # the scheduler's side of it
+    held: Outcome | None = None  # an answer that waits for earlier ones

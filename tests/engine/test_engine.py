@@ -1,0 +1,319 @@
+"""The engine through its public face: what models do right, and everything they can do wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+import carpool
+from carpool.config.model import Mode
+from carpool.engine.engine import Engine
+from carpool.engine.served import State
+from carpool.errors import (
+    CarpoolError,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelError,
+    NotFound,
+    Refused,
+    Unavailable,
+)
+from engine import repositories
+
+T = TypeVar("T")
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    async def bounded() -> T:
+        return await asyncio.wait_for(coroutine, 60)
+
+    return asyncio.run(bounded())
+
+
+def row(*values: float) -> np.ndarray[Any, Any]:
+    return np.array([values], np.float32)
+
+
+async def until(condition: Any) -> None:
+    """Wait for a condition, with a bound that only a failure reaches."""
+    for _ in range(3000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came true")
+
+
+def test_answers_with_and_without_the_batch_dimension(tmp_path: Path) -> None:
+    repositories.python(tmp_path, "def predict(x): return x * 2")
+
+    async def story() -> None:
+        async with carpool.Engine(tmp_path) as engine:
+            assert (await engine.infer("model", {"x": row(1, 2)}))["y"].tolist() == [[2, 4]]
+            assert (await engine.infer("model", np.float32([3, 4])))["y"].tolist() == [6, 8]
+            assert engine.find("model").config.mode is Mode.EAGER
+
+    run(story())
+
+
+def test_requests_that_come_together_ride_together(tmp_path: Path) -> None:
+    repositories.python(tmp_path, "import numpy\ndef predict(x): return x * 0 + len(x)")
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            await engine.infer("model", row(0, 0))
+            answers = await asyncio.gather(*(engine.infer("model", row(n, n)) for n in range(8)))
+            assert {answer["y"][0, 0] for answer in answers} == {8.0}
+
+    run(story())
+
+
+def test_every_rider_gets_its_own_rows(tmp_path: Path) -> None:
+    repositories.python(tmp_path, "def predict(x): return x + 1")
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            batches = [np.full((n % 3 + 1, 2), n, np.float32) for n in range(40)]
+            answers = await asyncio.gather(*(engine.infer("model", batch) for batch in batches))
+            for batch, answer in zip(batches, answers, strict=True):
+                assert (answer["y"] == batch + 1).all()
+
+    run(story())
+
+
+def test_one_poisoned_input_costs_one_error(tmp_path: Path) -> None:
+    repositories.python(
+        tmp_path, "def predict(x):\n    if (x == 13).any(): raise ValueError('unlucky')\n    return x"
+    )
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            values = [1, 2, 13, 4, 5, 6, 7, 8]
+            calls = (engine.infer("model", row(value, 0)) for value in values)
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            for value, answer in zip(values, answers, strict=True):
+                if value == 13:
+                    assert isinstance(answer, ModelError)
+                    assert "unlucky" in answer.message
+                else:
+                    assert not isinstance(answer, BaseException)
+                    assert answer["y"][0, 0] == value
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import numpy\ndef predict(x): return numpy.zeros((len(x), 3), 'float32')", "shape"),
+        ("import numpy\ndef predict(x): return {'y': numpy.zeros((len(x), 2), 'int64')}", "int64"),
+        ("def predict(x): return {'z': x}", "no output 'y'"),
+    ],
+)
+def test_an_answer_that_is_not_what_was_declared_names_the_output(
+    tmp_path: Path, code: str, says: str
+) -> None:
+    repositories.python(tmp_path, code)
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            with pytest.raises(ModelError, match=says) as caught:
+                await engine.infer("model", row(1, 2))
+            assert "y" in caught.value.message
+
+    run(story())
+
+
+def test_a_model_that_hangs_is_replaced_and_its_riders_are_told(tmp_path: Path) -> None:
+    repositories.python(
+        tmp_path,
+        "import threading\ndef predict(x):\n    if x[0, 0] == 13: threading.Event().wait()\n    return x",
+        head="execution_timeout_ms = 400",
+    )
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            with pytest.raises(DeadlineExceeded, match="400 ms") as caught:
+                await engine.infer("model", row(13, 0))
+            assert caught.value.reason == "execution-timeout"
+            assert (await engine.infer("model", row(1, 2)))["y"].tolist() == [[1, 2]]
+
+    run(story())
+
+
+def test_a_model_that_dies_is_restarted(tmp_path: Path) -> None:
+    repositories.python(
+        tmp_path, "import os\ndef predict(x):\n    if x[0, 0] == 13: os._exit(3)\n    return x"
+    )
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            with pytest.raises(ModelError, match="died"):
+                await engine.infer("model", row(13, 0))
+            assert (await engine.infer("model", row(1, 2)))["y"].tolist() == [[1, 2]]
+
+    run(story())
+
+
+def test_when_it_cannot_be_restarted_nobody_waits_for_ever(tmp_path: Path) -> None:
+    flag = tmp_path / "broken"
+    repositories.python(
+        tmp_path,
+        f"""
+        import os, pathlib
+        if pathlib.Path({str(flag)!r}).exists(): raise RuntimeError('still broken')
+        def predict(x):
+            if x[0, 0] == 13: os._exit(3)
+            return x
+        """,
+    )
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            flag.touch()
+            with pytest.raises(ModelError):
+                await engine.infer("model", row(13, 0))
+            with pytest.raises(Unavailable, match="restarted"):
+                await engine.infer("model", row(1, 2))
+            flag.unlink()
+            await until(lambda: any(i.available for i in engine.find("model").driver.scheduler.instances))
+            assert (await engine.infer("model", row(1, 2)))["y"].tolist() == [[1, 2]]
+
+    run(story())
+
+
+def test_a_promise_refuses_what_cannot_finish(tmp_path: Path) -> None:
+    repositories.fake(tmp_path, curve="20+1", head="slo_ms = 60")
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            x = np.zeros((8, 4), np.float32)
+            calls = [engine.infer("fake", x, deadline_ms=10), *(engine.infer("fake", x) for _ in range(30))]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            refusals = [answer for answer in answers if isinstance(answer, Refused)]
+            assert isinstance(answers[0], Refused)
+            assert answers[0].reason == "cannot-finish"
+            assert "its deadline is 10 ms" in answers[0].message
+            assert answers[0].predicted_ms is not None
+            assert any(isinstance(answer, dict) for answer in answers)
+            assert len(refusals) > 10
+
+    run(story())
+
+
+def test_a_promise_that_the_device_cannot_keep_is_refused_at_load(tmp_path: Path) -> None:
+    repositories.fake(tmp_path, curve="20+1", head="slo_ms = 15")
+    with pytest.raises(ConfigError, match="promise at least 46 ms"):
+        run(Engine(tmp_path).start())
+
+
+def test_slo_ms_overrides_knobs(tmp_path: Path) -> None:
+    repositories.fake(tmp_path, head="")
+
+    async def story() -> None:
+        async with Engine(tmp_path, slo_ms=123) as engine:
+            assert engine.find("fake").config.mode is Mode.PROMISE
+
+    run(story())
+
+
+def test_a_caller_that_is_cancelled_leaves_the_queue(tmp_path: Path) -> None:
+    repositories.fake(tmp_path, curve="100+1", head="")
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            lanes = engine.find("fake").driver.scheduler.lanes
+            x = np.zeros((8, 4), np.float32)
+            running = asyncio.create_task(engine.infer("fake", x))
+            waiting = asyncio.create_task(engine.infer("fake", x))
+            await until(lambda: lanes.requests == 1)
+            waiting.cancel()
+            await until(lambda: lanes.requests == 0)
+            assert (await running)["y"].shape == (8, 2)
+
+    run(story())
+
+
+def test_stopping_finishes_what_was_accepted(tmp_path: Path) -> None:
+    repositories.fake(tmp_path, curve="50+1", head="")
+
+    async def story() -> None:
+        engine = Engine(tmp_path)
+        await engine.start()
+        x = np.zeros((8, 4), np.float32)
+        calls = [asyncio.create_task(engine.infer("fake", x)) for _ in range(3)]
+        served = engine.find("fake")
+        await until(lambda: served.driver.scheduler.lanes.requests == 2)
+        stopping = asyncio.create_task(engine.stop())
+        await until(lambda: served.state is not State.READY)
+        with pytest.raises(CarpoolError):
+            await engine.infer("fake", x)
+        assert all(answer["y"].shape == (8, 2) for answer in await asyncio.gather(*calls))
+        await stopping
+        with pytest.raises(NotFound):
+            engine.find("fake")
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ({"z": row(1, 2)}, "no input 'z'"),
+        ({}, "needs the input 'x'"),
+        ({"x": np.zeros((1, 2))}, "must be FP32, not float64"),
+        ({"x": np.zeros((1, 3), np.float32)}, "must have the shape"),
+        ({"x": np.zeros((9, 2), np.float32)}, "1 to 8 images"),
+        ({"x": np.zeros((0, 2), np.float32)}, "1 to 8 images"),
+    ],
+)
+def test_bad_input_names_the_field(tmp_path: Path, inputs: dict[str, Any], says: str) -> None:
+    repositories.python(tmp_path, "def predict(x): return x")
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            with pytest.raises(InvalidInput, match=says):
+                await engine.infer("model", inputs)
+            with pytest.raises(InvalidInput, match="no output 'z'"):
+                await engine.infer("model", row(1, 2), outputs=["z"])
+
+    run(story())
+
+
+def test_unknown_models_are_named_with_those_there_are(tmp_path: Path) -> None:
+    repositories.fake(tmp_path)
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            with pytest.raises(NotFound, match="there are fake"):
+                await engine.infer("nobody", row(1))
+
+    run(story())
+
+
+def test_counters_and_statistics_follow(tmp_path: Path) -> None:
+    repositories.python(tmp_path, "def predict(x): return x")
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            for _ in range(3):
+                await engine.infer("model", np.zeros((2, 2), np.float32))
+            served = engine.find("model")
+            sizes = [entry["batch_size"] for entry in served.batches.document()]
+            assert sizes == [2]
+            text = carpool_metrics(engine)
+            assert 'nv_inference_exec_count{model="model",version="1"} 3' in text
+            assert 'nv_inference_count{model="model",version="1"} 6' in text
+
+    run(story())
+
+
+def carpool_metrics(engine: Engine) -> str:
+    from carpool.observe.prometheus import Exposition
+
+    return Exposition(engine.table, version="test").page().decode()
