@@ -1,0 +1,168 @@
+"""Shared memory for bodies and answers: one memory file per front end, handed out in slots.
+
+The front end allocates and releases; the engine only maps the same file and is told offsets. Slots come in
+classes of 4, 6, 8, 12, 16, 24 … KiB and go back to the list of their class, the last one released first, so
+that traffic keeps to memory that is already there and warm. Memory that no slot has used yet costs nothing.
+
+When a class has nothing left, in this order: fresh memory, neighbours that are free joined into fresh memory,
+a free slot of a larger class. So a flood of one size cannot starve the others for longer than it lasts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+_SMALLEST_BITS = 12
+_SMALLEST = 1 << _SMALLEST_BITS
+_CLASSES = 2 * (48 - _SMALLEST_BITS)
+_NOTHING = memoryview(b"")
+
+
+def _class_sizes() -> list[int]:
+    sizes: list[int] = []
+    for bits in range(_SMALLEST_BITS, 48):
+        sizes += (1 << bits, 3 << (bits - 1))
+    return sizes
+
+
+_SIZES = _class_sizes()
+
+
+def _class_of(size: int) -> int:
+    """The number of the smallest class that holds so many bytes."""
+    if size <= _SMALLEST:
+        return 0
+    bits = (size - 1).bit_length()
+    steps = 2 * (bits - _SMALLEST_BITS)
+    return steps - 1 if size <= 3 << (bits - 2) else steps
+
+
+def create_memory(name: str, size: int) -> int:
+    """A memory file of zeros that nobody can resize: a process that maps it cannot be hurt by another."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def map_memory(fd: int) -> mmap.mmap:
+    """The whole file. It stays mapped until nothing refers to the map or to an array over it."""
+    return mmap.mmap(fd, os.fstat(fd).st_size)
+
+
+class ArenaSlot:
+    """A piece of the arena; `capacity` may be more than was asked for, which is the length of `view`."""
+
+    __slots__ = ("_arena", "_class", "offset", "view")
+
+    def __init__(self, arena: Arena, number: int, offset: int, view: memoryview) -> None:
+        self._arena: Arena | None = arena
+        self._class = number
+        self.offset = offset
+        self.view = view
+
+    @property
+    def capacity(self) -> int:
+        return _SIZES[self._class]
+
+    def release(self) -> None:
+        """Give the memory back. Again is harmless: every allocation is an object of its own."""
+        arena = self._arena
+        if arena is not None:
+            self._arena = None
+            self.view = _NOTHING
+            arena.take_back(self._class, self.offset)
+
+
+class Arena:
+    """Slots over a mapped memory file. For one thread."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self.memory = memory
+        self.size = len(memory)
+        self._view = memoryview(memory)
+        self._free: list[list[int]] = [[] for _ in range(_CLASSES)]
+        self._fresh: list[tuple[int, int]] = [(0, self.size)]  # start and end, in order
+        self._fresh_most = self.size  # no piece of it is longer
+        self._returned = self.size  # bytes released since free slots were last joined
+        self.slots_used = 0
+        self.bytes_used = 0
+
+    def allocate(self, size: int) -> ArenaSlot | None:
+        """A slot of at least `size` bytes, or None when there is no room for it now."""
+        number = _class_of(size)
+        if number >= _CLASSES:
+            return None
+        free = self._free[number]
+        if free:
+            offset = free.pop()
+        else:
+            found = self._find(number)
+            if found is None:
+                return None
+            number, offset = found
+        self.slots_used += 1
+        self.bytes_used += _SIZES[number]
+        return ArenaSlot(self, number, offset, self._view[offset : offset + size])
+
+    def take_back(self, number: int, offset: int) -> None:
+        """For `ArenaSlot.release` only."""
+        size = _SIZES[number]
+        self._free[number].append(offset)
+        self.slots_used -= 1
+        self.bytes_used -= size
+        self._returned += size
+
+    def _find(self, number: int) -> tuple[int, int] | None:
+        """The class and the offset of a slot when the list of the class is empty."""
+        size = _SIZES[number]
+        offset = self._carve(size)
+        if offset is None and self._worth_joining(size):
+            self._join()
+            offset = self._carve(size)
+        if offset is not None:
+            return number, offset
+        for larger in range(number + 1, _CLASSES):
+            if self._free[larger]:
+                return larger, self._free[larger].pop()
+        return None
+
+    def _carve(self, size: int) -> int | None:
+        if size > self._fresh_most:
+            return None
+        for index, (start, end) in enumerate(self._fresh):
+            if end - start >= size:
+                if end - start == size:
+                    del self._fresh[index]
+                else:
+                    self._fresh[index] = (start + size, end)
+                return start
+        self._fresh_most = size - 1
+        return None
+
+    def _worth_joining(self, size: int) -> bool:
+        """Joining sorts every free slot, so it must be paid for by what came back since the last time."""
+        return self.size - self.bytes_used >= size and self._returned >= max(size, self.size // 16)
+
+    def _join(self) -> None:
+        """Turn every free slot into fresh memory again, neighbours in one piece."""
+        pieces = self._fresh
+        for number, offsets in enumerate(self._free):
+            pieces += [(offset, offset + _SIZES[number]) for offset in offsets]
+            offsets.clear()
+        pieces.sort()
+        joined: list[tuple[int, int]] = []
+        for start, end in pieces:
+            if joined and joined[-1][1] == start:
+                joined[-1] = (joined[-1][0], end)
+            else:
+                joined.append((start, end))
+        self._fresh = joined
+        self._fresh_most = self.size
+        self._returned = 0

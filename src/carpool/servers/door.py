@@ -1,0 +1,117 @@
+"""What a front end sees of the engine: a catalogue of models, slots for bodies, and one way to infer.
+
+There are two doors with this shape: one into an engine in the same process, one across a link to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from carpool.core.job import INFINITY
+from carpool.engine.work import Timing
+from carpool.errors import CarpoolError
+from carpool.types import Signature, Tensor
+from carpool.wire.v2 import RequestHead
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One version of one model, as the front ends know it."""
+
+    key: int  # its number on the link
+    name: str
+    version: str
+    signature: Signature
+    platform: str
+    mode: str  # promise, knobs or eager
+    slo: float | None  # seconds
+    config: Mapping[str, Any]  # Triton's JSON form
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by output
+    row: tuple[int, int] = (0, 0)  # its row in the shared counters: number, generation
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """A line of the repository index: also models that are not ready, with the reason."""
+
+    name: str
+    version: str
+    state: str  # READY, LOADING, UNLOADING, UNAVAILABLE
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Everything that is served now. Replaced as a whole, with the next number."""
+
+    number: int = 0
+    ready: bool = False
+    entries: Mapping[tuple[str, str], ModelEntry] = field(default_factory=dict)  # by (name, version)
+    newest: Mapping[str, ModelEntry] = field(default_factory=dict)  # by name: what serves without a version
+    index: Sequence[IndexEntry] = ()
+
+
+class Slot(Protocol):
+    """Memory for one body. It belongs to whoever asked for it until `release`."""
+
+    view: memoryview
+
+    def release(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Answer:
+    """How an inference ended. `outputs` may be views of a slot: use them before `Call.release`."""
+
+    outputs: Sequence[Tensor] = ()
+    error: CarpoolError | None = None
+    timing: Timing = field(default_factory=Timing)
+
+
+class Call(Protocol):
+    """One inference under way."""
+
+    def cancel(self) -> None:
+        """The client has gone. `done` is not called any more; everything is released when it is safe."""
+
+    def release(self) -> None:
+        """The answer has been sent: give back the slots. Only after `done`."""
+
+
+class Door(Protocol):
+    """How a front end reaches the engine. Everything is called on the front end's loop thread."""
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    @property
+    def serving(self) -> bool:
+        """False while the engine is starting, draining or being restarted."""
+
+    def slot(self, size: int) -> Slot | None:
+        """Memory for a body, or None when all of it is in use."""
+
+    def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
+        """The gate's advice before the body is read: a refusal that the engine would make as well."""
+
+    def infer(
+        self,
+        entry: ModelEntry,
+        head: RequestHead,
+        slot: Slot,
+        tail: int,
+        done: Callable[[Answer], None],
+        *,
+        arrived: float,
+        deadline: float = INFINITY,
+        source: str = "",
+    ) -> Call:
+        """Run a request whose tensors lie in `slot.view[tail:]` at the offsets of `head`.
+
+        The slot belongs to the call from here on. `done` is called at most once, never before this returns.
+        """
+
+    async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        """A question to the engine that is not an inference (statistics, load, unload …): JSON in and out."""

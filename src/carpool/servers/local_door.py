@@ -1,0 +1,133 @@
+"""The door into an engine in the same process: for `--frontends 0`, tests and notebooks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from carpool.core.job import INFINITY
+from carpool.engine.engine import shape_key
+from carpool.engine.work import Outcome, Work
+from carpool.errors import CarpoolError
+from carpool.servers.door import Answer, Catalog, ModelEntry, Slot
+from carpool.servers.host import EngineHost
+from carpool.types import Tensor
+from carpool.wire.v2 import RequestHead, bind
+
+
+class LocalSlot:
+    """Plain memory, counted against the door's limit."""
+
+    __slots__ = ("_door", "view")
+
+    def __init__(self, door: LocalDoor, size: int) -> None:
+        self._door: LocalDoor | None = door
+        self.view = memoryview(bytearray(size))
+
+    def release(self) -> None:
+        if self._door is not None:
+            self._door.used -= len(self.view)
+            self._door = None
+
+
+class LocalCall:
+    """One inference under way, its slot with it."""
+
+    __slots__ = ("_cancelled", "_done", "_door", "_entry", "_slot", "work")
+
+    def __init__(
+        self, door: LocalDoor, entry: ModelEntry, slot: Slot, done: Callable[[Answer], None]
+    ) -> None:
+        self._door = door
+        self._entry = entry
+        self._slot = slot
+        self._done = done
+        self._cancelled = False
+        self.work: Work | None = None
+
+    def ended(self, work: Work, outcome: Outcome) -> None:
+        if self._cancelled:
+            self._slot.release()
+        elif self.work is None:  # within infer: the caller has not got its call yet
+            self._door.loop.call_soon(self.ended, work, outcome)
+        else:
+            self._done(self._answer(outcome))
+
+    def _answer(self, outcome: Outcome) -> Answer:
+        if outcome.outputs is None:
+            return Answer(error=outcome.error, timing=outcome.timing)
+        specs = self._entry.signature.output_named
+        tensors = [
+            Tensor(name, specs[name].datatype, array.shape, array) for name, array in outcome.outputs.items()
+        ]
+        return Answer(tensors, timing=outcome.timing)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self.work is not None:
+            self._door.host.cancel(self.work)
+
+    def release(self) -> None:
+        self._slot.release()
+
+
+class LocalDoor:
+    """Front end and engine share a loop; bodies lie in ordinary memory."""
+
+    def __init__(self, host: EngineHost, *, max_bytes: int) -> None:
+        self.host = host
+        self.loop = asyncio.get_running_loop()
+        self.used = 0
+        self._max_bytes = max_bytes
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.host.catalog
+
+    @property
+    def serving(self) -> bool:
+        return self.host.catalog.ready
+
+    def slot(self, size: int) -> Slot | None:
+        if self.used + size > self._max_bytes:
+            return None
+        self.used += size
+        return LocalSlot(self, size)
+
+    def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
+        return self.host.refuses(entry.key, deadline)
+
+    def infer(
+        self,
+        entry: ModelEntry,
+        head: RequestHead,
+        slot: Slot,
+        tail: int,
+        done: Callable[[Answer], None],
+        *,
+        arrived: float,
+        deadline: float = INFINITY,
+        source: str = "",
+    ) -> LocalCall:
+        call = LocalCall(self, entry, slot, done)
+        inputs = {tensor.name: tensor.data for tensor in bind(head.inputs, slot.view[tail:])}
+        options = head.options
+        work = Work(
+            inputs,
+            call.ended,
+            images=head.batch if entry.signature.max_batch else 1,
+            wanted=[output.name for output in head.outputs],
+            arrived=arrived,
+            deadline=deadline,
+            timeout=options.timeout or 0.0,
+            priority=options.priority,
+            source=source or options.source,
+            shape=shape_key(entry.signature, inputs),
+        )
+        self.host.submit(entry.key, work)
+        call.work = work
+        return call
+
+    async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        return await self.host.ask(what, arguments)
