@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from carpool.core.job import INFINITY, GivenUp, Job, JobState, Reason, Refusal
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from carpool.core.scheduler import Scheduler
 
 _AHEAD = 2  # batches set aside per instance
+_COMPACT_AT = 64
 _BEHIND_ALL = 1e15  # added to the rank of a delayed job: after every request that has not timed out
 
 
@@ -29,12 +29,9 @@ class _Aside:
     """A batch set aside. A `sealed` one takes nobody else; `other_shape` says that a shape closed it."""
 
     jobs: list[Job] = field(default_factory=list)
+    images: int = 0
     sealed: bool = False
     other_shape: bool = False
-
-    @property
-    def images(self) -> int:
-        return sum(job.images for job in self.jobs)
 
 
 @dataclass(slots=True)
@@ -62,6 +59,7 @@ class KnobsPolicy:
         self._preferred = frozenset(settings.preferred or (settings.max_batch,))
         self._largest_preferred = max(self._preferred)
         self._aside: deque[_Aside] = deque()
+        self._behind: deque[Job] = deque()  # ready, in order of arrival, and not set aside yet
         limits = settings.limits
         self._looks_ahead = not (
             settings.priority_levels or limits.timeout or limits.allow_override or limits.max_size
@@ -96,10 +94,16 @@ class KnobsPolicy:
             return Refusal(Reason.QUEUE_FULL)
         return None
 
-    def look_ahead(self, core: Scheduler, now: float) -> None:
+    def look_ahead(self, core: Scheduler, now: float, job: Job | None = None) -> None:
         """Set batches aside, as far ahead as Triton does."""
         self._wait_until = None
-        while self._looks_ahead and len(self._aside) < _AHEAD * len(core.instances):
+        if not self._looks_ahead:
+            return
+        if job is not None:
+            self._behind.append(job)
+            if len(self._behind) > _COMPACT_AT + 2 * core.lanes.requests:
+                self._behind = deque(job for job in self._behind if job.state is JobState.READY)
+        while self._behind and len(self._aside) < _AHEAD * len(core.instances):
             is_open = bool(self._aside) and not self._aside[-1].sealed
             batch = self._aside[-1] if is_open else _Aside()
             if not self._grow(core, batch, now):
@@ -138,7 +142,9 @@ class KnobsPolicy:
                 break
             if batch.jobs[0].shape != following.jobs[0].shape:
                 break
-            batch.jobs += self._aside.popleft().jobs
+            self._aside.popleft()
+            batch.jobs += following.jobs
+            batch.images += following.images
         return batch
 
     def _grow(self, core: Scheduler, batch: _Aside, now: float) -> bool:
@@ -162,7 +168,11 @@ class KnobsPolicy:
         elif not (delay_over or delay == 0 or (size and not seal and size not in self._preferred)):
             self._wait_until = oldest + delay
             return False
-        batch.jobs += found.jobs[:count]
+        joining = found.jobs[:count]
+        batch.jobs += joining
+        batch.images += sum(job.images for job in joining)
+        while self._looks_ahead and self._behind.popleft() is not joining[-1]:
+            """Those before it join too, or have left meanwhile."""
         batch.sealed |= seal
         batch.other_shape |= found.other_shape
         return True
@@ -170,9 +180,10 @@ class KnobsPolicy:
     def _gather(self, core: Scheduler, batch: _Aside) -> _Gathered:
         found = _Gathered()
         size = batch.images
-        skip = sum(job.state is JobState.READY for aside in self._aside for job in aside.jobs)
         shape = batch.jobs[0].shape if batch.jobs else None
-        for job in islice(_in_order(core), skip, None):
+        for job in self._behind if self._looks_ahead else _in_order(core):
+            if job.state is not JobState.READY:
+                continue
             grown = size + found.images + job.images
             if batch.jobs or found.jobs:
                 if grown > self._largest_preferred and not found.preferred:

@@ -46,7 +46,7 @@ class PromisePolicy:
         assert job.lane is not None
         return gate(core, self.shares, self.settings.slo, job, job.lane, now)
 
-    def look_ahead(self, core: Scheduler, now: float) -> None:
+    def look_ahead(self, core: Scheduler, now: float, job: Job | None = None) -> None:
         """Nothing is set aside: the later a batch is chosen, the better it is."""
 
     def take(

@@ -35,8 +35,8 @@ class Policy(Protocol):
         self, core: Scheduler, instance: Instance, now: float, given_up: list[GivenUp]
     ) -> tuple[list[Job], float | None]: ...
 
-    def look_ahead(self, core: Scheduler, now: float) -> None:
-        """Something changed; nothing need be dispatched yet."""
+    def look_ahead(self, core: Scheduler, now: float, job: Job | None = None) -> None:
+        """Something changed: this job became ready, or an instance was freed. Nothing is dispatched yet."""
 
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
         """Rank the job and name its lane."""
@@ -113,6 +113,17 @@ class Scheduler:
             self.ready(job, now)
         return None
 
+    def refuses(self, job: Job, now: float) -> Refusal | None:
+        """What the gate says to a request that is still on its way. Only a no counts as traffic."""
+        level, source = self.policy.place(job, self._sequence)
+        job.lane = lane = self.lanes.lane(level, source, now)
+        refusal = self._limits(job) or self.policy.admit(self, job, now)
+        if refusal is not None:
+            self._count_arrival(job, lane, now)
+            self.ledger.offered += 1
+            self.ledger.refused[refusal.reason] += 1
+        return refusal
+
     def refused_elsewhere(self, images: int, requests: int, reason: Reason, now: float) -> None:
         """A front end said no on its own: the traffic counts as offered all the same."""
         self.ledger.offered += requests
@@ -123,7 +134,7 @@ class Scheduler:
         """The job's input is there: it may run. Too late for one that has left meanwhile."""
         if job.state is JobState.OFFERED:
             self.lanes.ready_now(job)
-            self.policy.look_ahead(self, now)
+            self.policy.look_ahead(self, now, job)
 
     def cancel(self, job: Job, now: float) -> bool:
         """The client has gone. True if that spared the work; a running batch goes on without an answer."""
