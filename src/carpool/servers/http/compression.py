@@ -1,0 +1,105 @@
+"""gzip and deflate, in both directions. Nothing here belongs on the hot path."""
+
+from __future__ import annotations
+
+import zlib
+
+from carpool.servers.http.body import too_large
+from carpool.servers.http.responses import Fault, bad_request
+
+_GZIP = 16 + zlib.MAX_WBITS
+_ZLIB = zlib.MAX_WBITS
+_RAW = -zlib.MAX_WBITS
+_STEP = 256 * 1024
+
+
+def body_encoding(field: bytes | None) -> bytes | None:
+    """What a Content-Encoding field asks to undo: gzip, deflate or None; raises 415 for anything else."""
+    if field is None:
+        return None
+    encoding = field.strip(b" \t").lower()
+    if encoding in (b"", b"identity"):
+        return None
+    if encoding in (b"gzip", b"x-gzip"):
+        return b"gzip"
+    if encoding == b"deflate":
+        return b"deflate"
+    raise Fault(415, "the Content-Encoding has to be gzip, deflate or identity", "unsupported-encoding")
+
+
+class Inflater:
+    """Decompresses one body in steps, and stops at the step that takes it over `limit`."""
+
+    def __init__(self, encoding: bytes, data: bytes | bytearray, limit: int) -> None:
+        self._wbits = _GZIP if encoding == b"gzip" else _deflate_kind(data)
+        self._rest = bytes(data)
+        self._limit = limit
+        self._stream = zlib.decompressobj(self._wbits)
+        self.body = bytearray()
+
+    def step(self) -> bool:
+        """Produce one more piece; True when the body is complete."""
+        try:
+            piece = self._stream.decompress(self._rest, _STEP)
+        except zlib.error:
+            raise bad_request("the compressed body is damaged") from None
+        self.body += piece
+        if len(self.body) > self._limit:
+            raise too_large(self._limit)
+        if not self._stream.eof:
+            self._rest = self._stream.unconsumed_tail
+            if not piece and not self._rest:
+                raise bad_request("the compressed body ends too early")
+            return False
+        self._rest = self._stream.unused_data
+        if not self._rest:
+            return True
+        if self._wbits != _GZIP:
+            raise bad_request("something follows the compressed body")
+        self._stream = zlib.decompressobj(self._wbits)  # gzip may be several members in a row
+        return False
+
+    def finish(self) -> bytearray:
+        while not self.step():
+            pass
+        return self.body
+
+
+def _deflate_kind(data: bytes | bytearray) -> int:
+    """`deflate` means zlib, but some senders leave out its two-byte header."""
+    is_zlib = len(data) >= 2 and data[0] & 0x0F == 8 and (data[0] * 256 + data[1]) % 31 == 0
+    return _ZLIB if is_zlib else _RAW
+
+
+def choose_encoding(accepted: bytes | None) -> bytes | None:
+    """The best answer to an Accept-Encoding field: gzip, deflate, or None for the plain body."""
+    if not accepted:
+        return None
+    quality: dict[bytes, float] = {}
+    for part in accepted.lower().split(b","):
+        name, _, parameter = part.partition(b";")
+        quality[name.strip()] = _quality(parameter)
+    anything = quality.get(b"*", 0.0)
+    gzip = quality.get(b"gzip", quality.get(b"x-gzip", anything))
+    deflate = quality.get(b"deflate", anything)
+    if max(gzip, deflate, quality.get(b"identity", 0.0)) <= 0 or quality.get(b"identity", 0.0) > max(
+        gzip, deflate
+    ):
+        return None
+    return b"gzip" if gzip >= deflate else b"deflate"
+
+
+def _quality(parameter: bytes) -> float:
+    name, _, value = parameter.partition(b"=")
+    if name.strip() != b"q":
+        return 1.0
+    try:
+        return float(value)
+    except ValueError:
+        return 0.0
+
+
+def compress(body: bytes, encoding: bytes, level: int = 6) -> bytes:
+    """`body` in one of the encodings that `choose_encoding` names."""
+    compressor = zlib.compressobj(level, zlib.DEFLATED, _GZIP if encoding == b"gzip" else _ZLIB)
+    return compressor.compress(body) + compressor.flush()

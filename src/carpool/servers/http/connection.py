@@ -1,0 +1,305 @@
+"""One client connection: requests are read, handed to the app and answered, one after the other.
+
+A connection is in one phase at a time:
+
+    HEAD ──► BODY ──► WAITING ──► HEAD …      a request without a body skips BODY
+      │        │         │
+      └────────┴─────────┴──► LINGER ──► CLOSED
+
+An answer may come in BODY already (a refusal, say); the rest of the body is then read past. LINGER is a
+connection whose last answer is out while its client may still be sending: closed at once, that answer could
+be lost on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import cast
+
+from carpool.servers.http.answering import BODY, CLOSED, HEAD, LINGER, WAITING, Answering
+from carpool.servers.http.body import too_large
+from carpool.servers.http.delivery import deliver
+from carpool.servers.http.exchange import BodyPlan, Exchange
+from carpool.servers.http.parsing import HeadFinder, RequestHead, parse_head
+from carpool.servers.http.responses import CONTINUE, Fault, bad_request
+from carpool.servers.http.shared import Shared
+
+_REQUESTS_PER_TURN = 16
+_CR = 13
+
+
+class Connection(Answering):
+    """The hot path: `get_buffer` and `buffer_updated` for bodies, `_take_head`, `_begin` and `answer`."""
+
+    __slots__ = ("_finder", "_known", "_known_raw", "_mark", "_partial", "_plan", "_scratch")
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._scratch = shared.head_buffer
+        self._finder = HeadFinder(shared.limits)
+        self._partial = False  # some of a head is here
+        self._known_raw = b""  # the last head: a client's next one is often the same, byte for byte
+        self._known: RequestHead | None = None
+        self._plan: BodyPlan = None
+        self._mark = 0  # how much of the body was here when the window began
+
+    # ── what the loop calls ──
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=0)
+        refusal = self._shared.enter(self)
+        if refusal is not None:
+            self._fail(refusal)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        if self._phase == LINGER:
+            self._shared.lingering -= 1
+        self._phase = CLOSED
+        self._plan = None
+        self._intake.forget()
+        self._abandon()
+        self._shared.leave(self)
+
+    def get_buffer(self, _sizehint: int) -> bytearray | memoryview:
+        intake = self._intake
+        into = intake.into
+        return self._scratch if into is None else into[intake.got :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        intake = self._intake
+        into = intake.into
+        if into is not None:
+            intake.got += nbytes
+            if intake.got == len(into):
+                self._body_done()
+        elif self._phase == LINGER:
+            intake.got += nbytes
+            if intake.got > self._shared.limits.drain_bytes:
+                self._transport.abort()
+        elif self._ahead:
+            data, self._ahead = self._ahead + self._scratch[:nbytes], b""
+            self._work(data, len(data))
+        else:
+            self._work(self._scratch, nbytes)
+
+    def eof_received(self) -> bool:
+        """The client sends no more, and has left or still reads: see `Exchange` for how that is decided."""
+        self._ended = True
+        if self._phase == WAITING:
+            if self._exchange is not None and self._exchange.on_disconnect is not None:
+                self._close()
+        elif self._phase == HEAD:
+            self._continue()
+        elif self._phase == BODY and self._exchange is not None:
+            self._fail(bad_request(f"the body ended after {self._intake.received} bytes"))
+        else:
+            self._close()
+        return True
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._phase == HEAD:
+            self._continue()
+
+    # ── what the server calls ──
+
+    def check_time(self, now: float) -> None:
+        """Called every sweep: end what has taken too long."""
+        limits = self._shared.limits
+        waited = now - self._since
+        if self._stalled:
+            if self._reads_too_slowly(now):
+                self._transport.abort()
+        elif self._phase == HEAD:
+            if self._partial and waited > limits.header_timeout_s:
+                self._fail(Fault(408, "the head took too long", "timeout"))
+            elif waited > (limits.idle_timeout_s if self._served else limits.header_timeout_s):
+                self._close()
+        elif self._phase == BODY:
+            self._check_body_time(now, waited)
+        elif self._phase == LINGER and waited > limits.linger_timeout_s:
+            self._transport.abort()
+
+    def _check_body_time(self, now: float, waited: float) -> None:
+        limits = self._shared.limits
+        if self._exchange is None:
+            if waited > limits.drain_timeout_s:
+                self._transport.abort()
+        elif waited > limits.body_timeout_s:
+            received = self._intake.received
+            if received - self._mark < limits.min_progress_bytes:
+                self._fail(Fault(408, "the body came too slowly", "timeout"))
+            self._mark = received
+            self._since = now
+
+    def retire(self) -> None:
+        """The server stops: go now if idle, else after the answer."""
+        self._keep = False
+        if self._phase == HEAD and not self._ahead:
+            self._close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # ── reading ──
+
+    def _work(self, data: bytes | bytearray, end: int) -> None:
+        """Take requests out of `data` until it is used up or something has to be waited for."""
+        position = turns = 0
+        self._busy = True
+        try:
+            while position < end:
+                if self._phase == HEAD:
+                    if self._stalled or turns == _REQUESTS_PER_TURN:
+                        break
+                    turns += 1
+                    position = self._take_head(data, position, end)
+                    if self._partial:
+                        break
+                elif self._phase == BODY:
+                    position = self._take_body(data, position, end)
+                else:
+                    break
+        except Fault as fault:
+            self._fail(fault)
+        finally:
+            self._busy = False
+        if self._phase == BODY:
+            self._after_part_of_body(end)
+        elif position < end:
+            self._keep_for_later(bytes(memoryview(data)[position:end]), turns)
+
+    def _keep_for_later(self, rest: bytes, turns: int) -> None:
+        if self._phase >= LINGER:
+            return
+        self._ahead = rest
+        if turns == _REQUESTS_PER_TURN:
+            self._let_others_run()
+        elif not self._partial and len(rest) >= self._shared.limits.read_ahead_bytes:
+            self._transport.pause_reading()
+
+    def _continue(self) -> None:
+        """Go on with what was read ahead: after an answer, a write that got through, a turn of the others."""
+        if self._busy or self._phase >= LINGER:
+            return
+        data, self._ahead = self._ahead, b""
+        if data:
+            self._work(data, len(data))
+        if self._phase >= LINGER:
+            return
+        if not self._ended:
+            if len(self._ahead) < self._shared.limits.read_ahead_bytes:
+                self._transport.resume_reading()
+        elif self._phase == BODY:
+            self.eof_received()
+        elif self._phase == HEAD:
+            if self._partial:
+                self._fail(bad_request("the request ended within its head"))
+            elif not self._ahead:
+                self._close()
+
+    def _let_others_run(self) -> None:
+        """A client with much to say takes turns: the loop would read on from it as long as there is more."""
+        self._transport.pause_reading()
+        self._shared.loop.call_soon(self._continue)
+
+    def _take_head(self, data: bytes | bytearray, position: int, end: int) -> int:
+        raw = self._known_raw
+        if raw and data.startswith(raw, position, end):
+            if self._partial:
+                self._partial = False
+                self._finder.reset()
+            self._begin(cast(RequestHead, self._known))
+            return position + len(raw)
+        self._head = None
+        while data.startswith(b"\r\n", position, end):
+            position += 2  # some clients send an empty line too many after a body
+            self._partial = False
+        if position == end:
+            return position
+        after = self._finder.end_of_head(data, position, end)
+        if after < 0:
+            if not self._partial:
+                self._partial = True
+                if data[position] != _CR:  # half an empty line does not count as the start of a head
+                    self._since = monotonic()
+            return position
+        raw = bytes(memoryview(data)[position:after])
+        self._known = parse_head(raw, self._shared.limits, self._finder)
+        self._known_raw = raw
+        self._finder.reset()
+        self._partial = False
+        self._begin(self._known)
+        return after
+
+    def _begin(self, head: RequestHead) -> None:
+        now = monotonic()
+        shared = self._shared
+        exchange = Exchange(self, head, now)
+        self._exchange = exchange
+        self._head = head
+        self._since = now
+        self._keep = head.keep_alive and not shared.stopping
+        self._phase = BODY if head.has_body else WAITING
+        plan: BodyPlan = None
+        try:
+            if head.content_length and head.content_length > shared.limits.max_body_bytes:
+                raise too_large(shared.limits.max_body_bytes)
+            plan = shared.app.begin(head, exchange)
+            if self._phase == BODY and self._exchange is not None:
+                self._start_body(head, plan)
+        except Exception as error:
+            self._failed(error)
+        if self._phase == WAITING and self._exchange is exchange:
+            self._deliver(plan, now, exchange)
+
+    def _start_body(self, head: RequestHead, plan: BodyPlan) -> None:
+        intake = self._intake
+        intake.start(head, plan)
+        self._plan = plan
+        self._mark = 0
+        if intake.into is None and not intake.chunked:
+            self._scratch = self._shared.body_buffer
+        if head.expects_continue:
+            self._send(CONTINUE)
+
+    def _take_body(self, data: bytes | bytearray, position: int, end: int) -> int:
+        intake = self._intake
+        try:
+            position = intake.take(data, position, end)
+        except Fault:
+            if self._exchange is not None:
+                raise
+            self._linger()
+            return end
+        if intake.finished:
+            self._body_done()
+        return position
+
+    def _after_part_of_body(self, count: int) -> None:
+        """All that was read is used, and more of the body is to come."""
+        intake = self._intake
+        if intake.chunked:
+            if count >= len(self._scratch):
+                self._let_others_run()  # a chunk may be one byte: this is work, not copying
+        elif self._exchange is None:
+            intake.skip_in_kernel(self._descriptor())
+            if intake.finished:
+                self._body_done()
+
+    def _body_done(self) -> None:
+        plan, self._plan = self._plan, None
+        self._scratch = self._shared.head_buffer
+        exchange = self._exchange
+        if exchange is not None:
+            self._phase = WAITING
+            self._deliver(plan, monotonic(), exchange)
+            return
+        self._intake.forget()
+        self._next_request()
+
+    def _deliver(self, plan: BodyPlan, now: float, exchange: Exchange) -> None:
+        body = self._intake.finish()
+        deliver(plan, body, now, exchange, self._shared, self._failed)

@@ -1,0 +1,47 @@
+"""Every bound of the HTTP server in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Sizes are bytes, durations seconds. Timeouts are looked at every `sweep_s`, so they are that coarse."""
+
+    max_connections: int = 1024
+    """Served at once; the next one gets a 503 and is closed."""
+    max_lingering: int = 64
+    """Closed connections that may still wait for their client to have read the last answer."""
+
+    max_request_line_bytes: int = 8 * KIB
+    max_header_bytes: int = 32 * KIB
+    """Request line and fields together; also bounds chunk extensions and trailers."""
+    max_header_fields: int = 100
+    max_body_bytes: int = 64 * MIB
+    """Of one body as it comes over the wire."""
+    max_gathered_bytes: int = 512 * MIB
+    """Of all bodies that are being gathered in memory, over all connections."""
+    max_unsent_bytes: int = 512 * MIB
+    """Of all answers that clients have not read yet, over all connections."""
+    read_ahead_bytes: int = 64 * KIB
+    """Kept from a client that sends its next requests before it has its answer."""
+
+    header_timeout_s: float = 10.0
+    """From the first byte of a head (for a new connection: from its start) to the last."""
+    body_timeout_s: float = 10.0
+    """A window in which a body must end or bring `min_progress_bytes`."""
+    write_timeout_s: float = 10.0
+    """A window in which a client must have read its answer or `min_progress_bytes` of it."""
+    min_progress_bytes: int = 4 * KIB
+    idle_timeout_s: float = 75.0
+    """Between an answer and the next request."""
+
+    drain_bytes: int = 8 * MIB
+    """What is read past after an early answer, to keep the connection; a longer body ends it."""
+    drain_timeout_s: float = 5.0
+    linger_timeout_s: float = 2.0
+    sweep_s: float = 0.5

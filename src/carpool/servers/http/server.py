@@ -1,0 +1,123 @@
+"""Listening sockets, and the server that lives on them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Sequence
+
+from carpool.errors import ConfigError
+from carpool.servers.http.connection import Connection
+from carpool.servers.http.exchange import App
+from carpool.servers.http.limits import Limits
+from carpool.servers.http.shared import Shared
+
+_BACKLOG = 1024
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets bound to every address of `host`, all on one port, which other processes can share.
+
+    Port 0 picks a free one. `::` takes IPv4 as well. Raises `ConfigError` when an address cannot be had.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in _addresses(host, port):
+            if port == 0 and sockets:
+                address = (address[0], sockets[0].getsockname()[1], *address[2:])
+            sockets.append(_bound(family, address, shared=True))
+    except OSError as error:
+        for opened in sockets:
+            opened.close()
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+    return sockets
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise `ConfigError` if someone listens there: sharing the port would silently split the traffic."""
+    try:
+        for family, address in _addresses(host, port):
+            _bound(family, address, shared=False).close()
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+
+
+def _addresses(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def _bound(family: int, address: tuple[object, ...], *, shared: bool) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted connections inherit it
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
+        bound.setblocking(False)
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+class HttpServer:
+    """Serves one app on some sockets until it is stopped. To be used from its loop's thread."""
+
+    def __init__(self, app: App, limits: Limits | None = None) -> None:
+        self._app = app
+        self._limits = limits or Limits()
+        self._listeners: list[asyncio.Server] = []
+        self._shared: Shared
+        self._timer: asyncio.TimerHandle
+
+    async def start(self, sockets: Sequence[socket.socket]) -> None:
+        """Begin to accept; the sockets are the server's from now on."""
+        loop = asyncio.get_running_loop()
+        shared = self._shared = Shared(self._app, self._limits, loop)
+        self._timer = loop.call_later(self._limits.sweep_s, self._sweep)
+        for listening in sockets:
+            listener = await loop.create_server(lambda: Connection(shared), sock=listening, backlog=_BACKLOG)
+            self._listeners.append(listener)
+
+    @property
+    def connections(self) -> int:
+        """Open ones, with those that only linger."""
+        return len(self._shared.connections)
+
+    @property
+    def answered_here(self) -> dict[str, int]:
+        """Answers that the app has not seen, by reason: bad requests, timeouts, connections turned away."""
+        return dict(self._shared.answered_here)
+
+    def stop_accepting(self) -> None:
+        """Refuse new connections, close idle ones, and let the others finish what they have begun."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        self._shared.stopping = True
+        for connection in list(self._shared.connections):
+            connection.retire()
+
+    async def stop(self, within_s: float) -> int:
+        """Stop accepting, wait for what is in flight, cut off the rest; returns how many were cut off."""
+        self.stop_accepting()
+        shared = self._shared
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(shared.emptied.wait(), within_s)
+        left = list(shared.connections)
+        for connection in left:
+            connection.abort()
+        await shared.emptied.wait()
+        self._timer.cancel()
+        shared.close()
+        return len(left)
+
+    def _sweep(self) -> None:
+        self._shared.sweep()
+        self._timer = self._shared.loop.call_later(self._limits.sweep_s, self._sweep)

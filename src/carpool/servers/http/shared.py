@@ -1,0 +1,78 @@
+"""What the connections of one server share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from carpool.servers.http.body import Ledger
+from carpool.servers.http.exchange import App
+from carpool.servers.http.limits import KIB, Limits
+from carpool.servers.http.responses import Fault, date_line
+
+if TYPE_CHECKING:
+    from carpool.servers.http.connection import Connection
+    from carpool.servers.http.outgoing import Outgoing
+
+
+class Shared:
+    """One read buffer serves all connections: the loop fills it and hands it over with nothing in between."""
+
+    def __init__(self, app: App, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+        self.app = app
+        self.limits = limits
+        self.loop = loop
+        self.head_buffer = bytearray(16 * KIB)
+        self.body_buffer = bytearray(256 * KIB)
+        self.ledger = Ledger(limits.max_gathered_bytes)
+        self.connections: set[Connection] = set()
+        self.stalled: set[Outgoing] = set()
+        self.lingering = 0
+        self.stopping = False
+        self.emptied = asyncio.Event()
+        self.emptied.set()
+        self.date = date_line(time.time())
+        self.answered_here: Counter[str] = Counter()
+        """Answers that no app has seen, by reason: bad requests, timeouts, connections turned away."""
+        self._inflaters: ThreadPoolExecutor | None = None
+
+    @property
+    def inflaters(self) -> ThreadPoolExecutor:
+        """Threads for bodies that are long when decompressed; few, so that bombs leave cores to the rest."""
+        if self._inflaters is None:
+            self._inflaters = ThreadPoolExecutor(2, thread_name_prefix="inflate")
+        return self._inflaters
+
+    def enter(self, connection: Connection) -> Fault | None:
+        """Count it in; returns why it is to be turned away, if it is."""
+        self.connections.add(connection)
+        self.emptied.clear()
+        if self.stopping:
+            return Fault(503, "the server is stopping", "stopping")
+        if len(self.connections) - self.lingering > self.limits.max_connections:
+            return Fault(503, "too many connections", "too-many-connections")
+        return None
+
+    def leave(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self.stalled.discard(connection)
+        if not self.connections:
+            self.emptied.set()
+
+    def may_linger(self) -> bool:
+        return self.lingering < self.limits.max_lingering
+
+    def close(self) -> None:
+        if self._inflaters is not None:
+            self._inflaters.shutdown(wait=False, cancel_futures=True)
+            self._inflaters = None
+
+    def sweep(self) -> None:
+        """Look once at every connection's clock."""
+        self.date = date_line(time.time())
+        now = time.monotonic()
+        for connection in list(self.connections):
+            connection.check_time(now)
