@@ -1,0 +1,99 @@
+"""The HTTP front end's application: the table of its routes, and how a request finds its handler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from carpool.errors import CarpoolError
+from carpool.observe.counters import Block
+from carpool.servers.door import Door
+from carpool.servers.http import handlers
+from carpool.servers.http.exchange import BodyPlan, Exchange
+from carpool.servers.http.handlers import Handler, Start, Starter, missing, per_request
+from carpool.servers.http.infer import start_infer
+from carpool.servers.http.limits import MIB
+from carpool.servers.http.parsing import RequestHead
+from carpool.servers.http.refusals import answer_error
+from carpool.servers.http.responses import Fault
+from carpool.servers.http.routes import Route, Router
+from carpool.servers.http.service import Service
+
+
+def _get(pattern: str, handler: Handler) -> Route[Starter]:
+    return Route("GET", pattern, per_request(handler))
+
+
+def _post(pattern: str, handler: Handler) -> Route[Starter]:
+    return Route("POST", pattern, per_request(handler))
+
+
+_MODEL = "/v2/models/{model}[/versions/{version}]"
+_SYSTEM_MEMORY = missing("system shared memory is")
+_CUDA_MEMORY = missing("CUDA shared memory is")
+_CONTROL = missing("loading and unloading models while the server runs is")
+_TRACE = missing("tracing is")
+_LOGGING = missing("changing the log settings while the server runs is")
+_GENERATE = missing("the generate extension is")
+
+ROUTES: tuple[Route[Starter], ...] = (
+    Route("POST", f"{_MODEL}/infer", start_infer),
+    _get("/", handlers.front_page),
+    _get("/health", handlers.health),
+    _get("/metrics", handlers.metrics),
+    _get("/v2", handlers.server_metadata),
+    _get("/v2/health/live", handlers.live),
+    _get("/v2/health/ready", handlers.ready),
+    _get("/v2/models/stats", handlers.statistics),
+    _get(_MODEL, handlers.model_metadata),
+    _get(f"{_MODEL}/ready", handlers.model_ready),
+    _get(f"{_MODEL}/config", handlers.model_config),
+    _get(f"{_MODEL}/stats", handlers.statistics),
+    _post("/v2/repository/index", handlers.repository_index),
+    _post("/v2/repository/{repository}/index", missing("naming one of several repositories is")),
+    _post("/v2/repository[/{repository}]/models/{model}/load", _CONTROL),
+    _post("/v2/repository[/{repository}]/models/{model}/unload", _CONTROL),
+    _get("/v2/systemsharedmemory[/region/{region}]/status", _SYSTEM_MEMORY),
+    _post("/v2/systemsharedmemory/region/{region}/register", _SYSTEM_MEMORY),
+    _post("/v2/systemsharedmemory[/region/{region}]/unregister", _SYSTEM_MEMORY),
+    _get("/v2/cudasharedmemory[/region/{region}]/status", _CUDA_MEMORY),
+    _post("/v2/cudasharedmemory/region/{region}/register", _CUDA_MEMORY),
+    _post("/v2/cudasharedmemory[/region/{region}]/unregister", _CUDA_MEMORY),
+    _get("/v2[/models/{model}]/trace/setting", _TRACE),
+    _post("/v2[/models/{model}]/trace/setting", _TRACE),
+    _get("/v2/logging", _LOGGING),
+    _post("/v2/logging", _LOGGING),
+    _post(f"{_MODEL}/generate", _GENERATE),
+    _post(f"{_MODEL}/generate_stream", _GENERATE),
+)
+
+
+class HttpApp:
+    """Serves the v2 protocol from behind a door. One per front end, in its loop's thread.
+
+    `block` is this process's part of the counters; `metrics` makes the metrics page. `max_body_bytes` bounds
+    bodies that are gathered in memory, counted after decompression; the server bounds all of them.
+    """
+
+    def __init__(
+        self, door: Door, block: Block, metrics: Callable[[], bytes], *, max_body_bytes: int = 64 * MIB
+    ) -> None:
+        self._service = Service(door, block, metrics, max_body_bytes)
+        self._router = Router(ROUTES)
+
+    def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+        try:
+            start = cast("Start | None", head.derived)
+            if start is None:
+                starter, variables = self._router.find(head.method, head.segments())
+                head.derived = start = starter(self._service, head, variables)
+            return start(exchange)
+        except Fault:
+            raise
+        except CarpoolError as error:
+            answer_error(exchange, error)
+        return None
+
+    def close(self) -> None:
+        """The server has stopped: end what is left of the app's own work."""
+        self._service.close()

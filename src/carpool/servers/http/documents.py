@@ -1,0 +1,85 @@
+"""The v2 protocol's JSON documents, as pure functions of the catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+
+from carpool.errors import InvalidInput
+from carpool.servers.door import Catalog, IndexEntry, ModelEntry
+from carpool.types import TensorSpec
+
+Document = dict[str, Any]
+
+SERVER_NAME = "carpool"
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+"""Only what works: clients switch features on by this list."""
+
+_READY = "READY"
+
+
+def server_metadata(version: str) -> Document:
+    return {"name": SERVER_NAME, "version": version, "extensions": EXTENSIONS}
+
+
+def health(catalog: Catalog, *, ready: bool) -> Document:
+    return {"ready": ready, "models": sorted(catalog.newest)}
+
+
+def model_metadata(catalog: Catalog, entry: ModelEntry) -> Document:
+    signature = entry.signature
+    return {
+        "name": entry.name,
+        "versions": served_versions(catalog, entry.name),
+        "platform": entry.platform,
+        "inputs": _tensors(signature.inputs, signature.max_batch),
+        "outputs": _tensors(signature.outputs, signature.max_batch),
+    }
+
+
+def served_versions(catalog: Catalog, name: str) -> list[str]:
+    versions = [version for model, version in catalog.entries if model == name]
+    return sorted(versions, key=lambda version: (len(version), version))  # numbers in their order
+
+
+def index(lines: Iterable[IndexEntry], *, only_ready: bool) -> list[Document]:
+    """The repository index; a reason is given only where there is one, as in Triton."""
+    return [_index_line(line) for line in lines if line.state == _READY or not only_ready]
+
+
+def wants_only_ready(body: bytes | bytearray) -> bool:
+    """What the body of an index request asks for; it may be empty."""
+    if not body.strip():
+        return False
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput(f"the request is not valid JSON: {error.msg}", field="body") from None
+    ready = document.get("ready", False) if type(document) is dict else None
+    if type(ready) is not bool:
+        raise InvalidInput('the request must be like {"ready": true}', field="ready")
+    return ready
+
+
+def _tensors(specs: Sequence[TensorSpec], max_batch: int) -> list[Document]:
+    return [
+        {"name": spec.name, "datatype": spec.datatype.value, "shape": spec.full_shape(max_batch)}
+        for spec in specs
+    ]
+
+
+def _index_line(line: IndexEntry) -> Document:
+    document = {"name": line.name, "version": line.version, "state": line.state}
+    if line.reason:
+        document["reason"] = line.reason
+    return document

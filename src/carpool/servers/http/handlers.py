@@ -1,0 +1,118 @@
+"""The small routes: each takes the service, the exchange and the variables of its path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from carpool import __version__
+from carpool.errors import CarpoolError, Unsupported
+from carpool.servers.http import documents
+from carpool.servers.http.exchange import BodyPlan, Collect, Exchange
+from carpool.servers.http.metrics_page import answer_metrics
+from carpool.servers.http.parsing import RequestHead
+from carpool.servers.http.refusals import answer_error
+from carpool.servers.http.responses import JSON_FIELDS
+from carpool.servers.http.service import Service, answer_document, not_serving
+from carpool.wire.v2 import encode_error
+
+Variables: TypeAlias = Mapping[str, str]
+Handler: TypeAlias = Callable[[Service, Exchange, Variables], BodyPlan]
+Start: TypeAlias = Callable[[Exchange], BodyPlan]
+Starter: TypeAlias = Callable[[Service, RequestHead, Variables], Start]
+"""Works out once, for all requests that share a head, what each of them starts with."""
+
+_MAX_INDEX_BODY = 64 * 1024
+_FRONT_PAGE = (
+    b"Carpool serves vision models over the v2 inference protocol.\n\n"
+    b"/v2                   this server and what it can do\n"
+    b"/v2/repository/index  its models (POST)\n"
+    b"/v2/health/ready      whether it serves\n"
+    b"/metrics              for Prometheus\n"
+)
+
+
+def per_request(handler: Handler) -> Starter:
+    """For routes where the head says nothing but the path."""
+
+    def starter(service: Service, _head: RequestHead, variables: Variables) -> Start:
+        return lambda exchange: handler(service, exchange, variables)
+
+    return starter
+
+
+def front_page(_service: Service, exchange: Exchange, _variables: Variables) -> None:
+    exchange.respond(200, b"content-type: text/plain; charset=utf-8\r\n", _FRONT_PAGE)
+
+
+def live(_service: Service, exchange: Exchange, _variables: Variables) -> None:
+    exchange.respond(200)
+
+
+def ready(service: Service, exchange: Exchange, _variables: Variables) -> None:
+    _answer_ready(exchange, service.ready)
+
+
+def model_ready(service: Service, exchange: Exchange, variables: Variables) -> None:
+    service.look_up(variables["model"], variables.get("version", ""))
+    _answer_ready(exchange, service.door.serving)
+
+
+def health(service: Service, exchange: Exchange, _variables: Variables) -> None:
+    """As ready, for load balancers that know nothing of v2: those expect 503, where Triton says 400."""
+    is_ready = service.ready
+    document = documents.health(service.door.catalog, ready=is_ready)
+    answer_document(exchange, document, 200 if is_ready else 503)
+
+
+def server_metadata(_service: Service, exchange: Exchange, _variables: Variables) -> None:
+    answer_document(exchange, documents.server_metadata(__version__))
+
+
+def model_metadata(service: Service, exchange: Exchange, variables: Variables) -> None:
+    entry = service.look_up(variables["model"], variables.get("version", ""))
+    answer_document(exchange, documents.model_metadata(service.door.catalog, entry))
+
+
+def model_config(service: Service, exchange: Exchange, variables: Variables) -> None:
+    answer_document(exchange, service.look_up(variables["model"], variables.get("version", "")).config)
+
+
+def statistics(service: Service, exchange: Exchange, variables: Variables) -> None:
+    """Of one model, or of all. The engine has the times per batch size, so it makes the document."""
+    name, version = variables.get("model", ""), variables.get("version", "")
+    if name:
+        service.look_up(name, version)
+    service.answer_later(exchange, service.door.ask("statistics", {"name": name, "version": version}))
+
+
+def repository_index(service: Service, exchange: Exchange, _variables: Variables) -> Collect:
+    def answer(body: bytes | bytearray, _at: float) -> None:
+        try:
+            only_ready = documents.wants_only_ready(body)
+        except CarpoolError as error:
+            answer_error(exchange, error)
+            return
+        answer_document(exchange, documents.index(service.door.catalog.index, only_ready=only_ready))
+
+    return Collect(_MAX_INDEX_BODY, answer)
+
+
+def metrics(service: Service, exchange: Exchange, _variables: Variables) -> None:
+    answer_metrics(exchange, service.metrics)
+
+
+def missing(what: str) -> Handler:
+    """For routes that Triton has and Carpool has not: a client learns what is missing, not just that."""
+
+    def refuse(_service: Service, _exchange: Exchange, _variables: Variables) -> None:
+        raise Unsupported(f"{what} not available on this server")
+
+    return refuse
+
+
+def _answer_ready(exchange: Exchange, is_ready: bool) -> None:
+    if is_ready:
+        exchange.respond(200)
+    else:
+        exchange.respond(400, JSON_FIELDS, encode_error(not_serving()))

@@ -1,0 +1,38 @@
+"""The metrics page, beside the other routes and on a port of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from carpool.errors import CarpoolError
+from carpool.observe.prometheus import CONTENT_TYPE
+from carpool.servers.http.exchange import BodyPlan, Exchange
+from carpool.servers.http.parsing import RequestHead
+from carpool.servers.http.refusals import answer_error
+from carpool.servers.http.responses import Fault
+from carpool.servers.http.routes import Route, Router
+
+_FIELDS = b"content-type: %b\r\n" % CONTENT_TYPE.encode()
+
+
+def answer_metrics(exchange: Exchange, page: Callable[[], bytes]) -> None:
+    exchange.respond(200, _FIELDS, page())
+
+
+class MetricsApp:
+    """An app that serves nothing else, for a port that only Prometheus can reach."""
+
+    def __init__(self, page: Callable[[], bytes]) -> None:
+        self._page = page
+        self._router = Router([Route("GET", "/metrics", answer_metrics)])
+
+    def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+        try:
+            handler = self._router.find(head.method, head.segments()).handler
+        except Fault:
+            raise
+        except CarpoolError as error:
+            answer_error(exchange, error)
+        else:
+            handler(exchange, self._page)
+        return None

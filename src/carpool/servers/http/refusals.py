@@ -1,0 +1,68 @@
+"""Errors as answers: the one table of statuses, and the fields that go with them."""
+
+from __future__ import annotations
+
+import math
+
+from carpool.errors import (
+    Cancelled,
+    CarpoolError,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    NotFound,
+    Refused,
+    Replaced,
+    TooLarge,
+    Unavailable,
+    Unsupported,
+)
+from carpool.servers.http.exchange import Exchange
+from carpool.servers.http.responses import JSON_FIELDS
+from carpool.servers.http.routes import WrongMethod
+from carpool.wire.v2 import encode_error
+
+STATUSES: dict[type[CarpoolError], int] = {
+    InvalidInput: 400,
+    ConfigError: 400,
+    Cancelled: 400,
+    NotFound: 404,
+    WrongMethod: 405,
+    Replaced: 409,
+    TooLarge: 413,
+    Refused: 429,
+    Unsupported: 501,
+    Unavailable: 503,
+    DeadlineExceeded: 504,
+}
+"""Everything else is the server's or the model's fault: 500."""
+
+_LONGEST_WAIT_S = 3600
+
+
+def status_of(error: CarpoolError) -> int:
+    for kind in type(error).__mro__:
+        if kind in STATUSES:
+            return STATUSES[kind]
+    return 500
+
+
+def fields_of(error: CarpoolError) -> bytes:
+    """Retry-After is in whole seconds; the body's `retry_after_s` is what a patient program reads."""
+    if isinstance(error, Refused):
+        return b"%bRetry-After: %d\r\n" % (JSON_FIELDS, _whole_seconds(error.retry_after_s))
+    if isinstance(error, Unavailable):
+        return JSON_FIELDS + b"Retry-After: 1\r\n"
+    if isinstance(error, WrongMethod):
+        return b"%bAllow: %b\r\n" % (JSON_FIELDS, error.allowed.encode())
+    return JSON_FIELDS
+
+
+def answer_error(exchange: Exchange, error: CarpoolError, more_fields: bytes = b"") -> None:
+    exchange.respond(status_of(error), fields_of(error) + more_fields, encode_error(error))
+
+
+def _whole_seconds(seconds: float | None) -> int:
+    if seconds is None or not math.isfinite(seconds):
+        return 1
+    return min(max(1, math.ceil(seconds)), _LONGEST_WAIT_S)

@@ -1,0 +1,111 @@
+"""What all handlers of the HTTP front end share: the door, the counters, and how to find a model."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import orjson
+
+from carpool.errors import CarpoolError, NotFound, Unavailable
+from carpool.observe.counters import Block, Row
+from carpool.observe.directory import Slot
+from carpool.observe.logs import logger
+from carpool.servers.door import Catalog, Door, ModelEntry
+from carpool.servers.http.documents import served_versions
+from carpool.servers.http.exchange import Exchange
+from carpool.servers.http.refusals import answer_error
+from carpool.servers.http.responses import JSON_FIELDS
+
+log = logger("http")
+
+_THREADS = 2  # few, so that long bodies and answers leave cores to the rest
+_LONGEST_SHOWN = 80
+
+
+class Service:
+    """One per front end, used in its loop's thread only."""
+
+    def __init__(self, door: Door, block: Block, metrics: Callable[[], bytes], max_body_bytes: int) -> None:
+        self.door = door
+        self.server_row = block.server
+        self.metrics = metrics
+        self.max_body_bytes = max_body_bytes
+        self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="http")
+        self._block = block
+        self._rows: dict[tuple[int, int], Row] = {}
+        self._rows_of: Catalog | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def ready(self) -> bool:
+        return self.door.serving and self.door.catalog.ready
+
+    def look_up(self, name: str, version: str = "") -> ModelEntry:
+        """The version asked for or the newest; raises `NotFound`, or `Unavailable` when it may come."""
+        catalog = self.door.catalog
+        entry = catalog.entries.get((name, version)) if version else catalog.newest.get(name)
+        if entry is None:
+            raise self._absent(catalog, name, version)
+        return entry
+
+    def row(self, entry: ModelEntry) -> Row:
+        """This process's counters for a model version."""
+        catalog = self.door.catalog
+        if self._rows_of is not catalog:
+            self._rows_of = catalog
+            self._rows.clear()
+        row = self._rows.get(entry.row)
+        if row is None:
+            row = self._rows[entry.row] = self._block.row(Slot(*entry.row))
+        return row
+
+    def answer_later(self, exchange: Exchange, document: Coroutine[Any, Any, object]) -> None:
+        """Answer with the document once it is there."""
+        task = asyncio.get_running_loop().create_task(_answer(exchange, document))
+        self._tasks.add(task)  # the loop itself holds tasks only weakly
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        for task in self._tasks:
+            task.cancel()
+
+    def _absent(self, catalog: Catalog, name: str, version: str) -> CarpoolError:
+        if not self.door.serving:
+            return not_serving()
+        shown = name if len(name) <= _LONGEST_SHOWN else name[:_LONGEST_SHOWN] + "…"
+        for line in catalog.index:
+            if line.name == name and version in ("", line.version) and line.state != "READY":
+                why = f": {line.reason}" if line.reason else ""
+                return Unavailable(f"model '{shown}' is {line.state.lower()}{why}", reason="model-not-ready")
+        if name in catalog.newest:
+            served = ", ".join(served_versions(catalog, name))
+            return NotFound(
+                f"model '{shown}' has no version '{version[:_LONGEST_SHOWN]}'; it serves {served}",
+                reason="unknown-version",
+            )
+        near = difflib.get_close_matches(shown, catalog.newest, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        return NotFound(f"unknown model '{shown}'{hint}", reason="unknown-model")
+
+
+def not_serving() -> Unavailable:
+    return Unavailable("the server is starting, draining or restarting its engine", reason="not-serving")
+
+
+def answer_document(exchange: Exchange, document: object, status: int = 200) -> None:
+    exchange.respond(status, JSON_FIELDS, orjson.dumps(document))
+
+
+async def _answer(exchange: Exchange, document: Coroutine[Any, Any, object]) -> None:
+    try:
+        answer_document(exchange, await document)
+    except CarpoolError as error:
+        answer_error(exchange, error)
+    except Exception:
+        log.exception("request-failed", path=exchange.head.path)
+        answer_error(exchange, CarpoolError("the server failed on this request"))
