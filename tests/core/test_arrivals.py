@@ -46,6 +46,7 @@ def test_a_trace_starts_at_zero_and_is_put_in_order(tmp_path: Path) -> None:
         ('{"time": "soon"}', 'needs "time"'),
         ('{"time": true}', 'needs "time"'),
         ('{"time": 1e999}', 'needs "time"'),
+        ('{"time": 1' + "0" * 400 + "}", 'needs "time"'),
         ('{"time": 1, "images": 0}', 'has "images": 0'),
         ('{"time": 1, "images": 1.5}', 'has "images": 1.5'),
         ("", "holds no arrivals"),

@@ -131,3 +131,12 @@ def test_states_only_move_forward() -> None:
     seen.append(job.state)
     assert seen == [JobState.NEW, JobState.OFFERED, JobState.READY, JobState.RUNNING, JobState.DONE]
     assert "DONE" in repr(job)
+
+
+def test_asking_ahead_counts_nothing() -> None:
+    core = Scheduler(CURVE, Promise(0.05, 8))
+    assert core.refuses(Job(0.0), 0.0) is None
+    refusal = core.refuses(Job(0.0, deadline=0.001), 0.0)
+    assert refusal is not None
+    assert refusal.reason is Reason.CANNOT_FINISH
+    assert core.ledger.offered == core.lanes.requests == core.rate(0.0) == 0

@@ -89,7 +89,7 @@ def _trace_line(line: str, where: str) -> Arrival:
     except (ValueError, RecursionError):
         raise TraceError(f'{where} is not JSON: write one object a line, like {{"time": 0.25}}') from None
     time = entry.get("time") if isinstance(entry, dict) else None
-    if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) < float("inf"):
+    if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) < 1e15:
         raise TraceError(f'{where} needs "time": a number of seconds')
     images = entry.get("images", 1)
     if isinstance(images, bool) or not isinstance(images, int) or images < 1:

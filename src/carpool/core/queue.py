@@ -67,7 +67,9 @@ class Line:
         self._start = 0
 
     def __iter__(self) -> Iterator[Job]:
-        return (job for job in self._jobs[self._start :] if job.state is JobState.READY)
+        self.head()  # whoever left from the front is passed over for good
+        jobs = self._jobs
+        return (jobs[at] for at in range(self._start, len(jobs)) if jobs[at].state is JobState.READY)
 
 
 class Lane:

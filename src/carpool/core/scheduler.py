@@ -19,6 +19,7 @@ from carpool.core.learning import Rate
 from carpool.core.policy import Knobs, Promise
 from carpool.core.promise import PromisePolicy
 from carpool.core.queue import Lane, Lanes
+from carpool.core.shares import ORDINARY
 
 
 class Policy(Protocol):
@@ -114,21 +115,17 @@ class Scheduler:
         return None
 
     def refuses(self, job: Job, now: float) -> Refusal | None:
-        """What the gate says to a request that is still on its way. Only a no counts as traffic."""
+        """What the gate says to a request that is still on its way: nothing is counted yet."""
         level, source = self.policy.place(job, self._sequence)
-        job.lane = lane = self.lanes.lane(level, source, now)
-        refusal = self._limits(job) or self.policy.admit(self, job, now)
-        if refusal is not None:
-            self._count_arrival(job, lane, now)
-            self.ledger.offered += 1
-            self.ledger.refused[refusal.reason] += 1
-        return refusal
+        job.lane = self.lanes.lane(level, source, now)
+        return self._limits(job) or self.policy.admit(self, job, now)
 
     def refused_elsewhere(self, images: int, requests: int, reason: Reason, now: float) -> None:
         """A front end said no on its own: the traffic counts as offered all the same."""
         self.ledger.offered += requests
         self.ledger.refused[reason] += requests
         self._rate.add(images, now)
+        self.lanes.lane(ORDINARY, "", now).rate.add(images, now)
 
     def ready(self, job: Job, now: float) -> None:
         """The job's input is there: it may run. Too late for one that has left meanwhile."""

@@ -1,0 +1,204 @@
+"""Draws every picture of the documentation, with the project's own simulator: `make docs`.
+
+Everything here runs in virtual time from fixed seeds, so that the same code draws the same pictures.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+from carpool.core.arrivals import Arrival, poisson
+from carpool.core.capacity import promised_batch
+from carpool.core.curve import BatchCurve
+from carpool.core.policy import Knobs, Promise
+from carpool.core.simulation import Ride
+from carpool.lab import plots
+from carpool.lab.plots import COLOURS, FAINT, INK
+from carpool.lab.scenario import Scenario, contenders, measure, play, sweep
+from carpool.lab.surge import Surge
+from carpool.lab.traffic import Cameras, Poisson, Traffic
+
+IMAGES = Path(__file__).parent / "images"
+EXERCISE = BatchCurve.parse("4+1")
+RESNET = BatchCurve.parse("1:6.2,4:9.1,16:21,64:74")
+YOLO = BatchCurve.parse("1:8,8:12,32:22,64:35,128:60")
+
+
+def batch_curve() -> None:
+    """What a larger batch buys and costs, and where the promise ends."""
+    slo_ms = 50.0
+    sizes = range(1, EXERCISE.max_batch + 1)
+    with plots.figure(IMAGES / "batch-curve.png", width=8, height=3.8) as (axes,):
+        axes.plot(sizes, [EXERCISE.throughput(size) for size in sizes], color=COLOURS["promise"])
+        axes.set_ylabel("images per second", color=COLOURS["promise"])
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("batch size B")
+        axes.set_title("t(B) = 4 + 1·B ms: what a batch buys, and what it costs")
+        time = axes.twinx()
+        time.grid(visible=False)
+        time.plot(sizes, [2e3 * EXERCISE.times[size] for size in sizes], color=COLOURS["knobs"])
+        time.set_ylabel("2·t(B), ms", color=COLOURS["knobs"])
+        time.set_ylim(bottom=0)
+        time.axhline(slo_ms, color=INK, linestyle="--", linewidth=1.4)
+        time.annotate("SLO 50 ms", (64, slo_ms), (0, 4), textcoords="offset points", ha="right", fontsize=9)
+        batch = promised_batch(EXERCISE, slo_ms / 1e3)
+        axes.plot(batch, EXERCISE.throughput(batch), "o", color=INK)
+        label = f"B = {batch}: {EXERCISE.throughput(batch):,.0f}/s can be promised"
+        axes.annotate(label, (batch, EXERCISE.throughput(batch)), (8, -16), textcoords="offset points")
+
+
+def over_load() -> None:
+    """Goodput and latency over load, of the promise and of what other servers do."""
+    scenario = Scenario(EXERCISE, 0.05, Promise(0.05, 64), rate=1.0)
+    entries = contenders(scenario, Knobs(64, max_delay=0.010))
+    sweeps = {name: sweep(entry) for name, entry in entries.items()}
+    with plots.figure(IMAGES / "goodput-over-load.png") as (axes,):
+        plots.goodput(axes, sweeps)
+        axes.set_title("Answered within 50 ms, t(B) = 4 + 1·B ms")
+    with plots.figure(IMAGES / "latency-over-load.png") as (axes,):
+        plots.latency(axes, sweeps, 50.0)
+        axes.set_title("p99 of what was answered, t(B) = 4 + 1·B ms")
+
+
+def surge() -> None:
+    """Two GPUs, 800 images/s, ten seconds of 2,400."""
+    seconds, width = 30.0, 0.5
+    scenario = Scenario(
+        RESNET,
+        0.1,
+        Promise(0.1, 64),
+        rate=800,
+        traffic=Surge(factor=3, length=10, calm=10),
+        instances=2,
+        seconds=20,
+    )
+    entries = contenders(scenario, Knobs(32, max_delay=0.010))
+    bins = [width * number for number in range(int(seconds / width))]
+    with plots.figure(IMAGES / "surge.png") as (axes,):
+        for name in ("batch-1", "eager", "knobs", "promise"):
+            rides = play(entries[name]).rides
+            in_time = _per_second(rides, bins, width, lambda ride: _good(ride, 0.1))
+            axes.step(bins, in_time, where="post", color=COLOURS[name], label=name)
+        offered = _per_second(rides, bins, width, lambda _: True)
+        axes.fill_between(bins, offered, step="post", color="#eef2f5", label="offered", zorder=0)
+        axes.set_title("A surge on two GPUs: 800 → 2,400 → 800 images/s, SLO 100 ms")
+        axes.set_xlabel("seconds")
+        axes.set_ylabel("answered in time, per second of arrival")
+        axes.set_xlim(0, seconds - 2 * width)
+        axes.set_ylim(bottom=0)
+        handles, labels = axes.get_legend_handles_labels()
+        axes.legend(handles[::-1], labels[::-1], loc="upper right")
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """A protected trickle, a modest source and a flood, three times what the device can carry in all."""
+
+    shares: tuple[tuple[str, float, int], ...] = (("urgent", 0.1, 1), ("modest", 0.3, 0), ("flood", 2.6, 0))
+    name: str = "crowd"
+    own_rate: float | None = None
+    even: bool = True
+
+    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
+        """`rate` is the device's capacity."""
+        found = [
+            Arrival(arrival.at, source=source, priority=priority)
+            for source, share, priority in self.shares
+            for arrival in poisson(share * rate, seconds, random)
+        ]
+        return sorted(found, key=lambda arrival: arrival.at)
+
+
+@dataclass(frozen=True)
+class Nameless(Crowd):
+    """The same crowd to a server that does not ask who they are."""
+
+    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
+        return [Arrival(arrival.at) for arrival in super().arrivals(rate, seconds, random)]
+
+
+def lanes() -> None:
+    """Who is answered in time when one source floods."""
+    who = [source for source, _, _ in Crowd().shares]
+    scenario = Scenario(EXERCISE, 0.05, Promise(0.05, 64), rate=840, traffic=Crowd(), seconds=30)
+    sources = [arrival.source for arrival in Crowd().arrivals(840, 30, Random(scenario.seed))]
+    with plots.figure(IMAGES / "lanes.png", height=3.4) as (axes,):
+        kinds: list[tuple[str, Traffic, str]] = [
+            ("lanes and a guard batch", Crowd(), COLOURS["promise"]),
+            ("one queue for all", Nameless(), FAINT),
+        ]
+        for number, (label, traffic, colour) in enumerate(kinds):
+            rides = play(replace(scenario, traffic=traffic)).rides
+            heights = [_attainment(rides, sources, source) for source in who]
+            places = [place + 0.36 * number - 0.18 for place in range(len(who))]
+            bars = axes.bar(places, heights, width=0.34, color=colour, label=label)
+            axes.bar_label(bars, [f"{100 * height:.1f} %" for height in heights], padding=2, fontsize=9)
+        axes.set_xticks(range(len(who)), ["protected\n0.1 × capacity", "modest\n0.3 ×", "flood\n2.6 ×"])
+        axes.set_ylim(0, 1.15)
+        axes.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"])
+        axes.grid(visible=False, axis="x")
+        axes.set_title("Answered within 50 ms while one source floods (3× in all)")
+        axes.legend(loc="upper right")
+
+
+def cameras() -> None:
+    """How many cameras fit on one GPU, and what it costs that all send at the same moment."""
+    counts = [10, 50, 100, 120, 140, 160, 170, 180, 190, 200]
+    scenario = Scenario(YOLO, 0.1, Promise(0.1, 128), rate=1.0, seconds=60)
+    kinds: list[tuple[str, Traffic, str]] = [
+        ("all at the same moment", Cameras(1, 10.0, aligned=True), COLOURS["knobs"]),
+        ("as Poisson", Poisson(), FAINT),
+        ("at phases of their own", Cameras(1, 10.0), COLOURS["promise"]),
+    ]
+    with plots.figure(IMAGES / "cameras.png", columns=2, width=10, height=3.8) as (left, right):
+        for label, traffic, colour in kinds:
+            found = [measure(replace(scenario, traffic=traffic, rate=10.0 * count)) for count in counts]
+            left.plot(counts, [outcome.p99_ms for outcome in found], color=colour, label=label)
+            right.plot(counts, [100 * outcome.attainment for outcome in found], color=colour, label=label)
+        left.axhline(100, color=INK, linestyle="--", linewidth=1.4)
+        left.set_ylim(0, 110)
+        left.set_title("p99 of what was answered, ms")
+        right.axhline(99, color=INK, linestyle="--", linewidth=1.4)
+        right.set_ylim(94, 100.2)
+        right.set_title("answered within 100 ms, %")
+        for axes in (left, right):
+            axes.set_xlabel("cameras at 10 frames/s on one GPU")
+        right.legend(loc="lower left")
+
+
+def _per_second(
+    rides: list[Ride], bins: list[float], width: float, counts: Callable[[Ride], bool]
+) -> list[float]:
+    heights = [0.0] * len(bins)
+    for ride in rides:
+        place = int(ride.arrival.at / width)
+        if place < len(bins) and counts(ride):
+            heights[place] += 1 / width
+    return heights
+
+
+def _good(ride: Ride, slo: float) -> bool:
+    return ride.latency is not None and ride.latency <= slo
+
+
+def _attainment(rides: list[Ride], sources: list[str], source: str) -> float:
+    """After two seconds, in which the scheduler finds out who is who."""
+    own = [ride for ride, who in zip(rides, sources, strict=True) if who == source and ride.arrival.at > 2]
+    return sum(_good(ride, 0.05) for ride in own) / len(own)
+
+
+def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    pictures = (batch_curve, over_load, surge, lanes, cameras)
+    wanted = set(sys.argv[1:])
+    for draw in pictures:
+        if not wanted or draw.__name__ in wanted:
+            draw()
+
+
+if __name__ == "__main__":
+    main()

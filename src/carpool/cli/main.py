@@ -1,0 +1,101 @@
+"""`carpool`: the verbs, and errors that fit on one line."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from carpool import __version__
+from carpool.cli.plan import PlanVerb
+from carpool.cli.serve import Serve
+from carpool.cli.simulate import Simulate
+from carpool.cli.verb import as_command
+from carpool.errors import CarpoolError
+
+_PLAINER = {  # typer's words, old and new, and ours
+    "is not a valid float": "is not a number",
+    "is not a valid integer": "is not a whole number",
+    "Input should be a valid number, unable to parse string as a number": "it must be a number",
+    "Input should be a valid integer, unable to parse string as an integer": "it must be a whole number",
+    "Value error, ": "",
+}
+
+
+class OneLineErrors(TyperGroup):
+    """Whatever was wrong with the command line: one line on stderr, exit code 2, no traceback."""
+
+    def main(self, args: Any = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
+        try:
+            result = super().main(args, standalone_mode=False, **extra)
+        except Exception as error:
+            if not standalone_mode or (message := _one_line(error)) is None:
+                raise
+            print(f"carpool: {message}", file=sys.stderr)
+            sys.exit(2)
+        if standalone_mode:
+            sys.exit(result if isinstance(result, int) else 0)
+        return result
+
+
+def _one_line(error: Exception) -> str | None:
+    """What to tell the user; nothing for an error that is ours, which must not be hidden."""
+    if isinstance(error, CarpoolError):
+        return error.message
+    if isinstance(error, typer.Abort):
+        return "stopped"
+    # Newer typers bring click along under a name of their own, so its errors are known by what they can do.
+    explain = getattr(error, "format_message", None)
+    if explain is None:
+        return None
+    message = " ".join(str(explain()).split())
+    for formal, plain in _PLAINER.items():
+        message = message.replace(formal, plain)
+    context = getattr(error, "ctx", None)
+    asking = context.command_path if context is not None else "carpool"
+    return f"{message.rstrip('.')}. Try: {asking} --help"
+
+
+app = typer.Typer(
+    cls=OneLineErrors, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+)
+app.command("serve")(as_command(Serve))
+app.command("simulate")(as_command(Simulate))
+app.command("plan")(as_command(PlanVerb))
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"carpool {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def carpool(
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001 - its callback does the work
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Serve vision models within the latency you promise.
+
+    Answer within 50 ms, or say no early:
+
+        carpool serve resnet50.onnx --slo-ms 50
+
+    What would happen at three times the traffic that a model can carry? (4 ms a batch, 1 ms an image)
+
+        carpool simulate --curve 4+1 --slo-ms 50 --load 3 --compare
+
+    How many GPUs for 500 requests a second that triple now and then?
+
+        carpool plan --curve 4+1 --slo-ms 50 --rate 500 --surge 3 --surge-seconds 10
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main() -> None:
+    app()

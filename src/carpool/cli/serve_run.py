@@ -1,0 +1,89 @@
+"""How `carpool serve` starts: settings, models, one process or several, and the first screen."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from carpool.cli.serve import Serve
+from carpool.config.repository import ModelSource, find_models
+from carpool.config.server import ServerSettings, server_settings
+from carpool.demo import demo_models
+from carpool.errors import CarpoolError
+from carpool.observe.logs import configure, logger
+from carpool.servers import one_process
+from carpool.servers.supervisor import FrontendKind, Supervisor
+
+_ENGINE = "carpool.servers.start:engine"
+_HTTP = "carpool.servers.start:http"
+
+
+def run(asked: Serve) -> int:
+    """Returns the exit code."""
+    given = {name: getattr(asked, name) for name in Serve.__dataclass_fields__ if name != "paths"}
+    settings, warnings = server_settings(given)
+    configure(settings.log_format, settings.log_level)
+    for warning in warnings:
+        logger("server").warning("settings", message=warning)
+    paths = asked.paths or [demo_models()]
+    sources, _ = find_models(paths)  # mistakes in settings are told before anything is started
+    _show(sources, settings)
+    if settings.frontends == 0:
+        return _alone(paths, settings)
+    supervisor = Supervisor(
+        settings,
+        [str(path) for path in paths],
+        engine=_ENGINE,
+        frontends=[
+            FrontendKind(
+                "http",
+                _HTTP,
+                settings.frontends,
+                {"http": settings.http_port, "metrics": settings.metrics_port},
+            )
+        ],
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(supervisor.run())
+
+
+def _alone(paths: Sequence[Path], settings: ServerSettings) -> int:
+    async def serve() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await one_process.serve(paths, settings, stop)
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve())
+    except CarpoolError as error:
+        print(f"carpool: {error.message}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _show(sources: Sequence[ModelSource], settings: ServerSettings) -> None:
+    """What is served, where, and a line to try it with."""
+    host = "localhost" if settings.host in ("0.0.0.0", "::") else settings.host
+    address = f"http://{host}:{settings.http_port}"
+    print(f"\n  Carpool serves {_count(len(sources), 'model')} at {address}\n")
+    for source in sources:
+        config = source.config
+        slo = settings.slo_ms or (config.policy.slo * 1e3 if hasattr(config.policy, "slo") else None)
+        promise = f"promises {slo:g} ms" if slo else f"{config.mode.value} batching, no promise"
+        versions = ", ".join(str(version.number) for version in source.versions)
+        print(f"    {config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}")
+    if sources:
+        print(f"\n  Try:      curl -s {address}/v2/models/{sources[0].config.name}")
+    print(f"  Metrics:  http://{host}:{settings.metrics_port}/metrics\n", flush=True)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,98 @@
+"""What a person sees: tables on stdout, progress on stderr when somebody is watching."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from carpool.lab.scenario import Outcome
+
+_ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
+    ("offered", lambda o: f"{o.offered_rps:,.1f} /s"),
+    ("answered in time (goodput)", lambda o: f"{o.goodput_rps:,.1f} /s"),
+    ("… of offered (attainment)", lambda o: percent(o.attainment)),
+    ("… of the fluid bound", lambda o: percent(o.fraction_of_bound)),
+    ("p50 of answered", lambda o: f"{o.p50_ms:,.1f} ms"),
+    ("p95 of answered", lambda o: f"{o.p95_ms:,.1f} ms"),
+    ("p99 of answered", lambda o: f"{o.p99_ms:,.1f} ms"),
+    ("mean batch", lambda o: f"{o.mean_batch:.1f}"),
+    ("device time wasted", lambda o: percent(o.wasted_fraction)),
+    ("sheds decided at arrival", lambda o: percent(o.shed_at_arrival_fraction) if o.shed_any else "–"),
+    ("device busy", lambda o: percent(o.busy_fraction)),
+)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def outcomes(columns: Mapping[str, Outcome]) -> None:
+    """One column for each contender."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for label, of in _ROWS:
+        table.add_row(Text(label), *(of(outcome) for outcome in columns.values()))
+    Console().print(table)
+
+
+def pairs(facts: Mapping[str, str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for label, fact in facts.items():
+        table.add_row(Text(label), Text(fact, style="bold"))
+    Console().print(table)
+
+
+def paragraph(text: str, bullet: str = "") -> None:
+    """Wrapped to the terminal, indented behind its bullet."""
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = Console()
+    if not bullet:
+        console.print(Text(text))
+        return
+    wrapped = Text(text).wrap(console, max(20, console.width - len(bullet)))
+    for number, line in enumerate(wrapped):
+        indent = Text(bullet if number == 0 else " " * len(bullet))
+        console.print(Padding(indent + line, 0, expand=False))
+
+
+@contextmanager
+def steps(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Call what it yields once for every finished part of the work."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda: progress.advance(task)
+
+
+@contextmanager
+def status(what: str) -> Iterator[Callable[[str], None]]:
+    """For work whose length is not known: call what it yields with what is being done now."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what) as spinner:
+        yield spinner.update

@@ -1,0 +1,230 @@
+"""How many replicas for this traffic and that promise? Closed forms guess; the simulator decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+
+from carpool.core.capacity import expected_p99, promised_batch, slo_capacity
+from carpool.core.curve import BatchCurve
+from carpool.core.policy import Knobs, Promise
+from carpool.lab.reasons import cannot, reasons
+from carpool.lab.scenario import Scenario, measure
+from carpool.lab.surge import Surge, surge_outcome
+
+ENOUGH = 0.99  # of what is offered must be answered in time: the promise is a p99
+_REQUESTS = 15_000  # at least, in a checking run: its 99th percentile then rests on 150 of them
+_SECONDS, _AFFORDED = 20.0, 60_000  # and for so long, unless that takes more requests than this
+_SLOWEST = 1e-3  # requests per second: slower traffic never meets itself, and would take clocks too far
+_GROUP = 8  # replicas simulated at once: more behind one queue only do better
+_STUCK = 0.0005  # a replica more that brings less than this will not be the one that is missing
+_WORTH = 0.05  # a delay helps if it takes this share off the p99 without adding it to the p50
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Times in seconds; `surge` multiplies the rate for `surge_seconds` now and then."""
+
+    curve: BatchCurve
+    slo: float
+    rate: float
+    surge: float = 1.0
+    surge_seconds: float = 60.0
+    price_per_hour: float | None = None
+    redundancy: int = 0
+    noise: float = 0.05
+    seed: int = 1
+
+    @property
+    def peak(self) -> float:
+        """The rate to have capacity for: a surge shorter than the promise is over before it is late."""
+        return self.rate * self.surge if self.surge_seconds > self.slo else self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One simulated run of a plan."""
+
+    what: str
+    replicas: int
+    rate_rps: float
+    attainment: float
+    p50_ms: float
+    p99_ms: float
+
+    def holds(self, slo: float) -> bool:
+        return self.attainment >= ENOUGH and self.p99_ms <= slo * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer; the field names are the keys of `--json`. `replicas` is None if no number is enough."""
+
+    replicas: int | None
+    max_batch: int | None
+    promised_batch: int | None
+    max_delay_ms: float | None
+    delay_helps: bool | None
+    p50_ms: float | None
+    p99_ms: float | None
+    capacity_rps: float  # of one replica
+    headroom: float | None
+    cost_per_1000: float | None
+    checks: tuple[Check, ...]
+    why: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def plan(question: Question, tell: Tell = lambda _: None) -> Plan:
+    """The smallest fleet that keeps the promise in calm and in surges, with the spares asked for on top."""
+    q = question
+    capacity = slo_capacity(q.curve, q.slo)
+    if not capacity:
+        return _no_plan(q, 0.0, (), None)
+    guess = ceil(q.peak / capacity)
+    checks: list[Check] = []
+    best = 0.0
+    for needed in _candidates(guess):
+        tell(f"checking {needed} replicas")
+        tried = list(_check(q, needed))
+        checks += tried
+        if all(check.holds(q.slo) for check in tried):
+            return _describe(q, needed, checks, tell)
+        if tried[-1].what == "steady" and tried[-1].attainment < best + _STUCK:
+            break
+        best = tried[-1].attainment if tried[-1].what == "steady" else 0.0
+    tell("looking for a promise that can be kept")
+    return _no_plan(q, capacity, tuple(checks), _longer_slo(q, guess))
+
+
+def _candidates(guess: int) -> Iterator[int]:
+    """Upwards in steps of a twentieth, but not for ever."""
+    replicas = guess
+    while replicas <= 3 * guess + 8:
+        yield replicas
+        replicas += max(1, replicas // 20)
+
+
+def _scenario(q: Question, replicas: int) -> Scenario:
+    """A group of the fleet with its part of the traffic, long enough to count."""
+    group = min(replicas, _GROUP)
+    rate = max(q.rate * group / replicas, _SLOWEST)
+    promise = Promise(q.slo, max_batch(q.curve, q.slo))
+    return Scenario(
+        q.curve,
+        q.slo,
+        promise,
+        rate,
+        instances=group,
+        seconds=_long_enough(rate),
+        seed=q.seed,
+        noise=q.noise,
+    )
+
+
+def _long_enough(rate: float) -> float:
+    return min(max(_SECONDS, _REQUESTS / rate), _AFFORDED / rate)
+
+
+def max_batch(curve: BatchCurve, slo: float) -> int:
+    """The largest batch that can be of any use: one that ends within the promise if it starts at once."""
+    return curve.efficient[curve.fits(slo)]
+
+
+def _check(q: Question, replicas: int) -> Iterator[Check]:
+    """The steady state first: if that fails, nobody need ask about surges."""
+    scenario = _scenario(q, replicas)
+    steady = measure(scenario)
+    check = Check("steady", replicas, q.rate, steady.attainment, steady.p50_ms, steady.p99_ms)
+    yield check
+    if q.surge > 1 and check.holds(q.slo):
+        surge = Surge(q.surge, q.surge_seconds, calm=max(1.0, 4 * q.slo))
+        attainment, p50, p99 = surge_outcome(scenario, surge)
+        yield Check("surge", replicas, q.rate * q.surge, attainment, p50, p99)
+
+
+def _describe(q: Question, needed: int, checks: list[Check], tell: Tell) -> Plan:
+    replicas = needed + q.redundancy
+    tell("checking whether a delay would help")
+    steady = checks[-1] if checks[-1].what == "steady" else checks[-2]
+    delayed, helps = _with_delay(q, needed, steady)
+    checks.append(delayed)
+    if q.redundancy:
+        tell("checking with the spares")
+        checks += _check(q, replicas)
+    if needed > 1:
+        checks.append(_separate(q, needed))
+    normal = next(check for check in reversed(checks) if check.what == "steady")
+    capacity = slo_capacity(q.curve, q.slo)
+    cost = None if q.price_per_hour is None else replicas * q.price_per_hour / (q.rate * 3.6)
+    answer = Plan(
+        replicas=replicas,
+        max_batch=max_batch(q.curve, q.slo),
+        promised_batch=promised_batch(q.curve, q.slo),
+        max_delay_ms=0.0,
+        delay_helps=helps,
+        p50_ms=normal.p50_ms,
+        p99_ms=normal.p99_ms,
+        capacity_rps=capacity,
+        headroom=replicas * capacity / q.rate - 1,
+        cost_per_1000=cost,
+        checks=tuple(checks),
+        why=(),
+    )
+    p99 = expected_p99(q.curve, q.rate, needed)
+    return replace(answer, why=tuple(reasons(q, answer, needed, group=_GROUP, p99=p99)))
+
+
+def _with_delay(q: Question, replicas: int, steady: Check) -> tuple[Check, bool]:
+    """The best of two small delays with fixed knobs, and whether it beats not waiting."""
+    scenario = _scenario(q, replicas)
+    tried = []
+    for share in (20, 10):
+        delay = q.slo / share
+        out = measure(replace(scenario, settings=Knobs(max_batch(q.curve, q.slo), max_delay=delay)))
+        what = f"knobs, {delay * 1e3:g} ms delay"
+        tried.append(Check(what, replicas, q.rate, out.attainment, out.p50_ms, out.p99_ms))
+    best = min(tried, key=lambda check: check.p99_ms)
+    more_in_time = best.attainment > steady.attainment + 0.002
+    as_many = best.attainment >= steady.attainment - 0.001
+    sooner = best.p99_ms < (1 - _WORTH) * steady.p99_ms and best.p50_ms < (1 + _WORTH) * steady.p50_ms
+    return best, more_in_time or (as_many and sooner)
+
+
+def _separate(q: Question, replicas: int) -> Check:
+    """The same fleet as servers with a queue each, behind something that spreads requests at random."""
+    rate = q.peak / replicas
+    alone = replace(_scenario(q, replicas), instances=1, rate=rate, seconds=_long_enough(rate))
+    out = measure(alone)
+    return Check("separate servers", replicas, q.peak, out.attainment, out.p50_ms, out.p99_ms)
+
+
+def _longer_slo(q: Question, replicas: int) -> float | None:
+    """The first of a few longer promises that as many replicas would keep."""
+    for factor in (1.1, 1.25, 1.5, 2.0, 3.0, 5.0):
+        longer = replace(q, slo=q.slo * factor)
+        if all(check.holds(longer.slo) for check in _check(longer, replicas)):
+            return longer.slo
+    return None
+
+
+def _no_plan(q: Question, capacity: float, checks: tuple[Check, ...], longer: float | None) -> Plan:
+    return Plan(
+        replicas=None,
+        max_batch=None,
+        promised_batch=None,
+        max_delay_ms=None,
+        delay_helps=None,
+        p50_ms=None,
+        p99_ms=None,
+        capacity_rps=capacity,
+        headroom=None,
+        cost_per_1000=None,
+        checks=checks,
+        why=tuple(cannot(q, checks, longer)),
+    )

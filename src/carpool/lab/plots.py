@@ -1,0 +1,134 @@
+"""Pictures of what the simulator found. Matplotlib is optional: it is imported when something is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from carpool.errors import InvalidInput
+from carpool.lab.scenario import Outcome
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Sweep = Sequence[tuple[float, Outcome]]
+
+COLOURS = {"promise": "#0b7a75", "knobs": "#d1603d", "eager": "#e0a526", "batch-1": "#8d8d99"}
+INK, FAINT = "#22303c", "#93a1ad"
+_STYLE: Any = {  # Matplotlib's type for the keys is a list of all of them
+    "font.size": 10,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6eaee",
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "lines.linewidth": 2.2,
+    "savefig.dpi": 120,
+}
+
+
+@contextmanager
+def figure(path: Path, columns: int = 1, width: float = 8.0, height: float = 4.2) -> Iterator[list[Axes]]:
+    """Axes side by side, written to `path` at the end."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InvalidInput("drawing needs matplotlib: pip install 'carpool[plot]'") from None
+    with mpl.rc_context(_STYLE):
+        drawn: Figure = Figure(figsize=(width, height), layout="constrained")
+        yield [drawn.add_subplot(1, columns, column + 1) for column in range(columns)]
+        try:
+            drawn.savefig(path)
+        except OSError as error:
+            raise InvalidInput(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def operating_curve(path: Path, sweeps: Mapping[str, Sweep], *, slo_ms: float, title: str) -> None:
+    """Goodput and latency over load, side by side."""
+    with figure(path, columns=2, width=11.0) as (left, right):
+        goodput(left, sweeps)
+        latency(right, sweeps, slo_ms)
+        left.set_title(f"{title}, SLO {slo_ms:g} ms: answered in time")
+        right.set_title("Latency of what was answered" if len(sweeps) == 1 else "p99 of what was answered")
+
+
+def goodput(axes: Axes, sweeps: Mapping[str, Sweep]) -> None:
+    """Images answered in time per second, under the fluid bound."""
+    reference = next(iter(sweeps.values()))
+    loads = [load for load, _ in reference]
+    bound = [outcome.fluid_bound_rps for _, outcome in reference]
+    axes.plot(loads, bound, color=INK, linestyle=":", linewidth=1.6, label="fluid bound")
+    _lines(axes, sweeps, lambda outcome: outcome.goodput_rps)
+    axes.axvline(1.0, color=FAINT, linewidth=1)
+    axes.annotate(
+        f"capacity {reference[0][1].capacity_rps:,.0f}/s",
+        (1.0, 0.03),
+        xycoords=("data", "axes fraction"),
+        xytext=(-3, 0),
+        textcoords="offset points",
+        ha="right",
+        rotation=90,
+        color=INK,
+        fontsize=9,
+    )
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("images per second")
+    _over_load(axes)
+
+
+def latency(axes: Axes, sweeps: Mapping[str, Sweep], slo_ms: float) -> None:
+    """The p99 of answers (of one contender alone also p50 and p95), and the promise.
+
+    Whoever leaves the picture has answered everybody late.
+    """
+    top = 3 * slo_ms
+    if len(sweeps) == 1:
+        for share, style in (("p50", ":"), ("p95", "--"), ("p99", "-")):
+            for name, sweep in sweeps.items():
+                points = [(load, min(getattr(outcome, f"{share}_ms"), 10 * top)) for load, outcome in sweep]
+                axes.plot(
+                    *zip(*points, strict=True), color=COLOURS.get(name, INK), linestyle=style, label=share
+                )
+    else:
+        _lines(axes, sweeps, lambda outcome: min(outcome.p99_ms, 10 * top))
+    axes.axhline(slo_ms, color=INK, linestyle="--", linewidth=1.4)
+    axes.annotate(
+        f"SLO {slo_ms:g} ms",
+        (1.0, slo_ms),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, 4),
+        textcoords="offset points",
+        ha="right",
+        color=INK,
+        fontsize=9,
+    )
+    axes.set_ylim(0, top)
+    axes.set_ylabel("ms")
+    _over_load(axes)
+
+
+def _lines(axes: Axes, sweeps: Mapping[str, Sweep], value: Callable[[Outcome], float]) -> None:
+    """The promise is drawn last, so that it lies on top."""
+    for name, sweep in reversed(list(sweeps.items())):
+        loads = [load for load, _ in sweep]
+        axes.plot(loads, [value(outcome) for _, outcome in sweep], color=COLOURS.get(name, INK), label=name)
+
+
+def _over_load(axes: Axes) -> None:
+    axes.set_xlim(left=0)
+    axes.set_xlabel("load, in multiples of the SLO capacity")
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], labels[::-1], loc="best")

@@ -1,0 +1,75 @@
+"""docs/cli.md names every verb and option, and the commands that the documentation shows exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from carpool.cli.main import app
+
+DOCS = Path(__file__).parents[2] / "docs"
+CLI = (DOCS / "cli.md").read_text("utf-8")
+ROOT: Any = typer.main.get_command(app)
+
+
+def _options(verb: str) -> list[str]:
+    options = [option for param in ROOT.commands[verb].params for option in param.opts]
+    return [option for option in options if option.startswith("--") and option != "--help"]
+
+
+def _section(verb: str) -> str:
+    found = re.search(rf"^## carpool {verb}\n(.*?)(?=^## |\Z)", CLI, re.MULTILINE | re.DOTALL)
+    assert found, f"docs/cli.md has no section '## carpool {verb}'"
+    return found[1]
+
+
+@pytest.mark.parametrize("verb", list(ROOT.commands))
+def test_every_verb_and_option_is_documented(verb: str) -> None:
+    assert f"[`carpool {verb}`]" in CLI
+    rows = re.findall(r"^\| `(--[\w-]+)` \|", _section(verb), re.MULTILINE)
+    assert sorted(rows) == sorted(_options(verb))
+
+
+def test_every_json_key_is_documented() -> None:
+    from dataclasses import fields
+
+    from carpool.lab.plan import Plan
+    from carpool.lab.scenario import Outcome
+
+    for verb, kind in (("simulate", Outcome), ("plan", Plan)):
+        assert all(f"`{field.name}`" in _section(verb) for field in fields(kind))
+
+
+@pytest.mark.parametrize("page", ["cli.md", "scheduling.md", "planning.md"])
+def test_every_command_shown_exists(page: str) -> None:
+    shown = re.findall(r"^\$ carpool (\w+) (.*)$", (DOCS / page).read_text("utf-8"), re.MULTILINE)
+    assert shown
+    for verb, rest in shown:
+        given = [word for word in shlex.split(rest) if word.startswith("--")]
+        assert set(given) <= set(_options(verb))
+
+
+@pytest.mark.parametrize("page", ["scheduling.md", "planning.md"])
+def test_every_picture_is_there_and_small(page: str) -> None:
+    names = re.findall(r"\]\((images/[\w-]+\.png)\)", (DOCS / page).read_text("utf-8"))
+    assert names
+    for name in names:
+        assert (DOCS / name).stat().st_size < 150_000
+
+
+def test_every_constant_is_explained_with_its_value() -> None:
+    from dataclasses import asdict
+
+    from carpool.core.constants import CONSTANTS
+
+    text = (DOCS / "scheduling.md").read_text("utf-8")
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([\d., ]+) \|", text, re.MULTILINE)
+    told: dict[str, float] = {}
+    for names, values in rows:
+        told |= dict(zip(re.findall(r"`(\w+)`", names), map(float, values.split(", ")), strict=True))
+    assert told == pytest.approx(asdict(CONSTANTS))

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+
+from typer.testing import CliRunner
+
+from carpool.cli.main import app
+
+KEYS = {
+    "replicas",
+    "max_batch",
+    "max_delay_ms",
+    "p50_ms",
+    "p99_ms",
+    "capacity_rps",
+    "headroom",
+    "cost_per_1000",
+    "why",
+}
+BASE = ("plan", "--curve", "4+1", "--slo-ms", "50", "--rate", "500")
+
+
+def test_json_has_every_key() -> None:
+    result = CliRunner().invoke(app, [*BASE, "--price-per-hour", "2.5", "--json"], catch_exceptions=False)
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert found.keys() >= KEYS
+    assert (found["replicas"], found["max_delay_ms"], found["max_batch"]) == (1, 0, 46)
+    assert found["cost_per_1000"] > 0
+    assert found["settings"]["surge"] == 1
+    assert all(isinstance(sentence, str) for sentence in found["why"])
+
+
+def test_text_gives_the_numbers_and_the_reasons() -> None:
+    options = ("--redundancy", "1", "--price-per-hour", "2.5", "--max-batch", "32")
+    result = CliRunner().invoke(app, [*BASE, *options], catch_exceptions=False)
+    assert result.exit_code == 0
+    text = " ".join(result.stdout.split())
+    assert "replicas 2, 1 of them to spare" in text
+    assert "max batch 32" in text
+    assert "max delay 0 ms" in text
+    assert "cost per 1,000 images 0.00278" in text
+    assert "the promise holds with 1 gone" in text
+
+
+def test_no_plan_is_an_answer_with_exit_code_1() -> None:
+    args = ("plan", "--curve", "10+1", "--slo-ms", "20", "--rate", "5")
+    result = CliRunner().invoke(app, args, catch_exceptions=False)
+    assert result.exit_code == 1
+    assert result.stderr == ""
+    assert "an SLO of at least 22 ms" in " ".join(result.stdout.split())
+    found = json.loads(CliRunner().invoke(app, [*args, "--json"], catch_exceptions=False).stdout)
+    assert found["replicas"] is None
+    assert "No number of replicas" in found["why"][0]

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from carpool import __version__
+from carpool.cli.main import app
+
+KEYS = {
+    "offered_rps",
+    "goodput_rps",
+    "attainment",
+    "capacity_rps",
+    "fluid_bound_rps",
+    "fraction_of_bound",
+    "p50_ms",
+    "p95_ms",
+    "p99_ms",
+    "mean_batch",
+    "wasted_fraction",
+    "shed_at_arrival_fraction",
+    "busy_fraction",
+}
+BASE = ("simulate", "--curve", "4+1", "--slo-ms", "50", "--seconds", "2")
+
+
+def run(*args: str) -> str:
+    result = CliRunner().invoke(app, args, catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    return result.stdout
+
+
+def as_json(*args: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(*BASE, *args, "--json"))
+    return found
+
+
+def test_json_has_every_key_and_the_settings_used() -> None:
+    found = as_json("--load", "2")
+    assert found.keys() >= KEYS
+    assert found["mode"] == "promise"
+    assert found["capacity_rps"] == 840
+    assert found["fraction_of_bound"] == pytest.approx(
+        found["goodput_rps"] / found["fluid_bound_rps"], abs=1e-5
+    )
+    assert found["settings"]["rate_rps"] == 1680
+    assert found["settings"]["max_batch"] == 64
+    assert "max_delay_ms" not in found["settings"]
+
+
+def test_load_is_1_unless_told_and_rate_replaces_it() -> None:
+    assert as_json()["settings"]["load"] == 1
+    assert as_json("--rate", "420")["settings"]["load"] == 0.5
+
+
+def test_compare_puts_four_side_by_side() -> None:
+    found = as_json("--compare", "--load", "1.5")
+    assert list(found["compare"]) == ["promise", "knobs", "eager", "batch-1"]
+    assert all(column.keys() >= KEYS for column in found["compare"].values())
+    assert found["compare"]["promise"]["goodput_rps"] == found["goodput_rps"]
+    assert found["compare"]["batch-1"]["mean_batch"] == 1
+    assert found["settings"]["max_delay_ms"] == 5
+    text = run(*BASE, "--compare")
+    assert all(name in text for name in ("promise", "knobs", "eager", "batch-1", "attainment"))
+
+
+def test_knobs_mode_obeys_its_knobs() -> None:
+    waiting = as_json("--mode", "knobs", "--rate", "50", "--max-delay-ms", "20")
+    assert waiting["p50_ms"] > 15
+    assert as_json("--mode", "knobs", "--rate", "50", "--max-delay-ms", "0")["p50_ms"] < 7
+    sizes = as_json("--mode", "knobs", "--load", "3", "--preferred", "4,8", "--max-batch", "16")
+    assert sizes["mean_batch"] == pytest.approx(16, abs=1)
+    short = as_json("--mode", "knobs", "--load", "3", "--queue-timeout-ms", "10")
+    late = as_json("--mode", "knobs", "--load", "3", "--queue-timeout-ms", "10", "--timeout-action", "delay")
+    assert short["p99_ms"] < 200 < late["p99_ms"]
+    assert as_json("--mode", "knobs", "--load", "3", "--max-queue", "20")["shed_at_arrival_fraction"] == 1
+
+
+def test_a_curve_of_points_sets_the_largest_batch_and_buckets_pad() -> None:
+    args = (
+        "simulate",
+        "--curve",
+        "1:6.2,4:9.1,16:21",
+        "--slo-ms",
+        "60",
+        "--rate",
+        "20",
+        "--seconds",
+        "5",
+        "--json",
+    )
+    found = json.loads(run(*args))
+    assert found["settings"]["max_batch"] == 16
+    padded = json.loads(run(*args, "--buckets", "4,16"))
+    assert padded["settings"]["buckets"] == [4, 16]
+    assert found["p50_ms"] < 7 < 9 < padded["p50_ms"]
+
+
+def test_bursts_cameras_and_traces(tmp_path: Path) -> None:
+    bursty = as_json("--arrivals", "bursty", "--burst-factor", "4", "--burst-period", "1")
+    assert bursty["settings"]["burst_factor"] == 4
+    assert "rough estimate" in bursty["notes"][0]
+    cameras = as_json("--arrivals", "cameras", "--cameras", "30", "--fps", "5", "--aligned")
+    assert cameras["settings"]["rate_rps"] == 150
+    assert (
+        as_json("--arrivals", "cameras", "--cameras", "30", "--per-source")["settings"]["per_source"] is True
+    )
+    trace = tmp_path / "t.jsonl"
+    trace.write_text("\n".join(json.dumps({"time": 7 + n / 100}) for n in range(301)))
+    whole = json.loads(run(*BASE[:5], "--arrivals", f"trace:{trace}", "--json"))
+    assert whole["settings"]["seconds"] == pytest.approx(3)
+    assert whole["offered_rps"] == pytest.approx(100, rel=0.02)
+    assert as_json("--arrivals", f"trace:{trace}")["settings"]["seconds"] == 2
+
+
+def test_a_wrong_profile_is_said_so() -> None:
+    found = as_json("--profile-error", "1.3", "--load", "1.5")
+    assert found["fluid_bound_rps"] < 680
+    assert any("1.3" in note for note in found["notes"])
+
+
+def test_seeds_are_averaged() -> None:
+    found = as_json("--seeds", "3", "--load", "1.2")
+    assert found["settings"]["seeds"] == 3
+    assert found["worst_seed_attainment"] < found["attainment"]
+
+
+def test_text_says_what_was_asked_and_found() -> None:
+    text = run(*BASE, "--load", "3", "--instances", "2", "--seeds", "2")
+    assert "2 instances" in text
+    assert "capacity 1,680/s" in text
+    assert "mean of 2 seeds" in text
+    assert "p99 of answered" in text
+
+
+def test_plot_writes_a_picture(tmp_path: Path) -> None:
+    picture = tmp_path / "load.png"
+    text = run("simulate", "--curve", "20+5", "--slo-ms", "200", "--seconds", "3", "--plot", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "drawn in" in text.replace("\n", " ")
+
+
+def test_version_and_help() -> None:
+    assert run("--version").strip() == f"carpool {__version__}"
+    assert "carpool simulate --curve" in run("--help")
+    assert "carpool plan --curve" in run()
+    assert "carpool serve" in run()
