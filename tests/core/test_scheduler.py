@@ -139,4 +139,4 @@ def test_asking_ahead_counts_nothing() -> None:
     refusal = core.refuses(Job(0.0, deadline=0.001), 0.0)
     assert refusal is not None
     assert refusal.reason is Reason.CANNOT_FINISH
-    assert core.ledger.offered == core.lanes.requests == core.rate(0.0) == 0
+    assert core.ledger.offered == core.lanes.requests == core.rate(0.0) == len(core.lanes) == 0

@@ -145,6 +145,10 @@ class Lanes:
         lane.seen = now
         return lane
 
+    def peek(self, level: int, source: str) -> Lane:
+        """The lane this source would have, without giving it one or noting that it was seen."""
+        return self._by_key.get((level, source)) or Lane(level, source, self._constants.lane_memory_s)
+
     def _drop_unused(self, now: float) -> None:
         since = now - self._constants.lately_s
         for key, lane in list(self._by_key.items()):

@@ -116,8 +116,7 @@ class Scheduler:
 
     def refuses(self, job: Job, now: float) -> Refusal | None:
         """What the gate says to a request that is still on its way: nothing is counted yet."""
-        level, source = self.policy.place(job, self._sequence)
-        job.lane = self.lanes.lane(level, source, now)
+        job.lane = self.lanes.peek(*self.policy.place(job, self._sequence))
         return self._limits(job) or self.policy.admit(self, job, now)
 
     def refused_elsewhere(self, images: int, requests: int, reason: Reason, now: float) -> None:
