@@ -100,6 +100,8 @@ class KnobsPolicy:
         if not self._looks_ahead:
             return
         if job is not None:
+            if not self._behind and self._joins(job, _AHEAD * len(core.instances)):
+                return
             self._behind.append(job)
             if len(self._behind) > _COMPACT_AT + 2 * core.lanes.requests:
                 self._behind = deque(job for job in self._behind if job.state is JobState.READY)
@@ -110,6 +112,24 @@ class KnobsPolicy:
                 return
             if not is_open:
                 self._aside.append(batch)
+
+    def _joins(self, job: Job, most: int) -> bool:
+        """The common case, made cheap: nobody waits to gather, and the job changes nothing for the others."""
+        if self.settings.max_delay or len(self._aside) >= most:
+            return False
+        batch = self._aside[-1] if self._aside else None
+        if batch is None or batch.sealed:
+            batch = _Aside()
+        elif batch.jobs[0].shape != job.shape:
+            return False
+        images = batch.images + job.images
+        if images >= self._largest_preferred or images in self._preferred:
+            return False
+        if not batch.jobs:
+            self._aside.append(batch)
+        batch.jobs.append(job)
+        batch.images = images
+        return True
 
     def take(
         self, core: Scheduler, instance: Instance, now: float, given_up: list[GivenUp]
