@@ -13,7 +13,7 @@ from carpool.core.job import Job, JobState
 from carpool.core.scheduler import Scheduler
 from carpool.engine.executor import BatchResult, Executor
 from carpool.engine.refusals import given_up, refused
-from carpool.engine.work import Outcome, Work
+from carpool.engine.work import Outcome, Timing, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
 
 
@@ -130,7 +130,8 @@ class Driver:
             for gone in decision.given_up:
                 work: Work = gone.job.payload
                 wait = max(0.0, self.scheduler.instances.next_free.free_at - now)
-                work.done(work, Outcome(error=given_up(self._model, gone.job, gone.reason, now, wait)))
+                error = given_up(self._model, gone.job, gone.reason, now, wait)
+                work.done(work, Outcome(error=error, timing=Timing(queue=max(0.0, now - work.arrived))))
             if decision.batch is None:
                 break
             self._start(decision.batch)
@@ -181,7 +182,8 @@ class Driver:
         self._turn()
         timing = result.timing
         for work, outcome in zip(works, result.outcomes, strict=True):
-            outcome.timing = timing
+            waited = max(0.0, batch.started - work.arrived)
+            outcome.timing = Timing(waited, timing.input, timing.infer, timing.output, timing.batch)
             job = work.job
             if job is not None and job.state is JobState.GONE:
                 work.done(work, outcome)  # cancelled while it ran: only releases what it held

@@ -35,11 +35,17 @@ class Engine:
     Everything is called from one asyncio loop. `paths` are model files, model folders or repositories.
     """
 
-    def __init__(self, *paths: str | Path, slo_ms: float | None = None, table: Table | None = None) -> None:
+    def __init__(
+        self,
+        *paths: str | Path,
+        slo_ms: float | None = None,
+        table: Table | None = None,
+        block: Block | None = None,
+    ) -> None:
         self._paths = [Path(path) for path in paths]
         self._slo_ms = slo_ms
         self.table = table or Table(bytearray(table_bytes(1)))
-        self._block: Block = self.table.block(0)
+        self._block = block or self.table.block(0)
         self.served: dict[int, Served] = {}  # by key, a number that is never used again
         self._keys = 0
         self.changed: Callable[[], None] = lambda: None

@@ -16,6 +16,7 @@ from carpool.config.model import ModelConfig, TensorConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
+from carpool.core.job import Reason
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine.driver import Driver
@@ -64,6 +65,8 @@ class Served:
         self.reason = ""
         self.signature = Signature(config.name, (), ())
         self.batches = BatchStatistics()
+        self.promises = False
+        self.gate: Callable[[Scheduler, float], None] = lambda _scheduler, _now: None
         self.slot = slot  # where its counters are
         self.row = row
         self._version = version
@@ -149,6 +152,7 @@ class Served:
         self.config, self.signature = ready.config, ready.signature
         self._piece = best_piece(ready.curve) if ready.config.fake is None else ready.curve.max_batch
         policy = ready.config.policy
+        self.promises = isinstance(policy, Promise)
         scheduler = Scheduler(ready.curve, policy, len(ready.backends))
         knobs = isinstance(policy, Knobs)
         timeout = ready.config.execution_timeout
@@ -184,7 +188,14 @@ class Served:
 
     def turned(self, scheduler: Scheduler, now: float) -> None:
         self.row.set(columns.PENDING, scheduler.lanes.requests)
-        self.row.set(columns.SATURATION, scheduler.saturation(now))
+        if self.promises:
+            self.row.set(columns.SATURATION, scheduler.saturation(now))
+            self.gate(scheduler, now)
+
+    def refused_elsewhere(self, requests: int, reason: Reason) -> None:
+        """Front ends said no on our advice: their traffic counts all the same."""
+        if self._driver is not None:
+            self.driver.scheduler.refused_elsewhere(requests, requests, reason, monotonic())
 
     def instance_lost(self, instance: Instance, why: str) -> None:
         log.warning("instance-lost", model=self.name, version=self.version, instance=instance.index, why=why)

@@ -14,6 +14,8 @@ import fcntl
 import mmap
 import os
 
+from carpool.errors import TooLarge
+
 _SMALLEST_BITS = 12
 _SMALLEST = 1 << _SMALLEST_BITS
 _CLASSES = 2 * (48 - _SMALLEST_BITS)
@@ -56,6 +58,13 @@ def map_memory(fd: int) -> mmap.mmap:
     return mmap.mmap(fd, os.fstat(fd).st_size)
 
 
+def check_fits(arena: Arena, size: int) -> None:
+    """Whoever would wait for this to fit would wait for ever."""
+    number = _class_of(size)
+    if number >= _CLASSES or _SIZES[number] > arena.size:
+        raise TooLarge(f"a body of {size} bytes does not fit the {arena.size} bytes there are for all bodies")
+
+
 class ArenaSlot:
     """A piece of the arena; `capacity` may be more than was asked for, which is the length of `view`."""
 
@@ -90,7 +99,8 @@ class Arena:
         self._free: list[list[int]] = [[] for _ in range(_CLASSES)]
         self._fresh: list[tuple[int, int]] = [(0, self.size)]  # start and end, in order
         self._fresh_most = self.size  # no piece of it is longer
-        self._returned = self.size  # bytes released since free slots were last joined
+        self._releases = 0  # since free slots were last joined
+        self._attempts = 0  # that it would have helped, perhaps, since then
         self.slots_used = 0
         self.bytes_used = 0
 
@@ -113,11 +123,10 @@ class Arena:
 
     def take_back(self, number: int, offset: int) -> None:
         """For `ArenaSlot.release` only."""
-        size = _SIZES[number]
         self._free[number].append(offset)
         self.slots_used -= 1
-        self.bytes_used -= size
-        self._returned += size
+        self.bytes_used -= _SIZES[number]
+        self._releases += 1
 
     def _find(self, number: int) -> tuple[int, int] | None:
         """The class and the offset of a slot when the list of the class is empty."""
@@ -147,8 +156,12 @@ class Arena:
         return None
 
     def _worth_joining(self, size: int) -> bool:
-        """Joining sorts every free slot, so it must be paid for by what came back since the last time."""
-        return self.size - self.bytes_used >= size and self._returned >= max(size, self.size // 16)
+        """Joining sorts all free slots: the more there are, the more must have happened since the last."""
+        if not self._releases or self.size - self.bytes_used < size:
+            return False
+        self._attempts += 1
+        pieces = sum(map(len, self._free)) + len(self._fresh)
+        return 16 * self._releases + 1024 * self._attempts >= pieces
 
     def _join(self) -> None:
         """Turn every free slot into fresh memory again, neighbours in one piece."""
@@ -165,4 +178,5 @@ class Arena:
                 joined.append((start, end))
         self._fresh = joined
         self._fresh_most = self.size
-        self._returned = 0
+        self._releases = 0
+        self._attempts = 0

@@ -91,7 +91,7 @@ class Door(Protocol):
         """False while the engine is starting, draining or being restarted."""
 
     def slot(self, size: int) -> Slot | None:
-        """Memory for a body, or None when all of it is in use."""
+        """Memory for a body, or None when all of it is in use. Raises `TooLarge` for what can never fit."""
 
     def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
         """The gate's advice before the body is read: a refusal that the engine would make as well."""
@@ -110,7 +110,8 @@ class Door(Protocol):
     ) -> Call:
         """Run a request whose tensors lie in `slot.view[tail:]` at the offsets of `head`.
 
-        The slot belongs to the call from here on. `done` is called at most once, never before this returns.
+        The slot belongs to the call from here on, unless this raises. `done` is called at most once, never
+        before this returns. `deadline` is the client's own; the promise is added behind the door.
         """
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:

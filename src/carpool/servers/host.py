@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from carpool.config.model import ModelConfig
 from carpool.config.triton_json import config_document
+from carpool.core.job import Reason
 from carpool.core.policy import Promise
 from carpool.engine.engine import Engine
 from carpool.engine.served import Served, State
 from carpool.engine.work import Work
-from carpool.errors import CarpoolError, NotFound, Unsupported
+from carpool.errors import NotFound, Unsupported
 from carpool.observe.logs import logger
 from carpool.observe.statistics import model_statistics, statistics
+from carpool.servers.advice import WriteGate, publish
 from carpool.servers.door import Catalog, IndexEntry, ModelEntry
 
 log = logger("engine")
@@ -25,8 +28,9 @@ _LARGEST_LABELS_FILE = 4 << 20
 class EngineHost:
     """Wraps an engine for the doors. `listen` is told whenever the catalogue changes."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, write_gate: WriteGate = lambda *_: None) -> None:
         self.engine = engine
+        self._write_gate = write_gate
         self._listeners: list[Callable[[Catalog], None]] = []
         self._labels: dict[int, Mapping[str, Sequence[str]]] = {}
         self._ready = False
@@ -68,6 +72,7 @@ class EngineHost:
         config = served.config
         if key not in self._labels:
             self._labels[key] = read_labels(config)
+        served.gate = partial(publish, self._write_gate, key)
         document = config_document(config)
         return ModelEntry(
             key=key,
@@ -87,19 +92,23 @@ class EngineHost:
     def submit(self, key: int, work: Work) -> None:
         self.engine.submit(key, work)
 
-    def refuses(self, key: int, deadline: float) -> CarpoolError | None:
-        served = self.engine.served.get(key)
-        if served is None or served.state is not State.READY:
-            return None
-        return served.driver.refuses(deadline, "")
-
     def cancel(self, work: Work) -> None:
         self.engine.cancel(work)
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        if what == "refused":
+            self._count_refused(arguments)
+            return None
         if what == "statistics":
             return self._statistics(str(arguments.get("name", "")), str(arguments.get("version", "")))
         raise Unsupported(f"the engine knows no question {what!r}")
+
+    def _count_refused(self, arguments: Mapping[str, Any]) -> None:
+        """What front ends refused on the gate's advice: [[key, reason, how many], …]."""
+        for key, reason, count in arguments["refused"]:
+            served = self.engine.served.get(key)
+            if served is not None:
+                served.refused_elsewhere(count, Reason(reason))
 
     def _statistics(self, name: str, version: str) -> Any:
         rows = {(cells.model, cells.version): cells for cells in self.engine.table.models()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,25 +11,11 @@ from carpool.core.job import INFINITY
 from carpool.engine.engine import shape_key
 from carpool.engine.work import Outcome, Work
 from carpool.errors import CarpoolError
+from carpool.servers.arena import Arena, check_fits
 from carpool.servers.door import Answer, Catalog, ModelEntry, Slot
 from carpool.servers.host import EngineHost
 from carpool.types import Tensor
 from carpool.wire.v2 import RequestHead, bind
-
-
-class LocalSlot:
-    """Plain memory, counted against the door's limit."""
-
-    __slots__ = ("_door", "view")
-
-    def __init__(self, door: LocalDoor, size: int) -> None:
-        self._door: LocalDoor | None = door
-        self.view = memoryview(bytearray(size))
-
-    def release(self) -> None:
-        if self._door is not None:
-            self._door.used -= len(self.view)
-            self._door = None
 
 
 class LocalCall:
@@ -73,13 +60,13 @@ class LocalCall:
 
 
 class LocalDoor:
-    """Front end and engine share a loop; bodies lie in ordinary memory."""
+    """Front end and engine share a loop; bodies lie in memory of our own."""
 
     def __init__(self, host: EngineHost, *, max_bytes: int) -> None:
         self.host = host
         self.loop = asyncio.get_running_loop()
-        self.used = 0
-        self._max_bytes = max_bytes
+        self.arena = Arena(mmap.mmap(-1, max_bytes))
+        self.advice: Callable[[ModelEntry, float, float], CarpoolError | None] = lambda *_: None
 
     @property
     def catalog(self) -> Catalog:
@@ -90,13 +77,11 @@ class LocalDoor:
         return self.host.catalog.ready
 
     def slot(self, size: int) -> Slot | None:
-        if self.used + size > self._max_bytes:
-            return None
-        self.used += size
-        return LocalSlot(self, size)
+        check_fits(self.arena, size)
+        return self.arena.allocate(size)
 
     def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
-        return self.host.refuses(entry.key, deadline)
+        return self.advice(entry, deadline, now)
 
     def infer(
         self,

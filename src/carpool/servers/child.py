@@ -1,0 +1,62 @@
+"""One process of the server, as the supervisor holds it: started, spoken to, watched to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from carpool.servers.link.control import Control, Message, control_pair
+
+
+class Child:
+    """A fresh interpreter: never a fork, since models and their libraries keep threads and devices.
+
+    It gets a session of its own, so that a Ctrl-C in the terminal reaches the supervisor only.
+    """
+
+    def __init__(self, role: str) -> None:
+        ours, theirs = control_pair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "carpool.servers.processes", role, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._loop.add_reader(self._pidfd, self._ended.set)
+        self._started = time.monotonic()
+        self.control = Control(ours)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def age(self) -> float:
+        return time.monotonic() - self._started
+
+    def kill(self) -> None:
+        """The number stays its own until `watch` has collected it, so nobody else is hit."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def watch(self, heard: Callable[[Message], None]) -> int:
+        """Pass on what it says, to its last word, and return its exit code: negative for a signal."""
+        while (message := await self.control.receive()) is not None:
+            heard(message)
+        await self._ended.wait()
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self.control.close()
+        return self._process.wait()

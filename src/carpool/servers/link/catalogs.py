@@ -1,0 +1,87 @@
+"""The engine's catalogue as JSON, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from carpool.servers.door import Catalog, IndexEntry, ModelEntry
+from carpool.types import DATATYPES, Signature, TensorSpec
+
+
+def write_catalog(catalog: Catalog) -> bytes:
+    entries = {entry.key: entry for entry in (*catalog.entries.values(), *catalog.newest.values())}
+    document = {
+        "ready": catalog.ready,
+        "entries": [_entry(entry) for entry in entries.values()],
+        "served": [entry.key for entry in catalog.entries.values()],
+        "newest": {name: entry.key for name, entry in catalog.newest.items()},
+        "index": [(line.name, line.version, line.state, line.reason) for line in catalog.index],
+    }
+    return orjson.dumps(document)
+
+
+def read_catalog(number: int, payload: bytes, known: Mapping[int, ModelEntry]) -> Catalog:
+    """`known` are this engine's entries so far. They never change, and what is kept is not looked up anew:
+    parsed heads and templates hang on to the very objects."""
+    document = orjson.loads(payload)
+    entries = {}
+    for listed in document["entries"]:
+        key = listed["key"]
+        entries[key] = known.get(key) or _read_entry(listed)
+    served = [entries[key] for key in document["served"]]
+    return Catalog(
+        number=number,
+        ready=document["ready"],
+        entries={(entry.name, entry.version): entry for entry in served},
+        newest={name: entries[key] for name, key in document["newest"].items()},
+        index=[IndexEntry(*line) for line in document["index"]],
+    )
+
+
+def _entry(entry: ModelEntry) -> dict[str, Any]:
+    signature = entry.signature
+    return {
+        "key": entry.key,
+        "name": entry.name,
+        "version": entry.version,
+        "model": signature.model,
+        "inputs": [_spec(spec) for spec in signature.inputs],
+        "outputs": [_spec(spec) for spec in signature.outputs],
+        "max_batch": signature.max_batch,
+        "platform": entry.platform,
+        "mode": entry.mode,
+        "slo": entry.slo,
+        "config": entry.config,
+        "labels": {output: list(labels) for output, labels in entry.labels.items()},
+        "row": list(entry.row),
+    }
+
+
+def _spec(spec: TensorSpec) -> tuple[str, str, tuple[int, ...]]:
+    return spec.name, spec.datatype.value, spec.shape
+
+
+def _read_entry(listed: Mapping[str, Any]) -> ModelEntry:
+    signature = Signature(
+        listed["model"], _read_specs(listed["inputs"]), _read_specs(listed["outputs"]), listed["max_batch"]
+    )
+    row, generation = listed["row"]
+    return ModelEntry(
+        key=listed["key"],
+        name=listed["name"],
+        version=listed["version"],
+        signature=signature,
+        platform=listed["platform"],
+        mode=listed["mode"],
+        slo=listed["slo"],
+        config=listed["config"],
+        labels=listed["labels"],
+        row=(row, generation),
+    )
+
+
+def _read_specs(listed: list[Any]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, DATATYPES[datatype], tuple(shape)) for name, datatype, shape in listed)

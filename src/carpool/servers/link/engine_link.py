@@ -1,0 +1,271 @@
+"""One front end as the engine sees it. Nothing it says is believed: a lie costs it the link, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from mmap import mmap
+from typing import TYPE_CHECKING, cast
+
+import orjson
+
+from carpool.engine.work import Outcome, Work
+from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
+from carpool.observe.logs import logger
+from carpool.servers.link.failures import write_failure
+from carpool.servers.link.records import (
+    ANSWER,
+    ASK,
+    CANCEL,
+    CATALOG,
+    DONE,
+    GONE,
+    MAX_ASKS,
+    MAX_TEMPLATES,
+    OK,
+    RESET,
+    SEEN,
+    SUBMIT,
+    TEMPLATE,
+    TO_ENGINE,
+    TO_FRONTEND,
+    Fields,
+    Outbox,
+    ProtocolError,
+    RecordReader,
+    to_frontend,
+)
+from carpool.servers.link.served import Placement, ServedTemplate, read_template
+
+if TYPE_CHECKING:
+    from carpool.servers.link.engine_side import EngineSide
+
+_log = logger("link")
+_SMALLEST_SLOT = 4096
+_MAX_ASK_BYTES = 256 << 20  # a model can come as part of a question to load it
+_HIGH_WATER = 1 << 20  # unsent bytes above which nothing more is read from that front end
+_MAX_UNSENT = 256 << 20
+_WRITING_S = 0.001  # until the next look at an answer that is still being written
+
+
+class EngineLink(asyncio.Protocol):
+    """Reads submissions, owns the work until it is done, and answers."""
+
+    def __init__(
+        self, side: EngineSide, frontend: int, memory: mmap, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._side = side
+        self._frontend = frontend
+        self._memory = memory
+        self._size = len(memory)
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._reader = RecordReader(TO_ENGINE, _MAX_ASK_BYTES)
+        self._outbox = Outbox(loop)
+        self._templates: dict[int, ServedTemplate] = {}
+        self._works: dict[int, Work] = {}
+        self._cancelled: set[int] = set()
+        self._asks: set[asyncio.Task[None]] = set()
+        self.seen = 0
+
+    @property
+    def calls(self) -> int:
+        return len(self._works)
+
+    def close(self) -> None:
+        self._outbox.close()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def publish(self, number: int, catalog: bytes) -> None:
+        if self._outbox.unsent > _MAX_UNSENT:
+            self._drop("it does not listen")
+        self._outbox.put(to_frontend(CATALOG, number, OK, catalog))
+
+    # The connection.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER)
+        self._outbox.open(self._transport)
+        self._side.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The front end is gone: what waits is cancelled, what runs finishes into memory nobody reads."""
+        self._transport = None
+        self._outbox.close()
+        self._side.closed(self)
+        self._templates.clear()
+        works = list(self._works.items())
+        for call, work in works:
+            self._cancel(call, work)
+        _log.info("link-closed", frontend=self._frontend, calls=len(works))
+
+    def eof_received(self) -> None:
+        self.close()  # nobody is left to read what is unsent
+
+    def pause_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic()
+        try:
+            for fields, payload in self._reader.feed(data):
+                if fields[0] == SUBMIT:
+                    self._submit(fields, now)
+                else:
+                    self._obey(fields, payload)
+        except ProtocolError as error:
+            self._drop(str(error))
+        except Exception:
+            _log.exception("link-failed", frontend=self._frontend)
+            self._drop("it could not be read")
+
+    def _drop(self, why: str) -> None:
+        _log.error("link-dropped", frontend=self._frontend, error=why)
+        self.close()
+        self._side.dropped(self._frontend)
+
+    # What it asks for.
+
+    def _submit(self, fields: Fields, now: float) -> None:
+        _, _, call, number, offset, output, capacity, arrived, deadline = fields
+        template = self._templates.get(number)
+        if template is None or call in self._works:
+            raise ProtocolError(f"call {call} with template {number}")
+        if offset + template.extent > self._size or output + capacity > self._size:
+            raise ProtocolError(f"call {call} reaches beyond the arena")
+        if len(self._works) * _SMALLEST_SLOT > self._size:
+            raise ProtocolError("more calls than the arena has slots")
+        if not deadline >= 0.0:
+            raise ProtocolError(f"call {call} has no deadline that is a number")
+        if not arrived <= now:  # NaN too
+            arrived = now
+        entry = template.entry
+        if entry is None:
+            return self._refuse(call, NotFound("the model is not loaded any more"))
+        try:
+            inputs = template.bind(self._memory, offset)
+        except CarpoolError as error:
+            return self._refuse(call, error)
+        placement = Placement(call, template, self._memory, output, capacity, self._side.max_answer_bytes)
+        work = Work(
+            inputs,
+            self._finished,
+            images=template.images,
+            wanted=template.wanted,
+            arrived=arrived,
+            deadline=deadline,
+            timeout=template.timeout,
+            priority=template.priority,
+            source=template.source,
+            shape=template.shape,
+            place=placement,
+        )
+        self._works[call] = work
+        try:
+            self._side.engine.submit(template.key, work)
+        except Exception as error:
+            _log.exception("submit-failed", model=entry.name)
+            if call in self._works:
+                self._finished(work, Outcome(error=ModelError(f"the engine failed: {error}")))
+
+    def _obey(self, fields: Fields, payload: bytes) -> None:
+        kind, number = fields[0], fields[2]
+        if kind == TEMPLATE:
+            if len(self._templates) >= MAX_TEMPLATES or number in self._templates:
+                raise ProtocolError(f"template {number} cannot be new")
+            self._templates[number] = read_template(payload, self._side.entries)
+        elif kind == CANCEL:
+            work = self._works.get(number)
+            if work is not None:  # else it was answered while the word was on its way
+                self._cancel(number, work)
+        elif kind == SEEN:
+            self.seen = max(self.seen, number)
+            self._side.acknowledged()
+        elif kind == ASK:
+            self._ask(number, payload)
+        elif kind == RESET:
+            self._templates.clear()
+        else:
+            raise ProtocolError(f"a record of kind {kind}")
+
+    def _cancel(self, call: int, work: Work) -> None:
+        if call not in self._cancelled:
+            self._cancelled.add(call)
+            self._side.engine.cancel(work)
+
+    # What it is told.
+
+    def _finished(self, work: Work, outcome: Outcome) -> None:
+        """The engine's `done`: once per work, and the last that is known of it here."""
+        placement = cast(Placement, work.place)
+        call = placement.call
+        if call not in self._works:
+            _log.error("answered-twice", frontend=self._frontend, call=call)
+            return
+        trouble = None if outcome.error is not None else self._trouble(placement, outcome)
+        if not placement.close():
+            self._loop.call_later(_WRITING_S, self._finished, work, outcome)
+            return
+        del self._works[call]
+        if call in self._cancelled:
+            self._cancelled.discard(call)
+            self._outbox.put(to_frontend(DONE, call, GONE))
+            return
+        error = outcome.error or trouble
+        status, payload = (OK, placement.payload) if error is None else write_failure(error)
+        timing = outcome.timing
+        record = TO_FRONTEND.pack(
+            DONE,
+            len(payload),
+            call,
+            status,
+            placement.form or 0,
+            timing.batch,
+            timing.queue,
+            timing.input,
+            timing.infer,
+            timing.output,
+        )
+        self._outbox.put(record + payload if payload else record)
+
+    def _trouble(self, placement: Placement, outcome: Outcome) -> CarpoolError | None:
+        """Why outputs that the model gave cannot be sent, if they cannot."""
+        if placement.form is None and placement.error is None and outcome.outputs is not None:
+            placement(outcome.outputs)  # an engine that does not place is served all the same
+        if placement.error is not None:
+            return placement.error
+        if placement.form is None:
+            return ModelError("the engine answered without outputs")
+        if placement.payload and self._outbox.unsent > _MAX_UNSENT:
+            return Unavailable("the front end does not take its answers", reason="overload")
+        return None
+
+    def _refuse(self, call: int, error: CarpoolError) -> None:
+        status, payload = write_failure(error)
+        self._outbox.put(to_frontend(DONE, call, status, payload))
+
+    def _ask(self, number: int, payload: bytes) -> None:
+        if len(self._asks) >= MAX_ASKS:
+            raise ProtocolError(f"more than {MAX_ASKS} open questions")
+        task = self._loop.create_task(self._answer(number, payload))
+        self._asks.add(task)
+        task.add_done_callback(self._asks.discard)
+
+    async def _answer(self, number: int, payload: bytes) -> None:
+        try:
+            what, arguments = orjson.loads(payload)
+            answer = orjson.dumps(await self._side.answer(what, arguments))
+            status = OK
+        except CarpoolError as error:
+            status, answer = write_failure(error)
+        except Exception as error:
+            _log.exception("ask-failed", frontend=self._frontend)
+            status, answer = write_failure(CarpoolError(f"the engine failed: {error}"))
+        self._outbox.put(to_frontend(ANSWER, number, status, answer))

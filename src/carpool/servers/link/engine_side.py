@@ -1,0 +1,115 @@
+"""The engine's end of every link: records become work, outcomes become records."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from carpool.engine.work import Work
+from carpool.servers.arena import map_memory
+from carpool.servers.door import Catalog, ModelEntry
+from carpool.servers.link.catalogs import write_catalog
+from carpool.servers.link.engine_link import EngineLink
+
+_SEEN_WITHIN_S = 5.0  # a front end that takes longer is stuck; it must not hold up an operator
+
+
+class EngineLike(Protocol):
+    """What an engine must do to be reached over links. Everything is called on its loop's thread."""
+
+    def submit(self, key: int, work: Work) -> None:
+        """Run it, or call `work.done` with the reason why not: also for a key that is not served any more."""
+
+    def cancel(self, work: Work) -> None:
+        """Nobody waits for it. `work.done` is still called once, when its memory is touched no more."""
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    def listen(self, listener: Callable[[Catalog], None]) -> None:
+        """Call it with every new catalogue, whose number is higher than the last one's."""
+
+    async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        """Any question that is not an inference; errors are `CarpoolError`s."""
+
+    async def drain(self, timeout: float) -> None:
+        """Finish what was accepted, take nothing new, close the models."""
+
+
+class EngineSide:
+    """All links of one engine. `dropped` is told the number of a front end that broke the protocol."""
+
+    def __init__(
+        self, engine: EngineLike, *, max_answer_bytes: int, dropped: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self.engine = engine
+        self.max_answer_bytes = max_answer_bytes
+        self.dropped = dropped
+        self.entries: Mapping[int, ModelEntry] = {}
+        self._links: set[EngineLink] = set()
+        self._seen = asyncio.Event()
+        self._catalog = (0, b"")
+        engine.listen(self._publish)
+        self._publish(engine.catalog)
+
+    async def attach(self, frontend: int, sock: socket.socket, arena: int) -> EngineLink:
+        """A new front end: our end of a socket pair, and its arena's file, which is closed once mapped."""
+        try:
+            memory = map_memory(arena)
+        finally:
+            os.close(arena)
+        loop = asyncio.get_running_loop()
+        link = EngineLink(self, frontend, memory, loop)
+        await loop.create_unix_connection(lambda: link, sock=sock)
+        return link
+
+    def close(self) -> None:
+        """End every link; a loop that is closed with one still open can hang."""
+        for link in list(self._links):
+            link.close()
+
+    @property
+    def links(self) -> int:
+        return len(self._links)
+
+    @property
+    def calls(self) -> int:
+        """Those that have not been answered yet."""
+        return sum(link.calls for link in self._links)
+
+    def opened(self, link: EngineLink) -> None:
+        self._links.add(link)
+        link.publish(*self._catalog)
+
+    def closed(self, link: EngineLink) -> None:
+        self._links.discard(link)
+        self._seen.set()
+
+    def acknowledged(self) -> None:
+        self._seen.set()
+
+    async def answer(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        """Ask the engine. If that changes the catalogue, every front end has it before the answer leaves."""
+        before = self._catalog[0]
+        answer = await self.engine.ask(what, arguments)
+        if self._catalog[0] != before:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.everyone_saw(self._catalog[0]), _SEEN_WITHIN_S)
+        return answer
+
+    async def everyone_saw(self, number: int) -> None:
+        """Returns when this catalogue, or a later one, is in force at every front end that is connected."""
+        while any(link.seen < number for link in self._links):
+            self._seen.clear()
+            await self._seen.wait()
+
+    def _publish(self, catalog: Catalog) -> None:
+        entries = (*catalog.entries.values(), *catalog.newest.values())
+        self.entries = {entry.key: entry for entry in entries}
+        self._catalog = (catalog.number, write_catalog(catalog))
+        for link in list(self._links):
+            link.publish(*self._catalog)

@@ -1,0 +1,63 @@
+"""One inference under way, as the front end holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from carpool.observe.logs import logger
+from carpool.servers.arena import ArenaSlot
+from carpool.servers.door import Answer, Slot
+from carpool.servers.link.templates import Template
+
+if TYPE_CHECKING:
+    from carpool.servers.link.front_link import FrontLink
+
+_log = logger("link")
+
+
+class RemoteCall:
+    """Implements `Call`. It holds the input slot until the engine has answered, the output slot until it is
+    released, and both for a cancelled call until the engine says that nothing touches them."""
+
+    __slots__ = ("_done", "link", "number", "output", "slot", "template")
+
+    template: Template  # from here on set before it is submitted
+    number: int
+
+    def __init__(self, slot: Slot, done: Callable[[Answer], None]) -> None:
+        self.slot = slot
+        self._done: Callable[[Answer], None] | None = done
+        self.output: ArenaSlot | None = None
+        self.link: FrontLink | None = None  # while the engine has it
+
+    def cancel(self) -> None:
+        wanted, self._done = self._done is not None, None
+        if self.link is None:
+            self.release()
+        elif wanted:
+            self.link.cancel(self)
+
+    def release(self) -> None:
+        if self.output is not None:
+            self.output.release()
+            self.output = None
+        self.slot.release()
+
+    @property
+    def wanted(self) -> bool:
+        return self._done is not None
+
+    def finish(self, answer: Answer) -> None:
+        """The engine is done with it. Never raises, since others wait behind it."""
+        self.link = None
+        self.slot.release()
+        done, self._done = self._done, None
+        if done is None:
+            self.release()
+            return
+        try:
+            done(answer)
+        except Exception:
+            _log.exception("answer-failed")
+            self.release()

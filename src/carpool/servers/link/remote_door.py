@@ -1,0 +1,178 @@
+"""The door of a front end whose engine lives in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from carpool.core.job import INFINITY
+from carpool.errors import CarpoolError, NotFound, Unavailable
+from carpool.observe.logs import logger
+from carpool.servers.arena import Arena, ArenaSlot, check_fits
+from carpool.servers.door import Answer, Catalog, ModelEntry, Slot
+from carpool.servers.link.front_link import FrontLink
+from carpool.servers.link.remote_call import RemoteCall
+from carpool.servers.link.templates import Template
+from carpool.wire.v2 import RequestHead
+
+_log = logger("link")
+
+Gate = Callable[[ModelEntry, float, float], CarpoolError | None]
+"""Takes the entry, the deadline and the time, and refuses what the engine would refuse as well."""
+
+
+class RemoteDoor:
+    """Implements `Door`. `broken` is called when the engine cannot be understood: only a restart helps."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        *,
+        max_answer_bytes: int,
+        broken: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.arena = arena
+        self._max_answer_bytes = max_answer_bytes
+        self._gate: Gate | None = None
+        self._broken = broken
+        self._loop = asyncio.get_running_loop()
+        self._link: FrontLink | None = None
+        self._catalog = Catalog()
+        self._known: Mapping[int, ModelEntry] = {}
+        self._draining = False
+
+    @property
+    def catalog(self) -> Catalog:
+        return self._catalog
+
+    @property
+    def serving(self) -> bool:
+        return self._link is not None and self._catalog.number > 0 and not self._draining
+
+    def advise(self, gate: Gate) -> None:
+        """Ask this before a body is read."""
+        self._gate = gate
+
+    def drain(self) -> None:
+        """Not serving any more, although what has begun is still carried through."""
+        self._draining = True
+
+    async def attach(self, sock: socket.socket) -> None:
+        """A new engine: the one before, if there was any, is dead."""
+        self.close()
+        link = FrontLink(self, self._loop, self._max_answer_bytes)
+        await self._loop.create_unix_connection(lambda: link, sock=sock)
+
+    def close(self) -> None:
+        """End the link, and with it whatever still waits."""
+        if self._link is not None:
+            self._link.close()
+
+    def slot(self, size: int) -> ArenaSlot | None:
+        check_fits(self.arena, size)
+        return self.arena.allocate(size)
+
+    def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
+        return None if self._gate is None else self._gate(entry, deadline, now)
+
+    def infer(
+        self,
+        entry: ModelEntry,
+        head: RequestHead,
+        slot: Slot,
+        tail: int,
+        done: Callable[[Answer], None],
+        *,
+        arrived: float,
+        deadline: float = INFINITY,
+        source: str = "",
+    ) -> RemoteCall:
+        link = self._link
+        call = RemoteCall(slot, done)
+        if link is None or not link.writable:
+            return self._fail(call, _restarted() if link is None else _busy())
+        template = link.templates.find(entry, head, source)
+        if template is None:
+            try:
+                template = self._learn(link, entry, head, source)
+            except CarpoolError as error:
+                return self._fail(call, error)
+        if type(slot) is not ArenaSlot or template.extent > len(slot.view) - tail:
+            return self._fail(call, CarpoolError("the tensors do not lie in a slot of this door"))
+        call.template = template
+        # Without room for its outputs they come over the socket, which is slower but still an answer.
+        call.output = self.arena.allocate(template.capacity)
+        link.submit(call, slot.offset + tail, arrived, deadline)
+        return call
+
+    async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        if self._link is None:
+            raise _restarted()
+        return await self._link.ask(what, arguments)
+
+    # For the link.
+
+    def opened(self, link: FrontLink) -> None:
+        self._link = link
+        self._forget()
+
+    def renewed(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        entries = (*catalog.entries.values(), *catalog.newest.values())
+        self._known = {entry.key: entry for entry in entries}
+
+    @property
+    def known(self) -> Mapping[int, ModelEntry]:
+        return self._known
+
+    def lost(self, link: FrontLink, error: str | None) -> None:
+        """`error` says what the engine did wrong; without it, it has died."""
+        if self._link is link:
+            self._link = None
+            self._forget()
+        if error is not None:
+            _log.error("link-broken", error=error)
+            self._broken()
+
+    def _forget(self) -> None:
+        """The old catalogue can still be looked at, but nothing is served from it."""
+        self._catalog = replace(self._catalog, number=0, ready=False)
+        self._known = {}
+
+    # The less common ways of a request.
+
+    def _fail(self, call: RemoteCall, error: CarpoolError) -> RemoteCall:
+        self._loop.call_soon(call.finish, Answer(error=error))
+        return call
+
+    def _learn(self, link: FrontLink, entry: ModelEntry, head: RequestHead, source: str) -> Template:
+        """The template of a head that was not seen before."""
+        entry = self._current(entry)
+        if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
+            raise CarpoolError("tensors come through the door in a slot, and in no other way")
+        return link.templates.learn(entry, head, source)
+
+    def _current(self, entry: ModelEntry) -> ModelEntry:
+        """A request can outlive the engine that it was meant for; another one may have numbered anew."""
+        if self._known.get(entry.key) is entry:
+            return entry
+        if not self._catalog.number:
+            raise _restarted()
+        now = self._catalog.entries.get((entry.name, entry.version))
+        if now is None:
+            raise NotFound(f"model '{entry.name}' version {entry.version} is not loaded any more")
+        was, new = entry.signature, now.signature
+        if (was.inputs, was.outputs, was.max_batch) != (new.inputs, new.outputs, new.max_batch):
+            raise Unavailable(f"model '{entry.name}' was replaced; try again", reason="model-replaced")
+        return now
+
+
+def _restarted() -> Unavailable:
+    return Unavailable("the engine is being restarted; try again", reason="engine-restarted")
+
+
+def _busy() -> Unavailable:
+    return Unavailable("the engine does not take requests fast enough", reason="overload")

@@ -1,0 +1,262 @@
+"""The children of the supervisor: `python -m carpool.servers.processes engine|frontend CONTROL_FD`.
+
+A child is told everything over its control socket, and lives no longer than the other end of it. What it runs
+is named by the first message as `module:function`, so that this file knows neither models nor protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from mmap import mmap
+from pathlib import Path
+from typing import Any, Protocol
+
+import uvloop
+
+from carpool.config.server import ServerSettings
+from carpool.errors import CarpoolError, ConfigError
+from carpool.observe.counters import Table
+from carpool.observe.logs import configure, logger
+from carpool.servers.arena import Arena, map_memory
+from carpool.servers.door import Catalog
+from carpool.servers.link.control import Control, Message
+from carpool.servers.link.engine_side import EngineLike, EngineSide
+from carpool.servers.link.gates import GateTable
+from carpool.servers.link.remote_door import RemoteDoor
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+EXIT_CUT_OFF = 3
+"""The time to drain was over before everything was finished."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class StartEngine(Protocol):
+    """Builds the engine. It may load in the background: `Catalog.ready` says when models can be used."""
+
+    def __call__(
+        self,
+        settings: ServerSettings,
+        paths: Sequence[str],
+        *,
+        table: Table,
+        block: int,
+        write_gate: Callable[..., None],
+    ) -> Awaitable[EngineLike]: ...
+
+
+class Frontend(Protocol):
+    """What serves a protocol until it is told to stop: `HttpServer` is one."""
+
+    async def stop(self, within_s: float) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendParts:
+    """What a front end is built from. `sockets` listen already, by the name of their port."""
+
+    door: RemoteDoor
+    gates: GateTable
+    settings: ServerSettings
+    sockets: Mapping[str, Sequence[socket.socket]]
+    table: Table
+    block: int
+
+
+StartFrontend = Callable[[FrontendParts], Awaitable[Frontend]]
+
+
+def written(settings: ServerSettings) -> dict[str, Any]:
+    """The settings as JSON can carry them."""
+    fields = asdict(settings)
+    fields["cache_dir"] = None if settings.cache_dir is None else str(settings.cache_dir)
+    return fields
+
+
+def _read_settings(fields: Mapping[str, Any]) -> ServerSettings:
+    cache_dir = fields["cache_dir"]
+    return ServerSettings(**{**fields, "cache_dir": None if cache_dir is None else Path(cache_dir)})
+
+
+def _load(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _mapped(fd: int) -> mmap:
+    try:
+        return map_memory(fd)
+    finally:
+        os.close(fd)
+
+
+class EngineProcess:
+    def __init__(self, control: Control, first: Message) -> None:
+        self._control = control
+        self._first = first
+        self._settings = _read_settings(first.body["settings"])
+        self._side: EngineSide | None = None
+        self._early: list[Message] = []
+        self._was_ready = False
+
+    async def run(self) -> int:
+        obeying = asyncio.create_task(self._obey())
+        starting = asyncio.create_task(self._start())
+        await asyncio.wait({obeying, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            os._exit(0)  # nothing to drain yet, and a thread that loads a model would be waited for
+        try:
+            engine = starting.result()
+        except Exception as error:
+            return self._give_up(error)
+        self._side = EngineSide(
+            engine, max_answer_bytes=self._settings.max_body_bytes, dropped=self._report_dropped
+        )
+        for message in self._early:
+            await self._attach(self._side, message)
+        self._control.send("up")
+        engine.listen(self._report_ready)
+        self._report_ready(engine.catalog)
+        within_s = await obeying
+        if within_s is not None:
+            await engine.drain(within_s)
+            logger("engine").info("drained")
+        return 0
+
+    async def _start(self) -> EngineLike:
+        table, gates = map(_mapped, self._first.files)
+        start: StartEngine = _load(self._first.body["start"])
+        gate_table = GateTable(gates)
+        gate_table.clear()
+        return await start(
+            self._settings,
+            self._first.body["paths"],
+            table=Table(table),
+            block=self._first.body["block"],
+            write_gate=gate_table.write,
+        )
+
+    def _give_up(self, error: Exception) -> int:
+        if not isinstance(error, CarpoolError):
+            logger("engine").exception("engine-failed")
+        self._control.send("failed", error=str(error) or type(error).__name__)
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+
+    async def _obey(self) -> float | None:
+        """Attach front ends until it is time to stop; returns the seconds there are, None if nobody waits."""
+        while (message := await self._control.receive()) is not None:
+            if message.word == "drain":
+                return float(message.body["within_s"])
+            if self._side is None:
+                self._early.append(message)
+            else:
+                await self._attach(self._side, message)
+        return None
+
+    async def _attach(self, side: EngineSide, message: Message) -> None:
+        link, arena = message.files
+        await side.attach(message.body["frontend"], socket.socket(fileno=link), arena)
+
+    def _report_ready(self, catalog: Catalog) -> None:
+        if catalog.ready and not self._was_ready:
+            self._was_ready = True
+            self._control.send("ready", models=[f"{name}:{version}" for name, version in catalog.entries])
+
+    def _report_dropped(self, frontend: int) -> None:
+        self._control.send("dropped", frontend=frontend)
+
+
+class FrontendProcess:
+    def __init__(self, control: Control, first: Message) -> None:
+        self._control = control
+        self._first = first
+        self._settings = _read_settings(first.body["settings"])
+        self._broken = asyncio.Event()
+
+    async def run(self) -> int:
+        arena, table, gates, *listening = self._first.files
+        door = RemoteDoor(
+            Arena(_mapped(arena)),
+            max_answer_bytes=self._settings.max_body_bytes,
+            broken=self._broken.set,
+        )
+        start: StartFrontend = _load(self._first.body["start"])
+        sockets = iter(listening)
+        parts = FrontendParts(
+            door=door,
+            gates=GateTable(_mapped(gates)),
+            settings=self._settings,
+            sockets={
+                name: [socket.socket(fileno=next(sockets)) for _ in range(count)]
+                for name, count in self._first.body["sockets"].items()
+            },
+            table=Table(_mapped(table)),
+            block=self._first.body["block"],
+        )
+        frontend = await start(parts)
+        self._control.send("up")
+        obeying = asyncio.create_task(self._obey(door))
+        broken = asyncio.create_task(self._broken.wait())
+        await asyncio.wait({obeying, broken}, return_when=asyncio.FIRST_COMPLETED)
+        if not obeying.done():
+            return EXIT_FAILED
+        cut_off = await frontend.stop(obeying.result())
+        logger("frontend").info("drained", cut_off=cut_off)
+        return EXIT_CUT_OFF if cut_off else 0
+
+    async def _obey(self, door: RemoteDoor) -> float:
+        """Take every new engine until it is time to stop; returns the seconds there are for that."""
+        while (message := await self._control.receive()) is not None:
+            if message.word == "drain":
+                door.drain()
+                return float(message.body["within_s"])
+            await door.attach(socket.socket(fileno=message.files[0]))
+        return 0.0
+
+
+async def _live(role: str, fd: int) -> int:
+    control = Control(socket.socket(fileno=fd))
+    first = await control.receive()
+    if first is None:
+        return 0
+    settings = first.body["settings"]
+    configure(settings["log_format"], settings["log_level"])
+    process = EngineProcess if role == "engine" else FrontendProcess
+    return await process(control, first).run()
+
+
+def _die_with_parent() -> None:
+    """At once and in every case; the end of the control socket comes too late for a child that is stuck."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(arguments: Sequence[str]) -> int:
+    role, fd = arguments[0], int(arguments[1])
+    _die_with_parent()
+    os.set_inheritable(fd, False)
+    # A terminal or a service manager may signal the whole group: when to stop is for the supervisor to say.
+    # A handler that does nothing, rather than SIG_IGN, since children of ours would inherit that.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    try:
+        return asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_live(role, fd))
+    except Exception:
+        logger(role).exception("process-failed")
+        return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # neither a thread that is stuck in a model nor a link that is open may keep us

@@ -1,0 +1,85 @@
+"""What runs in each process: the engine behind its links, the HTTP front end behind its door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import carpool
+from carpool.config.server import ServerSettings
+from carpool.engine.engine import Engine
+from carpool.observe.columns import CONNECTIONS, UP
+from carpool.observe.counters import Row, Table
+from carpool.observe.logs import logger
+from carpool.observe.prometheus import Exposition
+from carpool.servers.advice import Advice
+from carpool.servers.host import EngineHost
+from carpool.servers.http.app import HttpApp
+from carpool.servers.http.limits import Limits
+from carpool.servers.http.metrics_page import MetricsApp
+from carpool.servers.http.server import HttpServer
+from carpool.servers.processes import FrontendParts
+
+_COUNT_EVERY_S = 1.0
+
+
+def limits_of(settings: ServerSettings) -> Limits:
+    return Limits(
+        max_header_bytes=settings.max_header_bytes,
+        max_body_bytes=settings.max_body_bytes,
+        max_connections=settings.max_connections,
+        header_timeout_s=settings.header_timeout_s,
+        body_timeout_s=settings.body_timeout_s,
+        idle_timeout_s=settings.idle_timeout_s,
+    )
+
+
+async def engine(
+    settings: ServerSettings,
+    paths: Sequence[str],
+    *,
+    table: Table,
+    block: int,
+    write_gate: Callable[..., None],
+) -> EngineHost:
+    """Load every model; the front ends answer that they are alive, but not ready, until this returns."""
+    log = logger("engine")
+    mine = table.block(block)
+    served = Engine(*paths, slo_ms=settings.slo_ms, table=table, block=mine)
+    host = EngineHost(served, write_gate)
+    await served.start(lambda model, step: log.debug("loading", model=model, step=step))
+    mine.server.set(UP, 1.0)
+    host.set_ready(True)
+    return host
+
+
+class HttpFrontend:
+    """The protocol's port and the metrics' port, stopped together."""
+
+    def __init__(self, app: HttpApp, servers: Sequence[HttpServer], row: Row) -> None:
+        self._app = app
+        self._servers = servers
+        self._row = row
+        self._counting: asyncio.Handle = asyncio.get_running_loop().call_soon(self._count)
+
+    def _count(self) -> None:
+        self._row.set(CONNECTIONS, sum(server.connections for server in self._servers))
+        self._counting = asyncio.get_running_loop().call_later(_COUNT_EVERY_S, self._count)
+
+    async def stop(self, within_s: float) -> int:
+        self._counting.cancel()
+        cut_off = await asyncio.gather(*(server.stop(within_s) for server in self._servers))
+        self._app.close()
+        return sum(cut_off)
+
+
+async def http(parts: FrontendParts) -> HttpFrontend:
+    parts.door.advise(Advice(parts.gates.read, parts.door.ask))
+    page = Exposition(parts.table, version=carpool.__version__).page
+    block = parts.table.block(parts.block)
+    app = HttpApp(parts.door, block, page, max_body_bytes=parts.settings.max_body_bytes)
+    limits = limits_of(parts.settings)
+    servers = {"http": HttpServer(app, limits), "metrics": HttpServer(MetricsApp(page), limits)}
+    for name, server in servers.items():
+        await server.start(parts.sockets[name])
+    return HttpFrontend(app, list(servers.values()), block.server)

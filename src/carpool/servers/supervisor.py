@@ -1,0 +1,302 @@
+"""The first process: starts one engine and the front ends, restarts what dies, and stops them in order.
+
+It owns what must outlive them: the listening sockets, the memory of each front end, the counters. A front end
+that dies takes its connections with it and nothing else: those that the kernel has queued for it wait for the
+next one, since its socket stays open here. When it keeps dying and others are there, its socket is closed and
+made anew instead, so that the kernel sends clients elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from carpool.config.server import ServerSettings
+from carpool.errors import ConfigError
+from carpool.observe.columns import RESTARTS
+from carpool.observe.counters import Table, table_bytes
+from carpool.observe.logs import logger
+from carpool.servers.arena import create_memory, map_memory
+from carpool.servers.child import Child
+from carpool.servers.http.server import check_free, listen
+from carpool.servers.link.control import Message
+from carpool.servers.link.gates import GATE_BYTES
+from carpool.servers.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED, written
+
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
+_STABLE_S = 10.0  # a process that lived so long starts with a clean sheet
+_DIVERT_S = 1.0  # with a longer delay, clients are better sent to another front end
+_FRONTENDS_SHARE = 0.9  # of the time to drain; the rest is the engine's
+
+_log = logger("supervisor")
+
+
+Ready = Callable[[Mapping[str, int], Sequence[str]], None]
+"""Told the ports in use and the models, as `name:version`, each time that an engine has warmed them up."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendKind:
+    """Front ends that are alike: how many, on which ports (0 takes a free one), and what starts them."""
+
+    name: str  # as in the metrics: http or grpc
+    start: str  # module:function, a StartFrontend
+    count: int
+    ports: Mapping[str, int]
+
+
+@dataclass(slots=True, eq=False)
+class Post:
+    """A place that is filled by one process after another."""
+
+    role: str
+    block: int  # of the counters
+    child: Child | None = None
+    was_up: bool = False
+    error: str = ""
+    delay: float = _FIRST_DELAY_S
+    kind: FrontendKind | None = None  # None for the engine
+    arena: int = -1
+    sockets: dict[str, list[socket.socket]] = field(default_factory=dict)
+
+    def close(self) -> None:
+        for listening in self.sockets.values():
+            for sock in listening:
+                sock.close()
+        self.sockets = {}
+        if self.arena >= 0:
+            os.close(self.arena)
+            self.arena = -1
+
+
+class Supervisor:
+    """`ports` holds the numbers that are really listened on, once `run` has begun."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        paths: Sequence[str],
+        *,
+        engine: str,
+        frontends: Sequence[FrontendKind],
+        ready: Ready = lambda _ports, _models: None,
+    ) -> None:
+        self._settings = settings
+        self._paths = list(paths)
+        self._start_engine = engine
+        self._ready = ready
+        self._engine = Post("engine", 1)
+        kinds = [kind for kind in frontends for _ in range(kind.count)]
+        self._posts = [Post(kind.name, 2 + index, kind=kind) for index, kind in enumerate(kinds)]
+        self.ports: dict[str, int] = {}
+        self._stopping = asyncio.Event()
+        self._finished: asyncio.Future[int]
+        self._keepers: dict[Post, asyncio.Task[None]] = {}
+        self._draining: asyncio.Task[None] | None = None
+        self._cut_off = False
+
+    async def run(self) -> int:
+        """Serve until a signal or until it is clear that nothing can be served; returns the exit code."""
+        self._finished = asyncio.get_running_loop().create_future()
+        with contextlib.ExitStack() as stack:
+            try:
+                for post in self._posts:
+                    stack.callback(post.close)
+                    self._listen(post)
+            except ConfigError as error:
+                _log.error("cannot-serve", error=error.message)
+                return EXIT_CONFIG
+            self._table_fd = self._memory(stack, "carpool-metrics", table_bytes(2 + len(self._posts)))
+            self._gates_fd = self._memory(stack, "carpool-gates", GATE_BYTES)
+            self._table = Table(map_memory(self._table_fd))
+            self._block = self._table.block(0)
+            stack.enter_context(self._signals())
+            _log.info("listening", host=self._settings.host, **self.ports)
+            for post in (self._engine, *self._posts):
+                self._keepers[post] = asyncio.create_task(self._keep(post))
+            code = await self._finished
+            await self._end_all()
+        _log.info("stopped", code=code)
+        return code
+
+    # Processes.
+
+    async def _keep(self, post: Post) -> None:
+        """One process after the other, until it is time to stop."""
+        try:
+            while not self._stopping.is_set():
+                child = post.child = self._fill(post)
+                code = await child.watch(lambda message: self._heard(post, message))
+                post.child = None
+                self._table.block(post.block)  # its gauges are not true any more
+                if self._stopping.is_set():
+                    self._cut_off |= code != 0
+                else:
+                    await self._pause(post, child, code)
+        except Exception:
+            _log.exception("supervisor-failed", role=post.role)
+            self._finish(EXIT_FAILED)
+
+    async def _pause(self, post: Post, child: Child, code: int) -> None:
+        """After a death: back off, or give up if it has never been any better."""
+        if not post.was_up:
+            _log.error("cannot-serve", role=post.role, error=post.error or _ending(code))
+            self._finish(EXIT_CONFIG if code == EXIT_CONFIG else EXIT_FAILED)
+            await self._stopping.wait()
+            return
+        if child.age >= _STABLE_S:
+            post.delay = _FIRST_DELAY_S
+        delay, post.delay = post.delay, min(2 * post.delay, _LONGEST_DELAY_S)
+        if delay >= _DIVERT_S and len(self._posts) > 1:
+            post.close()
+        fields = {"child": child.pid, "ending": _ending(code), "restart_in_s": delay}
+        _log.error("process-died", role=post.role, **fields, **({"error": post.error} if post.error else {}))
+        self._block.server.add(RESTARTS[post.role])
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), delay)
+
+    def _fill(self, post: Post) -> Child:
+        post.error = ""
+        if post.kind is None:
+            child = Child("engine")
+            files = [self._table_fd, self._gates_fd]
+            self._brief(child, post, files, start=self._start_engine, paths=self._paths)
+            connected = [(child, frontend) for frontend in self._posts if frontend.child is not None]
+        else:
+            self._renew(post)
+            child = Child("frontend")
+            listening = [sock.fileno() for socks in post.sockets.values() for sock in socks]
+            files = [post.arena, self._table_fd, self._gates_fd, *listening]
+            counts = {name: len(socks) for name, socks in post.sockets.items()}
+            self._brief(child, post, files, start=post.kind.start, sockets=counts)
+            connected = []
+        _log.info("process-started", role=post.role, child=child.pid)
+        post.child = child
+        if post.kind is not None and self._engine.child is not None:
+            connected = [(self._engine.child, post)]
+        for engine, frontend in connected:
+            _connect(engine, frontend)
+        return child
+
+    def _brief(self, child: Child, post: Post, files: Sequence[int], **fields: object) -> None:
+        child.control.send("start", files, settings=written(self._settings), block=post.block, **fields)
+
+    def _heard(self, post: Post, message: Message) -> None:
+        if message.word == "up":
+            post.was_up = True
+            _log.info("process-up", role=post.role, child=post.child.pid if post.child else None)
+        elif message.word == "ready":
+            models = list(message.body["models"])
+            _log.info("ready", models=" ".join(models), host=self._settings.host, **self.ports)
+            self._ready(self.ports, models)
+        elif message.word == "failed":
+            post.error = str(message.body["error"])
+        elif message.word == "dropped":
+            # The engine may still write to slots of a link that it gave up, so they must not be used again.
+            for frontend in self._posts:
+                if frontend.child is not None and frontend.child.pid == message.body["frontend"]:
+                    frontend.child.kill()
+
+    def _finish(self, code: int) -> None:
+        if not self._finished.done():
+            self._finished.set_result(code)
+
+    async def _end_all(self) -> None:
+        """Whatever still lives is killed, and everything is collected."""
+        self._stopping.set()
+        if self._draining is not None:
+            self._draining.cancel()
+        for post in self._keepers:
+            if post.child is not None:
+                post.child.kill()
+        await asyncio.wait(self._keepers.values())
+
+    # Stopping.
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self._signalled, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._draining is not None:
+            self._finish(128 + number)
+            return
+        _log.info("stopping", signal=number.name, within_s=self._settings.drain_s)
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        """Front ends first, so that nothing new comes in; the engine when nobody asks it any more."""
+        self._stopping.set()
+        for post in self._posts:
+            post.close()
+        total = self._settings.drain_s
+        end = asyncio.get_running_loop().time() + total
+        share = total * _FRONTENDS_SHARE
+        for post in self._posts:
+            if post.child is not None:
+                post.child.control.send("drain", within_s=share)
+        # They cut off what is late themselves, and then need a moment to end.
+        in_time = await self._gone(self._posts, end - (total - share) / 2)
+        if self._engine.child is not None:
+            left = max(0.0, end - asyncio.get_running_loop().time())
+            self._engine.child.control.send("drain", within_s=left)
+        in_time &= await self._gone([self._engine], end)
+        self._finish(0 if in_time and not self._cut_off else EXIT_CUT_OFF)
+
+    async def _gone(self, posts: Sequence[Post], end: float) -> bool:
+        keepers = [self._keepers[post] for post in posts]
+        if not keepers:
+            return True
+        timeout = max(0.0, end - asyncio.get_running_loop().time())
+        _, left = await asyncio.wait(keepers, timeout=timeout)
+        return not left
+
+    # What outlives the processes.
+
+    def _memory(self, stack: contextlib.ExitStack, name: str, size: int) -> int:
+        fd = create_memory(name, size)
+        stack.callback(os.close, fd)
+        return fd
+
+    def _listen(self, post: Post) -> None:
+        assert post.kind is not None
+        for name, port in post.kind.ports.items():
+            known = self.ports.get(name)
+            if known is None and port:
+                check_free(self._settings.host, port)
+            post.sockets[name] = listen(self._settings.host, known or port)
+            self.ports[name] = post.sockets[name][0].getsockname()[1]
+
+    def _renew(self, post: Post) -> None:
+        """A new front end gets memory that nothing can still write to: the engine may not be done yet."""
+        if post.arena >= 0:
+            os.close(post.arena)
+        post.arena = create_memory("carpool-slots", self._settings.slots * self._settings.slot_bytes)
+        if not post.sockets:
+            self._listen(post)
+
+
+def _connect(engine: Child, frontend: Post) -> None:
+    """Give each its end of a new link. If one is gone, the other sees the end of the link at once."""
+    assert frontend.child is not None
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        engine.control.send("link", [ours.fileno(), frontend.arena], frontend=frontend.child.pid)
+        frontend.child.control.send("link", [theirs.fileno()])
+
+
+def _ending(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit status {code}"

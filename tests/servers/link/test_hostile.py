@@ -1,0 +1,345 @@
+"""A front end that lies, sides that do not listen: the engine goes on, and nothing grows without bound."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.errors import Unavailable
+from carpool.servers.arena import Arena, create_memory, map_memory
+from carpool.servers.link.catalogs import write_catalog
+from carpool.servers.link.records import (
+    ASK,
+    CATALOG,
+    DONE,
+    MAX_ASKS,
+    MAX_TEMPLATES,
+    OK,
+    SUBMIT,
+    TEMPLATE,
+    TO_ENGINE,
+    TO_FRONTEND,
+    RecordReader,
+    to_engine,
+    to_frontend,
+)
+from carpool.servers.link.remote_door import RemoteDoor
+from servers.link.echo import MODELS, catalog_of
+from servers.link.joined import Client, joined, run, until
+
+SIZE = 1 << 20
+FOUR = np.array([[1, 2, 3, 4]], np.float32)
+
+
+def template(number: int = 1, **changes: Any) -> bytes:
+    document: dict[str, Any] = {
+        "key": 1,
+        "inputs": [("x", "FP32", (1, 4), 0, 16, True)],
+        "wanted": [],
+        "priority": 0,
+        "timeout": 0.0,
+        "source": "",
+    }
+    return to_engine(TEMPLATE, number, orjson.dumps(document | changes))
+
+
+def submit(
+    call: int = 1,
+    *,
+    template: int = 1,
+    at: int = 0,
+    output: int = 4096,
+    room: int = 4096,
+    deadline: float = 9e9,
+) -> bytes:
+    return TO_ENGINE.pack(SUBMIT, 0, call, template, at, output, room, 0.0, deadline)
+
+
+def x(datatype: str = "FP32", shape: Any = (1, 4), offset: Any = 0, size: Any = 16, name: Any = "x") -> Any:
+    return [(name, datatype, shape, offset, size, True)]
+
+
+LIES = {
+    "no template": submit(),
+    "unknown record": to_engine(99, 1),
+    "an engine's record": to_engine(DONE, 1),
+    "endless payload": TO_ENGINE.pack(TEMPLATE, 0xFFFFFFFF, 1, 0, 0, 0, 0, 0.0, 0.0),
+    "the same template twice": template() + template(),
+    "too many templates": b"".join(template(number) for number in range(MAX_TEMPLATES + 1)),
+    "too many questions": b"".join(
+        to_engine(ASK, number, orjson.dumps(("wait", {}))) for number in range(MAX_ASKS + 1)
+    ),
+    "input beyond the arena": template() + submit(at=SIZE - 15),
+    "input far beyond": template() + submit(at=2**64 - 1),
+    "output beyond the arena": template() + submit(output=SIZE, room=1),
+    "room beyond the arena": template() + submit(output=0, room=2**64 - 1),
+    "a call twice": template(source="hold") + submit() + submit(),
+    "deadline not a number": template() + submit(deadline=float("nan")),
+    "deadline before time": template() + submit(deadline=-1.0),
+    "more calls than slots": template(source="hold") + b"".join(submit(call) for call in range(300)),
+    "not JSON": to_engine(TEMPLATE, 1, b"{"),
+    "a list": to_engine(TEMPLATE, 1, b"[]"),
+    "half a template": to_engine(TEMPLATE, 1, b'{"key": 1}'),
+    "wrong name": template(inputs=x(name="z")),
+    "name of another type": template(inputs=x(name=["x"])),
+    "wrong datatype": template(inputs=x("INT32")),
+    "unknown datatype": template(inputs=x("FP7")),
+    "wrong shape": template(inputs=x(shape=(1, 5), size=20)),
+    "shape and size disagree": template(inputs=x(size=12)),
+    "batch too large": template(inputs=x(shape=(9, 4), size=144)),
+    "negative offset": template(inputs=x(offset=-16)),
+    "broken offset": template(inputs=x(offset=0.5)),
+    "offset beyond any arena": template(inputs=x(offset=2**63)) + submit(),
+    "negative dimension": template(inputs=x(shape=(-1, -4))),
+    "input twice": template(inputs=x() + x()),
+    "input missing": template(inputs=[]),
+    "unknown output": template(wanted=["z"]),
+    "output of another type": template(wanted=[7]),
+    "priority below 0": template(priority=-1),
+    "priority of another type": template(priority="high"),
+    "timeout not a number": template(timeout=None),
+    "timeout below 0": template(timeout=-0.5),
+    "source too long": template(source="s" * 257),
+    "key of another type": template(key="1"),
+    "strings without lengths": template(key=3, inputs=[("x", "BYTES", (1, 2), 0, 16, False)]) + submit(),
+    "huge empty shape": template(key=2, inputs=x("UINT8", (0, 2**62), size=0)) + submit(),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+def test_a_lie_costs_the_liar_its_link_and_nobody_else_anything(lie: bytes) -> None:
+    async def main() -> None:
+        async with joined() as link:
+            honest = await link.door()
+            sock, liar = await link.raw(SIZE)
+            with sock:
+                await send(sock, lie)
+                await until(lambda: link.side.links == 1)
+                assert link.dropped == [13]
+                assert liar.calls == 0
+                assert await honest.infer("fixed", FOUR).output() == FOUR.tolist()
+
+    run(main())
+
+
+def test_the_same_words_without_the_lie_are_served() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            sock, _ = await link.raw(SIZE)
+            with sock:
+                await send(sock, template() + submit())
+                kinds = [fields[0] for fields in await hear(sock, 2)]
+                assert kinds == [CATALOG, DONE]
+            assert not link.dropped
+
+    run(main())
+
+
+def test_a_model_that_is_gone_is_no_lie() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            sock, _ = await link.raw(SIZE)
+            with sock:
+                await send(sock, template(key=77) + submit())
+                status = (await hear(sock, 2))[1][3]
+                assert status != OK
+            assert not link.dropped
+
+    run(main())
+
+
+def test_a_time_of_arrival_in_the_future_is_now() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            sock, _ = await link.raw(SIZE)
+            with sock:
+                for call, arrived in enumerate((1e300, float("nan"), float("inf"))):
+                    record = TO_ENGINE.pack(SUBMIT, 0, call, 1, 0, 4096, 4096, arrived, 9e9)
+                    await send(sock, (template(source="hold") if call == 0 else b"") + record)
+                await until(lambda: len(link.engine.waiting) == 3)
+                assert all(0.0 < work.arrived < 1e12 for work in link.engine.waiting)
+
+    run(main())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=200),
+            st.sampled_from([template(), template(2, source="hold"), submit(), *LIES.values()]),
+            st.builds(
+                submit, call=st.integers(0, 3), template=st.integers(0, 3), at=st.integers(0, 2**64 - 1)
+            ),
+            st.builds(to_engine, st.integers(0, 10), st.integers(0, 5), st.binary(max_size=50)),
+        ),
+        max_size=12,
+    )
+)
+def test_noise_never_harms_the_engine(pieces: list[bytes]) -> None:
+    async def main() -> None:
+        async with joined() as link:
+            sock, liar = await link.raw(SIZE)
+            with sock:
+                await send(sock, b"".join(pieces))
+                await asyncio.sleep(0)
+            await until(lambda: link.side.links == 0)
+            link.engine.release()
+            assert liar.calls == 0
+
+    run(main())
+
+
+def test_a_front_end_that_does_not_listen_is_not_read_from_either() -> None:
+    """Its answers fill the socket, then a bounded buffer here; then its next requests stay where they are."""
+
+    async def main() -> None:
+        async with joined() as link:
+            sock, deaf = await link.raw(SIZE)
+            honest = await link.door()
+            with sock:
+                await send(sock, template(source="missing"))
+                call = 0
+                stuck = False
+                while not stuck and call < 200_000:
+                    piece = b"".join(submit(call + n) for n in range(100))
+                    call += 100
+                    stuck = not await send(sock, piece, turns=200)
+                assert stuck, "it was read for ever"
+                assert deaf._outbox.unsent < 4 << 20
+                assert await honest.infer("fixed", FOUR).output() == FOUR.tolist()
+                answered = await hear(sock, 1 + call // 2)  # and once it listens, it is served again
+                assert answered[-1][0] == DONE
+
+    run(main())
+
+
+def test_a_front_end_that_does_not_listen_costs_no_memory_for_large_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("carpool.servers.link.engine_link._MAX_UNSENT", 8 << 20)
+
+    async def main() -> None:
+        async with joined() as link:
+            sock, deaf = await link.raw(SIZE)
+            loose = [("x", "UINT8", (1, 4), 0, 4, True)]
+            with sock:
+                await send(sock, template(key=2, inputs=loose, source="hold"))
+                await send(sock, b"".join(submit(call) for call in range(50)))
+                await until(lambda: len(link.engine.waiting) == 50)
+                for work in link.engine.waiting:
+                    work.source = "large"
+                link.engine.release()
+                assert deaf._outbox.unsent < 12 << 20
+
+    run(main())
+
+
+def test_a_front_end_that_takes_no_catalogue_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carpool.servers.link.engine_link._MAX_UNSENT", 1 << 20)
+
+    async def main() -> None:
+        async with joined() as link:
+            sock, _ = await link.raw(SIZE)
+            with sock:
+                for _ in range(5000):
+                    if link.dropped:
+                        break
+                    link.engine.publish(*MODELS)
+                    await asyncio.sleep(0)
+                assert link.dropped == [13]
+                await until(lambda: link.side.links == 0)
+
+    run(main())
+
+
+def test_an_engine_that_does_not_listen_gets_no_more_than_a_bounded_backlog() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        arena = create_memory("test-arena", 256 << 20)
+        door = RemoteDoor(Arena(map_memory(arena)), max_answer_bytes=SIZE)
+        client = Client(door, arena)
+        with theirs:
+            await door.attach(ours)
+            await send(theirs, to_frontend(CATALOG, 1, OK, write_catalog(catalog_of(1, MODELS))))
+            await until(lambda: door.serving)
+            taken = [client.infer("fixed", FOUR)]
+            while not taken[-1].answers:
+                assert len(taken) < 40_000, "it took everything"
+                taken.append(client.infer("fixed", FOUR))
+                await asyncio.sleep(0)
+            refused = taken[-1].answers[0].error
+            assert isinstance(refused, Unavailable)
+            assert refused.reason == "overload"
+            assert door._link is not None
+            assert door._link._outbox.unsent < 2 << 20
+            used = door.arena.slots_used
+            asked = client.infer("fixed", FOUR)
+            await until(lambda: asked.answers)
+            assert door.arena.slots_used == used
+        await until(lambda: door._link is None)
+        assert all(len(one.answers) == 1 for one in taken)
+        for one in taken:
+            one.call.release()
+        assert door.arena.slots_used == 0
+
+    run(main())
+
+
+def test_too_many_questions_are_refused_here() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            waiting = [asyncio.ensure_future(client.door.ask("wait", {})) for _ in range(MAX_ASKS)]
+            await asyncio.sleep(0)
+            waiting[0].cancel()  # nobody listens any more, but the engine still works on it
+            await asyncio.sleep(0)
+            with pytest.raises(Unavailable):
+                await client.door.ask("ping", {})
+            assert link.side.links == 1
+            client.door.close()
+            await asyncio.wait(waiting)
+            assert all(one.cancelled() or one.exception() for one in waiting)
+
+    run(main())
+
+
+async def send(sock: socket.socket, data: bytes, turns: int = 2000) -> bool:
+    """Write it all, letting the engine read in between; False when it takes no more."""
+    view = memoryview(data)
+    while view:
+        for _ in range(turns):
+            try:
+                sent = sock.send(view)
+            except BlockingIOError:
+                await asyncio.sleep(0)
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                return False
+            view = view[sent:]
+            break
+        else:
+            return False
+    return True
+
+
+async def hear(sock: socket.socket, count: int) -> list[tuple[Any, ...]]:
+    reader = RecordReader(TO_FRONTEND, 1 << 26)
+    heard: list[tuple[Any, ...]] = []
+
+    def read() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            heard.extend(fields for fields, _ in reader.feed(sock.recv(1 << 16)))
+        return len(heard) >= count
+
+    await until(read)
+    return heard

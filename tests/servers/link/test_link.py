@@ -1,0 +1,522 @@
+"""Calls across a link: what goes in comes out, once, and every slot comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carpool.engine.work import Timing
+from carpool.errors import (
+    CarpoolError,
+    InvalidInput,
+    ModelError,
+    NotFound,
+    Refused,
+    Unavailable,
+)
+from carpool.servers.door import Answer
+from carpool.servers.link.records import MAX_TEMPLATES, to_frontend
+from carpool.types import Datatype, RequestOptions
+from servers.link.echo import MODELS, TIMING, entry
+from servers.link.joined import joined, packed, run, until
+
+FOUR = np.array([[1, 2, 3, 4]], np.float32)
+
+
+def strings(*texts: bytes) -> np.ndarray:
+    return np.array([texts], dtype=object)
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        ("fixed", FOUR),
+        ("fixed", np.arange(12, dtype=np.float32).reshape(3, 4)),
+        ("loose", np.arange(200, dtype=np.uint8).reshape(2, 100)),
+        ("loose", np.zeros((1, 0), np.uint8)),
+        ("words", strings(b"", b"two", b"\0\xff")),
+        ("flags", np.array([[True, False, True]])),
+        ("single", np.array([[1, -2], [3, -4]], np.int64)),
+    ],
+)
+def test_every_kind_of_tensor_goes_there_and_back(model: str, x: np.ndarray) -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            for _ in range(3):  # the first answer of unknown size may take another way than the next
+                asked = client.infer(model, x)
+                answer = await asked.answer()
+                assert answer.error is None
+                (tensor,) = answer.outputs
+                assert (tensor.name, tensor.shape, tensor.data.shape) == ("y", x.shape, x.shape)
+                assert tensor.datatype is client.model(model).signature.outputs[0].datatype
+                assert tensor.data.tolist() == x.tolist()
+                asked.call.release()
+            assert client.door.arena.slots_used == 0
+
+    run(main())
+
+
+def test_the_answer_says_where_the_time_went() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            answer = await client.infer("fixed", FOUR).answer()
+            assert answer.timing == TIMING
+
+    run(main())
+
+
+def test_the_engine_gets_what_the_request_said() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            before = time.monotonic()
+            options = RequestOptions(priority=3, timeout=0.25)
+            client.infer("loose", np.zeros((2, 9), np.uint8), "hold", options=options)
+            client.infer("fixed", FOUR, "hold")
+            await until(lambda: len(link.engine.waiting) == 2)
+            loose, fixed = link.engine.waiting
+            assert (loose.key, loose.images, loose.priority, loose.timeout) == (2, 2, 3, 0.25)
+            assert loose.shape is not None
+            assert (fixed.key, fixed.images, fixed.shape) == (1, 1, None)
+            assert before <= fixed.arrived <= time.monotonic()
+            assert fixed.deadline == float("inf")
+
+    run(main())
+
+
+def test_errors_arrive_as_they_were_raised() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            error = (await client.infer("fixed", FOUR, "refuse").answer()).error
+            assert isinstance(error, Refused)
+            assert (error.message, error.reason) == ("too much", "overload")
+            assert (error.predicted_ms, error.retry_after_s) == (12.5, 0.5)
+            for source, words in [
+                ("missing", "gave no output 'y'"),
+                ("wrong", "output 'y' is float64, but FP32 was declared"),
+                ("nothing", "without outputs"),
+                ("explode", "exploded"),
+            ]:
+                asked = client.infer("fixed", FOUR, source)
+                error = (await asked.answer()).error
+                asked.call.release()
+                assert isinstance(error, ModelError)
+                assert words in error.message
+            assert link.side.calls == 0
+
+    run(main())
+
+
+def test_bytes_that_are_no_tensor_cost_one_error() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            good = client.infer("flags", np.array([[True, False, True]]), "hold")
+            await until(lambda: link.engine.waiting)
+            bad = client.infer("flags", np.array([[2, 0, 1]], np.uint8).view(bool))
+            error = (await bad.answer()).error
+            assert isinstance(error, InvalidInput)
+            assert error.field == "input 'x'.data"
+            link.engine.release()
+            assert await good.output() == [[True, False, True]]
+
+    run(main())
+
+
+def test_an_engine_that_answers_twice_is_heard_once() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            twice = client.infer("fixed", FOUR, "twice")
+            await twice.answer()
+            assert await client.infer("fixed", FOUR).output() == FOUR.tolist()
+            assert len(twice.answers) == 1
+
+    run(main())
+
+
+def test_done_is_never_called_before_infer_returns() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            loose = client.model("loose")
+            link.side.engine.publish(*(m for m in MODELS if m.name != "loose"))  # type: ignore[attr-defined]
+            await until(lambda: "loose" not in client.door.catalog.newest)
+            gone = client.infer(loose, np.zeros((1, 3), np.uint8))
+            assert not gone.answers
+            assert isinstance((await gone.answer()).error, NotFound)
+            assert client.door.arena.slots_used == 0
+
+    run(main())
+
+
+# ── cancelling ──
+
+
+def test_cancelled_in_the_turn_it_was_asked() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            asked = client.infer("fixed", FOUR)
+            asked.call.cancel()
+            assert client.door.arena.slots_used == 2  # the engine will read them
+            await until(lambda: client.door.arena.slots_used == 0)
+            assert not asked.answers
+
+    run(main())
+
+
+def test_cancelled_while_it_waits() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            asked = client.infer("fixed", FOUR, "hold")
+            await until(lambda: link.engine.waiting)
+            asked.call.cancel()
+            asked.call.cancel()
+            await until(lambda: client.door.arena.slots_used == 0)
+            assert not link.engine.waiting
+            assert not asked.answers
+            assert link.side.calls == 0
+
+    run(main())
+
+
+def test_cancelled_while_it_runs_keeps_its_slots_until_the_batch_is_over() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            asked = client.infer("fixed", FOUR, "run")
+            await until(lambda: link.engine.running)
+            asked.call.cancel()
+            await client.door.ask("ping", {})  # the cancellation has arrived: it was sent before
+            assert client.door.arena.slots_used == 2
+            link.engine.release()
+            await until(lambda: client.door.arena.slots_used == 0)
+            assert not asked.answers
+
+    run(main())
+
+
+def test_cancelled_while_the_answer_is_on_its_way() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            asked = client.infer("fixed", FOUR, "run")
+            await until(lambda: link.engine.running)
+            link.engine.release()
+            asked.call.cancel()
+            await until(lambda: client.door.arena.slots_used == 0)
+            await client.door.ask("ping", {})
+            assert not asked.answers
+            assert link.side.links == 1
+
+    run(main())
+
+
+def test_cancelled_or_released_after_the_answer() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            asked = client.infer("fixed", FOUR)
+            await asked.answer()
+            assert client.door.arena.slots_used == 1  # the outputs
+            asked.call.cancel()
+            asked.call.release()
+            asked.call.cancel()
+            assert client.door.arena.slots_used == 0
+            assert len(asked.answers) == 1
+
+    run(main())
+
+
+def test_cancelled_before_a_refusal_was_told() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            client.door._link.writable = False  # type: ignore[union-attr]
+            asked = client.infer("fixed", FOUR)
+            asked.call.cancel()
+            await asyncio.sleep(0)
+            assert not asked.answers
+            assert client.door.arena.slots_used == 0
+
+    run(main())
+
+
+# ── memory ──
+
+
+def test_an_answer_that_does_not_fit_comes_over_the_socket_and_fits_the_next_time() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            x = np.arange(6000, dtype=np.uint16).view(np.uint8).reshape(1, -1)
+            for _ in range(2):
+                assert await client.infer("loose", x).output() == x.tolist()
+            asked = client.infer("loose", x)
+            answer = await asked.answer()
+            memory = client.door.arena.memory
+            base = np.frombuffer(memory, np.uint8).ctypes.data
+            assert base <= answer.outputs[0].data.ctypes.data < base + len(memory)
+
+    run(main())
+
+
+def test_without_room_for_outputs_there_still_is_an_answer() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door(size=8192)
+            hog = client.door.slot(4096)
+            assert hog is not None
+            asked = client.infer("fixed", FOUR)
+            assert asked.call.output is None
+            assert await asked.output() == FOUR.tolist()
+
+    run(main())
+
+
+def test_an_answer_over_the_limit_is_an_error() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            link.side.max_answer_bytes = 1 << 16
+            client = await link.door()
+            error = (await client.infer("loose", np.zeros((1, 4), np.uint8), "large").answer()).error
+            assert isinstance(error, ModelError)
+            assert "1048576 bytes" in error.message
+
+    run(main())
+
+
+def test_many_calls_leave_nothing_behind() -> None:
+    """100,000 calls, 32 at a time, over three models; some are cancelled."""
+
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            door = client.door
+            words = strings(b"a", b"bc")
+            sample = [("fixed", FOUR), ("loose", np.ones((1, 50), np.uint8)), ("words", words)]
+            for round_ in range(3125):
+                model, x = sample[round_ % 3]
+                asked = [client.infer(model, x) for _ in range(32)]
+                asked[round_ % 32].call.cancel()
+                await until(lambda: door.arena.slots_used <= 31)
+                for index, one in enumerate(asked):
+                    if index != round_ % 32:
+                        assert (await one.answer()).error is None
+                        one.call.release()
+                assert door.arena.slots_used == 0
+            assert link.side.calls == 0
+            assert door.arena.bytes_used == 0
+            assert link.engine.submitted == 100_000
+
+    run(main())
+
+
+def test_many_different_heads_do_not_pile_up() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            for number in range(3 * MAX_TEMPLATES):
+                asked = client.infer("fixed", FOUR, f"camera-{number}")
+                if number % 100 == 0:
+                    assert await asked.output() == FOUR.tolist()
+                else:
+                    asked.call.cancel()
+            await until(lambda: client.door.arena.slots_used == 0)
+            (engine_link,) = link.side._links
+            assert len(engine_link._templates) <= MAX_TEMPLATES
+
+    run(main())
+
+
+def test_equal_heads_share_a_template_whatever_objects_they_are() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            for _ in range(5):
+                x = strings(b"a" * 2000)  # their heads are cached; a longer one would be parsed anew
+                assert await client.infer("words", x).output() == x.tolist()
+            (engine_link,) = link.side._links
+            assert len(engine_link._templates) == 1
+
+    run(main())
+
+
+# ── losing the engine ──
+
+
+def test_when_the_engine_dies_every_call_gets_one_clear_error() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            door = client.door
+            waiting = [client.infer("fixed", FOUR, "hold") for _ in range(20)]
+            cancelled = client.infer("fixed", FOUR, "hold")
+            question = asyncio.ensure_future(door.ask("wait", {}))
+            await until(lambda: len(link.engine.waiting) == 21)
+            cancelled.call.cancel()
+            (engine_link,) = link.side._links
+            engine_link.close()
+            for one in waiting:
+                error = (await one.answer()).error
+                assert isinstance(error, Unavailable)
+                assert error.reason == "engine-restarted"
+                one.call.release()
+            with pytest.raises(Unavailable):
+                await question
+            assert not cancelled.answers
+            assert door.arena.slots_used == 0
+            assert not door.serving
+            assert not door.catalog.ready
+            late = client.infer("fixed", FOUR)
+            error = (await late.answer()).error
+            assert isinstance(error, Unavailable)
+            assert error.reason == "engine-restarted"
+            with pytest.raises(Unavailable):
+                await door.ask("ping", {})
+
+    run(main())
+
+
+def test_the_engine_forgets_a_front_end_that_died() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client, other = await link.door(), await link.door()
+            client.infer("fixed", FOUR, "hold")
+            client.infer("fixed", FOUR, "run")
+            await until(lambda: link.engine.waiting and link.engine.running)
+            client.door.close()
+            await until(lambda: link.side.links == 1)
+            assert not link.engine.waiting  # cancelled
+            assert link.engine.running  # finishes into memory that nobody reads
+            link.engine.release()
+            assert await other.infer("fixed", FOUR).output() == FOUR.tolist()
+            assert not link.dropped
+
+    run(main())
+
+
+def test_the_memory_of_a_front_end_that_died_is_unmapped() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            sock, _ = await link.raw(5 << 20)
+            assert _mapped_bytes() == {64 << 20, 5 << 20}
+            sock.close()
+            del sock, _
+            await until(lambda: link.side.links == 1)
+            await until(lambda: _mapped_bytes() == {64 << 20})
+            assert await client.infer("fixed", FOUR).output() == FOUR.tolist()
+
+    gc.collect()
+    run(main())
+
+
+def _mapped_bytes() -> set[int]:
+    sizes = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "test-arena" in line:
+            start, _, end = line.split()[0].partition("-")
+            sizes.add(int(end, 16) - int(start, 16))
+    return sizes
+
+
+def test_a_request_for_the_old_engine_goes_to_the_same_model_of_the_new_one() -> None:
+    async def main() -> None:
+        async with joined() as old, joined() as new:
+            client = await old.door()
+            fixed, loose = client.model("fixed"), client.model("loose")
+            changed = entry(2, "loose", Datatype.UINT8, (-1, 3))
+            new.engine.catalog = new.engine.catalog.__class__(
+                1, True, {("fixed", "1"): entry(9, "fixed", Datatype.FP32, (4,)), ("loose", "1"): changed}
+            )
+            new.side._publish(new.engine.catalog)
+            (engine_link,) = old.side._links
+            engine_link.close()
+            await until(lambda: not client.door.serving)
+            ours, theirs = socket.socketpair()
+            await client.door.attach(theirs)
+            early = await client.infer(fixed, FOUR).answer()  # connected, but it has said nothing yet
+            assert isinstance(early.error, Unavailable)
+            await new.side.attach(7, ours, os.dup(client.arena))
+            await until(lambda: client.door.serving)
+            asked = client.infer(fixed, FOUR, "hold")
+            await until(lambda: new.engine.waiting)
+            assert new.engine.waiting[0].key == 9
+            new.engine.release()
+            assert await asked.output() == FOUR.tolist()
+            error = (await client.infer(loose, np.zeros((1, 3), np.uint8)).answer()).error
+            assert isinstance(error, Unavailable)
+            assert error.reason == "model-replaced"
+            error = (await client.infer(MODELS[2], strings(b"x")).answer()).error
+            assert isinstance(error, NotFound)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "nonsense", [to_frontend(99, 1, 0), to_frontend(7, 12345, 0), to_frontend(9, 1, 0), b"\xff" * 400]
+)
+def test_an_engine_that_cannot_be_understood_is_reported(nonsense: bytes) -> None:
+    async def main() -> None:
+        broken: list[None] = []
+        async with joined() as link:
+            client = await link.door(broken=lambda: broken.append(None))
+            asked = client.infer("fixed", FOUR, "hold")
+            await until(lambda: link.engine.waiting)
+            (engine_link,) = link.side._links
+            engine_link._outbox.put(nonsense)
+            assert isinstance((await asked.answer()).error, Unavailable)
+            assert broken == [None]
+
+    run(main())
+
+
+def test_a_callback_that_raises_harms_nobody_else() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+
+            def fail(_: Answer) -> None:
+                raise RuntimeError("the front end exploded")
+
+            first = client.infer("fixed", FOUR, "hold")
+            first.call._done = fail
+            second = client.infer("fixed", FOUR, "hold")
+            await until(lambda: len(link.engine.waiting) == 2)
+            link.engine.release()
+            assert await second.output() == FOUR.tolist()
+            assert client.door.arena.slots_used == 0
+
+    run(main())
+
+
+def test_a_slot_of_another_kind_is_refused() -> None:
+    class Plain:
+        view = memoryview(bytearray(100))
+
+        def release(self) -> None: ...
+
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            answers: list[Answer] = []
+            _, head, tail = packed(client.model("fixed"), FOUR)
+            client.door.infer(client.model("fixed"), head, Plain(), tail, answers.append, arrived=0.0)
+            await until(lambda: answers)
+            assert isinstance(answers[0].error, CarpoolError)
+            assert answers[0].timing == Timing()
+
+    run(main())
