@@ -13,6 +13,7 @@ import uvloop
 from carpool.cli.serve import Serve
 from carpool.config.repository import ModelSource, find_models
 from carpool.config.server import ServerSettings, server_settings
+from carpool.core.policy import Promise
 from carpool.demo import demo_models
 from carpool.errors import CarpoolError
 from carpool.observe.logs import configure, logger
@@ -32,33 +33,31 @@ def run(asked: Serve) -> int:
         logger("server").warning("settings", message=warning)
     paths = asked.paths or [demo_models()]
     sources, _ = find_models(paths)  # mistakes in settings are told before anything is started
-    _show(sources, settings)
+    print(f"Loading {_count(len(sources), 'model')} …", flush=True)
+    screen = _Screen(sources, settings)
     if settings.frontends == 0:
-        return _alone(paths, settings)
+        return _alone(paths, settings, screen)
+    ports = {"http": settings.http_port, "metrics": settings.metrics_port}
     supervisor = Supervisor(
         settings,
         [str(path) for path in paths],
         engine=_ENGINE,
-        frontends=[
-            FrontendKind(
-                "http",
-                _HTTP,
-                settings.frontends,
-                {"http": settings.http_port, "metrics": settings.metrics_port},
-            )
-        ],
+        frontends=[FrontendKind("http", _HTTP, settings.frontends, ports)],
+        ready=lambda ports, _models: screen.show(ports["http"], ports["metrics"]),
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(supervisor.run())
 
 
-def _alone(paths: Sequence[Path], settings: ServerSettings) -> int:
+def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> int:
     async def serve() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        await one_process.serve(paths, settings, stop)
+        await one_process.serve(
+            paths, settings, stop, ready=lambda _catalog, http, metrics: screen.show(http, metrics)
+        )
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -69,20 +68,35 @@ def _alone(paths: Sequence[Path], settings: ServerSettings) -> int:
     return 0
 
 
-def _show(sources: Sequence[ModelSource], settings: ServerSettings) -> None:
-    """What is served, where, and a line to try it with."""
-    host = "localhost" if settings.host in ("0.0.0.0", "::") else settings.host
-    address = f"http://{host}:{settings.http_port}"
-    print(f"\n  Carpool serves {_count(len(sources), 'model')} at {address}\n")
-    for source in sources:
+class _Screen:
+    """What is served, where, under which promise, and a line to try it with: shown once, when it is true."""
+
+    def __init__(self, sources: Sequence[ModelSource], settings: ServerSettings) -> None:
+        self._sources = sources
+        self._settings = settings
+        self._shown = False
+
+    def show(self, http_port: int, metrics_port: int) -> None:
+        if self._shown:
+            return  # a restarted engine is a line in the log, not a new beginning
+        self._shown = True
+        host = "localhost" if self._settings.host in ("0.0.0.0", "::") else self._settings.host
+        address = f"http://{host}:{http_port}"
+        print(f"\n  Carpool serves {_count(len(self._sources), 'model')} at {address}\n")
+        for source in self._sources:
+            print(f"    {self._line(source)}")
+        if self._sources:
+            print(f"\n  Try:      curl -s {address}/v2/models/{self._sources[0].config.name}")
+        print(f"  Metrics:  http://{host}:{metrics_port}/metrics")
+        print("  Stop:     Ctrl-C finishes what was accepted\n", flush=True)
+
+    def _line(self, source: ModelSource) -> str:
         config = source.config
-        slo = settings.slo_ms or (config.policy.slo * 1e3 if hasattr(config.policy, "slo") else None)
+        own = config.policy.slo * 1e3 if isinstance(config.policy, Promise) else None
+        slo = self._settings.slo_ms or own
         promise = f"promises {slo:g} ms" if slo else f"{config.mode.value} batching, no promise"
         versions = ", ".join(str(version.number) for version in source.versions)
-        print(f"    {config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}")
-    if sources:
-        print(f"\n  Try:      curl -s {address}/v2/models/{sources[0].config.name}")
-    print(f"  Metrics:  http://{host}:{settings.metrics_port}/metrics\n", flush=True)
+        return f"{config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}"
 
 
 def _count(number: int, noun: str) -> str:
