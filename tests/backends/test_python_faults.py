@@ -35,7 +35,7 @@ def answer(backend: PythonBackend, x: np.ndarray = X) -> np.ndarray:
     [
         (
             "raise ValueError('bad  row\\n3')",
-            r"^model: ValueError: bad row 3 \(model.py:5, in predict: raise",
+            r"^model: ValueError: bad row 3 \(model.py:5, in predict\)$",
         ),
         ("return {}[1]", r"KeyError: 1 \(model.py:5"),
         ("raise SystemExit(3)", r"SystemExit: 3 \(model.py:5"),
@@ -165,7 +165,7 @@ def test_lies_of_the_process_are_only_data(model: Load, lie: str) -> None:
 @pytest.mark.parametrize(
     ("source", "cause"),
     [
-        ("1 / 0", r"cannot be loaded: ZeroDivisionError: .* \(model.py:3, in <module>: 1 / 0\)$"),
+        ("1 / 0", r"cannot be loaded: ZeroDivisionError: .* \(model.py:3, in <module>\)$"),
         ("import no_such_package", r"ModuleNotFoundError: .*no_such_package"),
         (
             "def setup(config): config['mood']\ndef predict(x): pass",

@@ -133,7 +133,7 @@ def test_an_empty_file_is_eager() -> None:
     config = read("")
     assert config == ModelConfig(name="m", path=Path("models/m"))
     assert config.mode is Mode.EAGER
-    assert config.policy == Knobs(max_batch=1, level_limits={}, max_queue=4096)
+    assert config.policy == Knobs(max_batch=1, across_shapes=True, max_queue=4096)
     assert pickle.loads(pickle.dumps(config)) == config
 
 

@@ -140,3 +140,17 @@ def test_asking_ahead_counts_nothing() -> None:
     assert refusal is not None
     assert refusal.reason is Reason.CANNOT_FINISH
     assert core.ledger.offered == core.lanes.requests == core.rate(0.0) == len(core.lanes) == 0
+
+
+def test_across_shapes_alternating_ones_still_ride_together() -> None:
+    core = knobs(across_shapes=True)
+    core.offer(Job(0.0, shape="plug"), 0.0)
+    plug = dispatched(core, 0.0)
+    jobs = [Job(0.001, shape=shape) for shape in ("a", "b", "a", "b", "a")]
+    for job in jobs:
+        core.offer(job, 0.001)
+    core.finished(plug, 0.005)
+    first = dispatched(core, 0.005)
+    assert first.jobs == jobs[0::2]
+    core.finished(first, 0.010)
+    assert dispatched(core, 0.010).jobs == jobs[1::2]

@@ -73,10 +73,10 @@ class UserModel:
 
 
 def _has_dtype(value: Any) -> bool:
-    """True for arrays and tensors of any library, and for lists of them."""
+    """True for arrays and tensors of any library, and for lists of them; a scalar is as good as a number."""
     if isinstance(value, list | tuple):
         return len(value) > 0 and _has_dtype(value[0])
-    return hasattr(value, "dtype")
+    return hasattr(value, "dtype") and not isinstance(value, np.generic)
 
 
 def _import(file: Path) -> ModuleType:
@@ -123,7 +123,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def explain(error: BaseException, file: Path) -> str:
-    """Type, message and the last line of the user's own code that was running, in one line."""
+    """Type, message and where in the user's own code, in one line. The code itself is for the log only."""
     message = " ".join(str(error).split())[:_SHOWN]
     text = message if isinstance(error, ModelError) else f"{type(error).__name__}: {message}".rstrip(": ")
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
@@ -131,4 +131,4 @@ def explain(error: BaseException, file: Path) -> str:
         return f"{text} ({error.filename}:{error.lineno})"
     if not own:
         return text
-    return f"{text} ({file.name}:{own[-1].lineno}, in {own[-1].name}: {own[-1].line})"
+    return f"{text} ({file.name}:{own[-1].lineno}, in {own[-1].name})"

@@ -29,7 +29,7 @@ def run(asked: Serve) -> int:
     given = {name: getattr(asked, name) for name in Serve.__dataclass_fields__ if name != "paths"}
     settings, warnings = server_settings(given)
     configure(settings.log_format, settings.log_level)
-    for warning in warnings:
+    for warning in [*warnings, *_without_effect(settings)]:
         logger("server").warning("settings", message=warning)
     paths = asked.paths or [demo_models()]
     sources, _ = find_models(paths)  # mistakes in settings are told before anything is started
@@ -47,6 +47,15 @@ def run(asked: Serve) -> int:
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(supervisor.run())
+
+
+def _without_effect(settings: ServerSettings) -> list[str]:
+    """Settings that are read already but do nothing yet: better said than found out."""
+    asked = {
+        "model_control_mode": settings.model_control_mode != "none",
+        "allow_client_shm": settings.allow_client_shm,
+    }
+    return [f"{name} has no effect yet" for name, given in asked.items() if given]
 
 
 def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> int:

@@ -135,7 +135,7 @@ class OnnxruntimeSettings:
 
 def eager_policy() -> Knobs:
     """Work-conserving batches with no gate and a bounded queue; the deadlines of clients still hold."""
-    return Knobs(max_batch=1, level_limits={}, max_queue=4096)
+    return Knobs(max_batch=1, across_shapes=True, max_queue=4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

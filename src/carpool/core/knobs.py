@@ -49,10 +49,9 @@ class _Gathered:
 class KnobsPolicy:
     """First come, first served within a priority level; batches close by size, delay or shape."""
 
-    by_shape = False
-
     def __init__(self, settings: Knobs) -> None:
         self.settings = settings
+        self.by_shape = settings.across_shapes
         self.preserve_ordering = settings.preserve_ordering
         self.max_images = settings.max_batch
         self.max_queue = settings.max_queue
@@ -62,7 +61,11 @@ class KnobsPolicy:
         self._behind: deque[Job] = deque()  # ready, in order of arrival, and not set aside yet
         limits = settings.limits
         self._looks_ahead = not (
-            settings.priority_levels or limits.timeout or limits.allow_override or limits.max_size
+            settings.across_shapes
+            or settings.priority_levels
+            or limits.timeout
+            or limits.allow_override
+            or limits.max_size
         )
         self._wait_until: float | None = None
 
@@ -83,7 +86,8 @@ class KnobsPolicy:
             return Reason.TIMEOUT
         rank = job.rank + _BEHIND_ALL
         if job.state is JobState.READY and job.lane is not None:
-            job.lane.lines[None].move_to_back(job, rank)
+            shape = job.shape if self.by_shape else None
+            job.lane.lines[shape].move_to_back(job, rank)
         job.rank = rank
         return None
 
@@ -201,7 +205,7 @@ class KnobsPolicy:
         found = _Gathered()
         size = batch.images
         shape = batch.jobs[0].shape if batch.jobs else None
-        for job in self._behind if self._looks_ahead else _in_order(core):
+        for job in self._behind if self._looks_ahead else _in_order(core, self.by_shape):
             if job.state is not JobState.READY:
                 continue
             grown = size + found.images + job.images
@@ -235,7 +239,7 @@ class KnobsPolicy:
         return job.arrived + timeout if timeout else INFINITY
 
 
-def _in_order(core: Scheduler) -> Iterator[Job]:
-    for lane in sorted(core.lanes, key=lambda lane: lane.level):
-        if None in lane.lines:
-            yield from lane.lines[None]
+def _in_order(core: Scheduler, by_shape: bool) -> Iterator[Job]:
+    """Higher levels first, then in order of arrival; by shape, only the shape that has waited longest."""
+    for lane in sorted((lane for lane in core.lanes if lane.ready), key=lambda lane: lane.level):
+        yield from lane.earliest()[1] if by_shape else lane.lines[None]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,7 @@ class Knobs:
     priority_levels: int = 0  # 1 is the most urgent; 0 levels means that priorities are ignored
     default_priority: int = 0
     limits: QueueLimits = QueueLimits()
-    level_limits: Mapping[int, QueueLimits] = field(default_factory=lambda: MappingProxyType({}))
+    level_limits: Mapping[int, QueueLimits] = field(default_factory=dict)
     preserve_ordering: bool = False
+    across_shapes: bool = False  # gather one shape past the others; Triton closes the batch at another shape
     max_queue: int = 65536  # requests; a bound on memory where no queue size was asked for

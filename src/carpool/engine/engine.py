@@ -78,7 +78,7 @@ class Engine:
         config = self._with_promise(source.config)
         for version in source.versions:
             slot = self.table.directory.assign(config.name, str(version.number))
-            served = Served(config, version, slot, self._block.row(slot))
+            served = Served(config, version, slot, self._block.row(slot), self._block.server)
             self._keys += 1
             self.served[self._keys] = served
             self.changed()

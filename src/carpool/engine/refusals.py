@@ -25,7 +25,8 @@ def refused(model: str, job: Job, refusal: Refusal, *, knobs: bool) -> CarpoolEr
         _sentence(model, refusal.reason, job, predicted=predicted),
         reason=refusal.reason.value,
         predicted_ms=predicted * 1e3 if predicted < INFINITY else None,
-        retry_after_s=refusal.retry_after,
+        # Who would be late on an idle server gains nothing by coming back.
+        retry_after_s=refusal.retry_after if refusal.retry_after > 0 else None,
     )
 
 
@@ -34,6 +35,8 @@ def given_up(model: str, job: Job, reason: Reason, now: float, retry_after: floa
     if reason is Reason.TIMEOUT:
         return Unavailable("Request timeout expired", reason="timeout")
     waited = now - job.arrived
+    if reason is Reason.DEADLINE and job.deadline <= job.arrived:
+        return DeadlineExceeded(f"{model}: the deadline had passed before the whole request was here")
     if reason is Reason.DEADLINE:
         return DeadlineExceeded(f"{model}: the deadline passed after {waited * 1e3:.0f} ms in the queue")
     return Refused(
@@ -42,7 +45,7 @@ def given_up(model: str, job: Job, reason: Reason, now: float, retry_after: floa
 
 
 def _sentence(model: str, reason: Reason, job: Job, *, predicted: float = 0.0, waited: float = 0.0) -> str:
-    budget = job.deadline - job.arrived
+    budget = max(0.0, job.deadline - job.arrived)
     numbers = {"predicted": predicted, "budget": budget, "waited": waited}
-    shown = {name: f"{value * 1e3:.0f}" for name, value in numbers.items() if value < INFINITY}
+    shown = {name: f"{value * 1e3:.3g}" for name, value in numbers.items() if value < INFINITY}
     return f"{model} " + _WHY[reason].format_map({name: shown.get(name, "?") for name in numbers})

@@ -57,7 +57,9 @@ class Ready:
 class Served:
     """Watches its driver: counts what it did, and replaces the instances it lost."""
 
-    def __init__(self, config: ModelConfig, version: ModelVersion, slot: Slot, row: Row) -> None:
+    def __init__(
+        self, config: ModelConfig, version: ModelVersion, slot: Slot, row: Row, server_row: Row
+    ) -> None:
         self.name = config.name
         self.version = str(version.number)
         self.config = config
@@ -69,6 +71,7 @@ class Served:
         self.gate: Callable[[Scheduler, float], None] = lambda _scheduler, _now: None
         self.slot = slot  # where its counters are
         self.row = row
+        self._server_row = server_row
         self._version = version
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: Driver | None = None
@@ -142,8 +145,8 @@ class Served:
         if isinstance(config.policy, Promise) and curve.times[1] > config.policy.slo:
             alone = curve.times[1] * 1e3
             raise ConfigError(
-                f"{config.name}: one image takes {alone:.1f} ms here, so slo_ms = "
-                f"{config.policy.slo * 1e3:g} cannot be kept; promise at least {2.2 * alone:.0f} ms"
+                f"{config.name}: one image takes {alone:.3g} ms here, so slo_ms = "
+                f"{config.policy.slo * 1e3:g} cannot be kept; promise at least {2.2 * alone:.3g} ms"
             )
         return curve
 
@@ -225,6 +228,8 @@ class Served:
                 continue
             self.driver.accept_again()
             self.driver.place(instance, self._executor(backend))
+            if self.config.backend == "python":
+                self._server_row.add(columns.RESTARTS["worker"])
             log.info("instance-replaced", model=self.name, version=self.version, instance=instance.index)
             return
 

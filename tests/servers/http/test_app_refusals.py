@@ -99,10 +99,14 @@ def test_every_kind_of_error_has_a_status() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(None, 1), (0.0, 1), (0.2, 1), (1.0, 1), (1.2, 2), (float("inf"), 1), (1e9, 3600)]
+    ("seconds", "shown"), [(0.0, 1), (0.2, 1), (1.0, 1), (1.2, 2), (float("inf"), 1), (1e9, 3600)]
 )
-def test_retry_after_is_in_whole_seconds(seconds: float | None, shown: int) -> None:
+def test_retry_after_is_in_whole_seconds(seconds: float, shown: int) -> None:
     assert b"Retry-After: %d\r\n" % shown in fields_of(Refused("no", retry_after_s=seconds))
+
+
+def test_no_retry_after_where_a_retry_would_not_help() -> None:
+    assert b"Retry-After" not in fields_of(Refused("no", retry_after_s=None))
 
 
 def test_the_gate_refuses_before_the_body(front: FrontEnd, client: Client) -> None:

@@ -49,7 +49,7 @@ def status_of(error: CarpoolError) -> int:
 
 def fields_of(error: CarpoolError) -> bytes:
     """Retry-After is in whole seconds; the body's `retry_after_s` is what a patient program reads."""
-    if isinstance(error, Refused):
+    if isinstance(error, Refused) and error.retry_after_s is not None:
         return b"%bRetry-After: %d\r\n" % (JSON_FIELDS, _whole_seconds(error.retry_after_s))
     if isinstance(error, Unavailable):
         return JSON_FIELDS + b"Retry-After: 1\r\n"
@@ -62,7 +62,7 @@ def answer_error(exchange: Exchange, error: CarpoolError, more_fields: bytes = b
     exchange.respond(status_of(error), fields_of(error) + more_fields, encode_error(error))
 
 
-def _whole_seconds(seconds: float | None) -> int:
-    if seconds is None or not math.isfinite(seconds):
+def _whole_seconds(seconds: float) -> int:
+    if not math.isfinite(seconds):
         return 1
     return min(max(1, math.ceil(seconds)), _LONGEST_WAIT_S)

@@ -1,0 +1,285 @@
+"""The examples run, and the pages for newcomers are true: their commands work and print what they show."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import carpool
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+EXAMPLES = ROOT / "examples"
+PAGES = [
+    ROOT / "README.md",
+    EXAMPLES / "README.md",
+    *(DOCS / f"{name}.md" for name in ("README", "quickstart", "python", "small-batches", "troubleshooting")),
+]
+RUNNABLE = [page for page in PAGES if "```console" in page.read_text("utf-8")]
+SECONDS = 60  # for anything to end that should take a few
+
+SERVERS_OWN = ("carpool serve", "make serve")
+ASKS = ("ask_with_tritonclient.py", "batch_sizes.py")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of a page and what the page says that it prints. `varies`: the numbers differ each time."""
+
+    command: str
+    output: str
+    varies: bool
+
+
+def steps(page: Path) -> list[Step]:
+    blocks = re.findall(r"(<!-- [^\n]+ -->\n)?```console\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    found = []
+    for note, block in blocks:
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, rest = _split(part)
+            found.append(Step(command.replace(".venv/bin/", ""), rest, bool(note)))
+    return found
+
+
+def _split(part: str) -> tuple[str, str]:
+    """A command goes on after a backslash, and until its quotes are closed."""
+    lines = part.splitlines(keepends=True)
+    count = 1
+    while lines[count - 1].endswith("\\\n") or "".join(lines[:count]).count("'") % 2:
+        count += 1
+    return "".join(lines[:count]).strip(), "".join(lines[count:])
+
+
+def environment() -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("CARPOOL_", "PYTEST_"))}
+    return own | {"PATH": path, "COLUMNS": "200", "PYTHONWARNINGS": "error"}
+
+
+class Server:
+    """`carpool serve` as a page starts it, but on free ports of the loopback, which its log tells."""
+
+    def __init__(self, command: str, folder: Path) -> None:
+        self.http = self.metrics = 0
+        self._folder = folder
+        command = self.here(command).replace("make serve", "carpool serve")
+        given = ["--host", "127.0.0.1", "--http-port", "0", "--metrics-port", "0"]
+        self._log = (folder / "log").open("w+")
+        self._process = subprocess.Popen(
+            [*command.split(), *given],
+            cwd=ROOT,
+            env=environment() | {"PYTHONWARNINGS": ""},
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+
+    def here(self, text: str) -> str:
+        """A text of a page, with its addresses and its temporary folder as they are in this test."""
+        text = text.replace("localhost:8000", f"127.0.0.1:{self.http}").replace("/tmp/", f"{self._folder}/")
+        return text.replace("localhost:8002", f"127.0.0.1:{self.metrics}")
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not self._is_ready():
+            assert self._process.poll() is None, self._said()
+            assert time.monotonic() < deadline, self._said()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.05)
+
+    def _is_ready(self) -> bool:
+        listening = re.search(r" listening .*http=(\d+) metrics=(\d+)", self._said())
+        if listening is None:
+            return False
+        self.http, self.metrics = int(listening[1]), int(listening[2])
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{self.http}/v2/health/ready", timeout=5).close()
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+        except OSError:
+            return False
+        return True
+
+    def _said(self) -> str:
+        return (self._folder / "log").read_text()
+
+    def stop(self) -> str:
+        """Ends it as a user would; what it printed to standard output."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        try:
+            printed, _ = self._process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            raise
+        finally:
+            self._log.close()
+        assert self._process.returncode == 0, self._said()
+        return printed
+
+
+@contextmanager
+def serving(command: str, folder: Path) -> Iterator[Server]:
+    server = Server(command, folder)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+def run(command: str) -> str:
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def masked(text: str) -> str:
+    """Numbers and spaces differ from machine to machine; words should not."""
+    return " ".join(re.sub(r"\d[\d.,]*", "#", re.sub(r"localhost|127\.0\.0\.1", "host", text)).split())
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
+def test_every_command_of_a_page_works_and_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
+    server: Server | None = None
+    banner = ""
+    try:
+        for step in steps(page):
+            if step.command.startswith(SERVERS_OWN):
+                if server is not None:
+                    assert masked(banner) in masked(server.stop())
+                banner = step.output
+                server = Server(step.command, tmp_path)
+                server.wait_ready()
+            elif "--compare" not in step.command:  # a quarter of a minute: see the test of the README
+                _check(step, server, tmp_path)
+    finally:
+        printed = server.stop() if server is not None else ""
+    assert masked(banner) in masked(printed)
+
+
+def _check(step: Step, server: Server | None, folder: Path) -> None:
+    command = step.command.replace("/tmp/", f"{folder}/") if server is None else server.here(step.command)
+    if server is not None and any(name in command for name in ASKS):
+        command += f" --url 127.0.0.1:{server.http}"
+    if "batch_sizes.py" in command:
+        command += " --requests 5"
+    printed = run(command).replace(f"{folder}/", "/tmp/")
+    if step.command.startswith("carpool simulate"):
+        assert printed.split() == step.output.split()  # virtual time: exactly so
+    elif step.varies:
+        assert bool(printed) == bool(step.output)
+    else:
+        assert masked(printed) == masked(step.output)
+
+
+def test_the_readme_shows_what_the_simulator_says() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    said = json.loads(run("carpool simulate --curve 4+1 --slo-ms 50 --load 3 --json"))
+    promise = {line[:26].strip(): line[26:].split()[0] for line in readme.splitlines() if line[26:].strip()}
+    assert promise["answered in time (goodput)"] == f"{said['goodput_rps']:,.1f}"
+    assert promise["… of offered (attainment)"] == f"{said['attainment']:.1%}".rstrip("%")
+    assert promise["p99 of answered"] == f"{said['p99_ms']:.1f}"
+    assert promise["mean batch"] == f"{said['mean_batch']:.1f}"
+
+
+def test_make_serve_is_what_the_pages_take_it_for() -> None:
+    recipe = re.search(r"^serve:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert recipe
+    assert recipe[1].split() == ["$(BIN)/carpool", "serve"]
+
+
+PROGRAMS = [path.name for path in sorted(EXAMPLES.glob("*.py")) if path.name not in ASKS]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_runs(name: str, tmp_path: Path) -> None:
+    assert run(f"python examples/{name} {tmp_path if name.startswith('make_') else ''}").strip()
+
+
+def test_every_program_is_listed() -> None:
+    listed = (EXAMPLES / "README.md").read_text("utf-8")
+    kept = [path for path in EXAMPLES.glob("[a-z]*") if path.name != "ruff.toml"]
+    assert kept
+    assert all(f"({path.name}" in listed for path in kept)
+
+
+def code_blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+
+
+CODE = [(page.name, code) for page in PAGES for code in code_blocks(page)]
+CODE_IDS = [f"{name}-{number}" for number, (name, _) in enumerate(CODE)]
+
+
+@pytest.mark.parametrize(("page", "code"), CODE, ids=CODE_IDS)
+def test_code_on_the_pages_is_real(page: str, code: str, tmp_path: Path) -> None:
+    """It is part of an example, or a model that can be served, or a client, or a program that runs."""
+    if any(code in path.read_text("utf-8") for path in EXAMPLES.rglob("*.py")):
+        return
+    program = tmp_path / "model.py"
+    if "INPUTS =" in code:
+        program.write_text(code)
+        _ask_zeros(program)
+    elif "InferenceServerClient" in code:
+        with serving("carpool serve examples/python_model", tmp_path) as server:
+            program.write_text(server.here(code))
+            assert code.split("# ")[-1].split("\n")[0] in run(f"python {program}")
+    else:
+        program.write_text(code)
+        assert run(f"python {program}").strip()
+
+
+def _ask_zeros(program: Path) -> None:
+    import asyncio
+
+    async def story() -> None:
+        async with carpool.Engine(program) as engine:
+            [served] = engine.served.values()
+            shapes = {
+                spec.name: np.zeros([abs(n) for n in spec.shape], spec.datatype.dtype)
+                for spec in served.signature.inputs
+            }
+            assert await engine.infer(served.name, shapes)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.name}")
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text("utf-8")):
+        path, _, anchor = target.partition("#")
+        goal = page if not path else (page.parent / path).resolve()
+        assert goal.exists(), target
+        if anchor:
+            assert anchor in anchors(goal), target
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings as GitHub names them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
