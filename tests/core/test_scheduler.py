@@ -154,3 +154,18 @@ def test_across_shapes_alternating_ones_still_ride_together() -> None:
     assert first.jobs == jobs[0::2]
     core.finished(first, 0.010)
     assert dispatched(core, 0.010).jobs == jobs[1::2]
+
+
+def test_batches_that_everybody_left_do_not_hold_up_a_newcomer() -> None:
+    core = Scheduler(BatchCurve.linear(0.1, 0.0, 1), Knobs(1))
+    core.offer(Job(0.0), 0.0)
+    plug = dispatched(core, 0.0)
+    gone = [Job(0.0), Job(0.0)]
+    for job in gone:
+        core.offer(job, 0.0)
+    for job in gone:
+        core.cancel(job, 0.1)
+    late = Job(0.2)
+    core.offer(late, 0.2)
+    core.finished(plug, 0.3)
+    assert dispatched(core, 0.3).jobs == [late]

@@ -110,6 +110,8 @@ class Player:
                 self.given_up.add(gone.job)
             if decision.batch is None:
                 assert decision.look_again is None or decision.look_again > self.now
+                if self.core.instances.idle and self.core.lanes.ready:
+                    assert decision.look_again is not None  # or whoever waits might wait for ever
                 return
             self.check_batch(decision.batch)
             self.running.append(decision.batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,9 +16,10 @@ from carpool.config.repository import ModelSource, find_models
 from carpool.config.server import ServerSettings, server_settings
 from carpool.core.policy import Promise
 from carpool.demo import demo_models
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, ConfigError
 from carpool.observe.logs import configure, logger
 from carpool.servers import one_process
+from carpool.servers.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
 from carpool.servers.supervisor import FrontendKind, Supervisor
 
 _ENGINE = "carpool.servers.start:engine"
@@ -59,22 +61,30 @@ def _without_effect(settings: ServerSettings) -> list[str]:
 
 
 def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> int:
-    async def serve() -> None:
+    async def serve() -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+
+        def signalled(number: signal.Signals) -> None:
+            if stop.is_set():
+                os._exit(128 + number)  # the second one: at once
+            if not screen.shown:
+                os._exit(0)  # nothing to drain yet, and a thread that loads a model would be waited for
+            stop.set()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-        await one_process.serve(
+            loop.add_signal_handler(number, signalled, number)
+        return await one_process.serve(
             paths, settings, stop, ready=lambda _catalog, http, metrics: screen.show(http, metrics)
         )
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve())
+            cut_off = runner.run(serve())
     except CarpoolError as error:
         print(f"carpool: {error.message}", file=sys.stderr)
-        return 1
-    return 0
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+    return EXIT_CUT_OFF if cut_off else 0
 
 
 class _Screen:
@@ -83,12 +93,12 @@ class _Screen:
     def __init__(self, sources: Sequence[ModelSource], settings: ServerSettings) -> None:
         self._sources = sources
         self._settings = settings
-        self._shown = False
+        self.shown = False
 
     def show(self, http_port: int, metrics_port: int) -> None:
-        if self._shown:
+        if self.shown:
             return  # a restarted engine is a line in the log, not a new beginning
-        self._shown = True
+        self.shown = True
         host = "localhost" if self._settings.host in ("0.0.0.0", "::") else self._settings.host
         address = f"http://{host}:{http_port}"
         print(f"\n  Carpool serves {_count(len(self._sources), 'model')} at {address}\n")

@@ -103,6 +103,7 @@ class KnobsPolicy:
         self._wait_until = None
         if not self._looks_ahead:
             return
+        self._drop_deserted()
         if job is not None:
             if not self._behind and self._joins(job, _AHEAD * len(core.instances)):
                 return
@@ -151,8 +152,7 @@ class KnobsPolicy:
 
     def _next_aside(self, now: float) -> _Aside:
         """The oldest batch, with those behind it that have waited out their delay as well, where they fit."""
-        while self._aside and not any(job.state is JobState.READY for job in self._aside[0].jobs):
-            self._aside.popleft()
+        self._drop_deserted()
         if not self._aside:
             return _Aside()
         batch = self._aside.popleft()
@@ -170,6 +170,11 @@ class KnobsPolicy:
             batch.jobs += following.jobs
             batch.images += following.images
         return batch
+
+    def _drop_deserted(self) -> None:
+        """A batch whose jobs have all left must not keep the place of one that could be set aside."""
+        while self._aside and not any(job.state is JobState.READY for job in self._aside[0].jobs):
+            self._aside.popleft()
 
     def _grow(self, core: Scheduler, batch: _Aside, now: float) -> bool:
         """Add to a batch what may leave with it; False when there is nobody, or it is better to wait."""

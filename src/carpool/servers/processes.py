@@ -23,6 +23,7 @@ import uvloop
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError
+from carpool.observe.columns import UP
 from carpool.observe.counters import Table
 from carpool.observe.logs import configure, logger
 from carpool.servers.arena import Arena, map_memory
@@ -38,6 +39,7 @@ EXIT_CUT_OFF = 3
 """The time to drain was over before everything was finished."""
 
 _PR_SET_PDEATHSIG = 1
+_CATALOGUE_S = 1.0
 
 
 class StartEngine(Protocol):
@@ -203,9 +205,11 @@ class FrontendProcess:
             table=Table(_mapped(table)),
             block=self._first.body["block"],
         )
+        obeying = asyncio.create_task(self._obey(door))
+        if parts.table.server()[UP]:  # the engine serves: nobody need hear from this process that it does not
+            await _until(lambda: door.serving, _CATALOGUE_S)
         frontend = await start(parts)
         self._control.send("up")
-        obeying = asyncio.create_task(self._obey(door))
         broken = asyncio.create_task(self._broken.wait())
         await asyncio.wait({obeying, broken}, return_when=asyncio.FIRST_COMPLETED)
         if not obeying.done():
@@ -222,6 +226,12 @@ class FrontendProcess:
                 return float(message.body["within_s"])
             await door.attach(socket.socket(fileno=message.files[0]))
         return 0.0
+
+
+async def _until(condition: Callable[[], bool], seconds: float) -> None:
+    end = asyncio.get_running_loop().time() + seconds
+    while not condition() and asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(0.001)
 
 
 async def _live(role: str, fd: int) -> int:
