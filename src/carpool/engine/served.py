@@ -33,6 +33,8 @@ from carpool.types import DATATYPES, Signature, TensorSpec
 
 log = logger("engine")
 
+_CLEARLY_FASTER = 0.8
+_SHORT_S = 0.001  # next to what a request costs anyway: a second core is better used for the next one
 _FIRST_RETRY_S = 0.2
 _LAST_RETRY_S = 30.0
 
@@ -76,6 +78,7 @@ class Served:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: Driver | None = None
         self._piece = 1
+        self._threads: int | None = None
         self._replacing: set[asyncio.Task[None]] = set()
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{config.name}-loader")
 
@@ -118,8 +121,32 @@ class Served:
         return Ready(config, signature, curve, loaded)
 
     def _load_backend(self, config: ModelConfig, index: int, count: int) -> Backend:
-        threads = backends.default_threads(count, len(os.sched_getaffinity(0)))
-        return backends.load(config, self._version, instance=index, threads=threads)
+        if self._threads is None:
+            self._threads = self._choose_threads(config, count)
+        return backends.load(config, self._version, instance=index, threads=self._threads)
+
+    def _choose_threads(self, config: ModelConfig, count: int) -> int:
+        """Several threads for one run only where they clearly shorten it: small models only pay for them."""
+        shared = backends.default_threads(count, len(os.sched_getaffinity(0)))
+        if shared == 1 or config.backend != "onnxruntime" or config.onnxruntime.intra_op_threads:
+            return shared
+        alone = self._try(config, 1)
+        if alone is not None and alone < _SHORT_S:
+            return 1
+        together = self._try(config, shared)
+        if alone is None or together is None:
+            return shared  # it cannot be tried on zeros; what is wrong is told later, if it matters
+        return shared if together < _CLEARLY_FASTER * alone else 1
+
+    def _try(self, config: ModelConfig, threads: int) -> float | None:
+        """Seconds for one image with so many threads."""
+        backend = backends.load(config, self._version, threads=threads)
+        try:
+            return run_time(backend, signature_of(config), 1)
+        except CarpoolError:
+            return None
+        finally:
+            backend.close()
 
     def _warm_up(
         self,
