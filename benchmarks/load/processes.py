@@ -1,0 +1,51 @@
+"""CPU time as the kernel counts it: of a process and all below it, and of the whole machine."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCpu:
+    """Seconds of CPU since boot, over all cores: spent by processes here, and taken by the host."""
+
+    busy: float
+    steal: float
+
+
+def machine() -> MachineCpu:
+    """Read the first line of /proc/stat. Interrupts count as busy: processes are charged for them too."""
+    first = (_PROC / "stat").read_text().split("\n", 1)[0]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(f) / _TICK for f in first.split()[1:9])
+    return MachineCpu(busy=user + nice + system + irq + softirq, steal=steal)
+
+
+def tree_cpu(root: int) -> dict[int, float]:
+    """CPU seconds (user + system) of `root` and of every process below it, by process id."""
+    parents: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and (fields := _stat(entry)):
+            parents[int(entry.name)] = int(fields[1])
+            seconds[int(entry.name)] = (int(fields[11]) + int(fields[12])) / _TICK
+    members = {root} & seconds.keys()
+    while grown := {pid for pid, parent in parents.items() if parent in members} - members:
+        members |= grown
+    return {pid: seconds[pid] for pid in members}
+
+
+def spent(before: dict[int, float], after: dict[int, float]) -> float:
+    """CPU seconds between two readings of a tree; a process born in between counts from zero."""
+    return sum(value - before.get(pid, 0.0) for pid, value in after.items())
+
+
+def _stat(entry: Path) -> list[str] | None:
+    """The fields of /proc/<pid>/stat after the command name, or None when the process is gone."""
+    try:
+        text = (entry / "stat").read_text()
+    except OSError:
+        return None
+    return text[text.rindex(")") + 2 :].split()
