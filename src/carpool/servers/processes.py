@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import importlib
 import os
 import signal
@@ -39,6 +40,7 @@ EXIT_CUT_OFF = 3
 """The time to drain was over before everything was finished."""
 
 _PR_SET_PDEATHSIG = 1
+_COLLECT_AT = (20_000, 20, 50)
 _CATALOGUE_S = 1.0
 
 
@@ -121,12 +123,13 @@ class EngineProcess:
             engine = starting.result()
         except Exception as error:
             return self._give_up(error)
+        _spare_the_collector()
+        self._control.send("up")  # before anybody can see that it is
         self._side = EngineSide(
             engine, max_answer_bytes=self._settings.max_body_bytes, dropped=self._report_dropped
         )
         for message in self._early:
             await self._attach(self._side, message)
-        self._control.send("up")
         engine.listen(self._report_ready)
         self._report_ready(engine.catalog)
         within_s = await obeying
@@ -208,6 +211,7 @@ class FrontendProcess:
         obeying = asyncio.create_task(self._obey(door))
         if parts.table.server()[UP]:  # the engine serves: nobody need hear from this process that it does not
             await _until(lambda: door.serving, _CATALOGUE_S)
+        _spare_the_collector()
         frontend = await start(parts)
         self._control.send("up")
         broken = asyncio.create_task(self._broken.wait())
@@ -226,6 +230,13 @@ class FrontendProcess:
                 return float(message.body["within_s"])
             await door.attach(socket.socket(fileno=message.files[0]))
         return 0.0
+
+
+def _spare_the_collector() -> None:
+    """What is loaded now stays, and requests leave no cycles behind: looking for some is time lost."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AT)
 
 
 async def _until(condition: Callable[[], bool], seconds: float) -> None:
