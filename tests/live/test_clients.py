@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from backends import onnx_models
 from carpool import __version__
-from carpool.servers.http.documents import EXTENSIONS
+from carpool.servers.documents import EXTENSIONS
 from carpool.types import DATATYPES, Datatype
 from live.server import Live, serving, wait_until
 from servers.http.harness import Response

@@ -43,14 +43,34 @@ class IndexEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Region:
+    """Shared memory that a client registered: `byte_size` bytes from `offset` on in `/dev/shm/{key}`."""
+
+    number: int  # never used again, so that a name registered anew is a new region
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Catalog:
-    """Everything that is served now. Replaced as a whole, with the next number."""
+    """Everything that is served now. Replaced as a whole, with the next number.
+
+    What every front end must agree on travels with it: a question that changed it is answered only when all
+    of them have it.
+    """
 
     number: int = 0
     ready: bool = False
     entries: Mapping[tuple[str, str], ModelEntry] = field(default_factory=dict)  # by (name, version)
     newest: Mapping[str, ModelEntry] = field(default_factory=dict)  # by name: what serves without a version
     index: Sequence[IndexEntry] = ()
+    leaving: Sequence[ModelEntry] = ()  # replaced or unloaded, but front ends may still send to them
+    regions: Mapping[str, Region] = field(default_factory=dict)  # by name
+    logging: Mapping[str, Any] = field(default_factory=dict)  # v2 log settings, as they are answered
+    tracing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # v2 trace settings; "" is global
+    extensions: Sequence[str] = ()  # of the protocol, besides those that every server has
 
 
 class Slot(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ log = logger("engine")
 
 _LARGEST_LABELS_FILE = 4 << 20
 
+Question = Callable[[Mapping[str, Any]], Awaitable[Any]]
+"""JSON in and out; errors are `CarpoolError`s."""
+
 
 class EngineHost:
     """Wraps an engine for the doors. `listen` is told whenever the catalogue changes."""
@@ -35,6 +38,11 @@ class EngineHost:
         self._labels: dict[int, Mapping[str, Sequence[str]]] = {}
         self._ready = False
         self._catalog = Catalog()
+        self.extra: dict[str, Any] = {}  # fields of the catalogue that are not about models
+        self._questions: dict[str, Question] = {
+            "refused": self._count_refused,
+            "statistics": self._statistics,
+        }
         engine.changed = self.publish
 
     @property
@@ -64,7 +72,7 @@ class EngineHost:
             IndexEntry(served.name, served.version, served.state.value, served.reason)
             for served in self.engine.served.values()
         ]
-        self._catalog = Catalog(self._catalog.number + 1, self._ready, entries, newest, index)
+        self._catalog = Catalog(self._catalog.number + 1, self._ready, entries, newest, index, **self.extra)
         for listener in self._listeners:
             listener(self._catalog)
 
@@ -95,22 +103,25 @@ class EngineHost:
     def cancel(self, work: Work) -> None:
         self.engine.cancel(work)
 
-    async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
-        if what == "refused":
-            self._count_refused(arguments)
-            return None
-        if what == "statistics":
-            return self._statistics(str(arguments.get("name", "")), str(arguments.get("version", "")))
-        raise Unsupported(f"the engine knows no question {what!r}")
+    def teach(self, what: str, answer: Question) -> None:
+        """Answer a question of front ends with this function from now on."""
+        self._questions[what] = answer
 
-    def _count_refused(self, arguments: Mapping[str, Any]) -> None:
+    async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        answer = self._questions.get(what)
+        if answer is None:
+            raise Unsupported(f"the engine knows no question {what!r}")
+        return await answer(arguments)
+
+    async def _count_refused(self, arguments: Mapping[str, Any]) -> None:
         """What front ends refused on the gate's advice: [[key, reason, how many], …]."""
         for key, reason, count in arguments["refused"]:
             served = self.engine.served.get(key)
             if served is not None:
                 served.refused_elsewhere(count, Reason(reason))
 
-    def _statistics(self, name: str, version: str) -> Any:
+    async def _statistics(self, arguments: Mapping[str, Any]) -> Any:
+        name, version = str(arguments.get("name", "")), str(arguments.get("version", ""))
         rows = {(cells.model, cells.version): cells for cells in self.engine.table.models()}
         asked = [
             served

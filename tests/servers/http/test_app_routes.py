@@ -13,9 +13,9 @@ import orjson
 import pytest
 
 from carpool.errors import NotFound
+from carpool.servers.documents import EXTENSIONS
 from carpool.servers.door import IndexEntry
 from carpool.servers.http.app import ROUTES
-from carpool.servers.http.documents import EXTENSIONS
 from carpool.servers.http.metrics_page import MetricsApp
 from servers.http.front_end import FrontEnd, error_of, front_end, image_body, infer
 from servers.http.harness import Client, Response, serving, until

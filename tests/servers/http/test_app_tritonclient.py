@@ -14,8 +14,8 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException
 
 from carpool import __version__
+from carpool.servers.documents import EXTENSIONS
 from carpool.servers.door import IndexEntry
-from carpool.servers.http.documents import EXTENSIONS
 from carpool.types import Datatype
 from servers.http.front_end import IMAGE, FrontEnd, front_end
 from servers.http.harness import PATIENCE, until

@@ -7,13 +7,14 @@ from typing import TypeAlias
 
 from carpool import __version__
 from carpool.errors import CarpoolError, Unsupported
-from carpool.servers.http import documents
+from carpool.servers import documents
 from carpool.servers.http.exchange import BodyPlan, Collect, Exchange
 from carpool.servers.http.metrics_page import answer_metrics
 from carpool.servers.http.parsing import RequestHead
 from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.responses import JSON_FIELDS
-from carpool.servers.http.service import Service, answer_document, not_serving
+from carpool.servers.http.service import Service, answer_document
+from carpool.servers.lookup import not_serving
 from carpool.wire.v2 import encode_error
 
 Variables: TypeAlias = Mapping[str, str]
@@ -65,8 +66,8 @@ def health(service: Service, exchange: Exchange, _variables: Variables) -> None:
     answer_document(exchange, document, 200 if is_ready else 503)
 
 
-def server_metadata(_service: Service, exchange: Exchange, _variables: Variables) -> None:
-    answer_document(exchange, documents.server_metadata(__version__))
+def server_metadata(service: Service, exchange: Exchange, _variables: Variables) -> None:
+    answer_document(exchange, documents.server_metadata(__version__, service.door.catalog))
 
 
 def model_metadata(service: Service, exchange: Exchange, variables: Variables) -> None:

@@ -14,7 +14,8 @@ from carpool.servers.http.infer_head import read_infer_head
 from carpool.servers.http.inference import Inference, no_slots
 from carpool.servers.http.parsing import RequestHead
 from carpool.servers.http.refusals import answer_error
-from carpool.servers.http.service import Service, not_serving
+from carpool.servers.http.service import Service
+from carpool.servers.lookup import not_serving
 
 
 def start_infer(service: Service, head: RequestHead, variables: Mapping[str, str]) -> Start:

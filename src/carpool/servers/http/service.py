@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import orjson
 
-from carpool.errors import CarpoolError, NotFound, Unavailable
+from carpool.errors import CarpoolError
 from carpool.observe.counters import Block, Row
 from carpool.observe.directory import Slot
 from carpool.observe.logs import logger
 from carpool.servers.door import Catalog, Door, ModelEntry
-from carpool.servers.http.documents import served_versions
 from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.responses import JSON_FIELDS
+from carpool.servers.lookup import look_up
 
 log = logger("http")
 
 _THREADS = 2  # few, so that long bodies and answers leave cores to the rest
-_LONGEST_SHOWN = 80
 
 
 class Service:
@@ -46,11 +44,7 @@ class Service:
 
     def look_up(self, name: str, version: str = "") -> ModelEntry:
         """The version asked for or the newest; raises `NotFound`, or `Unavailable` when it may come."""
-        catalog = self.door.catalog
-        entry = catalog.entries.get((name, version)) if version else catalog.newest.get(name)
-        if entry is None:
-            raise self._absent(catalog, name, version)
-        return entry
+        return look_up(self.door, name, version)
 
     def row(self, entry: ModelEntry) -> Row:
         """This process's counters for a model version."""
@@ -73,28 +67,6 @@ class Service:
         self.threads.shutdown(wait=False, cancel_futures=True)
         for task in self._tasks:
             task.cancel()
-
-    def _absent(self, catalog: Catalog, name: str, version: str) -> CarpoolError:
-        if not self.door.serving:
-            return not_serving()
-        shown = name if len(name) <= _LONGEST_SHOWN else name[:_LONGEST_SHOWN] + "…"
-        for line in catalog.index:
-            if line.name == name and version in ("", line.version) and line.state != "READY":
-                why = f": {line.reason}" if line.reason else ""
-                return Unavailable(f"model '{shown}' is {line.state.lower()}{why}", reason="model-not-ready")
-        if name in catalog.newest:
-            served = ", ".join(served_versions(catalog, name))
-            return NotFound(
-                f"model '{shown}' has no version '{version[:_LONGEST_SHOWN]}'; it serves {served}",
-                reason="unknown-version",
-            )
-        near = difflib.get_close_matches(shown, catalog.newest, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        return NotFound(f"unknown model '{shown}'{hint}", reason="unknown-model")
-
-
-def not_serving() -> Unavailable:
-    return Unavailable("the server is starting, draining or restarting its engine", reason="not-serving")
 
 
 def answer_document(exchange: Exchange, document: object, status: int = 200) -> None:

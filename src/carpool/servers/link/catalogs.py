@@ -7,18 +7,24 @@ from typing import Any
 
 import orjson
 
-from carpool.servers.door import Catalog, IndexEntry, ModelEntry
+from carpool.servers.door import Catalog, IndexEntry, ModelEntry, Region
 from carpool.types import DATATYPES, Signature, TensorSpec
 
 
 def write_catalog(catalog: Catalog) -> bytes:
-    entries = {entry.key: entry for entry in (*catalog.entries.values(), *catalog.newest.values())}
+    listed = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
+    entries = {entry.key: entry for entry in listed}
     document = {
         "ready": catalog.ready,
         "entries": [_entry(entry) for entry in entries.values()],
         "served": [entry.key for entry in catalog.entries.values()],
         "newest": {name: entry.key for name, entry in catalog.newest.items()},
         "index": [(line.name, line.version, line.state, line.reason) for line in catalog.index],
+        "leaving": [entry.key for entry in catalog.leaving],
+        "regions": [(r.number, r.name, r.key, r.offset, r.byte_size) for r in catalog.regions.values()],
+        "logging": catalog.logging,
+        "tracing": catalog.tracing,
+        "extensions": list(catalog.extensions),
     }
     return orjson.dumps(document)
 
@@ -38,6 +44,11 @@ def read_catalog(number: int, payload: bytes, known: Mapping[int, ModelEntry]) -
         entries={(entry.name, entry.version): entry for entry in served},
         newest={name: entries[key] for name, key in document["newest"].items()},
         index=[IndexEntry(*line) for line in document["index"]],
+        leaving=[entries[key] for key in document["leaving"]],
+        regions={region[1]: Region(*region) for region in document["regions"]},
+        logging=document["logging"],
+        tracing=document["tracing"],
+        extensions=document["extensions"],
     )
 
 

@@ -108,7 +108,7 @@ class EngineSide:
             await self._seen.wait()
 
     def _publish(self, catalog: Catalog) -> None:
-        entries = (*catalog.entries.values(), *catalog.newest.values())
+        entries = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
         self.entries = {entry.key: entry for entry in entries}
         self._catalog = (catalog.number, write_catalog(catalog))
         for link in list(self._links):

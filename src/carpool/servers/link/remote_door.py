@@ -121,7 +121,7 @@ class RemoteDoor:
 
     def renewed(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        entries = (*catalog.entries.values(), *catalog.newest.values())
+        entries = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
         self._known = {entry.key: entry for entry in entries}
 
     @property

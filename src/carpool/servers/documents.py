@@ -1,4 +1,4 @@
-"""The v2 protocol's JSON documents, as pure functions of the catalogue."""
+"""The v2 protocol's documents, which HTTP and gRPC share, as pure functions of the catalogue."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ EXTENSIONS = (
     "parameters",
     "statistics",
 )
-"""Only what works: clients switch features on by this list."""
+"""Only what always works: clients switch features on by this list. The catalogue adds what settings allow."""
 
 _READY = "READY"
 
 
-def server_metadata(version: str) -> Document:
-    return {"name": SERVER_NAME, "version": version, "extensions": EXTENSIONS}
+def server_metadata(version: str, catalog: Catalog) -> Document:
+    extensions = [*EXTENSIONS, *catalog.extensions]
+    return {"name": SERVER_NAME, "version": version, "extensions": extensions}
 
 
 def health(catalog: Catalog, *, ready: bool) -> Document:
