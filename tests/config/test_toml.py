@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from carpool.config.model import (
     AllVersions,
+    ClassifySettings,
     DetectSettings,
+    EmbedSettings,
     FakeSettings,
     ImageSettings,
     InstanceGroup,
@@ -20,6 +22,7 @@ from carpool.config.model import (
     Mode,
     ModelConfig,
     OnnxruntimeSettings,
+    SegmentSettings,
     SpecificVersions,
     Task,
     TensorConfig,
@@ -46,6 +49,8 @@ response_cache = true
 [image]
 size = [480, 640]
 resize = "crop"
+crop = 0.875
+kernel = "bicubic"
 mean = [1, 2.5, 3]
 std = 58.0
 scale = 0.5
@@ -57,6 +62,8 @@ format = "yolov8"
 score = 0
 iou = 0.6
 per_class = false
+normalized = true
+max_detections = 10
 
 [onnxruntime]
 providers = ["CPUExecutionProvider"]
@@ -123,8 +130,10 @@ def test_everything_at_once() -> None:
         response_cache=True,
         parameters={"a": "x", "b": "3", "c": "true"},
         onnxruntime=OnnxruntimeSettings(("CPUExecutionProvider",), 2, None),
-        image=ImageSettings((480, 640), "crop", (1, 2.5, 3), (58.0,), 0.5, "bgr", "nhwc"),
-        detect=DetectSettings("yolov8", 0, 0.6, False),
+        image=ImageSettings(
+            (480, 640), "crop", (1, 2.5, 3), (58.0,), 0.5, "bgr", "nhwc", kernel="bicubic", crop=0.875
+        ),
+        detect=DetectSettings("yolov8", 0, 0.6, False, True, 10),
     )
     assert pickle.loads(pickle.dumps(config)) == config
 
@@ -142,6 +151,34 @@ def test_empty_tables_take_the_defaults() -> None:
     assert (config.image, config.detect, config.fake) == (ImageSettings(), DetectSettings(), FakeSettings())
     assert config.backend == "fake"
     assert config.mode is Mode.KNOBS
+
+
+def test_tasks() -> None:
+    config = read("""
+    [classify]
+    activation = "sigmoid"
+    [segment]
+    activation = "minmax"
+    threshold = 0
+    background = 0
+    [embed]
+    normalize = false
+    """)
+    assert config.classify == ClassifySettings("sigmoid")
+    assert config.segment == SegmentSettings("minmax", 0.0, 0)
+    assert config.embed == EmbedSettings(False)
+    empty = read("[classify]\n[segment]\n[embed]")
+    assert (empty.classify, empty.segment, empty.embed) == (
+        ClassifySettings(),
+        SegmentSettings(),
+        EmbedSettings(),
+    )
+
+
+def test_a_letterbox() -> None:
+    image = read('[image]\nresize = "letterbox"\npad = 0\nanchor = "top_left"').image
+    assert image == ImageSettings(pad=0, anchor="top_left")
+    assert (image.kernel, image.scale, image.crop) == ("auto", None, 1.0)
 
 
 def test_batching() -> None:
@@ -236,6 +273,18 @@ def test_curves() -> None:
         ("[image]\nsize = [1, 2, 3]", "image.size must be one number, or height and width"),
         ("[image]\nsize = 0", "image.size must be 1 to 16384"),
         ('[image]\nresize = "fit"', 'image.resize cannot be "fit"'),
+        ('[image]\nkernel = "linear"', 'image.kernel cannot be "linear"; did you mean "bilinear"?'),
+        ('[image]\nanchor = "left"', "image.anchor cannot be"),
+        ("[image]\npad = 256", "image.pad must be 0 to 255, not 256"),
+        ("[image]\npad = 0.5", "image.pad must be a whole number"),
+        (
+            '[image]\nresize = "stretch"\npad = 0',
+            'image.pad goes with resize = "letterbox", not with "stretch"',
+        ),
+        ('[image]\nresize = "crop"\nanchor = "center"', "image.anchor goes with"),
+        ("[image]\ncrop = 0.875", 'image.crop goes with resize = "crop", not with "letterbox"'),
+        ('[image]\nresize = "crop"\ncrop = 0', "image.crop must be above 0 and at most 1, not 0"),
+        ('[image]\nresize = "crop"\ncrop = 1.1', "image.crop must be above 0 and at most 1"),
         ("[image]\nmean = [1, 2]", "image.mean must be one number, or one per channel"),
         ("[image]\nmean = [true]", "image.mean must be a number, not true"),
         ("[image]\nmean = [nan]", "image.mean"),
@@ -246,6 +295,12 @@ def test_curves() -> None:
         ('[detect]\nformat = "yolov9"', "detect.format cannot be"),
         ("[detect]\nscore = 1.1", "detect.score must be 0 or more and at most 1, not 1.1"),
         ('[detect]\nper_class = "no"', "detect.per_class must be true or false"),
+        ("[detect]\nmax_detections = 0", "detect.max_detections must be 1 to 1000"),
+        ('[classify]\nactivation = "minmax"', "classify.activation cannot be"),
+        ('[segment]\nactivation = "minmx"', 'did you mean "minmax"?'),
+        ("[segment]\nthreshold = 2", "segment.threshold must be 0 or more and at most 1, not 2"),
+        ("[segment]\nbackground = -1", "segment.background must be 0 to"),
+        ("[embed]\nnormalise = true", 'unknown key "embed.normalise"; did you mean "normalize"?'),
         ('[fake]\ncurve = "fast"', 'fake.curve must be ms per batch + ms per image, like "16+4"'),
         ('backend = "python"\n[fake]', "contradict each other"),
         ("[onnxruntime]\nproviders = [1]", "onnxruntime.providers must be a list of strings"),

@@ -104,9 +104,13 @@ class ImageSettings:
     resize: str = "letterbox"
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-    scale: float = 1.0
+    scale: float | None = None  # None: 1, or 1/255 for a float input when mean and std are left alone too
     channels: str = "rgb"
     layout: str | None = None
+    kernel: str = "auto"
+    pad: int = 114  # grey level around a letterboxed picture
+    anchor: str = "center"  # where a letterboxed picture lies
+    crop: float = 1.0  # share of the picture's shorter side that is kept, for resize = "crop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,29 @@ class DetectSettings:
     score: float = 0.25
     iou: float = 0.45
     per_class: bool = True
+    normalized: bool = False  # boxes from 0 to 1 instead of in pixels of the input
+    max_detections: int = 300
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifySettings:
+    """How raw values become scores: "softmax", "sigmoid" or "none"; None goes by the output's name."""
+
+    activation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSettings:
+    """How maps become masks: activations as in classify, and "minmax"; None goes by the output."""
+
+    activation: str | None = None
+    threshold: float = 0.5
+    background: int | None = None  # a class that gets no mask; None: the one labelled background, if any
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedSettings:
+    normalize: bool = True  # to length 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +192,9 @@ class ModelConfig:
     onnxruntime: OnnxruntimeSettings = OnnxruntimeSettings()
     image: ImageSettings | None = None
     detect: DetectSettings | None = None
+    classify: ClassifySettings | None = None
+    segment: SegmentSettings | None = None
+    embed: EmbedSettings | None = None
     fake: FakeSettings | None = None
 
 

@@ -21,7 +21,7 @@ from carpool.config.model import (
     eager_policy,
 )
 from carpool.config.table import Table
-from carpool.config.toml_sections import detect, fake, image, onnxruntime
+from carpool.config.toml_sections import classify, detect, embed, fake, image, onnxruntime, segment
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 
@@ -73,6 +73,9 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         onnxruntime=onnxruntime(top.table("onnxruntime")),
         image=image(top.table("image")),
         detect=detect(top.table("detect")),
+        classify=classify(top.table("classify")),
+        segment=segment(top.table("segment")),
+        embed=embed(top.table("embed")),
         fake=fake_settings,
     )
     if max_batch is None:

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-from carpool.config.model import DetectSettings, FakeSettings, ImageSettings, OnnxruntimeSettings
+from carpool.config.model import (
+    ClassifySettings,
+    DetectSettings,
+    EmbedSettings,
+    FakeSettings,
+    ImageSettings,
+    OnnxruntimeSettings,
+    SegmentSettings,
+)
 from carpool.config.rules import shown
 from carpool.config.table import Table
 
 RESIZES = ("letterbox", "stretch", "crop")
+KERNELS = ("auto", "area", "bilinear", "bicubic")
+ANCHORS = ("center", "top_left")
 CHANNELS = ("rgb", "bgr")
 LAYOUTS = ("nchw", "nhwc")
 DETECT_FORMATS = ("yolov5", "yolov8", "boxes_scores")
+MAX_DETECTIONS = 1000
+CLASS_ACTIVATIONS = ("softmax", "sigmoid", "none")
+MAP_ACTIVATIONS = (*CLASS_ACTIVATIONS, "minmax")
+MAX_CLASSES = 1 << 15
 MAX_SIDE = 16384
 MAX_THREADS = 1024
 
@@ -25,15 +40,29 @@ def image(table: Table | None) -> ImageSettings | None:
     if table is None:
         return None
     default = ImageSettings()
+    resize = table.text("resize", RESIZES) or default.resize
+    _check_only_for(table, resize, {"pad": "letterbox", "anchor": "letterbox", "crop": "crop"})
+    pad = table.integer("pad", 0, 255)
     return ImageSettings(
         size=_size(table),
-        resize=table.text("resize", RESIZES) or default.resize,
+        resize=resize,
         mean=_per_channel(table, "mean", table.numbers("mean", float("-inf"))) or default.mean,
         std=_per_channel(table, "std", table.numbers("std", 0, above=True)) or default.std,
-        scale=table.number("scale", 0, above=True) or default.scale,
+        scale=table.number("scale", 0, above=True),
         channels=table.text("channels", CHANNELS) or default.channels,
         layout=table.text("layout", LAYOUTS),
+        kernel=table.text("kernel", KERNELS) or default.kernel,
+        pad=default.pad if pad is None else pad,
+        anchor=table.text("anchor", ANCHORS) or default.anchor,
+        crop=table.number("crop", 0, 1, above=True) or default.crop,
     )
+
+
+def _check_only_for(table: Table, resize: str, needs: Mapping[str, str]) -> None:
+    """A key that another way to resize would ignore is a mistake."""
+    for key, needed in needs.items():
+        if table.has(key) and resize != needed:
+            raise table.error(key, f'goes with resize = "{needed}", not with "{resize}"')
 
 
 def _size(table: Table) -> tuple[int, int] | None:
@@ -63,7 +92,28 @@ def detect(table: Table | None) -> DetectSettings | None:
         score=default.score if score is None else score,
         iou=default.iou if iou is None else iou,
         per_class=table.flag("per_class", default.per_class),
+        normalized=table.flag("normalized", default.normalized),
+        max_detections=table.integer("max_detections", 1, MAX_DETECTIONS) or default.max_detections,
     )
+
+
+def classify(table: Table | None) -> ClassifySettings | None:
+    return None if table is None else ClassifySettings(table.text("activation", CLASS_ACTIVATIONS))
+
+
+def segment(table: Table | None) -> SegmentSettings | None:
+    if table is None:
+        return None
+    threshold = table.number("threshold", 0, 1)
+    return SegmentSettings(
+        activation=table.text("activation", MAP_ACTIVATIONS),
+        threshold=SegmentSettings().threshold if threshold is None else threshold,
+        background=table.integer("background", 0, MAX_CLASSES - 1),
+    )
+
+
+def embed(table: Table | None) -> EmbedSettings | None:
+    return None if table is None else EmbedSettings(table.flag("normalize", EmbedSettings().normalize))
 
 
 def fake(table: Table | None) -> FakeSettings | None:

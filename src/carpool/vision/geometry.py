@@ -36,7 +36,7 @@ class Geometry:
 
     @property
     def area(self) -> tuple[float, float, float, float]:
-        """Where the whole picture lies in the input: x1, y1, x2, y2, beyond its edges where it was cropped."""
+        """Where the whole picture lies in the input: x1, y1, x2, y2, beyond its edges where cropped."""
         right = self.left + self.width * self.scale_x
         bottom = self.top + self.height * self.scale_y
         return self.left, self.top, right, bottom

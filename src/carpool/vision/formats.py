@@ -1,0 +1,117 @@
+"""Which format a picture is in and how large it is, told from its first bytes before any memory is taken."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from carpool.errors import InvalidInput, TooLarge
+from carpool.vision import heads
+from carpool.vision.heads import Head
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+FIELD = "image"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a picture may cost. Pixels and sides are of the picture before any reduction."""
+
+    bytes: int = 64 << 20
+    pixels: int = 50_000_000
+    side: int = 65_535
+    frames: int = 1_000  # only the first is read; more is not a picture
+    scans: int = 100  # of a progressive JPEG: each is a pass over all of it
+
+
+DEFAULT_LIMITS = Limits()
+
+_READERS: Mapping[str, Callable[[memoryview], Head]] = {
+    "JPEG": heads.jpeg,
+    "PNG": heads.png,
+    "WebP": heads.webp,
+    "BMP": heads.bmp,
+    "TIFF": heads.tiff,
+    "GIF": heads.gif,
+}
+_READ_HERE = "send JPEG, PNG, WebP, BMP, TIFF or GIF"
+_TIFFS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_FOREIGN = (  # where, what, and the name of a format that is known and not read
+    (4, b"ftyp", "an AVIF, HEIC or video file"),
+    (0, b"%PDF", "a PDF"),
+    (0, b"\xff\x0a", "a JPEG XL picture"),
+    (0, b"\0\0\0\x0cJXL ", "a JPEG XL picture"),
+    (0, b"\0\0\0\x0cjP  ", "a JPEG 2000 picture"),
+    (0, b"\xff\x4f\xff\x51", "a JPEG 2000 picture"),
+)
+
+
+def read_head(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Head:
+    """Format, size and orientation of a picture within the limits; InvalidInput or TooLarge otherwise."""
+    view = memoryview(data).cast("B")
+    if len(view) > limits.bytes:
+        raise TooLarge(
+            f"the picture has {len(view)} bytes, more than the {limits.bytes} allowed", field=FIELD
+        )
+    name = sniff(view)
+    try:
+        head = _READERS[name](view)
+    except struct.error:
+        raise InvalidInput(f"the {name} picture ends within its head", field=FIELD) from None
+    except ValueError as error:
+        raise InvalidInput(f"the {name} picture cannot be read: {error}", field=FIELD) from None
+    _check(head, limits)
+    return head
+
+
+def sniff(data: Buffer) -> str:
+    """The format by its first bytes, whatever follows them and whatever the file is called."""
+    if not len(data):
+        raise InvalidInput("the picture is empty", field=FIELD)
+    start = bytes(data[:16])
+    found = _known(start)
+    if found:
+        return found
+    if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+        raise InvalidInput(f"an SVG, XML or HTML text has no pixels; {_READ_HERE}", field=FIELD)
+    for at, mark, what in _FOREIGN:
+        if start[at : at + len(mark)] == mark:
+            raise InvalidInput(f"{what} is not read here; {_READ_HERE}", field=FIELD)
+    raise InvalidInput(f"the bytes are no picture of a known format; {_READ_HERE}", field=FIELD)
+
+
+def _known(start: bytes) -> str | None:
+    if start.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if start.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if start.startswith(b"RIFF") and start[8:12] == b"WEBP":
+        return "WebP"
+    if start.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    if start.startswith(_TIFFS):
+        return "TIFF"
+    return "BMP" if start.startswith(b"BM") else None
+
+
+def _check(head: Head, limits: Limits) -> None:
+    width, height = head.width, head.height
+    if width < 1 or height < 1:
+        raise InvalidInput(f"the {head.format} picture says it is {width}×{height} pixels", field=FIELD)
+    if max(width, height) > limits.side:
+        raise TooLarge(f"the picture is {width}×{height} pixels; a side may have {limits.side}", field=FIELD)
+    if max(width * height, head.tile_pixels) > limits.pixels:
+        raise TooLarge(
+            f"the picture is {width}×{height} pixels, more than the {limits.pixels} allowed", field=FIELD
+        )
+    if (head.frames or 1) > limits.frames:
+        raise TooLarge(
+            f"the picture has {head.frames} frames, more than the {limits.frames} allowed", field=FIELD
+        )
+    if head.scans > limits.scans:
+        raise TooLarge(
+            f"the progressive JPEG has {head.scans} scans, more than the {limits.scans} allowed", field=FIELD
+        )

@@ -1,0 +1,174 @@
+"""The heads of the six formats. Each reader walks a bounded number of steps and takes no memory to speak of.
+
+struct.error means that the bytes ended too early, ValueError that they cannot be right.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from carpool.vision import tags
+from carpool.vision.orientation import UPRIGHT, checked, exif_orientation, swaps_sides
+
+_MAX_SEGMENTS = 4_096  # marker segments of a JPEG before its first scan
+_MAX_CHUNKS = 65_536  # chunks of a PNG or WebP
+_MAX_BLOCKS = 65_536  # sub-blocks of a GIF before its first frame
+_STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))  # JPEG markers without a length
+_START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the head of a picture says. Width and height are as stored; `orientation` is EXIF's, 1 to 8."""
+
+    format: str
+    width: int
+    height: int
+    orientation: int = UPRIGHT
+    bits: int = 8  # per channel, or per pixel where there is a palette
+    components: int = 0  # of a JPEG
+    frames: int | None = 1  # None where only reading everything would tell
+    scans: int = 1
+    tile_pixels: int = 0  # of a TIFF, which may claim tiles larger than itself
+
+    @property
+    def upright(self) -> tuple[int, int]:
+        """Width and height as the photographer saw them."""
+        return (self.height, self.width) if swaps_sides(self.orientation) else (self.width, self.height)
+
+
+def jpeg(data: memoryview) -> Head:
+    orientation, at = UPRIGHT, 2
+    for _ in range(_MAX_SEGMENTS):
+        lead, marker = struct.unpack_from(">BB", data, at)
+        if lead != 0xFF:
+            raise ValueError("a marker is missing")
+        if marker == 0xFF:  # a fill byte
+            at += 1
+            continue
+        at += 2
+        if marker in _STANDALONE:
+            continue
+        if marker in (0xD9, 0xDA):
+            raise ValueError("it has no frame")
+        (length,) = struct.unpack_from(">H", data, at)
+        if marker in _START_OF_FRAME:
+            bits, height, width, components = struct.unpack_from(">BHHB", data, at + 2)
+            scans = _scans(data) if marker in _PROGRESSIVE else 1
+            return Head("JPEG", width, height, orientation, bits, components, scans=scans)
+        if marker == 0xE1 and bytes(data[at + 2 : at + 6]) == b"Exif":
+            orientation = exif_orientation(data[at + 2 : at + length])
+        at += length
+    raise ValueError("its frame is too far from its start")
+
+
+def _scans(data: memoryview) -> int:
+    """Starts of scans; inside a scan's data the two bytes cannot occur."""
+    return bytes(data).count(b"\xff\xda")
+
+
+def png(data: memoryview) -> Head:
+    length, kind, width, height, bits = struct.unpack_from(">I4sIIB", data, 8)
+    if kind != b"IHDR" or length != 13:
+        raise ValueError("it does not start with IHDR")
+    orientation, frames = UPRIGHT, 1
+    for name, start, end in _png_chunks(data):
+        if name == b"eXIf":
+            orientation = exif_orientation(data[start:end])
+        elif name == b"acTL":
+            (frames,) = struct.unpack_from(">I", data, start)
+    return Head("PNG", width, height, orientation, bits, frames=frames)
+
+
+def _png_chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
+    at = 8
+    for _ in range(_MAX_CHUNKS):
+        if at + 8 > len(data):
+            return
+        length, name = struct.unpack_from(">I4s", data, at)
+        yield name, at + 8, at + 8 + length
+        if name == b"IEND":
+            return
+        at += 12 + length
+    raise ValueError(f"it has more than {_MAX_CHUNKS} chunks")
+
+
+def webp(data: memoryview) -> Head:
+    (kind,) = struct.unpack_from("4s", data, 12)
+    if kind == b"VP8 ":
+        start, width, height = struct.unpack_from("<3sHH", data, 23)
+        if start != b"\x9d\x01\x2a":
+            raise ValueError("its frame does not start")
+        return Head("WebP", width & 0x3FFF, height & 0x3FFF)
+    if kind == b"VP8L":
+        mark, sizes = struct.unpack_from("<BI", data, 20)
+        if mark != 0x2F:
+            raise ValueError("its frame does not start")
+        return Head("WebP", (sizes & 0x3FFF) + 1, (sizes >> 14 & 0x3FFF) + 1)
+    if kind != b"VP8X":
+        raise ValueError("its first chunk is unknown")
+    return _webp_extended(data)
+
+
+def _webp_extended(data: memoryview) -> Head:
+    low_w, high_w, low_h, high_h = struct.unpack_from("<HBHB", data, 24)
+    orientation, frames, at = UPRIGHT, 0, 12
+    for _ in range(_MAX_CHUNKS):
+        if at + 8 > len(data):
+            width, height = (high_w << 16 | low_w) + 1, (high_h << 16 | low_h) + 1
+            return Head("WebP", width, height, orientation, frames=max(frames, 1))
+        name, length = struct.unpack_from("<4sI", data, at)
+        if name == b"EXIF":
+            orientation = exif_orientation(data[at + 8 : at + 8 + length])
+        frames += name == b"ANMF"
+        at += 8 + length + length % 2
+    raise ValueError(f"it has more than {_MAX_CHUNKS} chunks")
+
+
+def bmp(data: memoryview) -> Head:
+    (size,) = struct.unpack_from("<I", data, 14)
+    if size == 12:
+        width, height, _, bits = struct.unpack_from("<HHHH", data, 18)
+    elif 40 <= size <= 124:
+        width, height, _, bits = struct.unpack_from("<iiHH", data, 18)
+    else:
+        raise ValueError(f"its head of {size} bytes is unknown")
+    return Head("BMP", width, abs(height), bits=bits)  # a negative height counts from the top
+
+
+def tiff(data: memoryview) -> Head:
+    found = tags.read_tags(data)
+    if tags.WIDTH not in found or tags.HEIGHT not in found:
+        raise ValueError("it does not say its size")
+    return Head(
+        "TIFF",
+        found[tags.WIDTH],
+        found[tags.HEIGHT],
+        checked(found.get(tags.ORIENTATION, UPRIGHT)),
+        found.get(tags.BITS, 1),
+        frames=None,
+        tile_pixels=found.get(tags.TILE_WIDTH, 0) * found.get(tags.TILE_HEIGHT, 0),
+    )
+
+
+def gif(data: memoryview) -> Head:
+    """The size of the canvas; a first frame that reaches beyond it is refused when it is decoded."""
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    steps = 0
+    while steps < _MAX_BLOCKS:
+        (mark,) = struct.unpack_from("B", data, at)
+        if mark == 0x2C:
+            return Head("GIF", width, height, bits=(flags & 7) + 1, frames=None)
+        if mark != 0x21:
+            raise ValueError("it has no frame")
+        at += 2
+        length = 1
+        while length and steps < _MAX_BLOCKS:
+            (length,) = struct.unpack_from("B", data, at)
+            at += 1 + length
+            steps += 1
+    raise ValueError(f"it has more than {_MAX_BLOCKS} blocks before its first frame")

@@ -1,0 +1,61 @@
+"""One vector of class values → the best classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from carpool.config.model import ClassifySettings
+from carpool.types import Array
+from carpool.vision import draw
+from carpool.vision.geometry import Geometry
+from carpool.vision.options import Options
+from carpool.vision.results import Class, Classes
+from carpool.vision.settings import VisionSettings
+from carpool.vision.tasks.task import SCORE_DIGITS, read_floats, rounded, size
+
+
+class Classify:
+    def __init__(self, settings: VisionSettings) -> None:
+        assert isinstance(settings.table, ClassifySettings)
+        self._settings = settings
+        self._activation = settings.table.activation
+        self._output = settings.outputs[0]
+
+    def answer(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> dict[str, Any]:
+        found = Classes(image=size(geometry), classes=self._classes(outputs, options))
+        return dict(found)
+
+    def draw(
+        self, pixels: Array, outputs: Mapping[str, Array], geometry: Geometry, options: Options
+    ) -> Array:
+        return draw.classes(pixels, self._classes(outputs, options))
+
+    def _classes(self, outputs: Mapping[str, Array], options: Options) -> list[Class]:
+        scores = activate(read_floats(outputs, self._output).reshape(-1), self._activation)
+        best = np.argsort(-scores, kind="stable")[: options.top_k]
+        best = best[scores[best] >= (options.score or 0.0)]
+        return [
+            Class(label=self._settings.label(class_id), class_id=class_id, score=score)
+            for class_id, score in zip(best.tolist(), rounded(scores[best], SCORE_DIGITS), strict=True)
+        ]
+
+
+def activate(values: Array, activation: str | None) -> Array:
+    """Values over the first dimension → scores; what is not a number scores nothing."""
+    wide = np.nan_to_num(values.astype(np.float64), nan=-1e300, posinf=1e300, neginf=-1e300)
+    if activation == "softmax":
+        grown = np.exp(wide - wide.max(axis=0, initial=-1e300))
+        scores: Array = grown / grown.sum(axis=0)
+        return scores
+    if activation == "sigmoid":
+        return sigmoid(wide)
+    return np.clip(wide, 0.0, 1.0)
+
+
+def sigmoid(values: Array) -> Array:
+    """1 ÷ (1 + e^−x), in the form that never overflows."""
+    result: Array = 0.5 * np.tanh(0.5 * values) + 0.5
+    return result

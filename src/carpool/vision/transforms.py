@@ -1,0 +1,117 @@
+"""Upright pixels → the model's input, written straight into the memory it is given.
+
+The picture is resized once, as bytes; then one look-up per channel, which holds scale, mean, deviation and
+the rounding to the input's datatype, writes the result into its place.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import cv2
+import numpy as np
+
+from carpool.config.model import ImageSettings
+from carpool.types import Array, TensorSpec
+from carpool.vision.decode import Decoded
+from carpool.vision.geometry import Geometry
+from carpool.vision.input_form import InputForm, read_form
+from carpool.vision.lookup import lookup_tables
+from carpool.vision.placement import Placement, place
+
+_KERNELS = {"area": cv2.INTER_AREA, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
+_BY_SIZE = {1: np.uint8, 2: np.uint16, 4: np.int32, 8: np.float64}  # what cv2 moves without a look inside
+
+
+class Transform:
+    """Made once per model, called from any thread. `where` names the model in errors about its settings."""
+
+    def __init__(self, settings: ImageSettings | None, spec: TensorSpec, where: str) -> None:
+        self._settings = settings or ImageSettings()
+        self._form = read_form(self._settings, spec, where)
+        self._tables = _movable(lookup_tables(self._settings, self._form, spec.datatype, where))
+        self._shape, self._dtype = self._form.shape, spec.datatype.dtype
+        self._scratch = threading.local()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the input, without the batch; no side is left open."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._dtype
+
+    def reduction(self, width: int, height: int) -> int:
+        """How many times smaller such a picture may be decoded and still give the same input."""
+        return place(width, height, self._form.size, self._settings).grid
+
+    def prepare(self, decoded: Decoded, out: Array) -> Geometry:
+        """Fills `out`, which has the shape and dtype above, and tells where the picture lies in it."""
+        if out.shape != self._shape or out.dtype != self._dtype:
+            raise ValueError(f"the input is {self._dtype} {self._shape}, not {out.dtype} {out.shape}")
+        placement = place(decoded.width, decoded.height, self._form.size, self._settings)
+        planes = _planes(out, self._form)
+        self._pad(planes, placement)
+        self._fill(planes, placement, self._resized(decoded, placement))
+        return placement.geometry(decoded.width, decoded.height, self._form.size)
+
+    def _resized(self, decoded: Decoded, at: Placement) -> Array:
+        """The part of the picture that is shown, in its size in the input, in a buffer of this thread."""
+        factor = decoded.width // decoded.pixels.shape[1]
+        top, left = at.top // factor, at.left // factor
+        part = decoded.pixels[top : top + at.height // factor, left : left + at.width // factor]
+        small = self._buffer("small", (at.into_height, at.into_width, 3))
+        kernel = _KERNELS[at.kernel(self._settings.kernel)]
+        cv2.resize(part, (at.into_width, at.into_height), dst=small, interpolation=kernel)
+        return small
+
+    def _fill(self, planes: list[Array], at: Placement, small: Array) -> None:
+        rows = slice(at.into_top, at.into_top + at.into_height)
+        columns = slice(at.into_left, at.into_left + at.into_width)
+        for plane, table, channel in zip(planes, self._tables, self._separate(small), strict=True):
+            cv2.LUT(channel, table, dst=plane[rows, columns])
+
+    def _separate(self, small: Array) -> list[Array]:
+        """What goes through each table: one grey or three colour channels, or all of them side by side."""
+        bgr = self._settings.channels == "bgr"
+        if self._form.channels == 1:
+            grey = self._buffer("grey", small.shape[:2])
+            return [cv2.cvtColor(small, cv2.COLOR_RGB2GRAY, dst=grey)]
+        if not self._form.planar:
+            return [cv2.cvtColor(small, cv2.COLOR_RGB2BGR, dst=small) if bgr else small]
+        split = self._buffer("split", (3, *small.shape[:2]))
+        colours = [split[0], split[1], split[2]]
+        cv2.split(small, colours)
+        return colours[::-1] if bgr else colours
+
+    def _pad(self, planes: list[Array], at: Placement) -> None:
+        """Fills what the picture leaves free."""
+        bottom, right = at.into_top + at.into_height, at.into_left + at.into_width
+        for plane, table in zip(planes, self._tables, strict=True):
+            value = table[0, self._settings.pad]
+            plane[: at.into_top] = value
+            plane[bottom:] = value
+            plane[at.into_top : bottom, : at.into_left] = value
+            plane[at.into_top : bottom, right:] = value
+
+    def _buffer(self, name: str, shape: tuple[int, ...]) -> Array:
+        """Scratch of this thread, never larger than the input has pixels."""
+        held: Array | None = getattr(self._scratch, name, None)
+        if held is None:
+            held = np.empty(self._form.size[0] * self._form.size[1] * 3, np.uint8)
+            setattr(self._scratch, name, held)
+        return held[: int(np.prod(shape))].reshape(shape)
+
+
+def _movable(tables: list[Array]) -> list[Array]:
+    return [table.view(_BY_SIZE[table.itemsize]) for table in tables]
+
+
+def _planes(out: Array, form: InputForm) -> list[Array]:
+    """The parts of the input that one table each fills: planes [h, w], or everything as [h, w, 3]."""
+    picture = out.view(_BY_SIZE[out.itemsize]).reshape(form.shape[-3:])
+    if form.planar:
+        return list(picture)
+    return [picture if form.channels == 3 else picture[:, :, 0]]
