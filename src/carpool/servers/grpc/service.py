@@ -1,0 +1,72 @@
+"""What all calls of the gRPC front end share: the door, the counters, and what is under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from carpool.observe.counters import Block
+from carpool.observe.logs import logger
+from carpool.servers.client_memory import ClientMemory
+from carpool.servers.door import Door, ModelEntry
+from carpool.servers.grpc.families import Families
+from carpool.servers.http.packing import AT_ONCE
+from carpool.servers.lookup import look_up
+from carpool.servers.model_rows import ModelRows
+from carpool.servers.pictures.service import PictureService
+from carpool.servers.tracing import Tracer
+
+T = TypeVar("T")
+
+log = logger("grpc")
+
+_THREADS = 2  # few, so that long messages leave cores to the rest
+
+
+class Service:
+    """One per front end, used in its loop's thread only. `with` it, every call is counted while it lasts."""
+
+    def __init__(self, door: Door, block: Block, max_body_bytes: int, picture_threads: int = 1) -> None:
+        self.door = door
+        self.server_row = block.server
+        self.row = ModelRows(door, block).row
+        self.max_body_bytes = max_body_bytes
+        self.families = Families()
+        self.memory = ClientMemory(door, max_body_bytes)
+        self.tracer = Tracer(door)
+        self.pictures = PictureService(door, self.row, self.tracer, picture_threads)
+        self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grpc")
+        self.stopping = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.running = 0
+
+    @property
+    def ready(self) -> bool:
+        return self.door.serving and self.door.catalog.ready and not self.stopping.is_set()
+
+    def look_up(self, name: str, version: str = "") -> ModelEntry:
+        """The version asked for or the newest; raises `NotFound`, or `Unavailable` when it may come."""
+        return look_up(self.door, name, version)
+
+    async def aside(self, size: int, function: Callable[..., T], *arguments: object) -> T:
+        """Work on so many bytes: in a thread, if everybody else would have to wait for it."""
+        if size <= AT_ONCE:
+            return function(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
+
+    def __enter__(self) -> None:
+        """A call begins, which is to be finished before the server stops."""
+        self.running += 1
+        self.idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.running -= 1
+        if not self.running:
+            self.idle.set()
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.pictures.close()
