@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from carpool.config.model import InstanceGroup, Kind, Mode, ModelConfig
-from carpool.config.repository import ModelSource, find_models, read_model, with_promise
+from carpool.config.repository import ModelSource, find_models, find_places, read_model, with_promise
 from carpool.config.toml import toml_config
 from carpool.core.policy import Promise
 from carpool.errors import ConfigError
@@ -280,3 +280,47 @@ def test_a_promise_from_the_command_line() -> None:
     for bad in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="slo_ms must be above 0"):
             with_promise(model(""), bad)
+
+
+def test_some_models_are_found_without_looking_into_the_others(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
+    put(tmp_path / "broken" / "model.toml", "sloms = 3")
+    models, _ = find_models([tmp_path], only=["b", "a", "b"])
+    assert [m.config.name for m in models] == ["b", "a"]
+    with pytest.raises(ConfigError, match='no model "c"; valid here: a, b, broken'):
+        find_models([tmp_path], only=["c"])
+    assert find_models([tmp_path], only=[])[0] == []
+
+
+def test_places_are_found_without_reading(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1/model.onnx", "stray/README", "one/net.onnx")
+    put(tmp_path / "broken" / "model.toml", "sloms = 3")
+    file = tmp_path / "one" / "net.onnx"
+    places, warnings = find_places([tmp_path, file])
+    assert places == {
+        "a": (tmp_path / "a",),
+        "broken": (tmp_path / "broken",),
+        "net": (file,),
+    }
+    assert len(warnings) == 1
+    assert "stray" in warnings[0]
+    assert find_places([tmp_path, tmp_path / "a"])[0]["a"] == (tmp_path / "a",)  # one place, given twice
+
+
+def test_a_file_keeps_its_name_and_may_go(tmp_path: Path) -> None:
+    touch(tmp_path, "net.onnx")
+    put(tmp_path / "model.toml", 'name = "detector"')
+    file = tmp_path / "net.onnx"
+    places, _ = find_places([file])
+    assert places == {"detector": (file,)}
+    (tmp_path / "model.toml").write_text("sloms = 3")
+    assert find_places([file], places)[0] == places
+    file.unlink()
+    assert find_places([file], places)[0] == {}
+    with pytest.raises(ConfigError, match="no such file"):
+        find_places([file])
+
+
+def test_an_empty_repository_may_be_meant(tmp_path: Path) -> None:
+    assert find_models([tmp_path], some=False) == ([], [])
+    assert "no models" in refused(tmp_path)

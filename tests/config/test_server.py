@@ -31,6 +31,7 @@ def test_command_line_wins_over_environment_over_default() -> None:
 def test_every_variable_reaches_its_setting() -> None:
     texts = {
         "model_control_mode": "explicit",
+        "load_models": " detector,, classifier ",
         "log_format": "json",
         "log_level": "debug",
         "allow_client_shm": "Yes",
@@ -90,3 +91,12 @@ def test_a_likely_slip_is_worth_a_warning() -> None:
 def test_cache_directory() -> None:
     assert read({"XDG_CACHE_HOME": "/x", "HOME": "/h"}).cache_dir == Path("/x/carpool")
     assert read({"XDG_CACHE_HOME": "x", "HOME": "/h"}).cache_dir == Path("/h/.cache/carpool")
+
+
+def test_models_to_start_with_need_explicit_control() -> None:
+    assert read({"CARPOOL_LOAD_MODELS": "a, b"}, model_control_mode="explicit").load_models == ("a", "b")
+    assert read({}, model_control_mode="explicit", load_models=["*"]).load_models == ("*",)
+    with pytest.raises(ConfigError, match="needs model_control_mode explicit, not poll"):
+        read({}, model_control_mode="poll", load_models=["a"])
+    with pytest.raises(ConfigError, match=r"poll_s must be 0\.1 to 86400"):
+        read({}, poll_s=0.0)

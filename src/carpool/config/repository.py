@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from carpool.errors import ConfigError
 PBTXT = "config.pbtxt"
 TOML = "model.toml"
 
-_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _NOT_VERSIONS = ("warmup", "initial_state", "configs", "__pycache__")
 
 
@@ -45,41 +45,88 @@ class ModelSource:
     versions: tuple[ModelVersion, ...]
 
 
-def find_models(paths: Sequence[Path], *, gpus: int = 0) -> tuple[list[ModelSource], list[str]]:
-    """Every model under these paths (repositories, model folders or model files) and the warnings."""
-    models: dict[str, ModelSource] = {}
+ReadSettings = Callable[[Path, str], tuple[ModelConfig, list[str]]]
+"""Takes a model's folder and the name it has if its settings give none; returns them and the warnings."""
+
+
+def find_models(
+    paths: Sequence[Path], *, gpus: int = 0, only: Collection[str] | None = None, some: bool = True
+) -> tuple[list[ModelSource], list[str]]:
+    """Every model under these paths (repositories, model folders or model files) and the warnings.
+
+    With `only`, the models of these names; without `some`, a repository may be empty.
+    """
+    places, warnings = find_places(paths, some=some and only is None)
+    sources = []
+    for name in places if only is None else dict.fromkeys(only):
+        source, notes = read_place(the_place(name, places), gpus=gpus)
+        warnings += notes
+        sources.append(source)
+    return sources, warnings
+
+
+Places = Mapping[str, tuple[Path, ...]]
+"""Where the models lie, by name: a folder or a file each. More than one place is somebody's mistake."""
+
+
+def find_places(
+    paths: Sequence[Path], known: Places | None = None, *, some: bool = False
+) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
+    """Where the models under these paths lie, and the warnings; the settings of folders are not read.
+
+    `known` is what was found the last time: a file keeps the name it had, and may have gone since. With
+    `some`, a path without a model is an error.
+    """
+    found: dict[str, tuple[Path, ...]] = {}
     warnings: list[str] = []
-    for path in paths:
+    names = {place: name for name, places in (known or {}).items() for place in places}
+    for path in map(_full, paths):
         with _reading(path):
-            found = _read_path(_full(path), gpus)
-            warnings += _strays(_full(path))
-        for model, notes in found:
-            warnings += notes
-            other = models.setdefault(model.config.name, model)
-            if other is not model:
-                where = f"{other.config.path} and {model.config.path}"
-                raise ConfigError(f'two models are called "{model.config.name}": {where}; rename one of them')
-    return list(models.values()), warnings
+            under = _places_under(path, names)
+            warnings += _strays(path)
+        if some and not under:
+            looked = ", ".join((PBTXT, TOML, *DEFAULT_FILES))
+            raise ConfigError(f"{path}: no models: looked for {looked} and numbered version folders")
+        for name, place in under.items():
+            found[name] = tuple(dict.fromkeys((*found.get(name, ()), place)))
+    return found, warnings
+
+
+def _places_under(path: Path, names: Mapping[Path, str]) -> dict[str, Path]:
+    if path in names and is_model_file(path):
+        return {names[path]: path} if path.is_file() else {}
+    if path.is_file():
+        return {read_model_file(path)[0].config.name: path}
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such file or folder")
+    if is_model_folder(path):
+        return {path.name: path}
+    return {folder.name: folder for folder in _folders(path) if is_model_folder(folder)}
+
+
+def the_place(name: str, places: Places) -> Path:
+    """The one place of a model."""
+    found = places.get(name, ())
+    if not found:
+        raise ConfigError(f"there is no model {rules.shown(name)}; {rules.nearest(name, places)}")
+    if len(found) > 1:
+        where = " and ".join(map(str, found))
+        raise ConfigError(f'two models are called "{name}": {where}; rename one of them')
+    return found[0]
+
+
+def read_place(
+    place: Path, *, gpus: int = 0, settings: ReadSettings | None = None
+) -> tuple[ModelSource, list[str]]:
+    """The model there; `settings` reads them from elsewhere than the files beside it."""
+    read = read_model_file if place.is_file() else read_model
+    return read(place, gpus=gpus, settings=settings)
 
 
 def _full(path: Path) -> Path:
     """Absolute, so that the folder has a name; symbolic links keep theirs."""
     full = path.absolute()
     return full.resolve() if ".." in full.parts else full
-
-
-def _read_path(path: Path, gpus: int) -> list[tuple[ModelSource, list[str]]]:
-    if path.is_file():
-        return [read_model_file(path, gpus=gpus)]
-    if not path.is_dir():
-        raise ConfigError(f"{path}: no such file or folder")
-    if is_model_folder(path):
-        return [read_model(path, gpus=gpus)]
-    found = [read_model(folder, gpus=gpus) for folder in _folders(path) if is_model_folder(folder)]
-    if not found:
-        looked = ", ".join((PBTXT, TOML, *DEFAULT_FILES))
-        raise ConfigError(f"{path}: no models: looked for {looked} and numbered version folders")
-    return found
 
 
 def _strays(path: Path) -> list[str]:
@@ -94,30 +141,34 @@ def is_model_folder(path: Path) -> bool:
     """True for a folder with settings, a model file or numbered versions directly inside."""
     if any((path / name).exists() for name in (PBTXT, TOML, *DEFAULT_FILES)):
         return True
-    return any(_VERSION.fullmatch(folder.name) for folder in _folders(path))
+    return any(VERSION.fullmatch(folder.name) for folder in _folders(path))
 
 
 def _folders(path: Path) -> list[Path]:
     return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def read_model(folder: Path, *, gpus: int = 0) -> tuple[ModelSource, list[str]]:
+def read_model(
+    folder: Path, *, gpus: int = 0, settings: ReadSettings | None = None
+) -> tuple[ModelSource, list[str]]:
     """One model's folder: its settings, the versions its policy chooses, and their files."""
     folder = _full(folder)
     with _reading(folder):
-        config, warnings = _settings(folder, folder.name)
+        config, warnings = (settings or _settings)(folder, folder.name)
         if config.name != folder.name:
             raise ConfigError(
                 f'{folder}: unexpected folder name "{folder.name}" for model "{config.name}": '
                 "the two must be equal"
             )
-        numbered, others = _version_folders(folder)
-        chosen, missing = _choose(config, numbered or {1: folder})
+        others = _other_folders(folder)
+        chosen, missing = _choose(config, version_folders(folder) or {1: folder})
         source, notes = _source(config, chosen, gpus)
     return source, warnings + others + missing + notes
 
 
-def read_model_file(path: Path, *, gpus: int = 0) -> tuple[ModelSource, list[str]]:
+def read_model_file(
+    path: Path, *, gpus: int = 0, settings: ReadSettings | None = None
+) -> tuple[ModelSource, list[str]]:
     """One model file; settings beside it count, and so do its number and its name in a repository."""
     path = _full(path)
     if not is_model_file(path):
@@ -126,7 +177,7 @@ def read_model_file(path: Path, *, gpus: int = 0) -> tuple[ModelSource, list[str
         versioned = _is_version(path)
         folder = path.parent.parent if versioned else path.parent
         name = folder.name if versioned or path.stem == "model" else path.stem
-        config, warnings = _settings(folder, name)
+        config, warnings = (settings or _settings)(folder, name)
         if not is_for(config, path):
             warnings = [f"{path}: served without the settings beside it, which are for {config.file}"]
             config = ModelConfig(name=rules.check_name(name, str(path)), path=folder)
@@ -139,7 +190,7 @@ def _is_version(path: Path) -> bool:
     """A number above the file is a version only where the rest looks like a model's folder too."""
     folder = path.parent.parent
     has_settings = (folder / PBTXT).exists() or (folder / TOML).exists()
-    return bool(_VERSION.fullmatch(path.parent.name)) and (path.stem == "model" or has_settings)
+    return bool(VERSION.fullmatch(path.parent.name)) and (path.stem == "model" or has_settings)
 
 
 @contextmanager
@@ -161,16 +212,17 @@ def _settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
     return ModelConfig(name=rules.check_name(name, str(folder)), path=folder), []
 
 
-def _version_folders(folder: Path) -> tuple[dict[int, Path], list[str]]:
-    """Numbered folders by number; the others are named together in one warning."""
+def version_folders(folder: Path) -> dict[int, Path]:
+    """Numbered folders by number."""
+    return {int(f.name): f for f in _folders(folder) if VERSION.fullmatch(f.name)}
+
+
+def _other_folders(folder: Path) -> list[str]:
+    """Folders that look as if they were meant to be versions, in one warning."""
     folders = [f for f in _folders(folder) if f.name not in _NOT_VERSIONS]
-    numbered = {int(f.name): f for f in folders if _VERSION.fullmatch(f.name)}
-    others = [f.name for f in folders if not _VERSION.fullmatch(f.name)]
-    if not others:
-        return numbered, []
-    return numbered, [
-        f"{folder}: ignored, since a version is a number without leading zeros: {', '.join(others)}"
-    ]
+    others = ", ".join(f.name for f in folders if not VERSION.fullmatch(f.name))
+    say = f"{folder}: ignored, since a version is a number without leading zeros: {others}"
+    return [say] if others else []
 
 
 def _choose(config: ModelConfig, present: dict[int, Path]) -> tuple[dict[int, Path], list[str]]:

@@ -26,7 +26,8 @@ class ServerSettings:
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
-    frontends: int = 1  # processes; 0 keeps everything in one
+    frontends: int = 1  # processes for HTTP; 0 keeps everything in one
+    grpc_frontends: int = 1  # processes for gRPC; 0 serves none
     slo_ms: float | None = None  # replaces what the models' own settings say
     max_header_bytes: int = 64 << 10
     max_body_bytes: int = 64 << 20
@@ -38,9 +39,12 @@ class ServerSettings:
     slot_bytes: int = 1 << 20
     drain_s: float = 30.0
     model_control_mode: str = "none"
+    load_models: tuple[str, ...] = ()  # at the start, in explicit mode; * is all of them
+    poll_s: float = 15.0  # between two looks at the model folders
     allow_client_shm: bool = False
     log_format: str = "text"
     log_level: str = "info"
+    trace_file: str = ""  # where traces are written; none can be taken without
     cache_dir: Path | None = None  # where measured profiles are kept; None keeps none
 
     def __post_init__(self) -> None:
@@ -52,6 +56,12 @@ class ServerSettings:
             value = getattr(self, name)
             if value not in choices:
                 raise ConfigError(f"{name} cannot be {shown(value)}; {nearest(value, choices)}", field=name)
+        if self.load_models and self.model_control_mode != "explicit":
+            raise ConfigError(
+                f"load_models names models to start with, which needs model_control_mode explicit, not "
+                f"{self.model_control_mode}",
+                field="load_models",
+            )
         if not self.host:
             raise ConfigError("host must not be empty", field="host")
         ports = [port for port in (getattr(self, name) for name in _PORTS) if port]
@@ -65,6 +75,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "grpc_port": (0, 65535),
     "metrics_port": (0, 65535),
     "frontends": (0, 256),
+    "grpc_frontends": (0, 256),
     "slo_ms": (0.001, 3.6e6),
     "max_header_bytes": (1 << 10, 1 << 20),
     "max_body_bytes": (1, 1 << 40),
@@ -75,6 +86,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "slots": (1, 1 << 20),
     "slot_bytes": (1 << 12, 1 << 32),
     "drain_s": (0.0, 86400.0),
+    "poll_s": (0.1, 86400.0),
 }
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "model_control_mode": ("none", "explicit", "poll"),
@@ -101,7 +113,9 @@ def server_settings(
     for variable, name in known.items():
         if environ.get(variable, "") != "":
             values[name] = _value(variable, name, environ[variable])
-    values.update({name: value for name, value in (given or {}).items() if value is not None})
+    for name, value in (given or {}).items():
+        if value is not None:
+            values[name] = tuple(value) if isinstance(value, list) else value
     return replace(ServerSettings(), **values), _misspelt(environ, known)
 
 
@@ -123,6 +137,8 @@ def _value(variable: str, name: str, text: str) -> object:
         return text.lower() in _TRUE
     if isinstance(default, str):
         return text
+    if isinstance(default, tuple):
+        return tuple(filter(None, (part.strip() for part in text.split(","))))
     kind = int if isinstance(default, int) else float
     try:
         return kind(text)

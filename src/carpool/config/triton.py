@@ -18,7 +18,7 @@ from carpool.config.model import (
     VersionPolicy,
     eager_policy,
 )
-from carpool.config.pbtxt import parse
+from carpool.config.pbtxt import Message, parse
 from carpool.config.triton_fields import Fields, check_fields
 from carpool.config.triton_schema import V2_TYPES
 from carpool.core.policy import Knobs, QueueLimits, TimeoutAction
@@ -45,7 +45,12 @@ def read_pbtxt(path: Path, name: str | None = None) -> tuple[ModelConfig, list[s
 
 def pbtxt_config(text: str, path: Path, name: str | None = None) -> tuple[ModelConfig, list[str]]:
     """The same from text; `path` names the file in messages and its folder is the model's."""
-    fields, idle = check_fields(parse(text, str(path)))
+    return tree_config(parse(text, str(path)), path, name)
+
+
+def tree_config(tree: Message, path: Path, name: str | None = None) -> tuple[ModelConfig, list[str]]:
+    """The same from a tree, whatever it was read from."""
+    fields, idle = check_fields(tree)
     idle += _idle_levels(fields)
     config = _model(fields, path, name or path.parent.name)
     warnings = [f"{path}: no effect here: {', '.join(idle)}"] if idle else []

@@ -106,13 +106,13 @@ class Driver:
                     self.scheduler.cancel(job, monotonic())
                     job.payload.done(job.payload, Outcome(error=error))
 
-    async def drained(self, timeout: float) -> bool:
+    async def drained(self, timeout: float | None) -> bool:
         """Wait until nobody waits or runs; False when that took too long."""
-        if not self._idle():
+        if not self.idle:
             waiter = self._loop.create_future()
             self._idle_waiters.append(waiter)
             await asyncio.wait([waiter], timeout=timeout)
-        return self._idle()
+        return self.idle
 
     # ---- one turn ---------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Driver:
             self._start(decision.batch)
         self._set_timer(decision.look_again, now)
         self._watcher.turned(self.scheduler, now)
-        if self._idle_waiters and self._idle():
+        if self._idle_waiters and self.idle:
             for waiter in self._idle_waiters:
                 if not waiter.done():
                     waiter.set_result(None)
@@ -231,14 +231,18 @@ class Driver:
         self.scheduler.set_available(instance, False)
         self._watcher.instance_lost(instance, why)
 
-    def _idle(self) -> bool:
+    @property
+    def idle(self) -> bool:
+        """Nobody waits and nothing runs."""
         return not self._running and not self.scheduler.lanes.requests
 
-    def close(self) -> None:
-        """Stop for good: whoever still waits is told."""
+    def close(self) -> list[Executor]:
+        """Stop for good: whoever still waits is told. Returns the executors, which end by themselves."""
         self.refuse_from_now_on(Unavailable(f"{self._model} is being unloaded", reason="unloading"))
         self.fail_waiting(Unavailable(f"{self._model} was unloaded", reason="unloading"))
         self._set_timer(None, 0.0)
-        for executor in self._executors.values():
+        executors = list(self._executors.values())
+        for executor in executors:
             executor.close()
         self._executors.clear()
+        return executors

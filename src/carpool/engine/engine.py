@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-import numpy as np
 
 from carpool.clock import now
 from carpool.config.model import Mode, ModelConfig
-from carpool.config.repository import ModelSource, find_models, with_promise
+from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY
+from carpool.engine.candidate import Override
+from carpool.engine.control import ModelControl, Progress, silent
+from carpool.engine.fleet import Fleet
+from carpool.engine.inputs import check_inputs, only_input, shape_key
+from carpool.engine.model_state import UNLOADED, IndexLine
 from carpool.engine.served import Served, State
 from carpool.engine.work import Outcome, Work
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
-from carpool.types import Array, Datatype, Signature, TensorSpec
+from carpool.types import Array
 
 log = logger("engine")
-
-Progress = Callable[[str, str], None]
 
 
 class Engine:
@@ -45,10 +45,8 @@ class Engine:
         self._paths = [Path(path) for path in paths]
         self._slo_ms = slo_ms
         self.table = table or Table(bytearray(table_bytes(1)))
-        self._block = block or self.table.block(0)
-        self.served: dict[int, Served] = {}  # by key, a number that is never used again
-        self._keys = 0
-        self.changed: Callable[[], None] = lambda: None
+        self.fleet = Fleet(self.table, block or self.table.block(0))
+        self.control = ModelControl(self._paths, self.fleet, self._with_promise)
 
     async def __aenter__(self) -> Engine:
         await self.start()
@@ -61,29 +59,53 @@ class Engine:
 
     # ---- models -----------------------------------------------------------------------------------------
 
-    async def start(self, progress: Progress = lambda _model, _step: None) -> None:
-        """Load every model, one after the other, so that each is measured on a quiet machine."""
-        sources, warnings = find_models(self._paths)
-        for warning in warnings:
-            log.warning("config", message=warning)
+    @property
+    def served(self) -> Mapping[int, Served]:
+        """What is offered now, by the number that `submit` takes."""
+        return self.fleet.offered
+
+    async def start(
+        self,
+        progress: Progress = silent,
+        *,
+        only: Collection[str] | None = None,
+        some: bool = True,
+        patient: bool = False,
+    ) -> None:
+        """Load every model, or only these, one after the other: each is measured on a quiet machine.
+
+        Without `some`, there may be none. With `patient`, what does not load is left for later: the index
+        has the reason.
+        """
         try:
-            for source in sources:
-                await self.add(source, progress)
+            if not patient:  # mistakes in settings are told before anything is loaded
+                find_models(self._paths, only=only, some=some)
+            there = await self.control.find()
+            for name in there if only is None else dict.fromkeys(only):
+                try:
+                    await self.control.load(name, progress=progress)
+                except CarpoolError:
+                    if not patient:
+                        raise
         except BaseException:
             await self.stop(0.0)
             raise
 
-    async def add(self, source: ModelSource, progress: Progress = lambda _model, _step: None) -> None:
-        """Load the versions of one model that its policy asks for."""
-        config = self._with_promise(source.config)
-        for version in source.versions:
-            slot = self.table.directory.assign(config.name, str(version.number))
-            served = Served(config, version, slot, self._block.row(slot), self._block.server)
-            self._keys += 1
-            self.served[self._keys] = served
-            self.changed()
-            await served.load(lambda step: progress(config.name, step))
-            self.changed()
+    async def load(
+        self, model: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Load a model, or load it again from its changed folder, while everything else goes on.
+
+        Requests are answered by what was there until all that replaces it is warm. `config` stands in for the
+        model's settings, in Triton's JSON form; `files`, named like 1/model.onnx, for its whole folder. Both
+        last until the next load. Raises what is wrong, and then nothing has changed.
+        """
+        override = Override(config, files) if config is not None or files else None
+        await self.control.load(model, override)
+
+    async def unload(self, model: str) -> None:
+        """Take no new requests for a model, and free it when those it has are answered."""
+        await self.control.unload(model)
 
     def _with_promise(self, config: ModelConfig) -> ModelConfig:
         if self._slo_ms is None:
@@ -95,27 +117,35 @@ class Engine:
 
     async def stop(self, timeout: float = 10.0) -> None:
         """Finish what was accepted, within this time, and free everything."""
-        await asyncio.gather(*(served.unload(timeout) for served in self.served.values()))
-        for served in self.served.values():
-            self.table.directory.retire(served.name, served.version)
-        self.served.clear()
-        self.changed()
+        await self.control.close()
+        await self.fleet.stop(timeout)
+
+    def index(self) -> list[IndexLine]:
+        """Every model that was found, and how each of its versions is."""
+        return self.control.index()
 
     def find(self, name: str, version: str = "") -> Served:
         """The version that serves this request; without one, the newest that is ready."""
-        named = [served for served in self.served.values() if served.name == name]
-        if version:
-            named = [served for served in named if served.version == version]
+        named = [
+            served
+            for served in self.fleet.offered.values()
+            if served.name == name and version in ("", served.version) and served.state is State.READY
+        ]
         if not named:
-            wanted = f"{name} version {version}" if version else name
-            raise NotFound(f"there is no model {wanted}; there are {', '.join(self._names()) or 'none'}")
-        ready = [served for served in named if served.state is State.READY]
-        if not ready:
-            raise Unavailable(f"{name} is {named[-1].state.value.lower()}", reason="not-ready")
-        return max(ready, key=lambda served: int(served.version))
+            raise self._absent(name, version)
+        return max(named, key=lambda served: int(served.version))
 
-    def _names(self) -> list[str]:
-        return sorted({served.name for served in self.served.values()})
+    def _absent(self, name: str, version: str) -> CarpoolError:
+        if self.control.closed and self.fleet.leaving:
+            return Unavailable("the engine is stopping", reason="stopping")
+        for line in self.index():
+            may_come = line.state in (State.LOADING, State.UNAVAILABLE) and line.reason != UNLOADED
+            if line.name == name and version in ("", line.version) and may_come:
+                why = f": {line.reason}" if line.reason else ""
+                return Unavailable(f"{name} is {line.state.lower()}{why}", reason="not-ready")
+        wanted = f"{name} version {version}" if version else name
+        names = ", ".join(sorted({served.name for served in self.fleet.offered.values()}))
+        return NotFound(f"there is no model {wanted}; there are {names or 'none'}")
 
     # ---- inference --------------------------------------------------------------------------------------
 
@@ -133,8 +163,8 @@ class Engine:
         """Answer one request. Arrays may come with or without the batch dimension; the answer matches."""
         served = self.find(model, version)
         signature = served.signature
-        given = inputs if isinstance(inputs, Mapping) else {_only_input(signature).name: inputs}
-        arrays, single = _check_inputs(signature, given)
+        given = inputs if isinstance(inputs, Mapping) else {only_input(signature).name: inputs}
+        arrays, single = check_inputs(signature, given)
         for name in outputs:
             if name not in signature.output_named:
                 raise InvalidInput(f"{model} has no output {name!r}", field=name)
@@ -163,8 +193,8 @@ class Engine:
 
     def submit(self, key: int, work: Work) -> None:
         """The servers' way in: `work.done` is called exactly once, whatever happens."""
-        served = self.served.get(key)
-        if served is None or served.state is not State.READY:
+        served = self.fleet.find(key)
+        if served is None:
             error = Unavailable("the model was unloaded meanwhile", reason="unloading")
             work.done(work, Outcome(error=error))
             return
@@ -174,64 +204,6 @@ class Engine:
         served.driver.submit(work)
 
     def cancel(self, work: Work) -> None:
-        served = self.served.get(work.key)
+        served = self.fleet.find(work.key)
         if served is not None:
             served.driver.cancel(work)
-
-
-def shape_key(signature: Signature, arrays: Mapping[str, Array]) -> tuple[Any, ...] | None:
-    """What must be equal to share a batch: only inputs whose shape may vary can differ."""
-    varying = [spec.name for spec in signature.inputs if -1 in spec.shape]
-    return tuple(arrays[name].shape[1:] for name in varying) if varying else None
-
-
-def _only_input(signature: Signature) -> TensorSpec:
-    if len(signature.inputs) != 1:
-        names = ", ".join(spec.name for spec in signature.inputs)
-        raise InvalidInput(f"{signature.model} has several inputs ({names}): give them by name")
-    return signature.inputs[0]
-
-
-def _check_inputs(signature: Signature, given: Mapping[str, Array]) -> tuple[dict[str, Array], bool]:
-    """Arrays with their batch dimension, and whether we added it."""
-    for name in given:
-        if name not in signature.input_named:
-            raise InvalidInput(f"{signature.model} has no input {name!r}", field=name)
-    arrays: dict[str, Array] = {}
-    added = set()
-    for spec in signature.inputs:
-        if spec.name not in given:
-            raise InvalidInput(f"{signature.model} needs the input {spec.name!r}", field=spec.name)
-        array = np.asarray(given[spec.name])
-        _check_datatype(spec, array)
-        alone = bool(signature.max_batch) and array.ndim == len(spec.shape)
-        added.add(alone)
-        arrays[spec.name] = array[np.newaxis] if alone else array
-        _check_shape(spec, arrays[spec.name], signature)
-    if len({len(array) for array in arrays.values()} if signature.max_batch else {1}) > 1 or len(added) > 1:
-        raise InvalidInput(f"the inputs of {signature.model} hold different numbers of images")
-    return arrays, added == {True}
-
-
-def _check_datatype(spec: TensorSpec, array: Array) -> None:
-    if array.dtype != spec.datatype.dtype:
-        hint = " (an array of bytes objects)" if spec.datatype is Datatype.BYTES else ""
-        raise InvalidInput(
-            f"input {spec.name!r} must be {spec.datatype.value}{hint}, not {array.dtype}", field=spec.name
-        )
-
-
-def _check_shape(spec: TensorSpec, array: Array, signature: Signature) -> None:
-    expected = spec.full_shape(signature.max_batch)
-    if array.ndim != len(expected) or any(
-        want not in (-1, got) for want, got in zip(expected, array.shape, strict=True)
-    ):
-        raise InvalidInput(
-            f"input {spec.name!r} must have the shape {list(expected)}, not {list(array.shape)}",
-            field=spec.name,
-        )
-    if signature.max_batch and not 1 <= len(array) <= signature.max_batch:
-        raise InvalidInput(
-            f"{signature.model} takes 1 to {signature.max_batch} images at once, not {len(array)}",
-            field=spec.name,
-        )

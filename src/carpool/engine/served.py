@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from time import monotonic, time
+from typing import ParamSpec, TypeVar
 
-from carpool import backends
 from carpool.backends.backend import Backend
-from carpool.config.model import ModelConfig, TensorConfig
+from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import Reason
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine.driver import Driver
 from carpool.engine.executor import BatchResult, Executor
-from carpool.engine.warmup import best_piece, measure, run_time
+from carpool.engine.loading import Loading, Ready
+from carpool.engine.uploads import Upload
+from carpool.engine.warmup import best_piece
 from carpool.engine.work import Work
-from carpool.errors import CarpoolError, ConfigError, ModelError, Unavailable
+from carpool.errors import CarpoolError, Unavailable
 from carpool.observe import columns
 from carpool.observe.counters import Row
 from carpool.observe.directory import Slot
 from carpool.observe.logs import logger
 from carpool.observe.statistics import BatchStatistics
-from carpool.types import DATATYPES, Signature, TensorSpec
+from carpool.types import Signature
+from carpool.vision.settings import VisionSettings
 
 log = logger("engine")
 
-_CLEARLY_FASTER = 0.8
-_SHORT_S = 0.001  # next to what a request costs anyway: a second core is better used for the next one
 _FIRST_RETRY_S = 0.2
 _LAST_RETRY_S = 30.0
+_CLOSE_S = 10.0  # for an idle instance to give back what it has
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class State(enum.StrEnum):
@@ -46,39 +48,40 @@ class State(enum.StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
-@dataclass(slots=True)
-class Ready:
-    """What loading produced, before it serves."""
-
-    config: ModelConfig
-    signature: Signature
-    curve: BatchCurve
-    backends: list[Backend]
-
-
 class Served:
     """Watches its driver: counts what it did, and replaces the instances it lost."""
 
     def __init__(
-        self, config: ModelConfig, version: ModelVersion, slot: Slot, row: Row, server_row: Row
+        self,
+        config: ModelConfig,
+        version: ModelVersion,
+        slot: Slot,
+        row: Row,
+        server_row: Row,
+        *,
+        identity: object = None,
+        upload: Upload | None = None,
     ) -> None:
         self.name = config.name
         self.version = str(version.number)
         self.config = config
         self.state = State.LOADING
-        self.reason = ""
         self.signature = Signature(config.name, (), ())
+        self.labels: Mapping[str, Sequence[str]] = {}  # by output
+        self.vision: VisionSettings | None = None  # how it answers pictures, if it does
+        self.identity = identity  # equal for what is made of the same files and settings
+        self.upload = upload
         self.batches = BatchStatistics()
         self.promises = False
         self.gate: Callable[[Scheduler, float], None] = lambda _scheduler, _now: None
         self.slot = slot  # where its counters are
         self.row = row
         self._server_row = server_row
-        self._version = version
+        self._loading = Loading(config, version)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: Driver | None = None
         self._piece = 1
-        self._threads: int | None = None
+        self._closed = False
         self._replacing: set[asyncio.Task[None]] = set()
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{config.name}-loader")
 
@@ -90,96 +93,36 @@ class Served:
     # ---- loading ----------------------------------------------------------------------------------------
 
     async def load(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        """Load, warm up and measure, off the loop; raises what went wrong after noting it."""
+        """Load, warm up and measure, off the loop; it serves once it is offered. Raises what went wrong."""
         began = monotonic()
         self._loop = asyncio.get_running_loop()
         try:
-            ready = await self._loop.run_in_executor(self._loader, self._prepare, progress)
-        except CarpoolError as error:
-            self.state, self.reason = State.UNAVAILABLE, error.message
+            ready = await self._off_the_loop(Ready.close, self._loading.prepare, progress)
+        except CarpoolError:
+            self.state = State.UNAVAILABLE
             raise
         self._begin(ready)
-        self.state = State.READY
         seconds = monotonic() - began
         self.row.set(columns.LOAD_SECONDS, seconds)
         log.info("model-ready", model=self.name, version=self.version, seconds=round(seconds, 3))
 
-    def _prepare(self, progress: Callable[[str], None]) -> Ready:
-        config = backends.describe(self.config, self._version)
-        count = instance_count(config)
-        signature = signature_of(config)
-        loaded: list[Backend] = []
+    async def _off_the_loop(
+        self, drop: Callable[[T], None], work: Callable[P, T], *args: P.args, **named: P.kwargs
+    ) -> T:
+        """Work in the loader's thread. What it made is dropped when nobody waits for it any more."""
+        future = self._loader.submit(work, *args, **named)
         try:
-            for index in range(count):
-                progress(f"loading instance {index + 1} of {count}")
-                loaded.append(self._load_backend(config, index, count))
-            curve = self._warm_up(config, loaded, signature, progress)
-        except BaseException:
-            for backend in loaded:
-                backend.close()
-            raise
-        return Ready(config, signature, curve, loaded)
-
-    def _load_backend(self, config: ModelConfig, index: int, count: int) -> Backend:
-        if self._threads is None:
-            self._threads = self._choose_threads(config, count)
-        return backends.load(config, self._version, instance=index, threads=self._threads)
-
-    def _choose_threads(self, config: ModelConfig, count: int) -> int:
-        """Several threads for one run only where they clearly shorten it: small models only pay for them."""
-        shared = backends.default_threads(count, len(os.sched_getaffinity(0)))
-        if shared == 1 or config.backend != "onnxruntime" or config.onnxruntime.intra_op_threads:
-            return shared
-        alone = self._try(config, 1)
-        if alone is not None and alone < _SHORT_S:
-            return 1
-        together = self._try(config, shared)
-        if alone is None or together is None:
-            return shared  # it cannot be tried on zeros; what is wrong is told later, if it matters
-        return shared if together < _CLEARLY_FASTER * alone else 1
-
-    def _try(self, config: ModelConfig, threads: int) -> float | None:
-        """Seconds for one image with so many threads."""
-        backend = backends.load(config, self._version, threads=threads)
-        try:
-            return run_time(backend, signature_of(config), 1)
-        except CarpoolError:
-            return None
-        finally:
-            backend.close()
-
-    def _warm_up(
-        self,
-        config: ModelConfig,
-        loaded: list[Backend],
-        signature: Signature,
-        progress: Callable[[str], None],
-    ) -> BatchCurve:
-        try:
-            curve = measure(config, loaded[0], signature, lambda n: progress(f"measuring a batch of {n}"))
-            if config.fake is None:
-                for backend in loaded[1:]:
-                    run_time(backend, signature, max(1, signature.max_batch))
-        except ModelError as error:
-            if isinstance(config.policy, Promise):
-                raise ModelError(
-                    f"{config.name}: a promise needs a measured model, and warming up failed: {error.message}"
-                ) from error
-            if not all(backend.alive for backend in loaded):
-                raise
-            log.warning("warm-up-failed", model=config.name, error=error.message)
-            curve = BatchCurve.linear(0.001, 0.001, max(1, signature.max_batch))
-        if isinstance(config.policy, Promise) and curve.times[1] > config.policy.slo:
-            alone = curve.times[1] * 1e3
-            raise ConfigError(
-                f"{config.name}: one image takes {alone:.3g} ms here, so slo_ms = "
-                f"{config.policy.slo * 1e3:g} cannot be kept; promise at least {2.2 * alone:.3g} ms"
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(
+                lambda done: None if done.cancelled() or done.exception() else drop(done.result())
             )
-        return curve
+            raise
 
     def _begin(self, ready: Ready) -> None:
         assert self._loop is not None
-        self.config, self.signature = ready.config, ready.signature
+        self.config, self.signature, self.labels = ready.config, ready.signature, ready.labels
+        self.vision = ready.vision
         self._piece = best_piece(ready.curve) if ready.config.fake is None else ready.curve.max_batch
         policy = ready.config.policy
         self.promises = isinstance(policy, Promise)
@@ -217,6 +160,8 @@ class Served:
         self.batches.add(batch.images, *nanoseconds)
 
     def turned(self, scheduler: Scheduler, now: float) -> None:
+        if self.state is not State.READY:
+            return  # its successor writes to the same row
         self.row.set(columns.PENDING, scheduler.lanes.requests)
         if self.promises:
             self.row.set(columns.SATURATION, scheduler.saturation(now))
@@ -229,7 +174,7 @@ class Served:
 
     def instance_lost(self, instance: Instance, why: str) -> None:
         log.warning("instance-lost", model=self.name, version=self.version, instance=instance.index, why=why)
-        if self.state is State.READY:
+        if not self._closed:
             task = asyncio.get_running_loop().create_task(self._replace(instance))
             self._replacing.add(task)
             task.add_done_callback(self._replacing.discard)
@@ -238,11 +183,11 @@ class Served:
         """Load a new instance, with patience: whatever killed the last one may do so again."""
         assert self._loop is not None
         delay = _FIRST_RETRY_S
-        while self.state is State.READY:
+        while not self._closed:
             try:
                 count = len(self.driver.scheduler.instances)
-                backend = await self._loop.run_in_executor(
-                    self._loader, self._load_backend, self.config, instance.index, count
+                backend = await self._off_the_loop(
+                    lambda late: late.close(), self._loading.backend, self.config, instance.index, count
                 )
             except CarpoolError as error:
                 log.error("instance-not-replaced", model=self.name, error=error.message, retry_s=delay)
@@ -260,31 +205,49 @@ class Served:
             log.info("instance-replaced", model=self.name, version=self.version, instance=instance.index)
             return
 
-    # ---- unloading --------------------------------------------------------------------------------------
+    # ---- coming and going -------------------------------------------------------------------------------
+
+    def offer(self) -> None:
+        self.state = State.READY
+
+    def withdraw(self) -> None:
+        """Not offered any more; whoever comes all the same is still served."""
+        self.state = State.UNLOADING
+
+    async def retire(self) -> None:
+        """Free the model when its last rider has left, however long that takes."""
+        if self._driver is not None:
+            while not await self.driver.drained(None):
+                """Somebody came while it was being said that nobody was there."""
+        await self._close()
 
     async def unload(self, timeout: float) -> None:
         """Finish what was accepted, within this time, and free the model."""
-        if self._driver is None:
-            self._loader.shutdown(wait=False)
-            return
-        self.state = State.UNLOADING
-        self.driver.refuse_from_now_on(Unavailable(f"{self.name} is being unloaded", reason="unloading"))
+        self.withdraw()
+        if self._driver is not None:
+            self.driver.refuse_from_now_on(Unavailable(f"{self.name} is being unloaded", reason="unloading"))
+            if not await self.driver.drained(timeout):
+                waiting = self.driver.scheduler.lanes.requests
+                log.warning("drain-timeout", model=self.name, waiting=waiting)
+        await self._close()
+
+    async def _close(self) -> None:
+        self._closed = True
+        self.state = State.UNAVAILABLE
         for task in list(self._replacing):
             task.cancel()
-        if not await self.driver.drained(timeout):
-            log.warning("drain-timeout", model=self.name, waiting=self.driver.scheduler.lanes.requests)
-        self.driver.close()
+        if self._driver is not None:
+            idle = self._driver.idle
+            executors = self._driver.close()
+            if idle:  # else a thread is stuck in the model, and nobody should wait for it
+                await asyncio.to_thread(_join, executors)
         self._loader.shutdown(wait=False)
-        self.state, self.reason = State.UNAVAILABLE, "unloaded"
+        if self.upload is not None:
+            await asyncio.to_thread(self.upload.leave)
+            self.upload = None
 
 
-def instance_count(config: ModelConfig) -> int:
-    """Without a GPU, groups that ask for one run on the CPU: the counts add up."""
-    return max(1, sum(group.count * max(1, len(group.gpus)) for group in config.instances))
-
-
-def signature_of(config: ModelConfig) -> Signature:
-    def specs(tensors: Sequence[TensorConfig]) -> tuple[TensorSpec, ...]:
-        return tuple(TensorSpec(t.name, DATATYPES[t.datatype], t.dims) for t in tensors)
-
-    return Signature(config.name, specs(config.inputs), specs(config.outputs), config.max_batch or 0)
+def _join(executors: Sequence[Executor]) -> None:
+    end = monotonic() + _CLOSE_S
+    for executor in executors:
+        executor.join(max(0.0, end - monotonic()))

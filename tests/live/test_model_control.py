@@ -1,0 +1,262 @@
+"""Models that change under traffic, with real processes: no request fails, and each answer is from a version
+that was current between its question and its answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+from onnx import helper
+
+from backends import onnx_models
+from live.server import Live, serving, wait_until
+from servers.http.harness import Client, Response
+
+EXPLICIT = {"CARPOOL_MODEL_CONTROL_MODE": "explicit", "CARPOOL_LOAD_MODELS": "m"}
+BODY = np.zeros(4, np.float32).tobytes()
+HEAD = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\nInference-Header-Content-Length: 0\r\n\r\n"
+
+
+def write_version(home: Path, version: int, value: float) -> None:
+    """A model that adds this value to its input; the file is replaced as a whole."""
+    folder = home / "m" / str(version)
+    folder.mkdir(parents=True, exist_ok=True)
+    part = onnx_models.write(
+        folder / ".part",
+        [helper.make_node("Add", ["x", "value"], ["y"])],
+        [("x", "FP32", ("batch", 4))],
+        [("y", "FP32", ("batch", 4))],
+        {"value": np.array([value], np.float32)},
+    )
+    part.rename(folder / "model.onnx")
+
+
+def write_policy(home: Path, policy: str) -> None:
+    part = home / "m" / ".part"
+    part.write_text(f'name: "m" max_batch_size: 8 version_policy {{ {policy} }} dynamic_batching {{ }}')
+    part.rename(home / "m" / "config.pbtxt")
+
+
+def path_of(version: str = "") -> bytes:
+    return b"/v2/models/m/versions/%b/infer" % version.encode() if version else b"/v2/models/m/infer"
+
+
+def read(response: Response) -> tuple[str, float]:
+    """The version that answered, and the value that it adds."""
+    assert response.status == 200, response
+    length = int(response.fields["inference-header-content-length"])
+    values = np.frombuffer(response.body[length:], np.float32)
+    assert len(set(values.tolist())) == 1
+    return orjson.loads(response.body[:length])["model_version"], float(values[0])
+
+
+def order(server: Live, what: str, parameters: Mapping[str, object] | None = None) -> Response:
+    body = b"" if parameters is None else orjson.dumps({"parameters": parameters})
+    with server.connect() as client:
+        return client.post(f"/v2/repository/models/m/{what}", body)
+
+
+@dataclass
+class Truth:
+    """Which answers were right at which time: from each change on, until the next."""
+
+    changes: list[tuple[float, frozenset[tuple[str, float]]]] = field(default_factory=list)
+
+    def now(self, *right: tuple[str, float]) -> None:
+        self.changes.append((time.monotonic(), frozenset(right)))
+
+    def between(self, start: float, end: float) -> set[tuple[str, float]]:
+        right: set[tuple[str, float]] = set()
+        ends = [at for at, _ in self.changes[1:]] + [float("inf")]
+        for (begin, answers), over in zip(self.changes, ends, strict=True):
+            if begin <= end and over >= start:
+                right |= answers
+        return right
+
+
+@dataclass
+class Traffic:
+    """Clients that ask without a pause, some of them slowly, and keep what they were told."""
+
+    server: Live
+    clients: int
+    asked: list[tuple[float, float, tuple[str, float]]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    turned: threading.Condition = field(default_factory=threading.Condition)
+    turns: int = 0
+    stop: threading.Event = field(default_factory=threading.Event)
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def __enter__(self) -> Traffic:
+        ways = [self._quick] * self.clients + [self._slow] * 2
+        self.threads = [threading.Thread(target=self._live, args=(way,)) for way in ways]
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.turn()
+        for thread in self.threads:
+            thread.join(30.0)
+        assert not any(thread.is_alive() for thread in self.threads)
+
+    def turn(self) -> None:
+        """Something was loaded: slow clients finish what they were saying."""
+        with self.turned:
+            self.turns += 1
+            self.turned.notify_all()
+
+    def _live(self, way: object) -> None:
+        try:
+            with self.server.connect() as client:
+                while not self.stop.is_set():
+                    way(client)  # type: ignore[operator]
+        except Exception as error:
+            self.failures.append(repr(error))
+
+    def _quick(self, client: Client) -> None:
+        start = time.monotonic()
+        client.send(HEAD % path_of() + BODY)
+        answer = read(client.response())
+        self.asked.append((start, time.monotonic(), answer))
+
+    def _slow(self, client: Client) -> None:
+        """Its last byte comes when what it began to ask has been replaced: the newer one is right."""
+        client.send(HEAD % path_of() + BODY[:-1])
+        with self.turned:
+            turns = self.turns
+            self.turned.wait_for(lambda: self.turns > turns, timeout=20.0)
+        start = time.monotonic()
+        client.send(BODY[-1:])
+        answer = read(client.response())
+        self.asked.append((start, time.monotonic(), answer))
+
+
+@pytest.mark.parametrize(("frontends", "requests"), [(2, 10_000), (0, 2_000)])
+def test_no_request_fails_and_none_is_answered_by_what_was_not_current(
+    tmp_path: Path, frontends: int, requests: int
+) -> None:
+    home = tmp_path / "models"
+    values = {1: 1000.0, 2: 2000.0, 3: 3000.0}
+    for version, value in values.items():
+        write_version(home, version, value)
+    write_policy(home, "latest { num_versions: 1 }")
+    policies = {
+        "latest { num_versions: 1 }": 3,
+        "specific { versions: [1, 2] }": 2,
+        "specific { versions: 1 }": 1,
+        "all { }": 3,
+    }
+    truth = Truth()
+    newest = ("3", values[3])
+    truth.now(newest)
+    with serving(home, frontends=frontends, folder=tmp_path, environment=EXPLICIT) as server:
+        with Traffic(server, clients=6) as traffic:
+            for reload in range(20):
+                if reload % 2:
+                    policy = list(policies)[reload // 2 % len(policies)]
+                    write_policy(home, policy)
+                    version = policies[policy]
+                else:
+                    version = int(newest[0])
+                    values[version] += 1
+                    write_version(home, version, values[version])
+                coming = (str(version), values[version])
+                truth.now(newest, coming)
+                response = order(server, "load")
+                assert response.status == 200, response
+                truth.now(coming)
+                newest = coming
+                traffic.turn()
+                more = len(traffic.asked) + requests // 25
+                wait_until(lambda more=more: len(traffic.asked) >= more or traffic.failures, "traffic")  # type: ignore[misc]
+            wait_until(lambda: len(traffic.asked) >= requests or traffic.failures, "the rest", 60.0)
+        assert traffic.failures == []
+        wrong = [(s, e, a) for s, e, a in traffic.asked if a not in truth.between(s, e)]
+        assert not wrong, wrong[:3]
+        assert {answer for _, _, answer in traffic.asked} == set().union(
+            *(right for _, right in truth.changes)
+        )
+        wait_until(lambda: server.metric("nv_inference_pending_request_count") == 0, "an empty queue")
+        index = orjson.loads(_index(server).body)
+        assert all(line["state"] in ("READY", "UNAVAILABLE") for line in index)
+
+
+def _index(server: Live) -> Response:
+    with server.connect() as client:
+        return client.post("/v2/repository/index", b"")
+
+
+def test_memory_comes_back_when_models_go(tmp_path: Path) -> None:
+    """Threads are counted: each instance has one, and they end with it."""
+    home = tmp_path / "models"
+    write_version(home, 1, 1.0)
+    write_policy(home, "latest { num_versions: 1 }")
+    with serving(home, folder=tmp_path, environment=EXPLICIT) as server:
+
+        def threads() -> int:
+            return len(list(Path(f"/proc/{server.engine_pid}/task").iterdir()))
+
+        seen = []
+        for turn in range(6):
+            write_version(home, 1, 2.0 + turn)
+            assert order(server, "load").status == 200
+            wait_until(lambda: "UNLOADING" not in _index(server).body.decode(), "the old one freed")
+            seen.append(threads())
+        assert seen[-1] <= seen[1] + 1, seen
+        assert order(server, "unload").status == 200
+        wait_until(lambda: "unloaded" in _index(server).body.decode(), "freed")
+        with server.connect() as client:
+            client.send(HEAD % path_of() + BODY)
+            assert client.response().status == 404
+
+
+def test_an_engine_that_is_killed_comes_back_with_what_was_loaded_by_request(tmp_path: Path) -> None:
+    home = tmp_path / "models"
+    write_version(home, 1, 7.0)
+    write_policy(home, "latest { num_versions: 1 }")
+    only = {"CARPOOL_MODEL_CONTROL_MODE": "explicit"}
+    with serving(home, folder=tmp_path, environment=only) as server:
+        assert orjson.loads(_index(server).body) == [{"name": "m"}]
+        assert order(server, "load").status == 200
+        os.kill(server.engine_pid, signal.SIGKILL)
+
+        def answered() -> bool:
+            with server.connect() as client:
+                response = client.send(HEAD % path_of() + BODY).response()
+                return response.status == 200 and read(response) == ("1", 7.0)
+
+        wait_until(answered, "the model is back")
+        assert order(server, "unload").status == 200
+
+
+def test_polling_with_several_front_ends(tmp_path: Path) -> None:
+    home = tmp_path / "models"
+    write_version(home, 1, 1.0)
+    write_policy(home, "latest { num_versions: 1 }")
+    environment = {"CARPOOL_MODEL_CONTROL_MODE": "poll", "CARPOOL_POLL_S": "0.1"}
+    with (
+        serving(home, frontends=2, folder=tmp_path, environment=environment) as server,
+        server.connect() as client,
+    ):
+
+        def answer() -> tuple[str, float]:
+            return read(client.send(HEAD % path_of() + BODY).response())
+
+        assert answer() == ("1", 1.0)
+        write_version(home, 2, 2.0)
+        wait_until(lambda: answer() == ("2", 2.0), "the new version")
+        (home / "m" / "2" / "model.onnx").write_bytes(b"not a model")
+        wait_until(lambda: b'"reason"' in _index(server).body, "the reason")
+        assert answer() == ("2", 2.0)
+        refused = order(server, "load")
+        assert (refused.status, b"--model-control-mode explicit" in refused.body) == (503, True)
