@@ -1,0 +1,87 @@
+"""The v2 log settings: what of them can be changed while the server runs, and how each process obeys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from carpool.config.rules import nearest
+from carpool.errors import InvalidInput, Unsupported
+from carpool.observe import logs
+from carpool.wire.parameters import shorten
+
+if TYPE_CHECKING:
+    from carpool.servers.host import EngineHost
+
+Settings = Mapping[str, Any]
+
+_LEVELS = ("debug", "info", "warning", "error")
+_SWITCHES = ("log_info", "log_warning", "log_error")
+_MOST_VERBOSE = 1 << 31
+_FORMAT = "ISO8601"
+
+
+def log_settings(level: str) -> dict[str, Any]:
+    """What the server starts with."""
+    rank = _LEVELS.index(level)
+    return {
+        "log_file": "",
+        "log_info": rank <= 1,
+        "log_warning": rank <= 2,
+        "log_error": True,
+        "log_verbose_level": int(rank == 0),
+        "log_format": _FORMAT,
+    }
+
+
+def apply_log_settings(settings: Settings) -> None:
+    """In this process, from now on; an engine that says nothing of them changes nothing."""
+    if settings:
+        logs.switch(
+            verbose=settings["log_verbose_level"] > 0,
+            info=settings["log_info"],
+            warning=settings["log_warning"],
+            error=settings["log_error"],
+        )
+
+
+class LogSettings:
+    """Answers "log-settings", in the engine."""
+
+    def __init__(self, host: EngineHost, level: str) -> None:
+        self._host = host
+        self._settings = log_settings(level)
+        host.extra["logging"] = self._settings
+        host.teach("log-settings", self.update)
+
+    async def update(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Change what is given, or nothing if some of it is wrong; the settings in force."""
+        asked: Settings = arguments.get("settings") or {}
+        for name, value in asked.items():
+            _check(name, value, self._settings)
+        if asked:
+            self._settings = {**self._settings, **asked}
+            apply_log_settings(self._settings)
+            self._host.extra["logging"] = self._settings
+            self._host.publish()
+        return self._settings
+
+
+def _check(name: str, value: object, now: Settings) -> None:
+    if name not in now:
+        raise InvalidInput(f"unknown log setting {shorten(name)}; {nearest(name, now)}", field=name[:80])
+    if name in _SWITCHES:
+        if type(value) is not bool:
+            raise InvalidInput(f"{name} must be true or false", field=name)
+    elif name == "log_verbose_level":
+        if type(value) is not int or not 0 <= value < _MOST_VERBOSE:
+            raise InvalidInput(f"{name} must be an integer of 0 or more; above 0 is verbose", field=name)
+    elif value != now[name]:
+        raise Unsupported(_FIXED[name], field=name)
+
+
+_FIXED = {
+    "log_file": "log_file cannot be changed over the network: the log goes where the server's stderr goes",
+    "log_format": f"log_format is always {_FORMAT}: that is how each line gives its time;"
+    " text or JSON is chosen with --log-format when the server starts",
+}
