@@ -27,6 +27,7 @@ Scalar: TypeAlias = str | int | float | bool | None
 _ROOT = "carpool"
 _LIMIT = select.PIPE_BUF
 _CUTS = (_LIMIT, 400, 40)  # characters per value, tried in turn until the line fits
+_KINDS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
 _UNQUOTED = re.compile(r"[\w.,:;@%+/()\[\]-]+", re.ASCII)
 
 
@@ -94,13 +95,28 @@ def configure(log_format: str, level: str, fd: int = 2) -> None:
     logging.getLogger(_ROOT).setLevel(level.upper())
 
 
+def switch(*, verbose: bool, info: bool, warning: bool, error: bool) -> None:
+    """Which kinds of lines this process writes from now on."""
+    asked = {logging.DEBUG: verbose, logging.INFO: info, logging.WARNING: warning, logging.ERROR: error}
+    kinds = frozenset(kind for kind, wanted in asked.items() if wanted)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LineHandler):
+            handler.kinds = kinds
+    logging.getLogger(_ROOT).setLevel(min(kinds, default=logging.CRITICAL))
+
+
 class LineHandler(logging.Handler):
-    """Turns a record into one line and one write."""
+    """Turns a record into one line and one write, if it is of a kind that is wanted."""
 
     def __init__(self, fd: int, *, as_json: bool) -> None:
         super().__init__()
         self._fd = fd
         self._as_json = as_json
+        self.kinds: frozenset[int] = frozenset(_KINDS)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = max((kind for kind in _KINDS if kind <= record.levelno), default=logging.DEBUG)
+        return kind in self.kinds
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -1,0 +1,158 @@
+// The console: one document a second comes in, and every part of the page is shown what concerns it.
+
+import { find, setText, setTone } from "./dom.js";
+import { bytes, count, duration, NOTHING } from "./format.js";
+import { health, promise, taskName } from "./health.js";
+import { History } from "./history.js";
+import { LivePanel } from "./live.js";
+import { keyOf, ModelList } from "./models.js";
+import { poll } from "./poll.js";
+import { Tiles } from "./tiles.js";
+import { offerThemes } from "./themes.js";
+import { TryPanel } from "./try.js";
+
+const SHORT_S = 3;
+const RECENT_S = 10;
+const MINUTE_S = 60;
+
+class Console {
+  #histories = new Map();
+  #traffic = null;
+  #selected = null;
+  #seconds = RECENT_S;
+  #document = null;
+  #list = new ModelList((key) => this.#select(key));
+  #tiles = new Tiles();
+  #live = new LivePanel();
+  #try = new TryPanel();
+
+  constructor() {
+    for (const input of document.querySelectorAll('input[name="window"]')) {
+      input.addEventListener("change", () => {
+        this.#seconds = Number(input.value);
+        this.#showModel();
+      });
+    }
+    new ResizeObserver(() => this.#showModel()).observe(document.body);
+  }
+
+  take(page) {
+    this.#document = page;
+    const present = new Map();
+    for (const model of page.models) {
+      const history = this.#histories.get(keyOf(model)) ?? new History();
+      if (model.counts) history.add(page.clock, model.counts);
+      present.set(keyOf(model), history);
+    }
+    this.#histories = present;
+    this.#showServer();
+    this.#choose();
+    this.#showList();
+    this.#showModel();
+  }
+
+  lost(times) {
+    const state = find("server-state");
+    setTone(state, "bad");
+    setText(state, times > 1 ? "No answer. Trying again …" : "No answer");
+  }
+
+  #select(key) {
+    this.#selected = key;
+    this.#showModel();
+  }
+
+  /** Keep what is selected while it is there; else the first model that takes pictures, or the first that serves. */
+  #choose() {
+    const { models } = this.#document;
+    if (models.some((model) => keyOf(model) === this.#selected)) return;
+    const ready = models.filter((model) => model.state === "READY");
+    const best = ready.find((model) => model.task && model.newest) ?? ready.find((model) => model.newest) ?? models[0];
+    this.#selected = best ? keyOf(best) : null;
+  }
+
+  #showServer() {
+    const { server, models, clock } = this.#document;
+    const state = find("server-state");
+    const [text, tone] = serverState(server, models);
+    setText(state, text);
+    setTone(state, tone);
+    setText(find("server-version"), server.version);
+    setText(find("server-uptime"), duration(server.uptime_s));
+    setText(find("server-connections"), String(server.connections));
+    const before = this.#traffic;
+    const seconds = before ? clock - before.clock : 0;
+    const perSecond = (name) => (seconds > 0 ? `${bytes(Math.max(0, server[name] - before.server[name]) / seconds)}/s` : NOTHING);
+    if (seconds > 0) {
+      setText(find("server-in"), perSecond("bytes_received"));
+      setText(find("server-out"), perSecond("bytes_sent"));
+    }
+    if (!before || seconds !== 0) this.#traffic = { clock, server };
+  }
+
+  #showList() {
+    const { models, bounds, left_out: leftOut } = this.#document;
+    const lines = models.map((model) => {
+      const history = this.#histories.get(keyOf(model));
+      const short = history.window(SHORT_S);
+      const perSecond = short && model.state === "READY" && short.ok ? short.ok / short.seconds : null;
+      return { model, health: health(model, history.window(RECENT_S), bounds), perSecond };
+    });
+    this.#list.show(lines, this.#selected, leftOut);
+  }
+
+  #showModel() {
+    const page = this.#document;
+    const model = page?.models.find((line) => keyOf(line) === this.#selected);
+    if (!model) {
+      if (page) showNoModel(page.server.serving);
+      return;
+    }
+    const history = this.#histories.get(keyOf(model));
+    const view = {
+      model,
+      history,
+      bounds: page.bounds,
+      slo: model.slo_ms ?? null,
+      seconds: this.#seconds,
+      latest: history.latest?.counts ?? null,
+      short: history.window(SHORT_S),
+      recent: history.window(this.#seconds),
+      minute: history.window(MINUTE_S),
+    };
+    showAbout(model, health(model, history.window(RECENT_S), page.bounds));
+    this.#tiles.show(view);
+    this.#live.show(view);
+    this.#try.use(model);
+  }
+}
+
+function serverState(server, models) {
+  if (!server.serving) return ["The engine is starting or being restarted", "warn"];
+  const loading = models.filter((model) => model.state === "LOADING").length;
+  if (!server.ready) return [loading ? `Loading ${count(loading, "model")} …` : "Not ready", "warn"];
+  return ["Ready", "good"];
+}
+
+function showAbout(model, state) {
+  setText(find("model-title"), model.name);
+  setText(find("model-version"), model.version ? `version ${model.version}` : "");
+  const facts = model.platform ? [taskName(model.task), model.platform, promise(model)] : [state.why];
+  if (model.max_batch) facts.push(`batches of up to ${model.max_batch}`);
+  setText(find("model-facts"), facts.join(" · "));
+  const trouble = model.reason || (["warn", "bad"].includes(state.tone) ? state.why : "");
+  setText(find("model-trouble"), trouble);
+  setTone(find("model-trouble"), state.tone);
+}
+
+function showNoModel(serving) {
+  setText(find("model-title"), serving ? "No models" : "Starting");
+  setText(find("model-version"), "");
+  const empty = "This server has nothing to serve. Start it with the path of a model.";
+  setText(find("model-facts"), serving ? empty : "Models appear as soon as the engine is up.");
+  setText(find("model-trouble"), "");
+}
+
+offerThemes();
+const page = new Console();
+poll((found) => page.take(found), (times) => page.lost(times));

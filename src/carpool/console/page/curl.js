@@ -1,0 +1,19 @@
+// The line for a terminal that does what the page does.
+
+const PLAIN = /^[A-Za-z0-9_@%+=:,./-]+$/;
+
+export function shellQuoted(text) {
+  return PLAIN.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
+
+export const predictPath = (model) => `/models/${encodeURIComponent(model)}/predict`;
+
+export function predictLine(origin, model, fileName, type) {
+  const kind = shellQuoted(`Content-Type: ${type || "application/octet-stream"}`);
+  return `curl -s ${shellQuoted(origin + predictPath(model))} -H ${kind} --data-binary @${shellQuoted(fileName)}`;
+}
+
+export function metadataLine(origin, model, version) {
+  const path = `/v2/models/${encodeURIComponent(model)}/versions/${encodeURIComponent(version)}`;
+  return `curl -s ${shellQuoted(origin + path)}`;
+}

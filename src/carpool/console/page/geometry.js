@@ -1,0 +1,78 @@
+// From a picture's own pixels to the screen. Everything is drawn in the picture's pixels; only text and lines
+// have to know how many of those make one pixel of the screen.
+
+/** Screen pixels per picture pixel, for a picture that is shown whole inside a stage. */
+export function scaleToFit(picture, stage) {
+  if (!(picture.width > 0 && picture.height > 0 && stage.width > 0 && stage.height > 0)) return 1;
+  return Math.min(stage.width / picture.width, stage.height / picture.height);
+}
+
+/** A box as x, y, width, height inside the picture; null for what is not a box. */
+export function boxInside(box, picture) {
+  if (!Array.isArray(box) || box.length !== 4 || !box.every((edge) => Number.isFinite(edge))) return null;
+  const clamp = (value, most) => Math.min(Math.max(value, 0), most);
+  const [x1, x2] = [box[0], box[2]].map((x) => clamp(x, picture.width)).sort((a, b) => a - b);
+  const [y1, y2] = [box[1], box[3]].map((y) => clamp(y, picture.height)).sort((a, b) => a - b);
+  return { x: x1, y: y1, width: x2 - x1, height: y2 - y1 };
+}
+
+/** Where a label of this size goes: above its box, inside it where there is no room above, never off the picture. */
+export function placeLabel(rect, size, picture) {
+  const above = rect.y - size.height;
+  const y = above >= 0 ? above : Math.min(rect.y, Math.max(0, picture.height - size.height));
+  const x = Math.min(rect.x, Math.max(0, picture.width - size.width));
+  return { x: Math.max(0, x), y };
+}
+
+/** The size to draw masks at: the picture's shape, no side over `most`. */
+export function shrunk(picture, most) {
+  const factor = Math.min(1, most / Math.max(picture.width, picture.height));
+  return {
+    width: Math.max(1, Math.round(picture.width * factor)),
+    height: Math.max(1, Math.round(picture.height * factor)),
+  };
+}
+
+/**
+ * Runs of 0 and 1 in turn, down the columns (as COCO has them), as one byte per pixel of `target`, row by row.
+ * Null when the runs do not fill the picture.
+ */
+export function maskFromRuns(counts, picture, target) {
+  const ends = [];
+  let end = 0;
+  for (const count of counts) {
+    if (!Number.isInteger(count) || count < 0) return null;
+    end += count;
+    ends.push(end);
+  }
+  if (end !== picture.width * picture.height) return null;
+  const mask = new Uint8Array(target.width * target.height);
+  let run = 0;
+  for (let x = 0; x < target.width; x += 1) {
+    const column = Math.floor(((x + 0.5) * picture.width) / target.width) * picture.height;
+    for (let y = 0; y < target.height; y += 1) {
+      const place = column + Math.floor(((y + 0.5) * picture.height) / target.height);
+      while (ends[run] <= place) run += 1;
+      mask[y * target.width + x] = run % 2;
+    }
+  }
+  return mask;
+}
+
+const GOLDEN_ANGLE = 137.508;
+
+/** Neighbouring classes get colours far apart, and the same class always the same one. */
+export const hue = (id) => Math.round((168 + Math.abs(Math.trunc(id) || 0) * GOLDEN_ANGLE) % 360);
+
+export const colour = (id) => `hsl(${hue(id)} 82% 62%)`;
+
+/** The same colour as red, green, blue, for pixels. */
+export function colourBytes(id) {
+  const [h, s, l] = [hue(id), 0.82, 0.62];
+  const reach = s * Math.min(l, 1 - l);
+  const channel = (n) => {
+    const k = (n + h / 30) % 12;
+    return Math.round(255 * (l - reach * Math.max(-1, Math.min(k - 3, 9 - k, 1))));
+  };
+  return [channel(0), channel(8), channel(4)];
+}

@@ -1,0 +1,46 @@
+// One word for how a model is doing, with a tone for its colour and a sentence for why.
+
+import { milliseconds, percent } from "./format.js";
+import { shareWithin, total } from "./histogram.js";
+import { sumOf } from "./history.js";
+
+const STATES = {
+  LOADING: { word: "loading", tone: "quiet", why: "The model is being loaded and warmed up." },
+  UNLOADING: { word: "unloading", tone: "quiet", why: "The model finishes what it has and leaves." },
+  UNAVAILABLE: { word: "unavailable", tone: "bad", why: "The model could not be loaded." },
+};
+const GOOD_SHARE = 0.99;
+const TASKS = {
+  classify: "Classifier",
+  detect: "Detector",
+  segment: "Segmenter",
+  embed: "Embedder",
+  read: "Reader",
+  raw: "Raw outputs",
+};
+
+/** `recent` is what happened lately, or null. */
+export function health(model, recent, bounds) {
+  if (model.state !== "READY") {
+    return STATES[model.state] ?? { word: model.state.toLowerCase(), tone: "quiet", why: "" };
+  }
+  if (!recent) return { word: "ready", tone: "quiet", why: "" };
+  if (recent.failures.BACKEND) return { word: "failing", tone: "bad", why: "The model raises errors." };
+  const refused = sumOf(recent.sheds);
+  if (refused) {
+    const share = refused / (refused + recent.ok);
+    return { word: "refusing", tone: "warn", why: `It refuses ${percent(share)} of its requests to keep the rest in time.` };
+  }
+  if (!total(recent.request.buckets)) return { word: "idle", tone: "quiet", why: "" };
+  if (!model.slo_ms) return { word: "serving", tone: "good", why: "" };
+  const kept = shareWithin(recent.request.buckets, bounds.seconds, model.slo_ms / 1000);
+  if (kept >= GOOD_SHARE) return { word: "on time", tone: "good", why: "" };
+  return { word: "late", tone: "warn", why: `Only ${percent(kept)} of its answers came within ${milliseconds(model.slo_ms)}.` };
+}
+
+export const taskName = (task) => TASKS[task] ?? (task ? String(task) : "Tensors only");
+
+export function promise(model) {
+  if (model.slo_ms) return `promises ${milliseconds(model.slo_ms)}`;
+  return model.mode === "knobs" ? "fixed batching knobs" : "no promise";
+}

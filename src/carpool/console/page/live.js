@@ -1,0 +1,111 @@
+// The charts of one model: percentiles over time, batch sizes, refusals by reason, where the time goes.
+
+import { barChart, lineChart } from "./charts.js";
+import { el, find, setText, svg } from "./dom.js";
+import { count, milliseconds, NOTHING, number, percent, rate } from "./format.js";
+import { labels, mean, total } from "./histogram.js";
+import { sumOf } from "./history.js";
+import { stackBar } from "./stack.js";
+import { percentile, SPAN_S } from "./tiles.js";
+
+const LINES = [["p50", 0.5], ["p90", 0.9], ["p99", 0.99]];
+
+export class LivePanel {
+  #latency = card("Latency", "wide");
+  #batch = card("Batch sizes");
+  #time = card("Where the time goes", "wide");
+  #refusals = card("Refused");
+  #chart = svg("svg", { class: "chart tall", role: "img" });
+  #bars = svg("svg", { class: "chart tall", role: "img" });
+  #legend = el("ul", { class: "legend lines" });
+  #stack = el("div", { class: "stack", role: "img" });
+  #stackLegend = el("ul", { class: "legend" });
+  #reasons = el("ul", { class: "reasons" });
+
+  constructor() {
+    this.#latency.body.append(this.#legend, this.#chart);
+    this.#batch.body.append(this.#bars);
+    this.#time.body.append(this.#stack, this.#stackLegend);
+    this.#refusals.body.append(this.#reasons);
+    const cards = [this.#latency, this.#batch, this.#time, this.#refusals];
+    find("live-grid").append(...cards.map(({ node }) => node));
+  }
+
+  show(view) {
+    this.#showLatency(view);
+    this.#showBatches(view);
+    this.#showTime(view);
+    this.#showRefusals(view);
+  }
+
+  #showLatency({ history, recent, bounds, slo, seconds }) {
+    const now = LINES.map(([name, q]) => [name, percentile(recent, bounds, q)]);
+    this.#legend.replaceChildren(
+      ...now.map(([name, value]) => el("li", { class: name }, name, el("b", { class: "figure" }, milliseconds(value)))),
+    );
+    const series = LINES.map(([name, q]) => ({
+      name,
+      points: history.series(SPAN_S, seconds, (period) => percentile(period, bounds, q)),
+    }));
+    lineChart(this.#chart, series, { span: SPAN_S, limit: slo, format: milliseconds });
+    const said = now.map(([name, value]) => `${name} ${milliseconds(value)}`).join(", ");
+    this.#chart.setAttribute("aria-label", `Latency: ${said}${slo ? `; promise ${milliseconds(slo)}` : ""}`);
+    const answers = recent ? total(recent.request.buckets) : 0;
+    setText(this.#latency.note, answers ? `${count(answers, "answer")} in ${seconds} s` : `no answers in ${seconds} s`);
+  }
+
+  #showBatches({ minute, bounds, model }) {
+    const limit = model.max_batch || 1;
+    const names = labels(bounds.batch);
+    const fits = bounds.batch.findIndex((bound) => bound >= limit);
+    const shown = fits < 0 ? names.length : fits + 1;
+    const buckets = minute?.batch.buckets ?? names.map(() => 0);
+    barChart(this.#bars, names.slice(0, shown).map((name, index) => ({ name, value: buckets[index] })));
+    const average = minute ? mean(minute.batch) : null;
+    const note = average === null ? "no batches in 60 s" : `mean ${number(average)} of at most ${limit}`;
+    setText(this.#batch.note, note);
+    this.#bars.setAttribute("aria-label", `Batch sizes: ${note}`);
+  }
+
+  #showTime({ minute }) {
+    const whole = minute ? mean(minute.request) : null;
+    if (whole === null) {
+      setText(this.#time.note, "no answers in 60 s");
+      stackBar(this.#stack, this.#stackLegend, []);
+      return;
+    }
+    const queue = mean(minute.queue) ?? 0;
+    const infer = mean(minute.infer) ?? 0;
+    const parts = [
+      { name: "queue", label: "Wait", ms: queue * 1000 },
+      { name: "infer", label: "Model", ms: infer * 1000 },
+      { name: "post", label: "The rest", ms: Math.max(0, whole - queue - infer) * 1000 },
+    ];
+    const sum = parts.reduce((all, part) => all + part.ms, 0) || 1;
+    stackBar(this.#stack, this.#stackLegend, parts.map((part) => ({ ...part, share: part.ms / sum })));
+    setText(this.#time.note, `mean ${milliseconds(whole * 1000)}, last 60 s`);
+  }
+
+  #showRefusals({ recent, minute }) {
+    const sheds = minute?.sheds ?? {};
+    const all = sumOf(sheds);
+    const lately = recent?.sheds ?? {};
+    const rows = Object.entries(sheds).sort((a, b) => b[1] - a[1]);
+    this.#reasons.replaceChildren(
+      ...rows.map(([word, times]) => {
+        const now = rate((lately[word] ?? 0) / (recent?.seconds || 1));
+        return el("li", {}, el("span", {}, word), el("span", { class: "figure" }, now), el("span", { class: "hint figure" }, percent(times / all)));
+      }),
+    );
+    if (!rows.length) this.#reasons.append(el("li", { class: "hint" }, minute ? "Nothing was refused in the last minute." : NOTHING));
+    const asked = all + (minute?.ok ?? 0);
+    setText(this.#refusals.note, all ? `${percent(all / asked)} of requests, last 60 s` : "");
+  }
+}
+
+function card(title, more = "") {
+  const note = el("span", { class: "hint" });
+  const body = el("div", { class: "card-body" });
+  const head = el("header", {}, el("h3", {}, title), note);
+  return { node: el("article", { class: `panel card ${more}` }, head, body), body, note };
+}

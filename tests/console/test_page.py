@@ -1,0 +1,397 @@
+"""The page in a real browser: what a person sees, hears from a screen reader, and can do with a keyboard."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from console.conftest import Watched, watched
+from console.stage import EVIL, Stage
+from servers.http.front_end import infer, infer_body
+
+WIDTH, HEIGHT = 64, 40
+TIMING = 'decode;dur=1.5, queue;dur=2, infer;dur=4, post;dur=0.5, batch;desc="3"'
+TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}
+IMAGE = {"width": WIDTH, "height": HEIGHT}
+BOXES = [
+    {"label": "cat", "class_id": 15, "score": 0.91, "box": [8, 10, 40, 30]},
+    {"label": EVIL, "class_id": 3, "score": 0.55, "box": [0, 0, 64, 40]},
+]
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def encoded(rows: list[bytes], channels: int) -> bytes:
+    """A PNG of these rows, 8 bits per channel."""
+    head = struct.pack(">IIBBBBB", WIDTH, HEIGHT, 8, {1: 0, 3: 2}[channels], 0, 0, 0)
+    data = zlib.compress(b"".join(b"\0" + row for row in rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def png() -> bytes:
+    return encoded([bytes(v for x in range(WIDTH) for v in (x * 4, y * 6, 120)) for y in range(HEIGHT)], 3)
+
+
+def mask_png() -> str:
+    """The upper right quarter."""
+    row = b"\0" * (WIDTH // 2) + b"\xff" * (WIDTH // 2)
+    mask = encoded([row if y < HEIGHT // 2 else b"\0" * WIDTH for y in range(HEIGHT)], 1)
+    return base64.b64encode(mask).decode()
+
+
+ANSWERS: dict[str, dict[str, Any]] = {
+    "detector": {"detections": BOXES},
+    "classifier": {
+        "classes": [{"label": f"class {n}", "class_id": n, "score": 0.5 / (n + 1)} for n in range(5)]
+    },
+    "segmenter": {
+        "masks": [
+            {
+                "label": "dog",
+                "score": 0.8,
+                "box": [0, 0, 32, 40],
+                "rle": {"size": [HEIGHT, WIDTH], "counts": [0, HEIGHT * WIDTH // 2, HEIGHT * WIDTH // 2]},
+            },
+            {"label": "sky", "class_id": 1, "score": 0.7, "box": [32, 0, 64, 20], "png": mask_png()},
+        ]
+    },
+    "embedder": {"embedding": [0.1, -0.2, 0.3]},
+}
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    file = tmp_path / "a picture.png"
+    file.write_bytes(png())
+    return file
+
+
+def answer(route: Route) -> None:
+    model = route.request.url.split("/models/")[1].split("/")[0]
+    assert route.request.post_data_buffer == png()
+    assert route.request.headers["content-type"] == "image/png"
+    document = {"model": model, "version": "1", "image": IMAGE, **ANSWERS[model]}
+    fields = {"content-type": "application/json", "server-timing": TIMING}
+    route.fulfill(status=200, headers=fields, body=json.dumps(document))
+
+
+@pytest.fixture
+def answering(console: Watched) -> Watched:
+    console.page.route("**/models/*/predict", answer)
+    return console
+
+
+def refuse(page: Page, status: int, **body: Any) -> None:
+    page.route("**/predict", lambda route: route.fulfill(status=status, json=body))
+
+
+# ---- what it shows
+
+
+def test_models_and_live_numbers(console: Watched) -> None:
+    page = console.open()
+    expect(page).to_have_title("Carpool")
+    expect(page.locator("#server-state")).to_have_text("Ready")
+    rows = page.locator("#model-list li")
+    expect(rows).to_have_count(7)
+    expect(rows.filter(has_text="sleeper")).to_contain_text("loading")
+    console.choose("detector")
+    expect(page.locator("h1")).to_contain_text("detector")
+    expect(page.locator("#model-facts")).to_contain_text("promises 50 ms")
+    tiles = page.locator("#tiles li")
+    expect(tiles.filter(has_text="Answered").locator("strong")).to_have_text("0 /s")
+    console.stage.count("detector", 400, 0.02, cannot_finish=40)
+    console.stage.gauge("detector", 7, 0.4)
+    expect(tiles.filter(has_text="Answered").locator("strong")).not_to_have_text("0 /s")
+    expect(tiles.filter(has_text="Waiting").locator("strong")).to_have_text("7")
+    expect(tiles.filter(has_text="Saturation").locator("strong")).to_have_text("40.0 %")
+    expect(tiles.filter(has_text="p99").locator("strong")).to_have_text("20 ms")
+    expect(tiles.filter(has_text="In time").locator("strong")).to_have_text("100 %")
+    expect(tiles.filter(has_text="Refused")).to_contain_text("cannot-finish")
+    expect(page.locator(".reasons")).to_contain_text("cannot-finish")
+    expect(page.locator(".card", has_text="Batch sizes")).to_contain_text("mean 4 of at most 16")
+    expect(rows.filter(has_text="detector")).to_contain_text("refusing")
+    expect(page.get_by_role("img", name="Latency: p50")).to_be_visible()
+
+
+def test_a_real_request_moves_the_numbers(console: Watched) -> None:
+    page = console.open()
+    console.choose("tensors")
+    expect(page.locator("#model-facts")).to_contain_text("no promise")
+    with console.stage.front.connect() as client:
+        for _ in range(12):
+            assert infer(client, "tensors", infer_body([TENSOR])).status == 200
+    expect(page.locator(".card", has_text="Latency")).to_contain_text("12 answers in 10 s")
+    page.get_by_role("radio", name="60 s").check(force=True)
+    expect(page.locator(".card", has_text="Latency")).to_contain_text("12 answers in 60 s")
+    expect(page.locator("#model-list li", has_text="tensors")).to_contain_text("serving")
+
+
+def test_a_model_that_cannot_serve_says_why_and_is_only_text(console: Watched) -> None:
+    page = console.open()
+    console.choose(EVIL)
+    expect(page.locator("#model-trouble")).to_have_text(f"the file is no model: {EVIL}")
+    expect(page.locator("h1")).to_contain_text(EVIL)
+    assert page.locator("img:not(#picture)").count() == 0
+    expect(page).to_have_title("Carpool")
+
+
+def test_a_server_that_is_not_ready_or_gone_is_told(console: Watched) -> None:
+    page = console.open()
+    console.stage.front.door.serving = False
+    expect(page.locator("#server-state")).to_contain_text("restarted")
+    front = console.stage.front
+    catalog = front.door.catalog
+    front.run(lambda: front.door.renew(index=(), ready=False))
+    expect(page.locator("h1")).to_contain_text("Starting")
+    expect(page.locator("#models-empty")).to_have_text("None yet.")
+    front.door.serving = True
+    expect(page.locator("h1")).to_contain_text("No models")
+    front.door.catalog = catalog
+    expect(page.locator("#server-state")).to_have_text("Ready")
+    console.expected = ["net::ERR_FAILED"]
+    page.route("**/console/live", lambda route: route.abort())
+    expect(page.locator("#server-state")).to_contain_text("No answer")
+    page.unroute("**/console/live")
+    expect(page.locator("#server-state")).to_have_text("Ready")
+
+
+# ---- a picture
+
+
+def test_boxes_are_drawn_where_they_are(answering: Watched, picture: Path) -> None:
+    page = answering.open()
+    answering.choose("detector")
+    page.set_input_files("#file", picture)
+    expect(page.locator("#answer-status")).to_contain_text("2 objects: cat")
+    boxes = page.locator("#overlay .box")
+    expect(boxes).to_have_count(2)
+    stage = page.locator("#stage").bounding_box()
+    assert stage is not None
+    scale = min(stage["width"] / WIDTH, stage["height"] / HEIGHT)
+    left = stage["x"] + (stage["width"] - WIDTH * scale) / 2
+    top = stage["y"] + (stage["height"] - HEIGHT * scale) / 2
+    drawn = page.locator("#overlay g[data-index='0'] .box").bounding_box()
+    assert drawn is not None
+    x1, y1, x2, y2 = BOXES[0]["box"]  # type: ignore[misc]
+    wanted = [left + x1 * scale, top + y1 * scale, (x2 - x1) * scale, (y2 - y1) * scale]
+    assert [drawn[name] for name in ("x", "y", "width", "height")] == pytest.approx(wanted, abs=2.5)
+    expect(page.locator("#overlay text").last).to_have_text("cat 0.91")
+    expect(page.locator(".things li").nth(1)).to_contain_text(EVIL)  # as text
+    assert page.locator("img:not(#picture)").count() == 0
+    expect(page.locator("#curl")).to_contain_text("--data-binary @'a picture.png'")
+    legend = page.locator("#time-legend")
+    for part in ("Decode1.5 ms", "Wait2 ms", "Model4 ms", "Answer0.5 ms", "Network"):
+        expect(legend).to_contain_text(part)
+    expect(page.locator("#time-note")).to_contain_text("batch of 3")
+
+
+def test_every_kind_of_answer(answering: Watched, picture: Path) -> None:
+    page = answering.open()
+    answering.choose("classifier")
+    page.set_input_files("#file", picture)
+    expect(page.locator("#answer-status")).to_have_text("class 0, 50.0 %")
+    expect(page.locator(".classes li")).to_have_count(5)
+    answering.choose("segmenter")  # the picture is sent again
+    expect(page.locator("#answer-status")).to_have_text("2 masks: dog, sky")
+    expect(page.locator("#masks")).to_be_visible()
+    read = "(canvas) => [...canvas.getContext('2d').getImageData(0, 10, 64, 20).data]"
+    alphas = page.locator("#masks").evaluate(read)[3::4]
+    assert alphas[:WIDTH] == [130] * WIDTH, "up here, both are tinted"
+    assert alphas[-WIDTH:] == [130] * 32 + [0] * 32, "down here, only the left one"
+    answering.choose("embedder")
+    expect(page.locator("#answer-status")).to_have_text("An embedding of 3 numbers")
+    expect(page.locator(".strip rect")).to_have_count(3)
+    answering.choose("tensors")
+    expect(page.locator("#answer-status")).to_contain_text("takes tensors")
+    expect(page.locator("#masks")).to_be_hidden()
+
+
+def test_a_pasted_and_a_dropped_picture(answering: Watched) -> None:
+    page = answering.open()
+    answering.choose("detector")
+    script = """([kind, bytes]) => {
+        const data = new DataTransfer();
+        data.items.add(new File([Uint8Array.from(bytes)], `${kind}.png`, { type: "image/png" }));
+        const target = kind === "drop" ? document.getElementById("stage") : document.body;
+        const given = { bubbles: true, cancelable: true };
+        target.dispatchEvent(kind === "drop"
+            ? new DragEvent("drop", { ...given, dataTransfer: data })
+            : new ClipboardEvent("paste", { ...given, clipboardData: data }));
+    }"""
+    for kind in ("paste", "drop"):
+        page.evaluate(script, [kind, list(png())])
+        expect(page.locator("#curl")).to_contain_text(f"@{kind}.png")
+        expect(page.locator("#overlay .box")).to_have_count(2)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "title", "text"),
+    [
+        (
+            429,
+            {"error": "no room", "reason": "cannot-finish", "predicted_ms": 93.5, "retry_after_s": 0.125},
+            "Refused, to keep the promise",
+            "about 94 ms",
+        ),
+        (
+            400,
+            {"error": f"{EVIL} is no picture", "reason": "invalid-input"},
+            "This picture cannot be used",
+            EVIL,
+        ),
+        (503, {"error": "loading", "reason": "model-not-ready"}, "Not now", "still loading"),
+    ],
+)
+def test_a_refusal_is_told_kindly(
+    console: Watched, picture: Path, status: int, body: dict[str, Any], title: str, text: str
+) -> None:
+    console.expected = [f"status of {status}", f"status {status}"]
+    page = console.open()
+    console.choose("detector")
+    refuse(page, status, **body)
+    page.set_input_files("#file", picture)
+    expect(page.locator("#answer-status")).to_have_text(title)
+    expect(page.locator("#answer-body")).to_contain_text(text)
+    expect(page.locator("#answer-body")).to_contain_text(str(body["reason"]))
+    expect(page.get_by_role("button", name="Send again")).to_be_enabled()
+    assert page.locator("#overlay .box").count() == 0
+
+
+def test_what_is_no_picture_is_not_sent(console: Watched, tmp_path: Path) -> None:
+    page = console.open()
+    console.choose("detector")
+    file = tmp_path / "notes.txt"
+    file.write_text("hello")
+    page.set_input_files("#file", file)
+    expect(page.locator("#answer-status")).to_have_text("That is not a picture")
+
+
+# ---- for everybody
+
+
+def test_it_works_with_the_keyboard_alone(answering: Watched, picture: Path) -> None:
+    page = answering.open()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the picture")).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Switch to the")).to_be_focused()
+    page.keyboard.press("Tab")  # into the list of models, then along it
+    expect(page.get_by_role("radio", name="classifier")).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("h1")).to_contain_text("detector")
+    page.keyboard.press("Tab")
+    expect(page.locator("#file")).to_be_focused()
+    ring = "() => getComputedStyle(document.querySelector('#file + label')).outlineStyle"
+    assert page.evaluate(ring) == "solid", "the focus can be seen"
+    # The dialog itself needs a user's key within seconds, which a busy machine cannot promise.
+    opened = "(event) => { event.preventDefault(); event.target.dataset.opened = 'yes'; }"
+    page.locator("#file").evaluate(f"(node) => node.addEventListener('click', {opened})")
+    page.keyboard.press("Enter")
+    expect(page.locator("#file")).to_have_attribute("data-opened", "yes")
+    page.set_input_files("#file", picture)
+    expect(page.locator("#overlay .box")).to_have_count(2)
+
+
+CONTROLS = "button, a[href], input, select, textarea, [role=img], [role=textbox]"
+NAMELESS = """(controls) => [...document.querySelectorAll(controls)]
+    .filter((node) => !node.closest("[hidden]"))
+    .filter((node) => {
+        const labels = [...(node.labels ?? [])].map((label) => label.textContent).join("");
+        return !(node.getAttribute("aria-label") || labels || node.textContent).trim();
+    }).map((node) => node.outerHTML)"""
+CONTRAST = """() => {
+    const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+    const channels = (colour) => {
+        canvas.clearRect(0, 0, 1, 1);
+        canvas.fillStyle = colour;
+        canvas.fillRect(0, 0, 1, 1);
+        return [...canvas.getImageData(0, 0, 1, 1).data];
+    };
+    const light = (rgb) => rgb.slice(0, 3).map((c) => c / 255)
+        .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+    const ground = (node) => {
+        for (let at = node; at; at = at.parentElement) {
+            const found = channels(getComputedStyle(at).backgroundColor);
+            if (found[3] > 250) return found;
+        }
+        return [255, 255, 255, 255];
+    };
+    const seen = [...document.querySelectorAll("body *")].filter((node) => node.checkVisibility()
+        && !node.closest(".unseen, .skip, svg")
+        && [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim()));
+    return seen.map((node) => {
+        const ink = channels(getComputedStyle(node).color);
+        const [a, b] = [light(ink), light(ground(node))].sort((x, y) => y - x);
+        return [(a + 0.05) / (b + 0.05), node.className || node.tagName, node.textContent.slice(0, 30)];
+    }).filter(([ratio]) => ratio < 4.5);
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_names_headings_contrast_and_themes(browser: Browser, staged: Stage, scheme: Any) -> None:
+    console = watched(browser, staged, color_scheme=scheme)
+    page = console.open()
+    console.choose("detector")
+    expect(page.locator("#server-uptime")).not_to_have_text("–")
+    assert page.evaluate(NAMELESS, CONTROLS) == []
+    assert page.evaluate(CONTRAST) == []
+    levels = page.locator("h1, h2, h3").evaluate_all("nodes => nodes.map((node) => Number(node.tagName[1]))")
+    assert levels.count(1) == 1
+    assert page.locator("[role=status]").count() >= 2, "what changes is told to screen readers"
+    assert page.evaluate("() => new Set([...document.querySelectorAll('[id]')].map((n) => n.id)).size") == (
+        page.locator("[id]").count()
+    )
+    other = "light" if scheme == "dark" else "dark"
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    before = page.evaluate(ground)
+    page.get_by_role("button", name=f"Switch to the {other} theme").click()
+    assert page.evaluate(ground) != before
+    page.reload()
+    expect(page.get_by_role("button", name=f"Switch to the {scheme} theme")).to_be_visible()
+    assert page.evaluate(ground) != before, "the choice is kept"
+    page.context.close()
+    assert not console.unexpected()
+
+
+def test_a_phone_scrolls_only_downwards_and_nothing_jumps(
+    browser: Browser, staged: Stage, picture: Path
+) -> None:
+    size = {"width": 360, "height": 740}
+    console = watched(browser, staged, viewport=size, reduced_motion="reduce", has_touch=True)
+    page = console.page
+    page.route("**/models/*/predict", answer)
+    page.add_init_script(
+        """globalThis.shift = 0;
+        new PerformanceObserver((list) => {
+            for (const entry of list.getEntries()) if (!entry.hadRecentInput) globalThis.shift += entry.value;
+        }).observe({ type: "layout-shift", buffered: true });"""
+    )
+    console.open()
+    console.choose("detector")
+    page.set_input_files("#file", picture)
+    expect(page.locator("#overlay .box")).to_have_count(2)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
+    for name in ("Choose a picture", "Send again"):
+        box = page.get_by_text(name, exact=True).bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 360
+    before = page.evaluate("() => globalThis.shift")
+    console.stage.count("detector", 4000, 0.2, overload=40)
+    expect(page.locator(".reasons")).to_contain_text("overload")
+    expect(page.locator("#model-trouble")).to_contain_text("It refuses")
+    assert page.evaluate("() => globalThis.shift") - before < 0.02
+    page.context.close()
+    assert not console.unexpected()

@@ -1,0 +1,276 @@
+"""The page's own arithmetic, run where it runs: in a real browser, one function at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from carpool.observe.columns import BATCH_BOUNDS, SECONDS_BOUNDS
+from console.stage import stage
+
+CALL = "async ([file, name, given]) => (await import(`/console/${file}.js`))[name](...given)"
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser) -> Iterator[Page]:
+    with stage() as running:
+        context = browser.new_context()
+        opened = context.new_page()
+        opened.goto(f"{running.url}/console/icon.svg")  # any page of the same origin
+        yield opened
+        context.close()
+
+
+def call(page: Page, function: str, *given: Any) -> Any:
+    file, _, name = function.partition(".")
+    return page.evaluate(CALL, [file, name, given])
+
+
+def near(value: float) -> Any:
+    return pytest.approx(value, rel=1e-9)
+
+
+BOUNDS = [1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("buckets", "q", "found"),
+    [
+        ([0, 0, 0, 0], 0.5, None),
+        ([10, 0, 0, 0], 0.5, {"value": near(0.5), "beyond": False}),
+        ([0, 10, 0, 0], 0.5, {"value": near(1.5), "beyond": False}),
+        ([5, 0, 5, 0], 0.5, {"value": near(1.0), "beyond": False}),
+        ([5, 0, 5, 0], 0.9, {"value": near(3.6), "beyond": False}),
+        ([1, 1, 1, 97], 0.99, {"value": near(4.0), "beyond": True}),
+    ],
+)
+def test_percentiles_are_interpolated_inside_a_bucket(page: Page, buckets: Any, q: float, found: Any) -> None:
+    assert call(page, "histogram.quantile", buckets, BOUNDS, q) == found
+
+
+@pytest.mark.parametrize(
+    ("buckets", "limit", "share"),
+    [
+        ([0, 0, 0, 0], 2, None),
+        ([1, 1, 1, 1], 2, 0.5),  # a bound: exact
+        ([0, 0, 4, 0], 3, 0.5),
+        ([0, 0, 0, 4], 9, 0.0),  # nobody knows how far above
+        ([4, 0, 0, 0], 0.25, 0.25),
+    ],
+)
+def test_the_share_within_a_promise(page: Page, buckets: Any, limit: float, share: Any) -> None:
+    assert call(page, "histogram.shareWithin", buckets, BOUNDS, limit) == share
+
+
+def test_buckets_of_batch_sizes_are_named(page: Page) -> None:
+    named = ["1", "2", "3–4", "5–8", "9–16", "17–32", "33–64", "65–128", "129–256", "> 256"]
+    assert call(page, "histogram.labels", list(map(int, BATCH_BOUNDS))) == named
+
+
+def counts(ok: int = 0, pending: int = 0, **words: Any) -> dict[str, Any]:
+    empty = [0] * (len(SECONDS_BOUNDS) + 1)
+    batches = [0] * (len(BATCH_BOUNDS) + 1)
+    return {
+        "ok": ok,
+        "failures": {},
+        "sheds": {},
+        "request": {"buckets": [ok, *empty[1:]], "sum": ok * 0.001},
+        "queue": {"buckets": empty, "sum": 0},
+        "infer": {"buckets": empty, "sum": 0},
+        "batch": {"buckets": batches, "sum": ok},
+        "pending": pending,
+        "saturation": 0.5,
+        **words,
+    }
+
+
+HISTORY = """async ([samples, seconds]) => {
+    const { History } = await import("/console/history.js");
+    const history = new History();
+    for (const [clock, counts] of samples) history.add(clock, counts);
+    const window = history.window(seconds);
+    const series = history.series(120, 1, (found) => found.ok / found.seconds);
+    return { window, series };
+}"""
+
+
+def test_a_window_is_the_difference_of_its_ends(page: Page) -> None:
+    samples = [(float(second), counts(ok=10 * second, pending=second)) for second in range(30)]
+    found = page.evaluate(HISTORY, [samples, 10])
+    assert found["window"]["seconds"] == 10
+    assert found["window"]["ok"] == 100
+    assert found["window"]["request"]["buckets"][0] == 100
+    assert found["window"]["pending"] == 29
+    assert {point["value"] for point in found["series"]} == {10}
+    assert found["series"][-1]["age"] == 0
+
+
+def test_a_model_that_was_loaded_anew_starts_a_new_history(page: Page) -> None:
+    samples = [(1.0, counts(ok=500)), (2.0, counts(ok=600)), (3.0, counts(ok=5)), (4.0, counts(ok=8))]
+    found = page.evaluate(HISTORY, [samples, 60])
+    assert found["window"]["ok"] == 3
+    assert len(found["series"]) == 1
+
+
+def test_only_new_sheds_count(page: Page) -> None:
+    samples = [
+        (1.0, counts(sheds={"overload": 7})),
+        (2.0, counts(sheds={"overload": 7, "given-up": 2})),
+    ]
+    assert page.evaluate(HISTORY, [samples, 10])["window"]["sheds"] == {"given-up": 2}
+
+
+def test_history_is_bounded_and_ignores_a_page_seen_twice(page: Page) -> None:
+    samples = [(2.0 * number, counts(ok=number)) for number in range(150)]
+    found = page.evaluate(HISTORY, [[*samples, samples[-1]], 3600])
+    assert found["window"]["seconds"] <= 190
+    assert len(found["series"]) == 61
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "text"),
+    [
+        ("number", 0, "0"),
+        ("number", 0.44, "0.4"),
+        ("number", 2.999, "3"),
+        ("number", 12_345.6, "12,346"),
+        ("number", None, "–"),
+        ("milliseconds", 3.2, "3.2 ms"),
+        ("milliseconds", 0.012, "0.01 ms"),
+        ("milliseconds", 12_340, "12.3 s"),
+        ("percent", 0.9999, "99.99 %"),
+        ("percent", 0.999999, "99.99 %"),
+        ("percent", 1, "100 %"),
+        ("percent", 0.00001, "< 0.1 %"),
+        ("percent", 0.123, "12.3 %"),
+        ("bytes", 999, "999 B"),
+        ("bytes", 1_540_000, "1.5 MB"),
+        ("duration", 59.9, "59 s"),
+        ("duration", 3_700, "1 h 1 min"),
+        ("duration", 90_000, "1 d 1 h"),
+    ],
+)
+def test_numbers_as_people_read_them(page: Page, function: str, value: Any, text: str) -> None:
+    assert call(page, f"format.{function}", value) == text
+
+
+PICTURE = {"width": 100, "height": 50}
+
+
+def test_a_picture_is_shown_whole(page: Page) -> None:
+    assert call(page, "geometry.scaleToFit", PICTURE, {"width": 200, "height": 50}) == 1
+    assert call(page, "geometry.scaleToFit", PICTURE, {"width": 50, "height": 500}) == 0.5
+    assert call(page, "geometry.scaleToFit", {"width": 0, "height": 0}, PICTURE) == 1
+
+
+@pytest.mark.parametrize(
+    ("box", "rect"),
+    [
+        ([10, 20, 30, 40], [10, 20, 20, 20]),
+        ([30, 40, 10, 20], [10, 20, 20, 20]),  # its corners in the other order
+        ([-5, -5, 500, 500], [0, 0, 100, 50]),
+        ([1, 2, 3], None),
+        (["1", 2, 3, 4], None),
+        (None, None),
+    ],
+)
+def test_boxes_stay_inside_the_picture(page: Page, box: Any, rect: Any) -> None:
+    found = call(page, "geometry.boxInside", box, PICTURE)
+    assert found == (rect and dict(zip(("x", "y", "width", "height"), rect, strict=True)))
+
+
+def test_labels_stay_on_the_picture(page: Page) -> None:
+    size = {"width": 30, "height": 10}
+
+    def placed(x: float, y: float) -> Any:
+        return call(page, "geometry.placeLabel", {"x": x, "y": y, "width": 20, "height": 20}, size, PICTURE)
+
+    assert placed(10, 25) == {"x": 10, "y": 15}  # above
+    assert placed(10, 5) == {"x": 10, "y": 5}  # no room above: inside
+    assert placed(90, 25) == {"x": 70, "y": 15}  # not off the right edge
+
+
+def test_runs_go_down_the_columns(page: Page) -> None:
+    size = {"width": 3, "height": 2}
+    script = "async ([runs, a, b]) => (await import('/console/geometry.js')).maskFromRuns(runs, a, b)"
+
+    def mask(runs: list[Any], target: Any = size) -> Any:
+        return page.evaluate(
+            f"async (given) => {{ const m = await ({script})(given); return m && [...m]; }}",
+            [runs, size, target],
+        )
+
+    assert mask([1, 2, 3]) == [0, 1, 0, 1, 0, 0]
+    assert mask([0, 6]) == [1] * 6
+    assert mask([3, 0, 0, 3]) == [0, 0, 1, 0, 1, 1]
+    assert mask([1, 2]) is None  # too short
+    assert mask([-1, 7]) is None
+    assert mask([0, 6], {"width": 1, "height": 1}) == [1]
+
+
+def test_server_timing_is_read_and_what_is_left_is_the_network(page: Page) -> None:
+    header = 'decode;dur=1.5, queue;dur=3, infer;dur=8, post;dur=0.5, batch;desc="17"'
+    timing = call(page, "timing.parseServerTiming", header)
+    assert timing == {"decode": 1.5, "queue": 3, "infer": 8, "post": 0.5, "batch": 17}
+    found = call(page, "timing.breakdown", 20, timing)
+    assert found["server"] == 13
+    assert [part["ms"] for part in found["parts"]] == [1.5, 3, 8, 0.5, 7]
+    assert sum(part["share"] for part in found["parts"]) == near(1.0)
+
+
+@pytest.mark.parametrize("header", [None, "", "junk", "infer;dur=x", "infer;dur=-1", ";;,,=", "total;dur"])
+def test_bad_server_timing_is_nothing(page: Page, header: Any) -> None:
+    assert call(page, "timing.parseServerTiming", header) == {}
+
+
+def test_a_clock_that_disagrees_makes_no_negative_time(page: Page) -> None:
+    parts = call(page, "timing.breakdown", 5, {"infer": 8})["parts"]
+    assert [part["ms"] for part in parts] == [8, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "quoted"),
+    [
+        ("photo.jpg", "photo.jpg"),
+        ("my photo.jpg", "'my photo.jpg'"),
+        ("it's; rm -rf $HOME`x`.jpg", "'it'\\''s; rm -rf $HOME`x`.jpg'"),
+        ("", "''"),
+    ],
+)
+def test_the_curl_line_is_safe_to_paste(page: Page, name: str, quoted: str) -> None:
+    assert call(page, "curl.shellQuoted", name) == quoted
+    line = call(page, "curl.predictLine", "http://x:8000", "a/b c", name, "image/jpeg")
+    assert line == (
+        "curl -s http://x:8000/models/a%2Fb%20c/predict -H 'Content-Type: image/jpeg' "
+        f"--data-binary @{quoted}"
+    )
+
+
+def test_a_line_is_broken_where_there_was_no_answer(page: Page) -> None:
+    script = (
+        """async (points) => (await import("/console/charts.js")).paths(points, (x) => 100 - x, (y) => y)"""
+    )
+    points = [{"age": age, "value": 1} for age in (9, 8, 2, 1)]
+    assert page.evaluate(script, points).count("M") == 2
+    assert page.evaluate(script, [{"age": 1, "value": None}]) == ""
+
+
+@pytest.mark.parametrize(
+    ("recent", "word"),
+    [
+        (None, "ready"),
+        (counts(), "idle"),
+        (counts(ok=10), "on time"),
+        (counts(ok=10, failures={"BACKEND": 1}), "failing"),
+        (counts(ok=10, sheds={"overload": 3}), "refusing"),
+        (counts(ok=10, request={"buckets": [0] * 17 + [10], "sum": 1}), "late"),
+    ],
+)
+def test_one_word_for_health(page: Page, recent: Any, word: str) -> None:
+    model = {"state": "READY", "slo_ms": 50}
+    found = call(page, "health.health", model, recent, {"seconds": SECONDS_BOUNDS})
+    assert found["word"] == word
+    assert call(page, "health.health", {"state": "LOADING"}, recent, {})["word"] == "loading"
