@@ -6,10 +6,10 @@ STAMP  := $(VENV)/.installed
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format bench docs clean
+.PHONY: help setup serve test browser check format bench conformance docs clean
 
 help: ## show this help
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## create .venv with everything the project needs
 
@@ -23,8 +23,17 @@ $(STAMP): pyproject.toml constraints.txt
 serve: setup ## serve the demo models
 	$(BIN)/carpool serve
 
-test: setup ## run every test
+test: setup browser ## run every test
 	$(BIN)/python -m pytest -n $(JOBS)
+
+# The console is tested in a real Chromium. Without one its tests fail, unless CARPOOL_NO_BROWSER=1 says to go without.
+browser:
+	@[ "$$CARPOOL_NO_BROWSER" = 1 ] || [ -n "$$CARPOOL_CHROMIUM" ] \
+	  || command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	       && { apt-get install -qq -y --no-install-recommends chromium >/dev/null 2>&1 \
+	            || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; }; }; } \
+	  || echo "no Chromium: install one, or set CARPOOL_NO_BROWSER=1 to leave the console's page untested"
 
 check: setup ## lint, formatting and types
 	$(BIN)/ruff check .
@@ -37,6 +46,9 @@ format: setup ## rewrite the code in the project's format
 
 bench: setup ## the quick form of every benchmark
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script --quick || exit 1; done
+
+conformance: setup ## Triton's own clients and perf_analyzer against a server started here (ARGS=--help)
+	@PYTHONPATH=tests $(BIN)/python -m conformance.run $(ARGS)
 
 docs: setup ## redraw the pictures in docs/
 	$(BIN)/python docs/draw.py

@@ -78,9 +78,9 @@ def main() -> None:
 
 
 def coco_labels() -> Path:
-    from carpool.demo import demo_models
+    from carpool.demo import bundled_models
 
-    return demo_models() / "nanodet" / "coco_labels.txt"
+    return bundled_models() / "nanodet" / "coco_labels.txt"
 
 
 if __name__ == "__main__":

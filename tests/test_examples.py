@@ -28,9 +28,10 @@ PAGES = [
     ROOT / "README.md",
     EXAMPLES / "README.md",
     *(DOCS / f"{name}.md" for name in ("README", "quickstart", "python", "small-batches", "troubleshooting")),
+    *(DOCS / f"{name}.md" for name in ("coming-from-triton", "coming-from-torchserve", "conformance")),
 ]
 RUNNABLE = [page for page in PAGES if "```console" in page.read_text("utf-8")]
-SECONDS = 60  # for anything to end that should take a few
+SECONDS = 180  # for anything to end that should take a few, on cores that other tests keep busy
 
 SERVERS_OWN = ("carpool serve", "make serve")
 ASKS = ("ask_with_tritonclient.py", "batch_sizes.py")
@@ -77,7 +78,7 @@ class Server:
         self.http = self.metrics = 0
         self._folder = folder
         command = self.here(command).replace("make serve", "carpool serve")
-        given = ["--host", "127.0.0.1", "--http-port", "0", "--metrics-port", "0"]
+        given = ["--host", "127.0.0.1", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
         self._log = (folder / "log").open("w+")
         self._process = subprocess.Popen(
             [*command.split(), *given],

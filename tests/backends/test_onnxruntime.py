@@ -228,6 +228,15 @@ def test_instances_of_one_thread_share_a_session_until_the_file_changes(path: Pa
     assert not any(str(path) in str(key) for key in onnx_backend._shared)
 
 
+def test_weights_in_a_file_of_their_own_end_the_sharing_too(path: Path) -> None:
+    first = load_onnx(onnx_models.identity(path))
+    (path.parent / "weights.bin").write_bytes(b"new")
+    second = load_onnx(path)
+    assert isinstance(first, OnnxBackend)
+    assert isinstance(second, OnnxBackend)
+    assert first._session is not second._session
+
+
 def test_aborting_one_of_two_sharing_instances_leaves_the_other(path: Path) -> None:
     onnx_models.identity(path)
     first, second = load_onnx(path), load_onnx(path)

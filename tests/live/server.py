@@ -102,6 +102,7 @@ class Live:
     log_file: Path
     frontends: int
     arguments: list[str]  # its command line
+    grpc_port: int = 0
 
     @property
     def pid(self) -> int:
@@ -142,6 +143,12 @@ class Live:
     @property
     def frontend_pids(self) -> list[int]:
         return self._of("frontend") if self.frontends else [self.pid]
+
+    @property
+    def grpc_pids(self) -> list[int]:
+        """Of those front ends, the ones for gRPC."""
+        ups = {event["child"] for event in self.events("process-up") if event["role"] == "grpc"}
+        return [pid for pid in self.frontend_pids if pid in ups]
 
     @property
     def worker_pids(self) -> list[int]:
@@ -233,17 +240,19 @@ def until_gone(pids: Sequence[int], seconds: float = PATIENCE_S) -> list[int]:
 def start(
     *models: Path,
     frontends: int = 1,
+    grpc: int = 0,
     folder: Path,
     drain_s: float = 10.0,
     environment: Mapping[str, str] | None = None,
 ) -> Live:
-    port, metrics_port = free_ports(2)
+    port, grpc_port, metrics_port = free_ports(3)
     log_file = folder / f"server-{port}.log"
     code = "import sys; from carpool.cli.main import main; sys.argv[0] = 'carpool'; main()"
     arguments = [
         *(sys.executable, "-P", "-c", code, "serve", *map(str, models)),
         *("--host", "127.0.0.1", "--http-port", str(port), "--metrics-port", str(metrics_port)),
         *("--frontends", str(frontends), "--drain-s", str(drain_s), "--log-format", "json"),
+        *("--grpc-frontends", str(grpc), "--grpc-port", str(grpc_port)),
     ]
     own = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
     with log_file.open("wb") as log:
@@ -254,19 +263,22 @@ def start(
             stderr=subprocess.STDOUT,
             env=own | dict(environment or {}),
         )
-    return Live(process, port, metrics_port, log_file, frontends, arguments)
+    return Live(process, port, metrics_port, log_file, frontends, arguments, grpc_port)
 
 
 @contextlib.contextmanager
 def serving(
     *models: Path,
     frontends: int = 1,
+    grpc: int = 0,
     folder: Path,
     drain_s: float = 10.0,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Live]:
     """A server that is ready; stopped at the end, and nothing of it may be left."""
-    server = start(*models, frontends=frontends, folder=folder, drain_s=drain_s, environment=environment)
+    server = start(
+        *models, frontends=frontends, grpc=grpc, folder=folder, drain_s=drain_s, environment=environment
+    )
     left: list[int] = []
     try:
         server.until_ready()

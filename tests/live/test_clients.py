@@ -1,4 +1,7 @@
-"""Triton's own Python clients against a server of real processes: every call that HTTP v2 has so far."""
+"""Triton's own Python clients for HTTP against a server of real processes, in detail.
+
+That every method of every client does what is documented is checked in `test_every_client_call.py`.
+"""
 
 from __future__ import annotations
 
@@ -278,27 +281,6 @@ def test_errors_reach_the_caller(client: InferenceServerClient) -> None:
     assert raised.value.status() == "400"
 
 
-def test_what_is_not_there_says_so(client: InferenceServerClient) -> None:
-    calls: list[Callable[[], object]] = [
-        lambda: client.load_model("numbers"),
-        lambda: client.unload_model("numbers"),
-        client.get_system_shared_memory_status,
-        lambda: client.register_system_shared_memory("r", "/k", 8),
-        client.unregister_system_shared_memory,
-        client.get_cuda_shared_memory_status,
-        lambda: client.register_cuda_shared_memory("r", b"handle", 0, 8),
-        client.unregister_cuda_shared_memory,
-        client.get_trace_settings,
-        lambda: client.update_trace_settings("numbers", {"trace_rate": "1"}),
-        client.get_log_settings,
-        lambda: client.update_log_settings({"log_info": True}),
-    ]
-    for call in calls:
-        with pytest.raises(InferenceServerException, match="is not available on this server") as raised:
-            call()
-        assert raised.value.status() == "501"
-
-
 def test_the_metrics_agree_with_what_was_sent(server: Live, client: InferenceServerClient) -> None:
     """Counted by the front end and by the engine, in processes of their own, and summed on the page."""
 
@@ -387,8 +369,5 @@ def test_aio_classification_bytes_and_errors(server: Live) -> None:
         with pytest.raises(InferenceServerException, match="unknown model") as raised:
             await client.infer("nothing", [tensor([[1, 2, 3]])])
         assert raised.value.status() == "404"
-        with pytest.raises(InferenceServerException, match="is not available on this server") as raised:
-            await client.load_model("numbers")
-        assert raised.value.status() == "501"
 
     with_aio(server, use)

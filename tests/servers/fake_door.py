@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -144,6 +144,7 @@ class FakeDoor:
         self.gate_deadlines: list[float] = []
         self.answers: dict[str, Callable[[Mapping[str, Any]], Any]] = {"statistics": self._statistics}
         self.table = Table(bytearray(table_bytes(1))) if table is None else table
+        self.listeners: list[Callable[[Catalog], None]] = []
         self.catalog = self._catalog()
 
     def _catalog(self) -> Catalog:
@@ -154,6 +155,16 @@ class FakeDoor:
             entries[name] = newest[model.name] = entry
         index = [IndexEntry(name, version, "READY") for name, version in entries]
         return Catalog(1, True, entries, newest, index)
+
+    def watch(self, listener: Callable[[Catalog], None]) -> None:
+        self.listeners.append(listener)
+        listener(self.catalog)
+
+    def renew(self, **fields: Any) -> None:
+        """The next catalogue, with these fields changed; in the loop's thread."""
+        self.catalog = replace(self.catalog, number=self.catalog.number + 1, **fields)
+        for listener in self.listeners:
+            listener(self.catalog)
 
     def slot(self, size: int) -> FakeSlot | None:
         if len(self.slots_in_use) == self.slots:

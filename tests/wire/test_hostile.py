@@ -277,9 +277,3 @@ def test_bytes_outputs_cannot_be_classified() -> None:
     outputs = [{"name": "text", "parameters": {"classification": 1}}]
     error = refusal(body({"inputs": [entry(data=[0] * 6)], "outputs": outputs})[0], None, model)
     assert "cannot be classified" in error.message
-
-
-def test_classes_cannot_be_written_to_shared_memory() -> None:
-    parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 6, "classification": 1}
-    document = {"inputs": [], "outputs": [{"name": "scores", "parameters": parameters}]}
-    assert "classified into shared memory" in refusal(body(document)[0], None).message

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
+from carpool.errors import Unsupported
 from carpool.types import Datatype, InferResponse, RequestedOutput, RequestOptions, SharedMemory, TensorSpec
 from carpool.wire import v2
 from wire.samples import SCORES, joined, signature, tensor_of
@@ -61,16 +62,23 @@ def test_options_and_outputs() -> None:
         [wire_input(Datatype.UINT8, binary=True)],
         outputs=outputs,
         request_id="r-1",
-        sequence_id=9,
-        sequence_start=True,
         priority=2,
         timeout=2500,
         parameters={"source": "cam", "mine": 1},
     )
     request = v2.decode_request(body, header_length, model_of(Datatype.UINT8))
     assert request.id == "r-1"
-    assert request.options == RequestOptions(2, 0.0025, "cam", 9, True, False, {"mine": 1})
+    assert request.options == RequestOptions(2, 0.0025, "cam", custom={"mine": 1})
     assert request.outputs == [RequestedOutput("scores", False, 3)]
+
+
+def test_sequences_are_refused() -> None:
+    body, header_length = InferenceServerClient.generate_request_body(
+        [wire_input(Datatype.UINT8, binary=True)], sequence_id=9, sequence_start=True
+    )
+    with pytest.raises(Unsupported, match="sequences are not offered") as refused:
+        v2.decode_request(body, header_length, model_of(Datatype.UINT8))
+    assert refused.value.field == "parameters.sequence_id"
 
 
 def test_shared_memory() -> None:

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 from carpool.backends.backend import Backend, Placement, aborted, check_wanted
 from carpool.backends.onnx_tensors import ONNX_TYPES, as_value, from_ort, to_ort
+from carpool.config.fingerprint import beside
 from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorSignature
 from carpool.config.repository import ModelVersion
 from carpool.errors import CarpoolError, ConfigError, ModelError, Unsupported
@@ -119,8 +120,7 @@ def _session(config: ModelConfig, file: Path, placement: Placement) -> onnxrunti
     options = _options(runtime, threads, settings.inter_op_threads or 1)
     if threads != 1 or options.inter_op_num_threads != 1 or providers != [CPU]:
         return _open(runtime, config, file, options, providers)
-    status = file.stat()
-    key = (file, status.st_ino, status.st_size, status.st_mtime_ns)
+    key = (file, beside(file))  # its weights may lie in files of their own
     with _sharing:
         session = _shared.get(key)
         if session is None:

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from carpool import __version__
+from carpool.cli.models import ModelsVerb
 from carpool.cli.plan import PlanVerb
 from carpool.cli.serve import Serve
 from carpool.cli.simulate import Simulate
@@ -62,6 +63,7 @@ app = typer.Typer(
     cls=OneLineErrors, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
 app.command("serve")(as_command(Serve))
+app.command("models")(as_command(ModelsVerb))
 app.command("simulate")(as_command(Simulate))
 app.command("plan")(as_command(PlanVerb))
 

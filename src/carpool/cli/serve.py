@@ -1,4 +1,4 @@
-"""`carpool serve`: models behind HTTP, until a signal says stop."""
+"""`carpool serve`: models behind HTTP and gRPC, until a signal says stop."""
 
 from __future__ import annotations
 
@@ -18,15 +18,47 @@ SloMs = Annotated[
 ]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="0.0.0.0")]
 HttpPort = Annotated[int | None, typer.Option(help="Port of HTTP; 0 takes a free one.", show_default="8000")]
+GrpcPort = Annotated[int | None, typer.Option(help="Port of gRPC; 0 takes a free one.", show_default="8001")]
 MetricsPort = Annotated[
     int | None, typer.Option(help="Port of the metrics page; 0 takes a free one.", show_default="8002")
 ]
 Frontends = Annotated[
     int | None,
-    typer.Option(help="Front-end processes; 0 keeps everything in one process.", show_default="1"),
+    typer.Option(help="Front-end processes for HTTP; 0 keeps everything in one process.", show_default="1"),
+]
+GrpcFrontends = Annotated[
+    int | None, typer.Option(help="Front-end processes for gRPC; 0 serves no gRPC.", show_default="1")
 ]
 DrainS = Annotated[
     float | None, typer.Option(help="Seconds to finish what was accepted when stopping.", show_default="30")
+]
+ModelControlMode = Annotated[
+    str | None,
+    typer.Option(
+        help="none: models stay as they are; explicit: load and unload by request; poll: follow the folders.",
+        show_default="none",
+    ),
+]
+LoadModels = Annotated[
+    list[str] | None,
+    typer.Option("--load-model", help="With explicit: a model to start with; * for all.", show_default=False),
+]
+PollS = Annotated[
+    float | None,
+    typer.Option(
+        "--repository-poll-secs", help="Seconds between two looks at the model folders.", show_default="15"
+    ),
+]
+AllowClientShm = Annotated[
+    bool | None,
+    typer.Option(
+        "--allow-client-shm",
+        help="Let clients on this machine pass tensors in shared memory.",
+        show_default=False,
+    ),
+]
+TraceFile = Annotated[
+    str | None, typer.Option(help="File for traces of single requests; none without.", show_default=False)
 ]
 LogFormat = Annotated[str | None, typer.Option(help="text or json.", show_default="text")]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")]
@@ -51,9 +83,16 @@ class Serve:
     slo_ms: SloMs = None
     host: Host = None
     http_port: HttpPort = None
+    grpc_port: GrpcPort = None
     metrics_port: MetricsPort = None
     frontends: Frontends = None
+    grpc_frontends: GrpcFrontends = None
     drain_s: DrainS = None
+    model_control_mode: ModelControlMode = None
+    load_models: LoadModels = None
+    poll_s: PollS = None
+    allow_client_shm: AllowClientShm = None
+    trace_file: TraceFile = None
     log_format: LogFormat = None
     log_level: LogLevel = None
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import uvloop
@@ -19,11 +19,13 @@ from carpool.demo import demo_models
 from carpool.errors import CarpoolError, ConfigError
 from carpool.observe.logs import configure, logger
 from carpool.servers import one_process
+from carpool.servers.model_control import names_at_start, needs_some
 from carpool.servers.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
 from carpool.servers.supervisor import FrontendKind, Supervisor
 
 _ENGINE = "carpool.servers.start:engine"
 _HTTP = "carpool.servers.start:http"
+_GRPC = "carpool.servers.start:grpc"
 
 
 def run(asked: Serve) -> int:
@@ -31,33 +33,33 @@ def run(asked: Serve) -> int:
     given = {name: getattr(asked, name) for name in Serve.__dataclass_fields__ if name != "paths"}
     settings, warnings = server_settings(given)
     configure(settings.log_format, settings.log_level)
-    for warning in [*warnings, *_without_effect(settings)]:
+    for warning in warnings:
         logger("server").warning("settings", message=warning)
-    paths = asked.paths or [demo_models()]
-    sources, _ = find_models(paths)  # mistakes in settings are told before anything is started
+    paths = asked.paths or demo_models(settings.cache_dir, tell=_tell)
+    # Mistakes in settings are told before anything is started.
+    sources, _ = find_models(paths, only=names_at_start(settings), some=needs_some(settings))
     print(f"Loading {_count(len(sources), 'model')} …", flush=True)
     screen = _Screen(sources, settings)
     if settings.frontends == 0:
         return _alone(paths, settings, screen)
     ports = {"http": settings.http_port, "metrics": settings.metrics_port}
+    grpc = {"grpc": settings.grpc_port}
     supervisor = Supervisor(
         settings,
         [str(path) for path in paths],
         engine=_ENGINE,
-        frontends=[FrontendKind("http", _HTTP, settings.frontends, ports)],
-        ready=lambda ports, _models: screen.show(ports["http"], ports["metrics"]),
+        frontends=[
+            FrontendKind("http", _HTTP, settings.frontends, ports),
+            FrontendKind("grpc", _GRPC, settings.grpc_frontends, grpc, accepts=False),
+        ],
+        ready=lambda ports, _models: screen.show(ports),
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(supervisor.run())
 
 
-def _without_effect(settings: ServerSettings) -> list[str]:
-    """Settings that are read already but do nothing yet: better said than found out."""
-    asked = {
-        "model_control_mode": settings.model_control_mode != "none",
-        "allow_client_shm": settings.allow_client_shm,
-    }
-    return [f"{name} has no effect yet" for name, given in asked.items() if given]
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> int:
@@ -75,7 +77,7 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signalled, number)
         return await one_process.serve(
-            paths, settings, stop, ready=lambda _catalog, http, metrics: screen.show(http, metrics)
+            paths, settings, stop, ready=lambda _catalog, ports: screen.show(ports)
         )
 
     try:
@@ -95,18 +97,22 @@ class _Screen:
         self._settings = settings
         self.shown = False
 
-    def show(self, http_port: int, metrics_port: int) -> None:
+    def show(self, ports: Mapping[str, int]) -> None:
         if self.shown:
             return  # a restarted engine is a line in the log, not a new beginning
         self.shown = True
         host = "localhost" if self._settings.host in ("0.0.0.0", "::") else self._settings.host
-        address = f"http://{host}:{http_port}"
+        address = f"http://{host}:{ports['http']}"
         print(f"\n  Carpool serves {_count(len(self._sources), 'model')} at {address}\n")
         for source in self._sources:
             print(f"    {self._line(source)}")
         if self._sources:
             print(f"\n  Try:      curl -s {address}/v2/models/{self._sources[0].config.name}")
-        print(f"  Metrics:  http://{host}:{metrics_port}/metrics")
+        if self._settings.model_control_mode == "explicit":
+            print(f"  Load:     carpool models load NAME --url {address}")
+        if "grpc" in ports:
+            print(f"  gRPC:     {host}:{ports['grpc']}")
+        print(f"  Metrics:  http://{host}:{ports['metrics']}/metrics")
         print("  Stop:     Ctrl-C finishes what was accepted\n", flush=True)
 
     def _line(self, source: ModelSource) -> str:

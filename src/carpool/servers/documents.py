@@ -7,9 +7,10 @@ from typing import Any
 
 import orjson
 
-from carpool.errors import InvalidInput
+from carpool.errors import InvalidInput, NotFound
 from carpool.servers.door import Catalog, IndexEntry, ModelEntry
 from carpool.types import TensorSpec
+from carpool.wire.parameters import shorten
 
 Document = dict[str, Any]
 
@@ -22,6 +23,7 @@ EXTENSIONS = (
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "logging",
 )
 """Only what always works: clients switch features on by this list. The catalogue adds what settings allow."""
 
@@ -53,6 +55,17 @@ def served_versions(catalog: Catalog, name: str) -> list[str]:
     return sorted(versions, key=lambda version: (len(version), version))  # numbers in their order
 
 
+def region_status(catalog: Catalog, name: str = "") -> list[Document]:
+    """One registered region of shared memory, or all of them."""
+    if name and name not in catalog.regions:
+        raise NotFound(f"region {shorten(name)} of shared memory is not registered")
+    return [
+        {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
+        for region in catalog.regions.values()
+        if name in ("", region.name)
+    ]
+
+
 def index(lines: Iterable[IndexEntry], *, only_ready: bool) -> list[Document]:
     """The repository index; a reason is given only where there is one, as in Triton."""
     return [_index_line(line) for line in lines if line.state == _READY or not only_ready]
@@ -80,6 +93,8 @@ def _tensors(specs: Sequence[TensorSpec], max_batch: int) -> list[Document]:
 
 
 def _index_line(line: IndexEntry) -> Document:
+    if not line.state:
+        return {"name": line.name}  # never loaded
     document = {"name": line.name, "version": line.version, "state": line.state}
     if line.reason:
         document["reason"] = line.reason

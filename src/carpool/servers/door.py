@@ -30,6 +30,7 @@ class ModelEntry:
     config: Mapping[str, Any]  # Triton's JSON form
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by output
     row: tuple[int, int] = (0, 0)  # its row in the shared counters: number, generation
+    vision: Mapping[str, Any] | None = None  # how it answers pictures, as JSON; None: it takes only tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class IndexEntry:
 
     name: str
     version: str
-    state: str  # READY, LOADING, UNLOADING, UNAVAILABLE
+    state: str  # READY, LOADING, UNLOADING, UNAVAILABLE; neither this nor a version if it was never loaded
     reason: str = ""
 
 
@@ -51,6 +52,7 @@ class Region:
     key: str
     offset: int
     byte_size: int
+    inode: int  # of the file that was registered: another may take its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,9 @@ class Door(Protocol):
     @property
     def serving(self) -> bool:
         """False while the engine is starting, draining or being restarted."""
+
+    def watch(self, listener: Callable[[Catalog], None]) -> None:
+        """Call it with the catalogue now, and with every new one before the engine hears that it is seen."""
 
     def slot(self, size: int) -> Slot | None:
         """Memory for a body, or None when all of it is in use. Raises `TooLarge` for what can never fit."""

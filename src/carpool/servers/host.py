@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from carpool.config.model import ModelConfig
 from carpool.config.triton_json import config_document
 from carpool.core.job import Reason
 from carpool.core.policy import Promise
@@ -15,15 +14,12 @@ from carpool.engine.engine import Engine
 from carpool.engine.served import Served, State
 from carpool.engine.work import Work
 from carpool.errors import NotFound, Unsupported
-from carpool.observe.logs import logger
 from carpool.observe.statistics import model_statistics, statistics
 from carpool.servers.advice import WriteGate, publish
 from carpool.servers.door import Catalog, IndexEntry, ModelEntry
+from carpool.vision.settings import write as write_vision
 
-log = logger("engine")
-
-_LARGEST_LABELS_FILE = 4 << 20
-
+Seen = Callable[[int], Awaitable[None]]
 Question = Callable[[Mapping[str, Any]], Awaitable[Any]]
 """JSON in and out; errors are `CarpoolError`s."""
 
@@ -35,7 +31,9 @@ class EngineHost:
         self.engine = engine
         self._write_gate = write_gate
         self._listeners: list[Callable[[Catalog], None]] = []
-        self._labels: dict[int, Mapping[str, Sequence[str]]] = {}
+        self._seen: list[Seen] = []
+        self._entries: dict[int, ModelEntry] = {}  # of what is offered or leaving, by key
+        self._ends: list[Callable[[], None]] = []
         self._ready = False
         self._catalog = Catalog()
         self.extra: dict[str, Any] = {}  # fields of the catalogue that are not about models
@@ -43,14 +41,25 @@ class EngineHost:
             "refused": self._count_refused,
             "statistics": self._statistics,
         }
-        engine.changed = self.publish
+        engine.fleet.changed = self.publish
+        engine.fleet.seen = self._everyone_saw
 
     @property
     def catalog(self) -> Catalog:
         return self._catalog
 
-    def listen(self, listener: Callable[[Catalog], None]) -> None:
+    def listen(self, listener: Callable[[Catalog], None], seen: Seen | None = None) -> None:
+        """Call it with every new catalogue. `seen` waits until all behind it have the one of this number."""
         self._listeners.append(listener)
+        if seen is not None:
+            self._seen.append(seen)
+
+    async def _everyone_saw(self) -> None:
+        await asyncio.gather(*(seen(self._catalog.number) for seen in self._seen))
+
+    def at_end(self, end: Callable[[], None]) -> None:
+        """Call it when it is time to stop."""
+        self._ends.append(end)
 
     def set_ready(self, ready: bool) -> None:
         """Ready only when every model is; not ready as soon as we mean to stop."""
@@ -58,30 +67,34 @@ class EngineHost:
         self.publish()
 
     def publish(self) -> None:
-        entries = {
-            (served.name, served.version): self._entry(key, served)
-            for key, served in self.engine.served.items()
-            if served.state is State.READY
+        fleet = self.engine.fleet
+        self._entries = {
+            key: self._entry(key, served) for key, served in (*fleet.offered.items(), *fleet.leaving.items())
         }
+        entries: dict[tuple[str, str], ModelEntry] = {}
         newest: dict[str, ModelEntry] = {}
-        for entry in entries.values():
+        for key, served in fleet.offered.items():
+            if served.state is not State.READY:
+                continue  # the engine is stopping
+            entry = entries[served.name, served.version] = self._entries[key]
             known = newest.get(entry.name)
             if known is None or int(entry.version) > int(known.version):
                 newest[entry.name] = entry
-        index = [
-            IndexEntry(served.name, served.version, served.state.value, served.reason)
-            for served in self.engine.served.values()
-        ]
-        self._catalog = Catalog(self._catalog.number + 1, self._ready, entries, newest, index, **self.extra)
+        leaving = [self._entries[key] for key in fleet.leaving]
+        index = [IndexEntry(*line) for line in self.engine.index()]
+        number = self._catalog.number + 1
+        self._catalog = Catalog(number, self._ready, entries, newest, index, leaving, **self.extra)
         for listener in self._listeners:
             listener(self._catalog)
 
     def _entry(self, key: int, served: Served) -> ModelEntry:
+        """The one there is, unless its settings changed: what front ends learnt hangs on these objects."""
         config = served.config
-        if key not in self._labels:
-            self._labels[key] = read_labels(config)
-        served.gate = partial(publish, self._write_gate, key)
         document = config_document(config)
+        known = self._entries.get(key)
+        if known is not None and known.config == document:
+            return known
+        served.gate = partial(publish, self._write_gate, key)
         return ModelEntry(
             key=key,
             name=served.name,
@@ -91,8 +104,9 @@ class EngineHost:
             mode=config.mode.value,
             slo=config.policy.slo if isinstance(config.policy, Promise) else None,
             config=document,
-            labels=self._labels[key],
+            labels=served.labels,
             row=(served.slot.row, served.slot.generation),
+            vision=None if served.vision is None else write_vision(served.vision),
         )
 
     # ---- inference and questions ------------------------------------------------------------------------
@@ -135,29 +149,7 @@ class EngineHost:
 
     async def drain(self, timeout: float) -> None:
         """Finish what was accepted, then free the models."""
+        for end in self._ends:
+            end()
         self.set_ready(False)
         await self.engine.stop(timeout)
-
-
-def read_labels(config: ModelConfig) -> Mapping[str, Sequence[str]]:
-    """Class names by output: the output's own file, else the model's, which is for its first output."""
-    labels: dict[str, Sequence[str]] = {}
-    for index, output in enumerate(config.outputs):
-        name = output.labels or (config.labels if index == 0 else None)
-        if name is None:
-            continue
-        folder = config.path if config.path.is_dir() else config.path.parent
-        lines = _lines(folder, name)
-        if lines is None:
-            log.warning("labels-not-found", model=config.name, file=name)
-        else:
-            labels[output.name] = lines
-    return labels
-
-
-def _lines(folder: Path, name: str) -> list[str] | None:
-    file = (folder / name).resolve()
-    if not file.is_relative_to(folder.resolve()) or not file.is_file():
-        return None
-    with file.open(encoding="utf-8", errors="replace") as text:
-        return text.read(_LARGEST_LABELS_FILE).splitlines()

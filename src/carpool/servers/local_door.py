@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from carpool.core.job import INFINITY
-from carpool.engine.engine import shape_key
+from carpool.engine.inputs import shape_key
 from carpool.engine.work import Outcome, Work
 from carpool.errors import CarpoolError
 from carpool.servers.arena import Arena, check_fits
@@ -75,6 +75,10 @@ class LocalDoor:
     @property
     def serving(self) -> bool:
         return self.host.catalog.ready
+
+    def watch(self, listener: Callable[[Catalog], None]) -> None:
+        self.host.listen(listener)
+        listener(self.host.catalog)
 
     def slot(self, size: int) -> Slot | None:
         check_fits(self.arena, size)

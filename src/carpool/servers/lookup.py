@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 
+from carpool.engine.model_state import UNLOADED
 from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.servers.documents import served_versions
 from carpool.servers.door import Catalog, Door, ModelEntry
@@ -26,8 +27,9 @@ def not_serving() -> Unavailable:
 
 def _absent(catalog: Catalog, name: str, version: str) -> CarpoolError:
     shown = name if len(name) <= _LONGEST_SHOWN else name[:_LONGEST_SHOWN] + "…"
-    for line in catalog.index:
-        if line.name == name and version in ("", line.version) and line.state != "READY":
+    lines = [line for line in catalog.index if line.name == name and version in ("", line.version)]
+    for line in lines:
+        if line.state in ("LOADING", "UNAVAILABLE") and line.reason != UNLOADED:
             why = f": {line.reason}" if line.reason else ""
             return Unavailable(f"model '{shown}' is {line.state.lower()}{why}", reason="model-not-ready")
     if name in catalog.newest:
@@ -36,6 +38,8 @@ def _absent(catalog: Catalog, name: str, version: str) -> CarpoolError:
             f"model '{shown}' has no version '{version[:_LONGEST_SHOWN]}'; it serves {served}",
             reason="unknown-version",
         )
+    if lines and not version:
+        return NotFound(f"model '{shown}' is not loaded", reason="model-not-loaded")
     near = difflib.get_close_matches(shown, catalog.newest, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     return NotFound(f"unknown model '{shown}'{hint}", reason="unknown-model")

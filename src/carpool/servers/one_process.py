@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import carpool
 from carpool.config.server import ServerSettings
-from carpool.engine.engine import Engine, Progress
+from carpool.engine.control import Progress
+from carpool.engine.engine import Engine
 from carpool.observe.columns import UP
-from carpool.observe.counters import Table, table_bytes
+from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.observe.prometheus import Exposition
 from carpool.servers.advice import Advice
@@ -22,13 +23,12 @@ from carpool.servers.http.metrics_page import MetricsApp
 from carpool.servers.http.server import HttpServer, check_free, listen
 from carpool.servers.link.gates import GATE_BYTES, GateTable
 from carpool.servers.local_door import LocalDoor
-from carpool.servers.start import HttpFrontend, limits_of
+from carpool.servers.model_control import ControlDesk
+from carpool.servers.pictures.workers import threads_for
+from carpool.servers.processes import Frontend
+from carpool.servers.start import HttpFrontend, limits_of, teach
 
 log = logger("server")
-
-
-def bound_port(sockets: Sequence[socket.socket]) -> int:
-    return int(sockets[0].getsockname()[1])
 
 
 async def serve(
@@ -37,7 +37,7 @@ async def serve(
     stop: asyncio.Event,
     *,
     progress: Progress = lambda _model, _step: None,
-    ready: Callable[[Catalog, int, int], None] = lambda _catalog, _http, _metrics: None,
+    ready: Callable[[Catalog, Mapping[str, int]], None] = lambda _catalog, _ports: None,
 ) -> int:
     """Serve until `stop` is set, then finish what was accepted. `ready` gets the ports in use.
 
@@ -48,27 +48,60 @@ async def serve(
     engine = Engine(*paths, slo_ms=settings.slo_ms, table=table)
     gates = GateTable(bytearray(GATE_BYTES))
     host = EngineHost(engine, gates.write)
+    teach(host, settings)
+    desk = ControlDesk(host, settings)
     door = LocalDoor(host, max_bytes=settings.slots * settings.slot_bytes)
     door.advice = Advice(gates.read, host.ask)
     metrics = Exposition(table, version=carpool.__version__).page
-    app = HttpApp(door, block, metrics, max_body_bytes=settings.max_body_bytes)
-    for port in filter(None, (settings.http_port, settings.metrics_port)):
-        check_free(settings.host, port)
-    http_sockets = listen(settings.host, settings.http_port)
-    metrics_sockets = listen(settings.host, settings.metrics_port)
-    servers = [HttpServer(a, limits_of(settings)) for a in (app, MetricsApp(metrics))]
-    for server, sockets in zip(servers, (http_sockets, metrics_sockets), strict=True):
-        await server.start(sockets)
-    frontend = HttpFrontend(app, servers, block.server)
+    app = HttpApp(
+        door,
+        block,
+        metrics,
+        table=table,
+        max_body_bytes=settings.max_body_bytes,
+        picture_threads=threads_for(1),
+    )
+    sockets = _sockets(settings)
+    ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}
+    servers = {
+        "http": HttpServer(app, limits_of(settings)),
+        "metrics": HttpServer(MetricsApp(metrics), limits_of(settings)),
+    }
+    for name, server in servers.items():
+        await server.start(sockets[name])
+    frontends: list[Frontend] = [HttpFrontend(app, list(servers.values()), block.server)]
+    if "grpc" in sockets:
+        frontends.append(await _grpc(door, block, settings, sockets["grpc"]))
     try:
-        await engine.start(progress)
+        await desk.open(progress)
         block.server.set(UP, 1.0)
         host.set_ready(True)
-        ready(host.catalog, bound_port(http_sockets), bound_port(metrics_sockets))
+        ready(host.catalog, ports)
         await stop.wait()
         log.info("draining", seconds=settings.drain_s)
     finally:
         host.set_ready(False)
         drain_s = settings.drain_s
-        cut_off, _ = await asyncio.gather(frontend.stop(drain_s), host.drain(drain_s))
-    return cut_off
+        stopping = asyncio.gather(*(frontend.stop(drain_s) for frontend in frontends))
+        cut_off, _ = await asyncio.gather(stopping, host.drain(drain_s))
+    return sum(cut_off)
+
+
+def _sockets(settings: ServerSettings) -> dict[str, list[socket.socket]]:
+    """Bound, by the name of their port. Those of gRPC only hold theirs."""
+    wanted = {"http": settings.http_port, "metrics": settings.metrics_port}
+    if settings.grpc_frontends:
+        wanted["grpc"] = settings.grpc_port
+    for port in filter(None, wanted.values()):
+        check_free(settings.host, port)
+    return {name: listen(settings.host, port, accepting=name != "grpc") for name, port in wanted.items()}
+
+
+async def _grpc(
+    door: LocalDoor, block: Block, settings: ServerSettings, reserved: Sequence[socket.socket]
+) -> Frontend:
+    from carpool.servers.grpc.server import GrpcServer  # only for those who want it
+
+    server = GrpcServer(door, block, settings)
+    await server.start(reserved)
+    return server

@@ -33,6 +33,7 @@ from carpool.servers.link.control import Control, Message
 from carpool.servers.link.engine_side import EngineLike, EngineSide
 from carpool.servers.link.gates import GateTable
 from carpool.servers.link.remote_door import RemoteDoor
+from carpool.servers.log_settings import apply_log_settings
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -88,7 +89,11 @@ def written(settings: ServerSettings) -> dict[str, Any]:
 
 def _read_settings(fields: Mapping[str, Any]) -> ServerSettings:
     cache_dir = fields["cache_dir"]
-    return ServerSettings(**{**fields, "cache_dir": None if cache_dir is None else Path(cache_dir)})
+    as_they_were = {
+        "cache_dir": None if cache_dir is None else Path(cache_dir),
+        "load_models": tuple(fields["load_models"]),
+    }
+    return ServerSettings(**{**fields, **as_they_were})
 
 
 def _load(name: str) -> Callable[..., Any]:
@@ -112,6 +117,7 @@ class EngineProcess:
         self._side: EngineSide | None = None
         self._early: list[Message] = []
         self._was_ready = False
+        self._logging: Mapping[str, Any] = {}
 
     async def run(self) -> int:
         obeying = asyncio.create_task(self._obey())
@@ -130,8 +136,8 @@ class EngineProcess:
         )
         for message in self._early:
             await self._attach(self._side, message)
-        engine.listen(self._report_ready)
-        self._report_ready(engine.catalog)
+        engine.listen(self._report)
+        self._report(engine.catalog)
         within_s = await obeying
         if within_s is not None:
             await engine.drain(within_s)
@@ -172,7 +178,10 @@ class EngineProcess:
         link, arena = message.files
         await side.attach(message.body["frontend"], socket.socket(fileno=link), arena)
 
-    def _report_ready(self, catalog: Catalog) -> None:
+    def _report(self, catalog: Catalog) -> None:
+        if catalog.logging != self._logging:
+            self._logging = catalog.logging
+            self._control.send("logging", settings=dict(catalog.logging))
         if catalog.ready and not self._was_ready:
             self._was_ready = True
             self._control.send("ready", models=[f"{name}:{version}" for name, version in catalog.entries])
@@ -195,6 +204,7 @@ class FrontendProcess:
             max_answer_bytes=self._settings.max_body_bytes,
             broken=self._broken.set,
         )
+        door.watch(lambda catalog: apply_log_settings(catalog.logging))
         start: StartFrontend = _load(self._first.body["start"])
         sockets = iter(listening)
         parts = FrontendParts(

@@ -1,9 +1,10 @@
-"""What runs in each process: the engine behind its links, the HTTP front end behind its door."""
+"""What runs in each process: the engine behind its links, the front ends behind their doors."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import carpool
 from carpool.config.server import ServerSettings
@@ -14,11 +15,18 @@ from carpool.observe.logs import logger
 from carpool.observe.prometheus import Exposition
 from carpool.servers.advice import Advice
 from carpool.servers.host import EngineHost
-from carpool.servers.http.app import HttpApp
 from carpool.servers.http.limits import Limits
 from carpool.servers.http.metrics_page import MetricsApp
 from carpool.servers.http.server import HttpServer
-from carpool.servers.processes import FrontendParts
+from carpool.servers.log_settings import LogSettings
+from carpool.servers.memory_registry import MemoryRegistry
+from carpool.servers.model_control import ControlDesk
+from carpool.servers.pictures.workers import threads_for
+from carpool.servers.processes import Frontend, FrontendParts
+from carpool.servers.trace_settings import TraceSettings
+
+if TYPE_CHECKING:
+    from carpool.servers.http.app import HttpApp
 
 _COUNT_EVERY_S = 1.0
 
@@ -34,6 +42,13 @@ def limits_of(settings: ServerSettings) -> Limits:
     )
 
 
+def teach(host: EngineHost, settings: ServerSettings) -> None:
+    """What front ends can ask of the engine besides inference and models."""
+    MemoryRegistry(host, allowed=settings.allow_client_shm)
+    LogSettings(host, settings.log_level)
+    TraceSettings(host, settings.trace_file)
+
+
 async def engine(
     settings: ServerSettings,
     paths: Sequence[str],
@@ -42,12 +57,13 @@ async def engine(
     block: int,
     write_gate: Callable[..., None],
 ) -> EngineHost:
-    """Load every model; the front ends answer that they are alive, but not ready, until this returns."""
+    """Load the models; the front ends answer that they are alive, but not ready, until this returns."""
     log = logger("engine")
     mine = table.block(block)
     served = Engine(*paths, slo_ms=settings.slo_ms, table=table, block=mine)
     host = EngineHost(served, write_gate)
-    await served.start(lambda model, step: log.debug("loading", model=model, step=step))
+    teach(host, settings)
+    await ControlDesk(host, settings).open(lambda model, step: log.debug("loading", model=model, step=step))
     mine.server.set(UP, 1.0)
     host.set_ready(True)
     return host
@@ -74,12 +90,30 @@ class HttpFrontend:
 
 
 async def http(parts: FrontendParts) -> HttpFrontend:
+    from carpool.servers.http.app import HttpApp  # the engine runs this file too, without opencv
+
     parts.door.advise(Advice(parts.gates.read, parts.door.ask))
     page = Exposition(parts.table, version=carpool.__version__).page
     block = parts.table.block(parts.block)
-    app = HttpApp(parts.door, block, page, max_body_bytes=parts.settings.max_body_bytes)
+    app = HttpApp(
+        parts.door,
+        block,
+        page,
+        table=parts.table,
+        max_body_bytes=parts.settings.max_body_bytes,
+        picture_threads=threads_for(parts.settings.frontends),
+    )
     limits = limits_of(parts.settings)
     servers = {"http": HttpServer(app, limits), "metrics": HttpServer(MetricsApp(page), limits)}
     for name, server in servers.items():
         await server.start(parts.sockets[name])
     return HttpFrontend(app, list(servers.values()), block.server)
+
+
+async def grpc(parts: FrontendParts) -> Frontend:
+    from carpool.servers.grpc.server import GrpcServer  # the engine runs this file too, without grpcio
+
+    parts.door.advise(Advice(parts.gates.read, parts.door.ask))
+    server = GrpcServer(parts.door, parts.table.block(parts.block), parts.settings)
+    await server.start(parts.sockets["grpc"])
+    return server

@@ -26,6 +26,7 @@ from carpool.servers.child import Child
 from carpool.servers.http.server import check_free, listen
 from carpool.servers.link.control import Message
 from carpool.servers.link.gates import GATE_BYTES
+from carpool.servers.log_settings import apply_log_settings
 from carpool.servers.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED, written
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
@@ -48,6 +49,7 @@ class FrontendKind:
     start: str  # module:function, a StartFrontend
     count: int
     ports: Mapping[str, int]
+    accepts: bool = True  # on our sockets; else they only hold the port, and the child makes its own
 
 
 @dataclass(slots=True, eq=False)
@@ -152,7 +154,7 @@ class Supervisor:
         if child.age >= _STABLE_S:
             post.delay = _FIRST_DELAY_S
         delay, post.delay = post.delay, min(2 * post.delay, _LONGEST_DELAY_S)
-        if delay >= _DIVERT_S and len(self._posts) > 1:
+        if delay >= _DIVERT_S and sum(other.kind is post.kind for other in self._posts) > 1:
             post.close()
         fields = {"child": child.pid, "ending": _ending(code), "restart_in_s": delay}
         _log.error("process-died", role=post.role, **fields, **({"error": post.error} if post.error else {}))
@@ -194,6 +196,8 @@ class Supervisor:
             models = list(message.body["models"])
             _log.info("ready", models=" ".join(models), host=self._settings.host, **self.ports)
             self._ready(self.ports, models)
+        elif message.word == "logging":
+            apply_log_settings(message.body["settings"])
         elif message.word == "failed":
             post.error = str(message.body["error"])
         elif message.word == "dropped":
@@ -277,7 +281,7 @@ class Supervisor:
             known = self.ports.get(name)
             if known is None and port:
                 check_free(self._settings.host, port)
-            post.sockets[name] = listen(self._settings.host, known or port)
+            post.sockets[name] = listen(self._settings.host, known or port, accepting=post.kind.accepts)
             self.ports[name] = post.sockets[name][0].getsockname()[1]
 
     def _renew(self, post: Post) -> None:

@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable
 
-from carpool.errors import InvalidInput
+from carpool.errors import InvalidInput, Unsupported
 from carpool.types import Datatype, RequestedOutput, Signature, TensorSpec
 from carpool.wire.head import RequestHead, TensorHead
 from carpool.wire.parameters import DEFAULT_OPTIONS, shorten
@@ -33,6 +33,11 @@ def check_head(head: RequestHead, signature: Signature) -> RequestHead:
     if len(head.inputs) != len(specs):
         raise _missing(head, signature)
     _check_outputs(head, signature)
+    if head.options.sequence_id:  # 0 and "" are what clients send for none
+        raise Unsupported(
+            "sequences are not offered: each request is answered on its own; leave sequence_id out",
+            field="parameters.sequence_id",
+        )
     head.batch = batch or 1
     return head
 

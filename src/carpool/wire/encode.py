@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from carpool.errors import CarpoolError, ModelError, Unsupported
-from carpool.types import InferRequest, InferResponse, RequestedOutput, Tensor
+from carpool.types import Datatype, InferRequest, InferResponse, RequestedOutput, SharedMemory, Tensor
 from carpool.wire.check import check_form
 from carpool.wire.classification import classify
 from carpool.wire.head import Buffer
@@ -16,6 +16,14 @@ from carpool.wire.parameters import write_options, write_shared_memory
 from carpool.wire.tensors import blame, to_binary, to_json
 
 _NO_LABELS: Mapping[str, Sequence[str]] = {}
+
+
+class Placed(NamedTuple):
+    """An output that was written to a client's memory: what the answer says of it."""
+
+    datatype: Datatype
+    shape: tuple[int, ...]
+    place: SharedMemory  # `byte_size` is what was written
 
 
 class Encoded(NamedTuple):
@@ -26,6 +34,9 @@ class Encoded(NamedTuple):
     header_length: int | None  # for Inference-Header-Content-Length; None when nothing is binary
 
 
+_NONE_PLACED: Mapping[str, Placed] = {}
+
+
 def encode_response(
     response: InferResponse,
     outputs: Sequence[RequestedOutput] = (),
@@ -33,8 +44,12 @@ def encode_response(
     binary_output: bool = False,
     labels: Mapping[str, Sequence[str]] = _NO_LABELS,
     batched: bool = True,
+    placed: Mapping[str, Placed] = _NONE_PLACED,
 ) -> Encoded:
-    """The answer as the client asked for it: `outputs` and `binary_output` are the request's."""
+    """The answer as the client asked for it: `outputs` and `binary_output` are the request's.
+
+    Outputs that are wanted in shared memory must be there already, and in `placed`.
+    """
     if not outputs:
         outputs = [RequestedOutput(tensor.name, binary_output) for tensor in response.outputs]
     produced = {tensor.name: tensor for tensor in response.outputs}
@@ -45,10 +60,9 @@ def encode_response(
         if tensor is None:
             raise ModelError(f"the model gave no output '{output.name}'", field=f"output '{output.name}'")
         if output.shared_memory is not None:
-            raise Unsupported(f"output '{output.name}' is wanted in shared memory, which is not enabled")
-        check_form(output, tensor.datatype)
-        if output.classification:
-            tensor = classify(tensor, output.classification, labels.get(output.name, ()), batched=batched)
+            listed.append(_list_placed(output.name, placed.get(output.name)))
+            continue
+        tensor = as_requested(output, tensor, labels.get(output.name, ()), batched=batched)
         listed.append(_list_tensor(tensor, output.binary, "output", tail))
     document: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:
@@ -57,6 +71,16 @@ def encode_response(
         document["parameters"] = response.parameters
     document["outputs"] = listed
     return _join(document, tail)
+
+
+def as_requested(
+    output: RequestedOutput, tensor: Tensor, labels: Sequence[str] = (), *, batched: bool = True
+) -> Tensor:
+    """The tensor itself, or its best classes."""
+    check_form(output, tensor.datatype)
+    if output.classification:
+        return classify(tensor, output.classification, labels, batched=batched)
+    return tensor
 
 
 def encode_request(request: InferRequest, *, binary: bool = True) -> Encoded:
@@ -92,8 +116,8 @@ def encode_error(error: CarpoolError) -> bytes:
         return orjson.dumps(document)
 
 
-def _list_tensor(tensor: Tensor, binary: bool, kind: str, tail: list[Buffer]) -> dict[str, Any]:
-    """The tensor's entry in the JSON head; its bytes are added to the tail when it is binary."""
+def check_array(tensor: Tensor, kind: str) -> None:
+    """The array must be what the tensor says it is."""
     if tensor.data.shape != tensor.shape or tensor.data.dtype != tensor.datatype.dtype:
         owner = f"{kind} '{tensor.name}'"
         raise blame(kind)(
@@ -101,6 +125,11 @@ def _list_tensor(tensor: Tensor, binary: bool, kind: str, tail: list[Buffer]) ->
             f" not the {tensor.datatype.value}{list(tensor.shape)} it says",
             field=owner,
         )
+
+
+def _list_tensor(tensor: Tensor, binary: bool, kind: str, tail: list[Buffer]) -> dict[str, Any]:
+    """The tensor's entry in the JSON head; its bytes are added to the tail when it is binary."""
+    check_array(tensor, kind)
     entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype.value, "shape": tensor.shape}
     if binary:
         data = to_binary(tensor)
@@ -109,6 +138,18 @@ def _list_tensor(tensor: Tensor, binary: bool, kind: str, tail: list[Buffer]) ->
     else:
         entry["data"] = to_json(tensor, kind)
     return entry
+
+
+def _list_placed(name: str, placed: Placed | None) -> dict[str, Any]:
+    if placed is None:
+        raise Unsupported(f"output '{name}' is wanted in shared memory, which is not enabled")
+    return {
+        "name": name,
+        "datatype": placed.datatype.value,
+        "shape": placed.shape,
+        # Triton's C++ client reads a size from any parameters that an output has: none of it follows here.
+        "parameters": {**write_shared_memory(placed.place), "binary_data_size": 0},
+    }
 
 
 def _list_requested(output: RequestedOutput) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def parse_head(json: Buffer) -> RequestHead:
         raise InvalidInput("id must be a string", field="id")
     options, binary_output = read_options(read_object(document.get("parameters"), "parameters"))
     inputs, tail_size = parse_tensors(document, "input")
-    outputs = _parse_requested(document.get("outputs"), binary_output)
+    outputs = parse_requested(document.get("outputs"), binary_output)
     return RequestHead(request_id, inputs, outputs, options, binary_output, tail_size)
 
 
@@ -98,11 +98,12 @@ def parse_tensors(document: dict[str, Any], kind: str) -> tuple[list[TensorHead]
         tail_size += head.size
         heads.append(head)
     if len(heads) > 1:
-        _check_unique([head.name for head in heads], kind)
+        check_unique([head.name for head in heads], kind)
     return heads, tail_size
 
 
-def _parse_tensor(entry: Any, kind: str, offset: int) -> TensorHead:
+def begin_tensor(entry: Any, kind: str, offset: int) -> tuple[TensorHead, int]:
+    """A listed tensor and its number of elements, before it is known where its data is."""
     name = _read_name(entry, kind)
     datatype_name = entry.get("datatype")
     datatype = DATATYPES.get(datatype_name) if type(datatype_name) is str else None
@@ -112,13 +113,18 @@ def _parse_tensor(entry: Any, kind: str, offset: int) -> TensorHead:
             field=f"{kind} {shorten(name)}.datatype",
         )
     shape, elements = _read_shape(entry.get("shape"), name, kind)
+    return TensorHead(name, datatype, shape, offset), elements
+
+
+def _parse_tensor(entry: Any, kind: str, offset: int) -> TensorHead:
+    head, elements = begin_tensor(entry, kind, offset)
     parameters = entry.get("parameters")
     if type(parameters) is dict and "data" not in entry and "shared_memory_region" not in parameters:
         size = parameters.get("binary_data_size")
-        if type(size) is int and size == elements * datatype.size and datatype.size:
-            return TensorHead(name, datatype, shape, offset, size)
-    head = TensorHead(name, datatype, shape, offset)
-    _place_data(head, entry, elements, f"{kind} {shorten(name)}")
+        if type(size) is int and size == elements * head.datatype.size and head.datatype.size:
+            head.size = size
+            return head
+    _place_data(head, entry, elements, f"{kind} {shorten(head.name)}")
     return head
 
 
@@ -203,7 +209,7 @@ def _bad_shape(name: str, kind: str, complaint: str) -> InvalidInput:
     return InvalidInput(f"{field} {complaint}", field=field)
 
 
-def _check_unique(names: list[str], kind: str) -> None:
+def check_unique(names: list[str], kind: str) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -211,12 +217,12 @@ def _check_unique(names: list[str], kind: str) -> None:
         seen.add(name)
 
 
-def _parse_requested(entries: Any, binary_output: bool) -> Sequence[RequestedOutput]:
+def parse_requested(entries: Any, binary_output: bool) -> Sequence[RequestedOutput]:
     if entries is None:
         return ()
     requested = [_parse_output(entry, binary_output) for entry in read_list({"outputs": entries}, "outputs")]
     if len(requested) > 1:
-        _check_unique([output.name for output in requested], "output")
+        check_unique([output.name for output in requested], "output")
     return requested
 
 
@@ -231,8 +237,4 @@ def _parse_output(entry: Any, binary_output: bool) -> RequestedOutput:
         classification = read_uint(parameters["classification"], f"{owner}.parameters.classification")
     if "shared_memory_region" in parameters:
         shared = read_shared_memory(parameters, owner)
-        if classification:
-            raise InvalidInput(
-                f"{owner} cannot be classified into shared memory", field=f"{owner}.parameters.classification"
-            )
     return RequestedOutput(name, binary, classification, shared)

@@ -113,7 +113,7 @@ def front_end(*given: FakeModel, slots: int = 64, **limits: Any) -> Iterator[Fro
     table = Table(bytearray(table_bytes(1)))
     door = FakeDoor(*(given or models()), slots=slots, table=table)
     page = Exposition(table, "test").page
-    app = HttpApp(door, table.block(0), page, max_body_bytes=1 << 20)
+    app = HttpApp(door, table.block(0), page, table=table, max_body_bytes=1 << 20)
     with serving(app, **limits) as server:
         yield FrontEnd(server, door, app)
         server.call(app.close)

@@ -211,26 +211,6 @@ def test_errors_reach_the_caller(client: InferenceServerClient) -> None:
     assert raised.value.status() == "404"
 
 
-def test_what_is_not_there_says_so(client: InferenceServerClient) -> None:
-    calls = [
-        lambda: client.load_model("image"),
-        lambda: client.unload_model("image"),
-        client.get_system_shared_memory_status,
-        lambda: client.register_system_shared_memory("r", "/k", 8),
-        client.unregister_system_shared_memory,
-        client.get_cuda_shared_memory_status,
-        client.unregister_cuda_shared_memory,
-        client.get_trace_settings,
-        lambda: client.update_trace_settings("image", {"trace_rate": "1"}),
-        client.get_log_settings,
-        lambda: client.update_log_settings({"log_info": True}),
-    ]
-    for call in calls:
-        with pytest.raises(InferenceServerException, match="is not available on this server") as raised:
-            call()
-        assert raised.value.status() == "501"
-
-
 def test_models_that_are_not_ready(front: FrontEnd, client: InferenceServerClient) -> None:
     line = IndexEntry("later", "1", "LOADING")
     catalog = front.door.catalog

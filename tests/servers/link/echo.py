@@ -105,7 +105,7 @@ class EchoEngine:
             return {"y": np.resize(work.inputs["x"], (work.images, 1 << 20))}
         return {"y": work.inputs["x"]}
 
-    def listen(self, listener: Callable[[Catalog], None]) -> None:
+    def listen(self, listener: Callable[[Catalog], None], seen: object = None) -> None:
         self._listeners.append(listener)
 
     def publish(self, *entries: ModelEntry) -> None:

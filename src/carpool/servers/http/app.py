@@ -6,11 +6,19 @@ from collections.abc import Callable
 from typing import cast
 
 from carpool.errors import CarpoolError
-from carpool.observe.counters import Block
+from carpool.observe.counters import Block, Table
 from carpool.servers.door import Door
-from carpool.servers.http import handlers
+from carpool.servers.http import (
+    console_handlers,
+    control_handlers,
+    handlers,
+    image_handlers,
+    memory_handlers,
+    setting_handlers,
+)
 from carpool.servers.http.exchange import BodyPlan, Exchange
 from carpool.servers.http.handlers import Handler, Start, Starter, missing, per_request
+from carpool.servers.http.image_route import TASK_ROUTES, start_predict, start_task
 from carpool.servers.http.infer import start_infer
 from carpool.servers.http.limits import MIB
 from carpool.servers.http.parsing import RequestHead
@@ -29,16 +37,17 @@ def _post(pattern: str, handler: Handler) -> Route[Starter]:
 
 
 _MODEL = "/v2/models/{model}[/versions/{version}]"
-_SYSTEM_MEMORY = missing("system shared memory is")
-_CUDA_MEMORY = missing("CUDA shared memory is")
-_CONTROL = missing("loading and unloading models while the server runs is")
-_TRACE = missing("tracing is")
-_LOGGING = missing("changing the log settings while the server runs is")
 _GENERATE = missing("the generate extension is")
 
 ROUTES: tuple[Route[Starter], ...] = (
     Route("POST", f"{_MODEL}/infer", start_infer),
-    _get("/", handlers.front_page),
+    *(Route("POST", path, start_task(task)) for task, path in TASK_ROUTES.items()),
+    Route("POST", "/models/{model}/predict", start_predict),
+    _get("/", console_handlers.front_page),
+    _get("/console/live", console_handlers.console_live),
+    _get("/console/{file}", console_handlers.console_file),
+    _get("/openapi.json", image_handlers.describe),
+    _get("/docs", image_handlers.read),
     _get("/health", handlers.health),
     _get("/metrics", handlers.metrics),
     _get("/v2", handlers.server_metadata),
@@ -51,18 +60,18 @@ ROUTES: tuple[Route[Starter], ...] = (
     _get(f"{_MODEL}/stats", handlers.statistics),
     _post("/v2/repository/index", handlers.repository_index),
     _post("/v2/repository/{repository}/index", missing("naming one of several repositories is")),
-    _post("/v2/repository[/{repository}]/models/{model}/load", _CONTROL),
-    _post("/v2/repository[/{repository}]/models/{model}/unload", _CONTROL),
-    _get("/v2/systemsharedmemory[/region/{region}]/status", _SYSTEM_MEMORY),
-    _post("/v2/systemsharedmemory/region/{region}/register", _SYSTEM_MEMORY),
-    _post("/v2/systemsharedmemory[/region/{region}]/unregister", _SYSTEM_MEMORY),
-    _get("/v2/cudasharedmemory[/region/{region}]/status", _CUDA_MEMORY),
-    _post("/v2/cudasharedmemory/region/{region}/register", _CUDA_MEMORY),
-    _post("/v2/cudasharedmemory[/region/{region}]/unregister", _CUDA_MEMORY),
-    _get("/v2[/models/{model}]/trace/setting", _TRACE),
-    _post("/v2[/models/{model}]/trace/setting", _TRACE),
-    _get("/v2/logging", _LOGGING),
-    _post("/v2/logging", _LOGGING),
+    _post("/v2/repository[/{repository}]/models/{model}/load", control_handlers.load),
+    _post("/v2/repository[/{repository}]/models/{model}/unload", control_handlers.unload),
+    _get("/v2/systemsharedmemory[/region/{region}]/status", memory_handlers.system_status),
+    _post("/v2/systemsharedmemory/region/{region}/register", memory_handlers.register_system),
+    _post("/v2/systemsharedmemory[/region/{region}]/unregister", memory_handlers.unregister_system),
+    _get("/v2/cudasharedmemory[/region/{region}]/status", memory_handlers.cuda_status),
+    _post("/v2/cudasharedmemory/region/{region}/register", memory_handlers.register_cuda),
+    _post("/v2/cudasharedmemory[/region/{region}]/unregister", memory_handlers.unregister_cuda),
+    _get("/v2[/models/{model}]/trace/setting", setting_handlers.trace_settings),
+    _post("/v2[/models/{model}]/trace/setting", setting_handlers.update_trace_settings),
+    _get("/v2/logging", setting_handlers.log_settings),
+    _post("/v2/logging", setting_handlers.update_log_settings),
     _post(f"{_MODEL}/generate", _GENERATE),
     _post(f"{_MODEL}/generate_stream", _GENERATE),
 )
@@ -71,14 +80,22 @@ ROUTES: tuple[Route[Starter], ...] = (
 class HttpApp:
     """Serves the v2 protocol from behind a door. One per front end, in its loop's thread.
 
-    `block` is this process's part of the counters; `metrics` makes the metrics page. `max_body_bytes` bounds
-    bodies that are gathered in memory, counted after decompression; the server bounds all of them.
+    `table` holds the counters of all processes and `block` is this one's part of it; `metrics` makes the
+    metrics page. `max_body_bytes` bounds bodies that are gathered in memory, counted after decompression; the
+    server bounds all of them. `picture_threads` decode pictures.
     """
 
     def __init__(
-        self, door: Door, block: Block, metrics: Callable[[], bytes], *, max_body_bytes: int = 64 * MIB
+        self,
+        door: Door,
+        block: Block,
+        metrics: Callable[[], bytes],
+        *,
+        table: Table,
+        max_body_bytes: int = 64 * MIB,
+        picture_threads: int = 1,
     ) -> None:
-        self._service = Service(door, block, metrics, max_body_bytes)
+        self._service = Service(door, block, metrics, table, max_body_bytes, picture_threads)
         self._router = Router(ROUTES)
 
     def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from carpool import __version__
 from carpool.errors import CarpoolError, Unsupported
@@ -15,6 +15,7 @@ from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.responses import JSON_FIELDS
 from carpool.servers.http.service import Service, answer_document
 from carpool.servers.lookup import not_serving
+from carpool.wire.head import load_object
 from carpool.wire.v2 import encode_error
 
 Variables: TypeAlias = Mapping[str, str]
@@ -23,14 +24,7 @@ Start: TypeAlias = Callable[[Exchange], BodyPlan]
 Starter: TypeAlias = Callable[[Service, RequestHead, Variables], Start]
 """Works out once, for all requests that share a head, what each of them starts with."""
 
-_MAX_INDEX_BODY = 64 * 1024
-_FRONT_PAGE = (
-    b"Carpool serves vision models over the v2 inference protocol.\n\n"
-    b"/v2                   this server and what it can do\n"
-    b"/v2/repository/index  its models (POST)\n"
-    b"/v2/health/ready      whether it serves\n"
-    b"/metrics              for Prometheus\n"
-)
+_MAX_INDEX_BODY = _MAX_JSON_BODY = 64 * 1024
 
 
 def per_request(handler: Handler) -> Starter:
@@ -40,10 +34,6 @@ def per_request(handler: Handler) -> Starter:
         return lambda exchange: handler(service, exchange, variables)
 
     return starter
-
-
-def front_page(_service: Service, exchange: Exchange, _variables: Variables) -> None:
-    exchange.respond(200, b"content-type: text/plain; charset=utf-8\r\n", _FRONT_PAGE)
 
 
 def live(_service: Service, exchange: Exchange, _variables: Variables) -> None:
@@ -97,6 +87,18 @@ def repository_index(service: Service, exchange: Exchange, _variables: Variables
         answer_document(exchange, documents.index(service.door.catalog.index, only_ready=only_ready))
 
     return Collect(_MAX_INDEX_BODY, answer)
+
+
+def with_json(exchange: Exchange, use: Callable[[dict[str, Any]], None]) -> Collect:
+    """For a small body that is a JSON object; an empty one is an empty object."""
+
+    def received(body: bytes | bytearray, _at: float) -> None:
+        try:
+            use(load_object(body, "request") if body.strip() else {})
+        except CarpoolError as error:
+            answer_error(exchange, error)
+
+    return Collect(_MAX_JSON_BODY, received)
 
 
 def metrics(service: Service, exchange: Exchange, _variables: Variables) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from carpool.errors import CarpoolError
 from carpool.observe.counters import Row
@@ -11,6 +12,7 @@ from carpool.servers.door import Catalog, ModelEntry
 from carpool.servers.http.exchange import BodyPlan, Collect, Exchange, Receive
 from carpool.servers.http.handlers import Start
 from carpool.servers.http.infer_head import read_infer_head
+from carpool.servers.http.infer_pictures import PictureInference
 from carpool.servers.http.inference import Inference, no_slots
 from carpool.servers.http.parsing import RequestHead
 from carpool.servers.http.refusals import answer_error
@@ -22,6 +24,13 @@ def start_infer(service: Service, head: RequestHead, variables: Mapping[str, str
     return InferRoute(service, head, variables["model"], variables.get("version", "")).begin
 
 
+class Target(NamedTuple):
+    """What serves a request, and where it is counted."""
+
+    entry: ModelEntry
+    row: Row
+
+
 class InferRoute:
     """Requests with one head: which model they want, where their bodies go, and what else it says."""
 
@@ -29,11 +38,10 @@ class InferRoute:
         self.service = service
         self.asked = read_infer_head(head)
         self.size = head.content_length or 0
-        self.entry: ModelEntry
-        self.row: Row
         self._model = model
         self._version = version
         self._catalog: Catalog | None = None
+        self._target: Target | None = None
 
     def begin(self, exchange: Exchange) -> BodyPlan:
         """Refuse before the body what can be refused, else say where it goes."""
@@ -41,34 +49,33 @@ class InferRoute:
         try:
             if not door.serving:
                 raise not_serving()
-            if door.catalog is not self._catalog:
-                self._look_up()
             now = exchange.head_at
-            refusal: CarpoolError | None = door.refuses(self.entry, now + self.asked.budget, now)
+            refusal: CarpoolError | None = door.refuses(self.current().entry, now + self.asked.budget, now)
             if refusal is None:
                 return self._plan(exchange)
         except CarpoolError as error:
             refusal = error
         answer_error(exchange, refusal)
-        self.failed(refusal)
+        if self._target is not None:  # else nobody knows whose failure it is
+            count_failure(self._target.row, refusal, 0.0)
         return None
 
-    def failed(self, error: BaseException, seconds: float = 0.0) -> None:
-        """Count a failure, if it is known whose."""
-        if self._catalog is not None:
-            count_failure(self.row, error, seconds)
+    def current(self) -> Target:
+        """What serves these requests now: a change of the catalogue holds from the next look on."""
+        catalog = self.service.door.catalog
+        if catalog is not self._catalog or self._target is None:
+            self._target = None
+            entry = self.service.look_up(self._model, self._version)
+            self._target = Target(entry, self.service.row(entry))
+            self._catalog = catalog
+        return self._target
 
     def _plan(self, exchange: Exchange) -> BodyPlan:
         service = self.service
+        kind = Inference if self.current().entry.vision is None else PictureInference
         if not self.asked.in_place:
-            return Collect(service.max_body_bytes, Inference(self, exchange, None).collected)
+            return Collect(service.max_body_bytes, kind(self, exchange, None).collected)
         slot = service.door.slot(self.size)
         if slot is None:
             raise no_slots()
-        return Receive(slot.view, Inference(self, exchange, slot).received)
-
-    def _look_up(self) -> None:
-        self._catalog = None
-        self.entry = self.service.look_up(self._model, self._version)
-        self.row = self.service.row(self.entry)
-        self._catalog = self.service.door.catalog
+        return Receive(slot.view, kind(self, exchange, slot).received)

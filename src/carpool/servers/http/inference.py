@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from carpool.engine.work import Timing
 from carpool.errors import CarpoolError, Unavailable
-from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT, REQUEST_SECONDS
+from carpool.observe.columns import BYTES_RECEIVED, REQUEST_SECONDS
+from carpool.observe.failures import count_failure
+from carpool.servers.client_memory import Fetch, Outlets, names_regions
 from carpool.servers.door import Answer, Call, Slot
-from carpool.servers.http.compressing import WORTH_COMPRESSING, answer_compressed
 from carpool.servers.http.exchange import Exchange
+from carpool.servers.http.infer_answer import TIMING, send_answer
 from carpool.servers.http.packing import check, is_in_place, is_plain, prepare, takes_long
 from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.service import log
 from carpool.types import InferResponse
 from carpool.wire.v2 import (
-    HEADER_LENGTH,
     Buffer,
-    Encoded,
+    Placed,
     RequestHead,
     check_tail,
     encode_response,
@@ -30,29 +34,34 @@ from carpool.wire.v2 import (
 if TYPE_CHECKING:
     from carpool.servers.http.infer import InferRoute
 
+T = TypeVar("T")
 _Prepared: TypeAlias = tuple[RequestHead, list[Buffer]]
-
-_TIMING = (
-    b'Server-Timing: decode;dur=%.3f, queue;dur=%.3f, infer;dur=%.3f, post;dur=%.3f, batch;desc="%d"\r\n'
-)
-_JSON_ANSWER = b"Content-Type: application/json\r\n" + _TIMING
-_BINARY_ANSWER = (
-    b"Content-Type: application/octet-stream\r\n" + HEADER_LENGTH.encode() + b": %d\r\n" + _TIMING
-)
-_JOINED = 8 * 1024  # up to here one more copy is cheaper than sending pieces
+_NONE_PLACED: Mapping[str, Placed] = {}
 _LEFT = asyncio.CancelledError("the client left")
 
 
 class Inference:
     """One request. It holds a slot until the door takes it over, then a call until the answer is sent."""
 
-    __slots__ = ("_arrived", "_call", "_exchange", "_head", "_offered", "_route", "_slot")
+    __slots__ = (
+        "_arrived",
+        "_call",
+        "_exchange",
+        "_head",
+        "_offered",
+        "_outlets",
+        "_route",
+        "_slot",
+        "_target",
+    )
 
     def __init__(self, route: InferRoute, exchange: Exchange, slot: Slot | None) -> None:
         self._route = route
         self._exchange = exchange
         self._slot = slot
+        self._target = route.current()
         self._call: Call | None = None
+        self._outlets: Outlets | None = None  # for outputs that the client wants in its own memory
         self._arrived = 0.0
         self._offered = 0.0
         self._head: RequestHead
@@ -72,7 +81,8 @@ class Inference:
         route.service.server_row.add(BYTES_RECEIVED, size)
         try:
             view = slot.view
-            signature = route.entry.signature
+            self._target = route.current()  # what serves may have changed while the body came
+            signature = self._target.entry.signature
             head = read_head(view[:end], signature) if end else raw_head(signature, size)
             check_tail(head, size - end)
             if not is_plain(head):
@@ -80,6 +90,7 @@ class Inference:
                     self._prepare(bytes(view[:size]))
                     return
                 check(head, view[end:size])
+                self._outlets = route.service.memory.outlets(head.outputs)
             self._offer(head, slot, end)
         except CarpoolError as error:
             self._fail(error)
@@ -89,50 +100,82 @@ class Inference:
         self._arrived = at
         self._route.service.server_row.add(BYTES_RECEIVED, self._route.size or len(body))
         try:
+            self._target = self._route.current()
             self._prepare(body)
         except CarpoolError as error:
             self._fail(error)
 
     def _prepare(self, body: bytes | bytearray) -> None:
         """The rarer requests: their tensors have to be checked one by one, or made binary first."""
-        self._release_slot()
+        self._let_go()
         route = self._route
         length = route.asked.header_length
-        signature = route.entry.signature
+        signature = self._target.entry.signature
         if not takes_long(len(body), length, signature):
             self._offer_prepared(prepare(body, length, signature))
             return
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(route.service.threads, prepare, body, length, signature)
-        work.add_done_callback(self._prepared)
+        work.add_done_callback(partial(self._go_on, self._offer_prepared))
 
-    def _prepared(self, work: asyncio.Future[_Prepared]) -> None:
+    def _go_on(self, step: Callable[[T], None], work: asyncio.Future[T]) -> None:
+        """After a thread's work: the next step, unless it failed or nobody waits any more."""
         error = None if work.cancelled() else work.exception()
         if work.cancelled() or not self._exchange.pending:
+            self._let_go()
             return
         try:
             if error is not None:
                 raise error
-            self._offer_prepared(work.result())
+            self._renew()
+            step(work.result())
         except CarpoolError as known:
             self._fail(known)
         except Exception as unknown:
             self._fail_unexpectedly(unknown)
 
+    def _renew(self) -> None:
+        """Threads take their time: meanwhile a model may have been replaced by one that takes the same."""
+        with contextlib.suppress(CarpoolError):
+            target = self._route.current()
+            if target.entry.signature == self._target.entry.signature:
+                self._target = target
+
     def _offer_prepared(self, prepared: _Prepared) -> None:
         head, pieces = prepared
-        slot = self._slot = self._route.service.door.slot(sum(map(len, pieces)))
+        service = self._route.service
+        fetch = service.memory.fetch(head) if names_regions(head) else None
+        slot = self._slot = service.door.slot(sum(map(len, pieces)) if fetch is None else fetch.size)
         if slot is None:
             raise no_slots()
         position = 0
         for piece in pieces:
             slot.view[position : position + len(piece)] = piece
             position += len(piece)
-        self._offer(head, slot, 0)
+        if fetch is None:
+            self._offer(head, slot, 0)
+        else:
+            self._fetch(fetch, slot)
+
+    def _fetch(self, fetch: Fetch, slot: Slot) -> None:
+        """Inputs from the client's own memory."""
+        self._outlets = fetch.outlets
+        if not fetch.takes_long:
+            fetch.into(slot.view)
+            self._offer(fetch.head, slot, 0)
+            return
+
+        def fetched(work: asyncio.Future[None]) -> None:
+            self._slot = slot
+            self._go_on(lambda _nothing: self._offer(fetch.head, slot, 0), work)
+
+        self._slot = None  # the thread writes to it: until it is done nobody may give it back
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(self._route.service.threads, fetch.into, slot.view).add_done_callback(fetched)
 
     def _offer(self, head: RequestHead, slot: Slot, tail: int) -> None:
         route = self._route
-        entry = route.entry
+        entry = self._target.entry
         options = head.options
         asked = route.asked
         deadline = self._exchange.head_at + asked.budget
@@ -156,10 +199,42 @@ class Inference:
 
     def _done(self, answer: Answer) -> None:
         call, self._call = self._call, None  # it knows us too: let go, or only the collector could free both
+        outlets, self._outlets = self._outlets, None
         assert call is not None
+        if outlets is None or answer.error is not None:
+            self._finish(answer, call, monotonic())
+        else:
+            self._put_out(outlets, answer, call)
+
+    def _put_out(self, outlets: Outlets, answer: Answer, call: Call) -> None:
+        """Write outputs to the client's own memory, long ones in a thread."""
+        done_at = monotonic()
+        entry = self._target.entry
+        write = partial(outlets.write, answer.outputs, entry.labels, batched=entry.signature.max_batch > 0)
+        if not outlets.take_long(answer.outputs):
+            self._finish(answer, call, done_at, write)
+            return
+
+        def written(work: asyncio.Future[dict[str, Placed]]) -> None:
+            if work.cancelled():
+                call.release()
+            else:
+                self._finish(answer, call, done_at, work.result)
+
+        self._exchange.on_disconnect = None  # the model's work is done: there is nothing left to save
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(self._route.service.threads, write).add_done_callback(written)
+
+    def _finish(
+        self,
+        answer: Answer,
+        call: Call,
+        done_at: float,
+        placed: Callable[[], Mapping[str, Placed]] = lambda: _NONE_PLACED,
+    ) -> None:
         try:
             if answer.error is None:
-                self._answer(answer, monotonic())
+                self._answer(answer, done_at, placed())
             else:
                 self._fail(answer.error, answer.timing)
         except CarpoolError as error:
@@ -169,9 +244,9 @@ class Inference:
         finally:
             call.release()
 
-    def _answer(self, answer: Answer, done_at: float) -> None:
+    def _answer(self, answer: Answer, done_at: float, placed: Mapping[str, Placed]) -> None:
         route = self._route
-        entry = route.entry
+        entry, row = self._target
         head = self._head
         response = InferResponse(entry.name, list(answer.outputs), entry.version, head.id)
         encoded = encode_response(
@@ -180,6 +255,7 @@ class Inference:
             binary_output=head.binary_output,
             labels=entry.labels,
             batched=entry.signature.max_batch > 0,
+            placed=placed,
         )
         timing = answer.timing
         now = monotonic()
@@ -190,21 +266,11 @@ class Inference:
             (now - done_at + timing.output) * 1e3,
             timing.batch,
         )
-        length = encoded.header_length
-        if length is None:
-            self._send(_JSON_ANSWER % times, encoded, route.asked.json_encoding)
-        else:
-            self._send(_BINARY_ANSWER % (length, *times), encoded, route.asked.binary_encoding)
-        route.row.observe(REQUEST_SECONDS, now - self._arrived)
-
-    def _send(self, fields: bytes, encoded: Encoded, encoding: bytes | None) -> None:
-        service = self._route.service
-        buffers, size, _ = encoded
-        if encoding is not None and size >= WORTH_COMPRESSING:
-            answer_compressed(service, self._exchange, fields, b"".join(buffers), encoding)
-            return
-        service.server_row.add(BYTES_SENT, size)
-        self._exchange.respond(200, fields, b"".join(buffers) if size <= _JOINED else buffers)
+        send_answer(route.service, self._exchange, route.asked, encoded, times)
+        row.observe(REQUEST_SECONDS, now - self._arrived)
+        tracer = route.service.tracer
+        if tracer.on:
+            tracer.answered(entry, head, timing, self._arrived, self._offered, now)
 
     def _fail(self, error: CarpoolError, timing: Timing | None = None) -> None:
         """Answer with an error, and let go of the slot if the door has not taken it."""
@@ -213,14 +279,14 @@ class Inference:
         if timing is not None:
             decode = self._offered - self._arrived + timing.input
             times = (decode, timing.queue, timing.infer, timing.output)
-            more = _TIMING % (*(seconds * 1e3 for seconds in times), timing.batch)
+            more = TIMING % (*(seconds * 1e3 for seconds in times), timing.batch)
         answer_error(self._exchange, error, more)
-        self._release_slot()
-        self._route.failed(error, now - self._arrived)
+        self._let_go()
+        count_failure(self._target.row, error, now - self._arrived)
 
     def _fail_unexpectedly(self, error: Exception) -> None:
         """A bug: it must not reach whoever called, which serves others too."""
-        log.exception("request-failed", model=self._route.entry.name, path=self._exchange.head.path)
+        log.exception("request-failed", model=self._target.entry.name, path=self._exchange.head.path)
         self._fail(CarpoolError(f"the server failed on this request: {type(error).__name__}"))
 
     def _left(self) -> None:
@@ -228,11 +294,13 @@ class Inference:
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
-        self._release_slot()
+        self._let_go()
         seconds = monotonic() - self._arrived if self._arrived else 0.0
-        self._route.failed(_LEFT, seconds)
+        count_failure(self._target.row, _LEFT, seconds)
 
-    def _release_slot(self) -> None:
+    def _let_go(self) -> None:
+        """Of the slot, and of the client's regions: a connection may remember its last request for long."""
+        self._outlets = None
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.release()

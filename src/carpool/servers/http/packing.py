@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from carpool.errors import Unsupported
 from carpool.types import Datatype, InferRequest, Signature
 from carpool.wire.v2 import (
     Buffer,
@@ -42,8 +41,9 @@ def is_plain(head: RequestHead) -> bool:
 
 def is_in_place(head: RequestHead) -> bool:
     """Whether the tensors can stay where they are, after a look at them that does not take long."""
-    strings = sum(math.prod(tensor.shape) for tensor in head.inputs if tensor.datatype is _BYTES)
-    return strings <= _FEW_STRINGS and not _has_json_data(head)
+    if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
+        return False
+    return sum(math.prod(tensor.shape) for tensor in head.inputs if tensor.datatype is _BYTES) <= _FEW_STRINGS
 
 
 def takes_long(size: int, header_length: int | None, signature: Signature) -> bool:
@@ -55,40 +55,40 @@ def takes_long(size: int, header_length: int | None, signature: Signature) -> bo
 
 
 def check(head: RequestHead, tail: Buffer) -> None:
-    """Shared memory is not offered; BYTES lengths must add up and BOOL bytes be 0 or 1."""
-    for kind, tensors in (("input", head.inputs), ("output", head.outputs)):
-        for tensor in tensors:
-            if tensor.shared_memory is not None:
-                raise Unsupported(
-                    f"{kind} '{tensor.name}' names a shared-memory region, which this server does not offer",
-                    field=f"{kind} '{tensor.name}'.parameters.shared_memory_region",
-                )
-    bind([tensor for tensor in head.inputs if tensor.datatype in (_BYTES, _BOOL)], tail)
+    """BYTES lengths must add up and BOOL bytes be 0 or 1; those in regions are looked at later."""
+    bind([tensor for tensor in _with_it(head) if tensor.datatype in (_BYTES, _BOOL)], tail)
 
 
 def prepare(
     body: bytes | bytearray, header_length: int | None, signature: Signature
 ) -> tuple[RequestHead, list[Buffer]]:
-    """A whole body as a head and the bytes of its tensors, all of them binary. Safe in any thread."""
+    """A whole body as a head and the bytes of its tensors, all of them binary. Safe in any thread.
+
+    Inputs in a client's memory stay there, and in the head.
+    """
     view = memoryview(body)
     size = len(view)
-    end = size if header_length is None else header_length
-    read_header_length(str(end), size)  # what a chunked or compressed body holds is known only now
+    end = size
+    if header_length is not None:
+        end = header_length
+        read_header_length(str(end), size)  # what a chunked or compressed body holds is known only now
     head = raw_head(signature, size) if header_length == 0 else read_head(view[:end], signature)
     check_tail(head, size - end)
     tail = view[end:]
     check(head, tail)
-    return _pack(head, tail, signature.model) if _has_json_data(head) else (head, [tail])
+    has_json_data = any(tensor.data is not None for tensor in head.inputs)
+    return _pack(head, tail, signature.model) if has_json_data else (head, [tail])
 
 
-def _has_json_data(head: RequestHead) -> bool:
-    return any(tensor.data is not None for tensor in head.inputs)
+def _with_it(head: RequestHead) -> list[TensorHead]:
+    """The inputs whose data came with the request."""
+    return [tensor for tensor in head.inputs if tensor.shared_memory is None]
 
 
 def _pack(head: RequestHead, tail: Buffer, model: str) -> tuple[RequestHead, list[Buffer]]:
-    tensors = bind(head.inputs, tail)
+    tensors = bind(_with_it(head), tail)
     pieces = encode_request(InferRequest(model, tensors)).buffers[1:]
-    inputs = []
+    inputs = [tensor for tensor in head.inputs if tensor.shared_memory is not None]
     offset = 0
     for tensor, piece in zip(tensors, pieces, strict=True):
         inputs.append(TensorHead(tensor.name, tensor.datatype, tensor.shape, offset, len(piece)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from carpool.errors import (
     Cancelled,
     CarpoolError,
@@ -20,6 +18,7 @@ from carpool.errors import (
 from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.responses import JSON_FIELDS
 from carpool.servers.http.routes import WrongMethod
+from carpool.servers.retry import retry_after
 from carpool.wire.v2 import encode_error
 
 STATUSES: dict[type[CarpoolError], int] = {
@@ -37,8 +36,6 @@ STATUSES: dict[type[CarpoolError], int] = {
 }
 """Everything else is the server's or the model's fault: 500."""
 
-_LONGEST_WAIT_S = 3600
-
 
 def status_of(error: CarpoolError) -> int:
     for kind in type(error).__mro__:
@@ -49,10 +46,9 @@ def status_of(error: CarpoolError) -> int:
 
 def fields_of(error: CarpoolError) -> bytes:
     """Retry-After is in whole seconds; the body's `retry_after_s` is what a patient program reads."""
-    if isinstance(error, Refused) and error.retry_after_s is not None:
-        return b"%bRetry-After: %d\r\n" % (JSON_FIELDS, _whole_seconds(error.retry_after_s))
-    if isinstance(error, Unavailable):
-        return JSON_FIELDS + b"Retry-After: 1\r\n"
+    wait = retry_after(error)
+    if wait is not None:
+        return b"%bRetry-After: %d\r\n" % (JSON_FIELDS, wait)
     if isinstance(error, WrongMethod):
         return b"%bAllow: %b\r\n" % (JSON_FIELDS, error.allowed.encode())
     return JSON_FIELDS
@@ -60,9 +56,3 @@ def fields_of(error: CarpoolError) -> bytes:
 
 def answer_error(exchange: Exchange, error: CarpoolError, more_fields: bytes = b"") -> None:
     exchange.respond(status_of(error), fields_of(error) + more_fields, encode_error(error))
-
-
-def _whole_seconds(seconds: float) -> int:
-    if not math.isfinite(seconds):
-        return 1
-    return min(max(1, math.ceil(seconds)), _LONGEST_WAIT_S)

@@ -16,17 +16,18 @@ from carpool.servers.http.shared import Shared
 _BACKLOG = 1024
 
 
-def listen(host: str, port: int) -> list[socket.socket]:
+def listen(host: str, port: int, *, accepting: bool = True) -> list[socket.socket]:
     """Sockets bound to every address of `host`, all on one port, which other processes can share.
 
     Port 0 picks a free one. `::` takes IPv4 as well. Raises `ConfigError` when an address cannot be had.
+    Those that are not `accepting` only hold the port, for a library that makes its own sockets.
     """
     sockets: list[socket.socket] = []
     try:
         for family, address in _addresses(host, port):
             if port == 0 and sockets:
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
-            sockets.append(_bound(family, address, shared=True))
+            sockets.append(_bound(family, address, shared=True, accepting=accepting))
     except OSError as error:
         for opened in sockets:
             opened.close()
@@ -48,7 +49,9 @@ def _addresses(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 
 
-def _bound(family: int, address: tuple[object, ...], *, shared: bool) -> socket.socket:
+def _bound(
+    family: int, address: tuple[object, ...], *, shared: bool, accepting: bool = True
+) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -59,7 +62,8 @@ def _bound(family: int, address: tuple[object, ...], *, shared: bool) -> socket.
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
         bound.setblocking(False)
         bound.bind(address)
-        bound.listen(_BACKLOG)
+        if accepting:
+            bound.listen(_BACKLOG)
     except BaseException:
         bound.close()
         raise

@@ -10,14 +10,18 @@ from typing import Any
 import orjson
 
 from carpool.errors import CarpoolError
-from carpool.observe.counters import Block, Row
-from carpool.observe.directory import Slot
+from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
-from carpool.servers.door import Catalog, Door, ModelEntry
+from carpool.servers.client_memory import ClientMemory
+from carpool.servers.door import Door, ModelEntry
 from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.responses import JSON_FIELDS
+from carpool.servers.live_document import LivePage
 from carpool.servers.lookup import look_up
+from carpool.servers.model_rows import ModelRows
+from carpool.servers.pictures.service import PictureService
+from carpool.servers.tracing import Tracer
 
 log = logger("http")
 
@@ -27,15 +31,25 @@ _THREADS = 2  # few, so that long bodies and answers leave cores to the rest
 class Service:
     """One per front end, used in its loop's thread only."""
 
-    def __init__(self, door: Door, block: Block, metrics: Callable[[], bytes], max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        door: Door,
+        block: Block,
+        metrics: Callable[[], bytes],
+        table: Table,
+        max_body_bytes: int,
+        picture_threads: int,
+    ) -> None:
         self.door = door
         self.server_row = block.server
         self.metrics = metrics
+        self.live = LivePage(table)
         self.max_body_bytes = max_body_bytes
+        self.memory = ClientMemory(door, max_body_bytes)
+        self.tracer = Tracer(door)
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="http")
-        self._block = block
-        self._rows: dict[tuple[int, int], Row] = {}
-        self._rows_of: Catalog | None = None
+        self.row = ModelRows(door, block).row
+        self.pictures = PictureService(door, self.row, self.tracer, picture_threads)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -46,17 +60,6 @@ class Service:
         """The version asked for or the newest; raises `NotFound`, or `Unavailable` when it may come."""
         return look_up(self.door, name, version)
 
-    def row(self, entry: ModelEntry) -> Row:
-        """This process's counters for a model version."""
-        catalog = self.door.catalog
-        if self._rows_of is not catalog:
-            self._rows_of = catalog
-            self._rows.clear()
-        row = self._rows.get(entry.row)
-        if row is None:
-            row = self._rows[entry.row] = self._block.row(Slot(*entry.row))
-        return row
-
     def answer_later(self, exchange: Exchange, document: Coroutine[Any, Any, object]) -> None:
         """Answer with the document once it is there."""
         task = asyncio.get_running_loop().create_task(_answer(exchange, document))
@@ -65,6 +68,7 @@ class Service:
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
+        self.pictures.close()
         for task in self._tasks:
             task.cancel()
 

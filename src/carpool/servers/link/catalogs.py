@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any
 
 import orjson
@@ -21,7 +22,7 @@ def write_catalog(catalog: Catalog) -> bytes:
         "newest": {name: entry.key for name, entry in catalog.newest.items()},
         "index": [(line.name, line.version, line.state, line.reason) for line in catalog.index],
         "leaving": [entry.key for entry in catalog.leaving],
-        "regions": [(r.number, r.name, r.key, r.offset, r.byte_size) for r in catalog.regions.values()],
+        "regions": [astuple(region) for region in catalog.regions.values()],
         "logging": catalog.logging,
         "tracing": catalog.tracing,
         "extensions": list(catalog.extensions),
@@ -30,13 +31,15 @@ def write_catalog(catalog: Catalog) -> bytes:
 
 
 def read_catalog(number: int, payload: bytes, known: Mapping[int, ModelEntry]) -> Catalog:
-    """`known` are this engine's entries so far. They never change, and what is kept is not looked up anew:
-    parsed heads and templates hang on to the very objects."""
+    """`known` are this engine's entries so far. Those that did not change are kept, the very objects: parsed
+    heads and templates hang on to them."""
     document = orjson.loads(payload)
     entries = {}
     for listed in document["entries"]:
         key = listed["key"]
-        entries[key] = known.get(key) or _read_entry(listed)
+        kept = known.get(key)
+        unchanged = kept is not None and kept.config == listed["config"]
+        entries[key] = kept if kept is not None and unchanged else _read_entry(listed)
     served = [entries[key] for key in document["served"]]
     return Catalog(
         number=number,
@@ -68,6 +71,7 @@ def _entry(entry: ModelEntry) -> dict[str, Any]:
         "config": entry.config,
         "labels": {output: list(labels) for output, labels in entry.labels.items()},
         "row": list(entry.row),
+        "vision": entry.vision,
     }
 
 
@@ -91,6 +95,7 @@ def _read_entry(listed: Mapping[str, Any]) -> ModelEntry:
         config=listed["config"],
         labels=listed["labels"],
         row=(row, generation),
+        vision=listed["vision"],
     )
 
 

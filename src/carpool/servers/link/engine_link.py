@@ -20,6 +20,7 @@ from carpool.servers.link.records import (
     CATALOG,
     DONE,
     GONE,
+    MAX_ASK_BYTES,
     MAX_ASKS,
     MAX_TEMPLATES,
     OK,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 _log = logger("link")
 _SMALLEST_SLOT = 4096
-_MAX_ASK_BYTES = 256 << 20  # a model can come as part of a question to load it
 _HIGH_WATER = 1 << 20  # unsent bytes above which nothing more is read from that front end
 _MAX_UNSENT = 256 << 20
 _WRITING_S = 0.001  # until the next look at an answer that is still being written
@@ -60,7 +60,7 @@ class EngineLink(asyncio.Protocol):
         self._size = len(memory)
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._reader = RecordReader(TO_ENGINE, _MAX_ASK_BYTES)
+        self._reader = RecordReader(TO_ENGINE, MAX_ASK_BYTES)
         self._outbox = Outbox(loop)
         self._templates: dict[int, ServedTemplate] = {}
         self._works: dict[int, Work] = {}

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from carpool.engine.work import Work
@@ -30,8 +30,14 @@ class EngineLike(Protocol):
     @property
     def catalog(self) -> Catalog: ...
 
-    def listen(self, listener: Callable[[Catalog], None]) -> None:
-        """Call it with every new catalogue, whose number is higher than the last one's."""
+    def listen(
+        self, listener: Callable[[Catalog], None], seen: Callable[[int], Awaitable[None]] | None = None
+    ) -> None:
+        """Call it with every new catalogue, whose number is higher than the last one's.
+
+        `seen` waits until every front end has the catalogue of this number: only then is it certain that no
+        request for something that it does not offer is still on its way.
+        """
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         """Any question that is not an inference; errors are `CarpoolError`s."""
@@ -53,7 +59,7 @@ class EngineSide:
         self._links: set[EngineLink] = set()
         self._seen = asyncio.Event()
         self._catalog = (0, b"")
-        engine.listen(self._publish)
+        engine.listen(self._publish, self.everyone_saw)
         self._publish(engine.catalog)
 
     async def attach(self, frontend: int, sock: socket.socket, arena: int) -> EngineLink:

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from carpool.engine.work import Timing
-from carpool.errors import CarpoolError, Unavailable
+from carpool.errors import CarpoolError, TooLarge, Unavailable
 from carpool.observe.logs import logger
 from carpool.servers.door import Answer
 from carpool.servers.link.catalogs import read_catalog
@@ -24,6 +24,7 @@ from carpool.servers.link.records import (
     CATALOG,
     DONE,
     INLINE,
+    MAX_ASK_BYTES,
     MAX_ASKS,
     OK,
     SEEN,
@@ -88,10 +89,13 @@ class FrontLink(asyncio.Protocol):
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         if len(self._asks) >= MAX_ASKS:
             raise Unavailable("too many questions are open already", reason="overload")
+        question = orjson.dumps((what, arguments))
+        if len(question) > MAX_ASK_BYTES:  # the engine would give up the link
+            raise TooLarge(f"{what} takes {len(question)} bytes, more than the {MAX_ASK_BYTES} that it may")
         self._number = number = self._number + 1
         future: asyncio.Future[Any] = self._loop.create_future()
         self._asks[number] = future  # until it is answered, even if nobody waits: the engine counts as well
-        self._outbox.put(to_engine(ASK, number, orjson.dumps((what, arguments))))
+        self._outbox.put(to_engine(ASK, number, question))
         return await future
 
     def close(self) -> None:

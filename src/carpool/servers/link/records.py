@@ -50,6 +50,8 @@ MAX_TEMPLATE_BYTES = 1 << 20
 MAX_SOURCE_CHARS = 256
 MAX_ASKS = 64
 """Questions that one front end may have open."""
+MAX_ASK_BYTES = 256 << 20
+"""Of one question: a model can come as part of one to load it."""
 
 Fields: TypeAlias = tuple[Any, ...]
 

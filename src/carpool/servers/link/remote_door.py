@@ -43,6 +43,7 @@ class RemoteDoor:
         self._catalog = Catalog()
         self._known: Mapping[int, ModelEntry] = {}
         self._draining = False
+        self._listeners: list[Callable[[Catalog], None]] = []
 
     @property
     def catalog(self) -> Catalog:
@@ -51,6 +52,10 @@ class RemoteDoor:
     @property
     def serving(self) -> bool:
         return self._link is not None and self._catalog.number > 0 and not self._draining
+
+    def watch(self, listener: Callable[[Catalog], None]) -> None:
+        self._listeners.append(listener)
+        listener(self._catalog)
 
     def advise(self, gate: Gate) -> None:
         """Ask this before a body is read."""
@@ -94,12 +99,12 @@ class RemoteDoor:
         call = RemoteCall(slot, done)
         if link is None or not link.writable:
             return self._fail(call, _restarted() if link is None else _busy())
-        template = link.templates.find(entry, head, source)
-        if template is None:
-            try:
-                template = self._learn(link, entry, head, source)
-            except CarpoolError as error:
-                return self._fail(call, error)
+        try:
+            if self._known.get(entry.key) is not entry:
+                entry = self._current(entry)
+            template = link.templates.find(entry, head, source) or self._learn(link, entry, head, source)
+        except CarpoolError as error:
+            return self._fail(call, error)
         if type(slot) is not ArenaSlot or template.extent > len(slot.view) - tail:
             return self._fail(call, CarpoolError("the tensors do not lie in a slot of this door"))
         call.template = template
@@ -123,6 +128,8 @@ class RemoteDoor:
         self._catalog = catalog
         entries = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
         self._known = {entry.key: entry for entry in entries}
+        for listener in self._listeners:
+            listener(catalog)
 
     @property
     def known(self) -> Mapping[int, ModelEntry]:
@@ -150,15 +157,13 @@ class RemoteDoor:
 
     def _learn(self, link: FrontLink, entry: ModelEntry, head: RequestHead, source: str) -> Template:
         """The template of a head that was not seen before."""
-        entry = self._current(entry)
         if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
             raise CarpoolError("tensors come through the door in a slot, and in no other way")
         return link.templates.learn(entry, head, source)
 
     def _current(self, entry: ModelEntry) -> ModelEntry:
-        """A request can outlive the engine that it was meant for; another one may have numbered anew."""
-        if self._known.get(entry.key) is entry:
-            return entry
+        """A request can outlive what it was meant for: a model that was loaded again and has no riders left,
+        or the engine itself, and another one numbers anew. What serves in its place may take it."""
         if not self._catalog.number:
             raise _restarted()
         now = self._catalog.entries.get((entry.name, entry.version))

@@ -1,0 +1,176 @@
+"""One request with pictures: all of them sent through the door, and the one answer when the last is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from carpool.errors import CarpoolError, Refused
+from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
+from carpool.observe.failures import count_failure
+from carpool.servers.http.compressing import WORTH_COMPRESSING, answer_compressed
+from carpool.servers.http.exchange import Exchange
+from carpool.servers.http.image_body import Sent, read_pictures
+from carpool.servers.http.infer_answer import TIMING
+from carpool.servers.http.packing import AT_ONCE
+from carpool.servers.http.refusals import answer_error, status_of
+from carpool.servers.http.responses import JSON_FIELDS
+from carpool.servers.http.service import log
+from carpool.servers.pictures.picture import Asked, Outcome, Picture, Times
+from carpool.vision.formats import Buffer
+from carpool.wire.v2 import encode_error
+
+if TYPE_CHECKING:
+    from carpool.servers.http.image_route import ImageRoute, Target
+
+_AT_ONCE_UNDER_WAY = 16
+"""Of one request: enough to fill batches, and no client takes all the slots."""
+
+_LEFT = asyncio.CancelledError("the client left")
+_JSON_ANSWER = JSON_FIELDS + b"Vary: Accept\r\n" + TIMING
+_DRAWN_ANSWER = b"Content-Type: image/%b\r\nVary: Accept\r\n" + TIMING
+
+
+class ImageRequest:
+    __slots__ = (
+        *("_arrived", "_asked", "_exchange", "_held", "_outcomes", "_route", "_several", "_target"),
+        *("_under_way", "_waiting"),
+    )
+
+    def __init__(self, route: ImageRoute, exchange: Exchange, target: Target) -> None:
+        self._route = route
+        self._exchange = exchange
+        self._target = target
+        self._arrived = 0.0
+        self._held = 0
+        self._several = False
+        self._asked: Asked
+        self._outcomes: list[Outcome | None] = []
+        self._under_way: dict[int, Picture] = {}
+        self._waiting: deque[tuple[int, Buffer]] = deque()
+        exchange.on_disconnect = self._left
+
+    # ── the request ──
+
+    def received(self, body: bytes | bytearray, at: float) -> None:
+        self._arrived = at
+        route = self._route
+        service = route.service
+        service.server_row.add(BYTES_RECEIVED, route.size or len(body))
+        try:
+            self._target = route.current()  # what serves may have changed while the body came
+            if not service.pictures.hold(len(body)):
+                raise Refused("too many pictures are under way", reason="queue-full", retry_after_s=1.0)
+            self._held = len(body)
+            if route.asked.layout.kind == "raw" or len(body) <= AT_ONCE:
+                self._begin(read_pictures(body, route.asked.layout))
+                return
+        except CarpoolError as error:
+            self._fail(error)
+            return
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(service.threads, read_pictures, body, route.asked.layout)
+        work.add_done_callback(self._read)
+
+    def _read(self, work: asyncio.Future[Sent]) -> None:
+        """A long body was taken apart in a thread."""
+        error = None if work.cancelled() else work.exception()
+        if work.cancelled() or not self._exchange.pending:
+            self._let_go()
+            return
+        try:
+            if error is not None:
+                raise error
+            self._begin(work.result())
+        except CarpoolError as known:
+            self._fail(known)
+        except Exception as unknown:
+            log.exception("request-failed", path=self._exchange.head.path)
+            self._fail(CarpoolError(f"the server failed on this request: {type(unknown).__name__}"))
+
+    def _begin(self, sent: Sent) -> None:
+        route = self._route
+        asked = route.asked
+        options, drawn = route.read_options(self._target, sent.fields, several=sent.several)
+        deadline = self._exchange.head_at + asked.budget
+        self._asked = Asked(options, drawn, self._arrived, deadline, asked.source)
+        self._several = sent.several
+        self._outcomes = [None] * len(sent.pictures)
+        self._waiting.extend(enumerate(sent.pictures))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Start what may be under way; answer when nothing is any more."""
+        while self._waiting and len(self._under_way) < _AT_ONCE_UNDER_WAY:
+            self._start(*self._waiting.popleft())
+        if not self._under_way:
+            self._answer()
+
+    def _start(self, number: int, data: Buffer) -> None:
+        def done(outcome: Outcome) -> None:
+            del self._under_way[number]
+            self._outcomes[number] = outcome
+            self._go_on()
+
+        picture = Picture(self._route.service.pictures, self._target.model, data, self._asked, done)
+        try:
+            picture.start()
+        except CarpoolError as error:
+            self._outcomes[number] = Outcome(b"", error, Times())
+        else:
+            self._under_way[number] = picture
+
+    # ── the answer ──
+
+    def _answer(self) -> None:
+        self._let_go()
+        outcomes = [outcome for outcome in self._outcomes if outcome is not None]
+        slowest = max(outcomes, key=lambda outcome: sum(outcome.times[:4]))
+        if self._several:
+            listed = [_listed(outcome) for outcome in outcomes]
+            self._send(_JSON_ANSWER % slowest.times, b'{"results":[%b]}' % b",".join(listed))
+        elif slowest.error is not None:
+            answer_error(self._exchange, slowest.error, TIMING % slowest.times)
+        elif self._asked.drawn is None:
+            self._send(_JSON_ANSWER % slowest.times, slowest.body)
+        else:
+            fields = _DRAWN_ANSWER % (self._asked.drawn.encode(), *slowest.times)
+            self._send(fields, slowest.body, compressible=False)
+
+    def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
+        service, encoding = self._route.service, self._route.asked.encoding
+        if compressible and encoding is not None and len(body) >= WORTH_COMPRESSING:
+            answer_compressed(service, self._exchange, fields, body, encoding)
+            return
+        service.server_row.add(BYTES_SENT, len(body))
+        self._exchange.respond(200, fields, body)
+
+    def _fail(self, error: CarpoolError) -> None:
+        """Before there was any picture."""
+        self._let_go()
+        answer_error(self._exchange, error)
+        count_failure(self._target.row, error, monotonic() - self._arrived)
+
+    def _left(self) -> None:
+        """No answer is wanted any more."""
+        begun = list(self._under_way.values())
+        self._waiting.clear()
+        self._under_way.clear()
+        for picture in begun:
+            picture.leave()
+        self._let_go()
+        if not begun:
+            count_failure(self._target.row, _LEFT, 0.0)
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, 0
+        self._route.service.pictures.let_go(held)
+
+
+def _listed(outcome: Outcome) -> bytes:
+    """An answer, or an error with the status that it would have had alone."""
+    if outcome.error is None:
+        return outcome.body
+    return encode_error(outcome.error)[:-1] + b',"status":%d}' % status_of(outcome.error)

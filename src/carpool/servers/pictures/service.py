@@ -1,0 +1,62 @@
+"""What pictures need of a front end: the door, prepared models, threads, and a bound on what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cv2
+
+from carpool.errors import CarpoolError
+from carpool.observe.counters import Row
+from carpool.servers.door import Catalog, Door, ModelEntry
+from carpool.servers.pictures.models import PictureModel, PictureModels
+from carpool.servers.pictures.workers import Workers
+from carpool.servers.tracing import Tracer
+
+_MOST_HELD_BYTES = 512 << 20
+
+
+class PictureService:
+    """One per front end, used in its loop's thread only."""
+
+    def __init__(self, door: Door, row: Callable[[ModelEntry], Row], tracer: Tracer, threads: int) -> None:
+        cv2.setNumThreads(1)  # pictures are spread over threads already
+        self.door = door
+        self.row = row
+        self.tracer = tracer
+        self.workers = Workers(threads)
+        self._models = PictureModels()
+        self._held = 0
+        door.watch(self._renewed)
+
+    def _renewed(self, catalog: Catalog) -> None:
+        self._models.renew(catalog)
+
+    def model(self, entry: ModelEntry) -> PictureModel:
+        """Raises `InvalidInput` for a model that takes no pictures."""
+        return self._models.find(entry)
+
+    def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
+        """Before anything is done for a picture: the gate's word, and that of the threads."""
+        refusal = self.door.refuses(entry, deadline, now)
+        if refusal is not None:
+            return refusal
+        return self.workers.refuses(entry.name, promised(entry, now, deadline), now)
+
+    def hold(self, size: int) -> bool:
+        """Count the bytes of a body whose pictures are under way; False when there are too many."""
+        if self._held and self._held + size > _MOST_HELD_BYTES:
+            return False
+        self._held += size
+        return True
+
+    def let_go(self, size: int) -> None:
+        self._held -= size
+
+    def close(self) -> None:
+        self.workers.close()
+
+
+def promised(entry: ModelEntry, arrived: float, deadline: float) -> float:
+    """The client's deadline or the end of the promise, whichever comes first."""
+    return deadline if entry.slo is None else min(deadline, arrived + entry.slo)
