@@ -1,0 +1,200 @@
+"""Triton's own clients and its load generator against a Carpool server that is started here.
+
+Every method of tritonclient's four Python clients is called, and what comes back is held against the table;
+then perf_analyzer makes load over HTTP and gRPC in each of its ways. Exit status 1 if anything differs.
+
+    make conformance                        all of it, within ten minutes
+    make conformance ARGS=--json            one document instead of tables; --markdown: tables for a page
+    make conformance ARGS='--only calls'    or --only load
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from tritonclient.utils import InferenceServerException
+
+from carpool import __version__
+from conformance import perf_analyzer
+from conformance.flavours import Flavour
+from conformance.runs import Run, every_run
+from conformance.servers import outcome, running
+from conformance.show import CallRow, Got, RunRow, as_document, as_markdown, calls_table, runs_table
+from conformance.table import Case, Server, every_case, missing
+from live.server import Live
+
+LIMIT_S = 540.0  # for all of it: what is not done by then counts as failed
+FOLDER = Path(__file__).parents[2] / ".venv" / "conformance"
+_WIDTH = 180  # where there is no terminal to ask
+_TELL = Console(stderr=True)
+
+
+def main() -> int:
+    arguments = _arguments()
+    give_up = time.monotonic() + LIMIT_S
+    calls: list[CallRow] = []
+    runs: list[RunRow] = []
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="carpool-conformance-")))
+        if arguments.only != "calls":
+            _TELL.print("perf_analyzer: looking for it, or fetching it …")
+            binary = perf_analyzer.install(FOLDER)
+        _TELL.print("Starting servers …")
+        opened = stack.enter_context(running(Server.OPEN, folder / "open"))
+        if arguments.only != "load":
+            plain = stack.enter_context(running(Server.PLAIN, folder / "plain"))
+            runner = stack.enter_context(asyncio.Runner())
+            calls = _every_call({Server.OPEN: opened, Server.PLAIN: plain}, runner, give_up)
+        if arguments.only != "calls":
+            runs = _every_run(binary, opened, folder, give_up)
+    _show(calls, runs, arguments.format)
+    return _verdict(calls, runs)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="make conformance", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", dest="format", action="store_const", const="json", help="one document")
+    parser.add_argument(
+        "--markdown", dest="format", action="store_const", const="markdown", help="for a page"
+    )
+    parser.add_argument("--only", choices=("calls", "load"), help="the clients' calls, or perf_analyzer")
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Progress]:
+    """On standard error: standard output can be piped."""
+    text = TextColumn("{task.description:<70.70}")
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_TELL, transient=True) as progress:
+        progress.add_task("", total=total)
+        yield progress
+
+
+# ---- the calls
+
+
+def _every_call(servers: dict[Server, Live], runner: asyncio.Runner, give_up: float) -> list[CallRow]:
+    rows = []
+    cases = every_case()
+    with _progress(len(cases)) as progress:
+        for case in cases:
+            progress.update(progress.task_ids[0], description=case.name.replace("[", "\\["))
+            flavours = [flavour for flavour in Flavour if flavour in case.flavours]
+            server = servers[case.server]
+            got = {flavour: _call(case, server, flavour, runner, give_up) for flavour in flavours}
+            rows.append(CallRow(case, got))
+            progress.advance(progress.task_ids[0])
+    return rows
+
+
+def _call(case: Case, server: Live, flavour: Flavour, runner: asyncio.Runner, give_up: float) -> Got:
+    if time.monotonic() > give_up:
+        return Got(False, "no time was left for it")
+    try:
+        return Got(True, outcome(case, server, flavour, runner))
+    except (AssertionError, InferenceServerException, OSError, KeyError, ValueError, TimeoutError) as error:
+        return Got(False, f"{type(error).__name__}: {error}")
+
+
+# ---- the load
+
+
+def _every_run(binary: Path, server: Live, folder: Path, give_up: float) -> list[RunRow]:
+    rows = []
+    runs = every_run()
+    with _progress(len(runs)) as progress:
+        for number, run in enumerate(runs):
+            description = f"perf_analyzer: {run.protocol} {run.model}, {run.what}"
+            progress.update(progress.task_ids[0], description=description)
+            rows.append(_run(binary, run, server, folder / f"report-{number}.csv", give_up))
+            progress.advance(progress.task_ids[0])
+    return rows
+
+
+def _run(binary: Path, run: Run, server: Live, report: Path, give_up: float) -> RunRow:
+    if time.monotonic() > give_up:
+        return RunRow(run, (), "no time was left for it")
+    try:
+        return RunRow(run, perf_analyzer.run(binary, run.arguments(server), report))
+    except perf_analyzer.RunError as error:
+        return RunRow(run, (), str(error))
+
+
+# ---- the report
+
+
+def _show(calls: Sequence[CallRow], runs: Sequence[RunRow], form: str | None) -> None:
+    if form == "json":
+        document = as_document(calls, runs, _about())
+        sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    elif form == "markdown":
+        sys.stdout.write(as_markdown(calls, runs))
+    else:
+        _show_tables(calls, runs)
+
+
+def _show_tables(calls: Sequence[CallRow], runs: Sequence[RunRow]) -> None:
+    out = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    for name, value in _about().items():
+        out.print(f"{name:<14} {value}", highlight=False)
+    if calls:
+        out.print(calls_table(calls))
+    if runs:
+        out.print(runs_table(runs))
+
+
+def _about() -> dict[str, str]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "carpool": __version__,
+        "tritonclient": importlib.metadata.version("tritonclient"),
+        "perf_analyzer": f"of {perf_analyzer.CLIENT}",
+        "processor": f"{os.cpu_count()} × {names[0] if names else 'unknown'}",
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _verdict(calls: Sequence[CallRow], runs: Sequence[RunRow]) -> int:
+    """The summary, on standard error, and the exit status."""
+    answers = [(row, flavour, got) for row in calls for flavour, got in row.got.items()]
+    bad_calls = [(row, flavour, got) for row, flavour, got in answers if not got.good]
+    bad_runs = [row for row in runs if row.error]
+    absent = {flavour: missing(flavour) for flavour in Flavour} if calls else {}
+    for row, flavour, got in bad_calls:
+        _TELL.print(f"NOT AS DOCUMENTED  {flavour.value} {row.case.name}\n    {got.said}", markup=False)
+    for run in bad_runs:
+        _TELL.print(
+            f"FAILED  {run.run.protocol} {run.run.model} {run.run.what}\n    {run.error}", markup=False
+        )
+    for flavour, methods in absent.items():
+        if methods:
+            _TELL.print(f"NOT IN THE TABLE  {flavour.value}: {', '.join(sorted(methods))}", markup=False)
+    if calls:
+        _TELL.print(f"{len(answers) - len(bad_calls)} of {len(answers)} calls as documented")
+    if runs:
+        _TELL.print(f"{len(runs) - len(bad_runs)} of {len(runs)} runs of perf_analyzer completed")
+    return 1 if bad_calls or bad_runs or any(absent.values()) else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except perf_analyzer.SetupError as error:
+        sys.exit(f"conformance: {error}\n(make conformance ARGS='--only calls' does without perf_analyzer)")

@@ -1,0 +1,94 @@
+"""The parts of `make conformance` that need no server: reading reports, saying what is missing, the page."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conformance import perf_analyzer
+from conformance.flavours import Flavour
+from conformance.perf_analyzer import Point, RunError, SetupError
+from conformance.runs import every_run
+from conformance.show import CallRow, Got, RunRow, as_document, as_markdown, call_cells, run_cells
+from conformance.table import every_case
+
+PAGE = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text("utf-8")
+HEAD = (
+    "Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,Server Queue,Server Compute Input,"
+    "Server Compute Infer,Server Compute Output,Client Recv,p50 latency,p90 latency,p95 latency,p99 latency\n"
+)
+LINE = "8,2708.02,271,1501,563,31,440,97,0,2602,3991,4716,7753\n"
+POINT = Point("8", 2708.02, 7753, 563, 31, 440, 97)
+
+
+def program(folder: Path, report: str, code: int = 0) -> Path:
+    """Something that behaves as perf_analyzer does: its last argument is the report to write."""
+    (folder / "report").write_text(report)
+    path = folder / "perf_analyzer"
+    path.write_text(
+        f'#!/bin/sh\nfor last; do :; done\ncp "{folder}/report" "$last"\necho words\nexit {code}\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def test_a_report_is_read(tmp_path: Path) -> None:
+    assert perf_analyzer.run(program(tmp_path, HEAD + LINE), [], tmp_path / "out.csv") == [POINT]
+
+
+@pytest.mark.parametrize(
+    ("report", "code", "complaint"),
+    [
+        (HEAD + LINE, 99, "exit code 99: words"),
+        (HEAD, 0, "its report is empty"),
+        ("Concurrency,Inferences/Second\n8,100\n", 0, "no column 'p99 latency'"),
+        (HEAD + LINE.replace(",440,", ",0,"), 0, "no time in compute infer at 8"),
+    ],
+    ids=["it failed", "no rows", "no split", "an empty split"],
+)
+def test_a_run_that_shows_nothing_is_a_failure(
+    tmp_path: Path, report: str, code: int, complaint: str
+) -> None:
+    with pytest.raises(RunError, match=complaint):
+        perf_analyzer.run(program(tmp_path, report, code), [], tmp_path / "out.csv")
+
+
+def test_a_library_that_only_root_can_install_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program(tmp_path, "")
+    (tmp_path / "libcudart.so.12").touch()
+    monkeypatch.setattr("ctypes.util.find_library", lambda _name: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SetupError, match="apt-get install libb64-0d"):
+        perf_analyzer.install(tmp_path)
+
+
+def test_a_package_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    failed = subprocess.CompletedProcess([], 1, "", "no network")
+    monkeypatch.setattr(subprocess, "run", lambda *_arguments, **_options: failed)
+    with pytest.raises(SetupError, match=r"tritonclient==2\.47\.0: no network"):
+        perf_analyzer.install(tmp_path)
+
+
+def test_failures_stand_out() -> None:
+    case = every_case()[0]
+    row = CallRow(case, {Flavour.HTTP: Got(True, "true"), Flavour.GRPC: Got(False, "a | b")})
+    assert call_cells(row)[3:] == ["yes", "–", "NO", "–", "a | b"]
+    run = RunRow(every_run()[0], (), "exit code 99")
+    assert run_cells(run)[0][3] == "FAILED"
+    assert "a \\| b" in as_markdown([row], [run])
+    document = as_document([row], [run], {})
+    assert document["calls"][0]["got"]["grpc"] == {"good": False, "said": "a | b"}
+    assert document["perf_analyzer"][0]["error"] == "exit code 99"
+
+
+def test_the_page_has_every_call_and_every_run() -> None:
+    for case in every_case():
+        cells = call_cells(CallRow(case, dict.fromkeys(case.flavours, Got(True, ""))))
+        assert f"| {' | '.join(cells[:7])} |" in PAGE
+    for run in every_run():
+        assert f"| {run.protocol} | {run.model} | {run.what} |" in PAGE
