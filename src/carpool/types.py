@@ -79,6 +79,14 @@ class Signature:
         object.__setattr__(self, "input_named", {spec.name: spec for spec in self.inputs})
         object.__setattr__(self, "output_named", {spec.name: spec for spec in self.outputs})
 
+    def is_like(self, other: Signature) -> bool:
+        """Whether a request that was checked against one fits the other as well."""
+        mine, others = (
+            (self.inputs, self.outputs, self.max_batch),
+            (other.inputs, other.outputs, other.max_batch),
+        )
+        return mine == others
+
 
 @dataclass(slots=True)
 class Tensor:

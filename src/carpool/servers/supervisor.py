@@ -37,8 +37,9 @@ _FRONTENDS_SHARE = 0.9  # of the time to drain; the rest is the engine's
 _log = logger("supervisor")
 
 
-Ready = Callable[[Mapping[str, int], Sequence[str]], None]
-"""Told the ports in use and the models, as `name:version`, each time that an engine has warmed them up."""
+Ready = Callable[[Mapping[str, int], Mapping[str, str]], None]
+"""Told the ports in use, and the tasks of the models that take pictures by the models' names, each time that
+an engine has warmed them up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Supervisor:
         *,
         engine: str,
         frontends: Sequence[FrontendKind],
-        ready: Ready = lambda _ports, _models: None,
+        ready: Ready = lambda _ports, _tasks: None,
     ) -> None:
         self._settings = settings
         self._paths = list(paths)
@@ -101,6 +102,7 @@ class Supervisor:
         self._keepers: dict[Post, asyncio.Task[None]] = {}
         self._draining: asyncio.Task[None] | None = None
         self._cut_off = False
+        self._models: list[str] | None = None  # those that are ready, until that was announced
 
     async def run(self) -> int:
         """Serve until a signal or until it is clear that nothing can be served; returns the exit code."""
@@ -195,7 +197,7 @@ class Supervisor:
         elif message.word == "ready":
             models = list(message.body["models"])
             _log.info("ready", models=" ".join(models), host=self._settings.host, **self.ports)
-            self._ready(self.ports, models)
+            self._ready(self.ports, message.body["tasks"])
         elif message.word == "logging":
             apply_log_settings(message.body["settings"])
         elif message.word == "failed":
@@ -205,6 +207,13 @@ class Supervisor:
             for frontend in self._posts:
                 if frontend.child is not None and frontend.child.pid == message.body["frontend"]:
                     frontend.child.kill()
+
+    def _announce(self) -> None:
+        """Once the models are warm and every port is served: whoever reads it may ask at once."""
+        if self._models is not None and all(post.was_up for post in self._posts):
+            models, self._models = self._models, None
+            _log.info("ready", models=" ".join(models), host=self._settings.host, **self.ports)
+            self._ready(self.ports, models)
 
     def _finish(self, code: int) -> None:
         if not self._finished.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -138,6 +139,7 @@ class Inference:
             position = end
         if not family.is_plain:
             head = await self._checked(head, fetch, slot)
+            self._renew(family)
         self._infer(head, slot)
 
     async def _offer_pictures(self, family: Family, parts: Parts) -> None:
@@ -146,7 +148,17 @@ class Inference:
         self._batch, slot = await prepare(self._service, self._entry, family.row, self._head, tail, *times)
         self._slot = slot
         self._outlets = self._service.memory.outlets(self._head.outputs)
+        self._renew(family)
         self._infer(self._batch.head, slot)
+
+    def _renew(self, family: Family) -> None:
+        """Threads take their time: meanwhile a model may have been replaced by one that takes the same."""
+        if family.catalog is self._service.door.catalog:
+            return
+        with contextlib.suppress(CarpoolError):
+            entry = self._service.look_up(family.model, family.version)
+            if entry.signature.is_like(self._entry.signature):
+                self._entry, self._row = entry, self._service.row(entry)
 
     async def _checked(self, head: RequestHead, fetch: Fetch | None, slot: Slot) -> RequestHead:
         """Not every sequence of bytes is BYTES or BOOL, and some inputs are still in the client's memory."""

@@ -138,7 +138,7 @@ class Inference:
         """Threads take their time: meanwhile a model may have been replaced by one that takes the same."""
         with contextlib.suppress(CarpoolError):
             target = self._route.current()
-            if target.entry.signature == self._target.entry.signature:
+            if target.entry.signature.is_like(self._target.entry.signature):
                 self._target = target
 
     def _offer_prepared(self, prepared: _Prepared) -> None:

@@ -169,8 +169,7 @@ class RemoteDoor:
         now = self._catalog.entries.get((entry.name, entry.version))
         if now is None:
             raise NotFound(f"model '{entry.name}' version {entry.version} is not loaded any more")
-        was, new = entry.signature, now.signature
-        if (was.inputs, was.outputs, was.max_batch) != (new.inputs, new.outputs, new.max_batch):
+        if not now.signature.is_like(entry.signature):
             raise Unavailable(f"model '{entry.name}' was replaced; try again", reason="model-replaced")
         return now
 
