@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+SERVING := $(VENV)/.serving
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
 .DEFAULT_GOAL := help
@@ -13,14 +14,23 @@ help: ## show this help
 
 setup: $(STAMP) ## create .venv with everything the project needs
 
+# Serving needs less than testing, so a newcomer's first command waits for less.
+$(SERVING): pyproject.toml constraints.txt
+	$(call install,.[demo])
+	@touch $(SERVING)
+
 $(STAMP): pyproject.toml constraints.txt
+	$(call install,.[dev])
+	@touch $(SERVING) $(STAMP)
+
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "carpool needs Python 3.11 or newer: try  make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	@touch $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '$(1)'
+endef
 
-serve: setup ## serve the demo models
+serve: $(SERVING) ## serve the demo models
 	$(BIN)/carpool serve
 
 test: setup browser ## run every test

@@ -1,12 +1,14 @@
 """What a request costs before the model does any work: Carpool beside FastAPI and Triton.
 
-Every server runs the same tiny ONNX model (150,528 bytes in, ten floats out, batches of at most 32). All are
-up at the same time and are loaded in short slices in turn; figures are medians over quiet rounds, ratios are
-taken within a round. CPU is the user and system time of all processes of a server, per request.
+Every server runs the same tiny ONNX model (150,528 bytes in, ten floats out, batches of at most 32), and is
+asked over HTTP and gRPC, with the image in the request and in shared memory. All are up at the same time and
+are loaded in short slices in turn; figures are medians over quiet rounds, ratios are taken within a round.
+CPU is the user and system time of all processes of a server, per request.
 
-    python benchmarks/overhead.py --setup     # once: the peers' own environments
-    python benchmarks/overhead.py             # the whole comparison, about four minutes
-    python benchmarks/overhead.py --quick     # concurrency 32, within a minute
+    python benchmarks/overhead.py --setup             # once: the peers' own environments
+    python benchmarks/overhead.py                     # the whole comparison, about eleven minutes
+    python benchmarks/overhead.py --protocols http    # HTTP only, about four
+    python benchmarks/overhead.py --quick             # concurrency 32, within a minute
 """
 
 import argparse
@@ -18,15 +20,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from load import report, slices, wrk
-from peers import recipes, setup, tiny
-from peers.server import Recipe, Server, ServerError
+from load import h2load, report, slices, wrk
+from load.burst import LoadError
+from peers import recipes, region, setup, tiny
+from peers.server import Lane, Recipe, Server, ServerError
+from peers.ways import GRPC, HTTP, WAYS_OF
 
 FULL = slices.Plan((1, 8, 32, 64), rounds=5, max_rounds=15, seconds=2, repeats=2, patience_s=60, limit_s=1800)
-QUICK = slices.Plan((32,), rounds=3, max_rounds=5, seconds=2, repeats=1, patience_s=1, limit_s=60)
+QUICK = slices.Plan((32,), rounds=2, max_rounds=3, seconds=1, repeats=0, patience_s=1, limit_s=58)
 WARM_UP_S = 1.0
+WARM_UP = (HTTP, GRPC)  # what lies in shared memory takes the same doors
 STOPPING_S = 6.0
 
 
@@ -37,17 +40,20 @@ def main() -> int:
         setup.make(args.peers_dir, args.peer_python)
         tell(f"peers are ready in {args.peers_dir}")
         return 0
-    wrk.find()
     plan = plan_of(args)
-    with tempfile.TemporaryDirectory(prefix="carpool-overhead-") as name:
-        folder = Path(name)
-        model = folder / "tiny.onnx"
-        tiny.write_model(model)
-        with running(choose(args, folder, model), folder, tiny.expected(model)) as servers:
-            for server in servers:
-                slices.run_slice(server, max(plan.concurrencies), WARM_UP_S)
-            turns = slices.measure(servers, plan, began + plan.limit_s - STOPPING_S, tell)
-    rows = report.summarise(turns, [server.recipe for server in servers], recipes.CARPOOL)
+    groups = groups_of(args)
+    with tempfile.TemporaryDirectory(prefix="carpool-overhead-") as name, region.filled() as image:
+        job = recipes.Job(Path(name), Path(name) / "tiny.onnx", groups, image)
+        wrk.find()
+        if job.over_grpc:
+            h2load.find()
+        tiny.write_model(job.model)
+        with running(choose(args, job), job) as lanes:
+            for lane in lanes:
+                if lane.group in WARM_UP or lane.group == groups[0]:
+                    slices.run_slice(lane, max(plan.concurrencies), WARM_UP_S)
+            turns = slices.measure(lanes, plan, began + plan.limit_s - STOPPING_S, tell)
+    rows = report.summarise(turns, lanes, recipes.CARPOOL)
     print(report.as_json(rows) if args.json else report.as_text(rows))
     if short := report.short_of_quiet(turns, plan):
         tell(short)
@@ -60,13 +66,16 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="concurrency 32 only, within a minute")
     parser.add_argument("--json", action="store_true", help="print rows for machines")
+    parser.add_argument("--protocols", default=",".join(WAYS_OF), help="which ways to ask (%(default)s)")
     parser.add_argument("--concurrency", help="for example 32,64")
     parser.add_argument("--rounds", type=int, help="quiet rounds to collect")
     parser.add_argument(
         "--peer-delay-ms", type=float, default=0.0, help="how long the peers may hold a batch back"
     )
     parser.add_argument("--frontends", type=int, help="passed on to carpool serve; its own default otherwise")
-    parser.add_argument("--servers", default="carpool,fastapi,triton", help="which to compare")
+    parser.add_argument(
+        "--servers", default="carpool,fastapi,triton", help="which to compare (%(default)s); also empty"
+    )
     parser.add_argument("--setup", action="store_true", help="make the peers' environments and stop")
     parser.add_argument("--peers-dir", type=Path, default=setup.default_dir(), help="default: %(default)s")
     parser.add_argument("--peer-python", type=Path, help="the interpreter for Triton's environment")
@@ -82,7 +91,14 @@ def plan_of(args: argparse.Namespace) -> slices.Plan:
     return plan
 
 
-def choose(args: argparse.Namespace, folder: Path, model: Path) -> list[Recipe]:
+def groups_of(args: argparse.Namespace) -> list[str]:
+    wanted = args.protocols.split(",")
+    if unknown := set(wanted) - set(WAYS_OF):
+        raise LoadError(f"--protocols knows {', '.join(WAYS_OF)}, and not {', '.join(sorted(unknown))}")
+    return [group for protocol, groups in WAYS_OF.items() if protocol in wanted for group in groups]
+
+
+def choose(args: argparse.Namespace, job: recipes.Job) -> list[Recipe]:
     """The servers asked for, less the peers that are not set up here; each of those is named."""
     wanted = set(args.servers.split(","))
     absent = wanted & set(setup.missing(args.peers_dir))
@@ -91,24 +107,25 @@ def choose(args: argparse.Namespace, folder: Path, model: Path) -> list[Recipe]:
     wanted -= absent
     chosen: list[Recipe] = []
     if "carpool" in wanted:
-        chosen.append(recipes.carpool(folder, model, args.frontends))
-    if "fastapi" in wanted:
-        chosen.append(recipes.fastapi(args.peers_dir, model, args.peer_delay_ms))
+        chosen.append(recipes.carpool(job, args.frontends))
+    if "fastapi" in wanted and HTTP in job.groups:
+        chosen.append(recipes.fastapi(job, args.peers_dir, args.peer_delay_ms))
+    if "empty" in wanted and job.over_grpc:
+        chosen.append(recipes.empty_grpc(job))
     if "triton" in wanted:
-        chosen.extend(recipes.triton(folder, args.peers_dir, model, args.peer_delay_ms))
+        chosen.extend(recipes.triton(job, args.peers_dir, args.peer_delay_ms))
     return chosen
 
 
 @contextlib.contextmanager
-def running(chosen: list[Recipe], folder: Path, expected: np.ndarray) -> Iterator[list[Server]]:
-    """All servers up and answering; stopped again whatever happens."""
+def running(chosen: list[Recipe], job: recipes.Job) -> Iterator[list[Lane]]:
+    """All servers up and answering in every way; stopped again whatever happens."""
+    expected = tiny.expected(job.model)
     servers: list[Server] = []
     try:
         for recipe in chosen:
-            servers.append(Server(recipe, folder))  # noqa: PERF401  (started ones are stopped below)
-        for server in servers:
-            server.wait_ready(expected)
-        yield servers
+            servers.append(Server(recipe, job.folder))  # noqa: PERF401  (started ones are stopped below)
+        yield [lane for server in servers for lane in server.wait_ready(expected)]
     finally:
         for server in servers:
             server.ask_to_stop()
@@ -123,5 +140,5 @@ def tell(line: str) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (ServerError, setup.SetupError, wrk.LoadError) as error:
+    except (ServerError, setup.SetupError, LoadError) as error:
         sys.exit(f"overhead: {error}")

@@ -27,8 +27,9 @@ EXAMPLES = ROOT / "examples"
 PAGES = [
     ROOT / "README.md",
     EXAMPLES / "README.md",
-    *(DOCS / f"{name}.md" for name in ("README", "quickstart", "python", "small-batches", "troubleshooting")),
+    *(DOCS / f"{name}.md" for name in ("README", "quickstart", "pictures", "python", "small-batches")),
     *(DOCS / f"{name}.md" for name in ("coming-from-triton", "coming-from-torchserve", "conformance")),
+    DOCS / "troubleshooting.md",
 ]
 RUNNABLE = [page for page in PAGES if "```console" in page.read_text("utf-8")]
 SECONDS = 180  # for anything to end that should take a few, on cores that other tests keep busy
@@ -160,7 +161,8 @@ def run(command: str) -> str:
 
 
 def masked(text: str) -> str:
-    """Numbers and spaces differ from machine to machine; words should not."""
+    """Numbers, spaces and where the clone lies differ from machine to machine; words should not."""
+    text = re.sub(r"file=@\S*/pictures/", "file=@…/pictures/", text)
     return " ".join(re.sub(r"\d[\d.,]*", "#", re.sub(r"localhost|127\.0\.0\.1", "host", text)).split())
 
 
@@ -246,6 +248,10 @@ def test_code_on_the_pages_is_real(page: str, code: str, tmp_path: Path) -> None
     if "INPUTS =" in code:
         program.write_text(code)
         _ask_zeros(program)
+    elif "demo/pictures" in code:
+        with serving("carpool serve src/carpool/demo/models", tmp_path) as server:
+            program.write_text(server.here(code))
+            assert "cat" in run(f"python {program}")
     elif "InferenceServerClient" in code:
         with serving("carpool serve examples/python_model", tmp_path) as server:
             program.write_text(server.here(code))

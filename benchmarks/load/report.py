@@ -18,6 +18,9 @@ class Named(Protocol):
     def row(self) -> str: ...
 
     @property
+    def group(self) -> str: ...
+
+    @property
     def protocol(self) -> str: ...
 
     @property
@@ -29,9 +32,10 @@ class Named(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One server at one concurrency. The ratios are ours to this one's, paired within turns."""
+    """One server, asked in one way, at one concurrency. Ratios are ours to this one's, within turns."""
 
     server: str
+    group: str
     protocol: str
     concurrency: int
     rps: float
@@ -45,13 +49,15 @@ class Row:
 
 
 def summarise(turns: Sequence[Turn], servers: Sequence[Named], ours: str) -> list[Row]:
-    """Rows by concurrency. Quiet turns count; where there was none, all do, and `rounds` is 0."""
+    """Rows by group and concurrency. Quiet turns count; where there was none, all do, and `rounds` is 0."""
     rows: list[Row] = []
-    for concurrency in sorted({turn.concurrency for turn in turns}):
-        here = [turn for turn in turns if turn.concurrency == concurrency]
+    for group, concurrency in _cases(turns):
+        here = [turn for turn in turns if (turn.group, turn.concurrency) == (group, concurrency)]
         quiet = [turn for turn in here if turn.quiet]
-        group = [_row(concurrency, quiet or here, len(quiet), server, ours) for server in servers]
-        rows += _name_settings(group)
+        chosen = [server for server in servers if server.group == group]
+        rows += _name_settings(
+            [_row(concurrency, quiet or here, len(quiet), server, ours) for server in chosen]
+        )
     return rows
 
 
@@ -83,10 +89,10 @@ def as_text(rows: Sequence[Row]) -> str:
 
 def short_of_quiet(turns: Sequence[Turn], plan: Plan) -> str | None:
     """A line when the machine was too busy for the rounds that were asked for."""
-    counts = {c: sum(t.quiet for t in turns if t.concurrency == c) for c in plan.concurrencies}
+    counts = {case: sum(t.quiet for t in turns if (t.group, t.concurrency) == case) for case in _cases(turns)}
     if all(count >= plan.rounds for count in counts.values()):
         return None
-    found = ", ".join(f"{count} at concurrency {c}" for c, count in counts.items())
+    found = ", ".join(f"{count} with {group} at {c}" for (group, c), count in counts.items())
     return f"the machine was busy: of {plan.rounds} quiet rounds asked for, {found}; read with care"
 
 
@@ -97,6 +103,7 @@ def _row(concurrency: int, turns: Sequence[Turn], quiet: int, server: Named, our
     ]
     return Row(
         server=server.row,
+        group=server.group,
         protocol=server.protocol,
         concurrency=concurrency,
         rps=round(median(one.rps for one in slices), 1),
@@ -108,6 +115,13 @@ def _row(concurrency: int, turns: Sequence[Turn], quiet: int, server: Named, our
         rps_ratio=_median_ratio((a.rps, b.rps) for a, b in pairs),
         cpu_ratio=_median_ratio((a.cpu_us, b.cpu_us) for a, b in pairs),
     )
+
+
+def _cases(turns: Sequence[Turn]) -> list[tuple[str, int]]:
+    """Groups in the order they were measured, concurrencies rising."""
+    groups = list(dict.fromkeys(turn.group for turn in turns))
+    found = {(turn.group, turn.concurrency) for turn in turns}
+    return sorted(found, key=lambda case: (groups.index(case[0]), case[1]))
 
 
 def _median_ratio(pairs: Iterable[tuple[float, float]]) -> float | None:
@@ -127,15 +141,15 @@ def _name_settings(group: list[Row]) -> list[Row]:
 
 
 def _verdicts(rows: Sequence[Row]) -> Iterable[str]:
-    """Per concurrency: against each peer, and against the best of them in each figure."""
-    for concurrency in dict.fromkeys(row.concurrency for row in rows):
-        peers = [row for row in rows if row.concurrency == concurrency and row.rps_ratio is not None]
+    """Per group and concurrency: against each peer, and against the best of them in each figure."""
+    for case in dict.fromkeys((row.group, row.concurrency) for row in rows):
+        peers = [row for row in rows if (row.group, row.concurrency) == case and row.rps_ratio is not None]
         if not peers:
             continue
         fastest = max(peers, key=lambda row: row.rps)
         thriftiest = min(peers, key=lambda row: row.cpu_us)
         yield (
-            f"concurrency {concurrency}, {_basis(fastest.rounds)}: "
+            f"{case[0]}, concurrency {case[1]}, {_basis(fastest.rounds)}: "
             f"{fastest.rps_ratio:.2f}× the requests/s of {fastest.server}, "
             f"{thriftiest.cpu_ratio:.2f}× the CPU of {thriftiest.server}"
         )

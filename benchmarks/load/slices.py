@@ -1,8 +1,8 @@
 """Short slices of load, the servers in turn, so that whatever else the machine does meets all of them.
 
-A turn is one slice per server at one concurrency, in random order, a few seconds apart: the unit within
-which servers are compared. A slice that other work on the machine disturbed is repeated a few times; a turn
-counts as quiet only when each of its slices is.
+A turn is one slice per server, all asked in the same way at one concurrency, in random order, a few seconds
+apart: the unit within which servers are compared. A slice that other work on the machine disturbed is
+repeated a few times; a turn counts as quiet only when each of its slices is.
 """
 
 import os
@@ -11,24 +11,28 @@ import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Protocol
 
-from load import processes, wrk
+from load import processes
+from load.burst import Burst, LoadError
 
 MAX_OTHER = 0.05  # share of the machine that other processes may take during a quiet slice
 MAX_STEAL = 0.02  # share that the host may take away
 QUIET_PROBE_S = 0.5
-SLICE_EXTRA_S = 0.4  # starting and ending wrk
+SLICE_EXTRA_S = 0.4  # starting and ending the load generator
 
 
 class Served(Protocol):
-    """What a slice needs of a server."""
-
-    name: str
-    script_env: dict[str, str]
+    """What a slice needs of a server; what is in the same group is compared."""
 
     @property
-    def port(self) -> int: ...
+    def name(self) -> str: ...
+
+    @property
+    def group(self) -> str: ...
+
+    def fire(self, concurrency: int, seconds: float, /) -> Burst: ...
 
     def cpu(self) -> dict[int, float]: ...
 
@@ -51,8 +55,9 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One slice of each server at one concurrency, close together in time."""
+    """One slice of each server of a group at one concurrency, close together in time."""
 
+    group: str
     concurrency: int
     slices: Mapping[str, Slice]
 
@@ -63,7 +68,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long to measure: `rounds` quiet turns per concurrency, within bounds.
+    """How long to measure: `rounds` quiet turns per group and concurrency, within bounds.
 
     Before each turn, and before a disturbed slice is taken again (`repeats` times at most), it waits up to
     `patience_s` for a quiet moment. After `max_rounds` it stops with what there is, and so that the whole
@@ -80,27 +85,29 @@ class Plan:
 
 
 def measure(servers: Sequence[Served], plan: Plan, end: float, tell: Callable[[str], None]) -> list[Turn]:
-    """Rounds over the concurrencies that still lack quiet turns, until none does, or until `end`."""
+    """Rounds over the groups and concurrencies that lack quiet turns, until none does, or until `end`."""
     turns: list[Turn] = []
+    groups = {group: [one for one in servers if one.group == group] for group in _groups(servers)}
     for number in range(1, plan.max_rounds + 1):
-        for concurrency in plan.concurrencies:
-            done = sum(turn.quiet for turn in turns if turn.concurrency == concurrency)
-            if done < plan.rounds and (_room(servers, plan, end) or not turns):
+        for group, concurrency in product(groups, plan.concurrencies):
+            here = [turn for turn in turns if (turn.group, turn.concurrency) == (group, concurrency)]
+            done = sum(turn.quiet for turn in here)
+            if done < plan.rounds and (_room(groups[group], plan, end) or not here):
                 _wait_for_quiet(plan.patience_s)
-                turns.append(_take_turn(servers, concurrency, plan, end))
+                turns.append(_take_turn(groups[group], concurrency, plan, end))
                 tell(f"round {number}, {_describe(turns[-1])}")
     return turns
 
 
 def run_slice(server: Served, concurrency: int, seconds: float) -> Slice:
-    """Load one server for a moment and see what it, wrk and everybody else spent."""
+    """Load one server for a moment and see what it, the generator and everybody else spent."""
     cpu, machine, start, own = server.cpu(), processes.machine(), time.monotonic(), _own_cpu()
-    burst = wrk.run(server.port, server.script_env, concurrency, seconds)
+    burst = server.fire(concurrency, seconds)
     elapsed, ended, own_spent = time.monotonic() - start, processes.machine(), _own_cpu() - own
     spent = processes.spent(cpu, server.cpu())
     if burst.failures or not burst.requests:
-        raise wrk.LoadError(
-            f"{server.name}, concurrency {concurrency}: not every answer was a 200: "
+        raise LoadError(
+            f"{server.name}, {server.group}, concurrency {concurrency}: not every answer was a good one: "
             f"{burst.failures or 'no answers'} of {burst.requests} requests"
         )
     capacity = elapsed * (os.cpu_count() or 1)
@@ -126,7 +133,11 @@ def _take_turn(servers: Sequence[Served], concurrency: int, plan: Plan, end: flo
             _wait_for_quiet(plan.patience_s)
             one = run_slice(server, concurrency, plan.seconds)
         slices[server.name] = one
-    return Turn(concurrency, slices)
+    return Turn(servers[0].group, concurrency, slices)
+
+
+def _groups(servers: Sequence[Served]) -> list[str]:
+    return list(dict.fromkeys(server.group for server in servers))
 
 
 def _room(servers: Sequence[Served], plan: Plan, end: float) -> bool:
@@ -150,7 +161,7 @@ def _describe(turn: Turn) -> str:
         f" (others {one.other:.1%}, steal {one.steal:.1%})"
         for name, one in turn.slices.items()
     )
-    return f"concurrency {turn.concurrency}: " + "; ".join(cells)
+    return f"{turn.group}, concurrency {turn.concurrency}: " + "; ".join(cells)
 
 
 def _own_cpu() -> float:

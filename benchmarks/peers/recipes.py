@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -10,53 +11,90 @@ import numpy as np
 
 from load.wrk import Target
 from peers import setup, tiny
+from peers.region import Region
 from peers.server import Recipe, free_port
+from peers.ways import GRPC, GRPC_SHM, HTTP, HTTP_SHM, HttpWay, Way, answer_message, registering, v2_way
 
 CARPOOL, FASTAPI, TRITON = "carpool", "FastAPI + asyncio batcher", "Triton, Python backend"
+EMPTY = "grpc.aio, empty handler"
 TRITON_SETTINGS = ((1, 2), (2, 1))  # instances × threads: the two ways to fill two cores
 _HERE = Path(__file__).parent
-_V2_PATH = "/v2/models/tiny/infer"
 
 
-def carpool(folder: Path, model: Path, frontends: int | None) -> Recipe:
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all servers are set up for: the model, how they are asked, and where the image lies."""
+
+    folder: Path
+    model: Path
+    groups: Sequence[str]
+    region: Region
+
+    @property
+    def over_grpc(self) -> bool:
+        return GRPC in self.groups or GRPC_SHM in self.groups
+
+    @property
+    def in_memory(self) -> bool:
+        return HTTP_SHM in self.groups or GRPC_SHM in self.groups
+
+    def ways(self, http_port: int, grpc_port: int) -> list[Way]:
+        return [v2_way(group, http_port, grpc_port) for group in self.groups]
+
+    def first(self, http_port: int) -> Target | None:
+        return registering(http_port, self.region) if self.in_memory else None
+
+
+def carpool(job: Job, frontends: int | None) -> Recipe:
     """`carpool serve` of this environment, on an ordinary Triton repository with the ONNX file."""
-    repository = folder / "carpool-models"
+    repository = job.folder / "carpool-models"
     version = repository / "tiny" / "1"
     version.mkdir(parents=True)
     (repository / "tiny" / "config.pbtxt").write_text((_HERE / "carpool.pbtxt").read_text())
-    (version / "model.onnx").write_bytes(model.read_bytes())
-    port = free_port()
+    (version / "model.onnx").write_bytes(job.model.read_bytes())
+    port, grpc_port = free_port(), free_port()
     command = [str(Path(sys.executable).with_name("carpool")), "serve", str(repository)]
     command += ["--host", "127.0.0.1", "--http-port", str(port), "--metrics-port", str(free_port())]
+    command += ["--grpc-port", str(grpc_port)] if job.over_grpc else ["--grpc-frontends", "0"]
+    if job.in_memory:
+        command += ["--allow-client-shm"]
     if frontends is not None:
         command += ["--frontends", str(frontends)]
-    return Recipe(CARPOOL, "HTTP v2 binary", command, {}, _v2_target(port), _read_v2)
+    return Recipe(CARPOOL, command, {}, job.ways(port, grpc_port), first=job.first(port))
 
 
-def fastapi(peers_dir: Path, model: Path, delay_ms: float) -> Recipe:
+def fastapi(job: Job, peers_dir: Path, delay_ms: float) -> Recipe:
     """One uvicorn process; two threads within a run, so that both cores can help."""
     port = free_port()
     python = setup.fastapi_python(peers_dir)
     env = {
         "BENCH_PORT": str(port),
-        "BENCH_MODEL": str(model),
+        "BENCH_MODEL": str(job.model),
         "BENCH_THREADS": "2",
         "BENCH_MAX_BATCH": str(tiny.MAX_BATCH),
         "BENCH_MAX_WAIT_MS": str(delay_ms),
     }
     headers = {"Content-Type": "application/octet-stream"}
     target = Target(port, "/infer", headers, tiny.image().tobytes())
-    return Recipe(
-        FASTAPI, "HTTP raw body", [str(python), str(_HERE / "fastapi_app.py")], env, target, _read_json
-    )
+    way = HttpWay(HTTP, "HTTP raw body", target, _read_json)
+    return Recipe(FASTAPI, [str(python), str(_HERE / "fastapi_app.py")], env, [way])
 
 
-def triton(folder: Path, peers_dir: Path, model: Path, delay_ms: float) -> Iterator[Recipe]:
+def empty_grpc(job: Job) -> Recipe:
+    """No model and no batches: only what the gRPC library takes."""
+    port, answer = free_port(), job.folder / "empty-grpc.answer"
+    answer.write_bytes(answer_message(tiny.expected(job.model)))
+    command = [sys.executable, str(_HERE / "empty_grpc.py"), str(port), str(answer)]
+    groups = [group for group in job.groups if group in (GRPC, GRPC_SHM)]
+    return Recipe(EMPTY, command, {}, [v2_way(group, port, port) for group in groups])
+
+
+def triton(job: Job, peers_dir: Path, delay_ms: float) -> Iterator[Recipe]:
     """The tritonserver binary of the nvidia-pytriton wheel, once per setting."""
     install = setup.TritonInstall(peers_dir)
     for instances, threads in TRITON_SETTINGS:
         setting = f"{instances} × {threads}"
-        home = folder / f"triton-{instances}x{threads}"
+        home = job.folder / f"triton-{instances}x{threads}"
         repository, backends = home / "models", home / "backends"
         version = repository / "tiny" / "1"
         version.mkdir(parents=True)
@@ -67,42 +105,22 @@ def triton(folder: Path, peers_dir: Path, model: Path, delay_ms: float) -> Itera
         (version / "model.py").write_text((_HERE / "triton_model.py").read_text())
         (version / "onnx_session.py").write_text((_HERE / "onnx_session.py").read_text())
         install.link_backend(backends / "python")
-        port = free_port()
+        port, grpc_port = free_port(), free_port()
         command = [
             str(install.server),
             f"--model-repository={repository}",
             f"--backend-directory={backends}",
             "--http-address=127.0.0.1",
             f"--http-port={port}",
-            "--allow-grpc=false",
+            f"--allow-grpc={str(job.over_grpc).lower()}",
+            "--grpc-address=127.0.0.1",
+            f"--grpc-port={grpc_port}",
             "--metrics-address=127.0.0.1",
             f"--metrics-port={free_port()}",
             "--allow-gpu-metrics=false",
         ]
-        env = {**install.env, "BENCH_MODEL": str(model), "BENCH_THREADS": str(threads)}
-        yield Recipe(TRITON, "HTTP v2 binary", command, env, _v2_target(port), _read_v2, setting)
-
-
-def _v2_target(port: int) -> Target:
-    """One image as a binary tensor, the answer asked for as binary: what tritonclient sends."""
-    image = tiny.image().tobytes()
-    tensor = {
-        "name": tiny.INPUT,
-        "shape": [1, *tiny.SHAPE],
-        "datatype": "UINT8",
-        "parameters": {"binary_data_size": len(image)},
-    }
-    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    headers = {
-        "Content-Type": "application/octet-stream",
-        "Inference-Header-Content-Length": str(len(head)),
-    }
-    return Target(port, _V2_PATH, headers, head + image)
-
-
-def _read_v2(headers: Mapping[str, str], body: bytes) -> np.ndarray:
-    """The scores behind the JSON head of a binary answer."""
-    return np.frombuffer(body, "<f4", offset=int(headers["inference-header-content-length"]))
+        env = {**install.env, "BENCH_MODEL": str(job.model), "BENCH_THREADS": str(threads)}
+        yield Recipe(TRITON, command, env, job.ways(port, grpc_port), setting, job.first(port))
 
 
 def _read_json(_headers: Mapping[str, str], body: bytes) -> np.ndarray:

@@ -1,6 +1,5 @@
 """One server under test: started, checked for the right answer, asked what it cost, stopped."""
 
-import http.client
 import os
 import signal
 import socket
@@ -8,16 +7,20 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from load import processes
+from load.burst import Fire
 from load.wrk import Target
+from peers.ways import NotYet, Way, post
 
 READY_WITHIN_S = 60.0
 STOP_WITHIN_S = 10.0
-Answer = Callable[[Mapping[str, str], bytes], np.ndarray]
+Answer = TypeVar("Answer")
 
 
 class ServerError(Exception):
@@ -29,16 +32,47 @@ class Recipe:
     """How to start a server and how to ask it. Settings of the same server share a `row`."""
 
     row: str
-    protocol: str
     command: Sequence[str]
     env: Mapping[str, str]
-    target: Target
-    read_answer: Answer
+    ways: Sequence[Way]
     setting: str = ""
+    first: Target | None = None  # to be sent once, before anything else
 
     @property
     def name(self) -> str:
         return f"{self.row} ({self.setting})" if self.setting else self.row
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A server asked in one way: what takes its turn and has a row."""
+
+    server: "Server"
+    way: Way
+    fire: Fire
+
+    @property
+    def row(self) -> str:
+        return self.server.recipe.row
+
+    @property
+    def setting(self) -> str:
+        return self.server.recipe.setting
+
+    @property
+    def name(self) -> str:
+        return self.server.name
+
+    @property
+    def group(self) -> str:
+        return self.way.group
+
+    @property
+    def protocol(self) -> str:
+        return self.way.protocol
+
+    def cpu(self) -> dict[int, float]:
+        return self.server.cpu()
 
 
 class Server:
@@ -47,9 +81,8 @@ class Server:
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe = recipe
         self.name = recipe.name
-        slug = "".join(c if c.isalnum() else "-" for c in recipe.name.lower())
-        self.script_env = recipe.target.write(folder, slug)
-        self._log = folder / f"{slug}.log"
+        self._folder = folder
+        self._log = folder / f"{_slug(recipe.name)}.log"
         self._family: Iterable[int] = ()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -61,26 +94,17 @@ class Server:
                 start_new_session=True,
             )
 
-    @property
-    def port(self) -> int:
-        return self.recipe.target.port
-
-    def wait_ready(self, expected: np.ndarray) -> None:
-        """Ask until the first 200; then the answer must be the expected one."""
-        last = "no answer"
+    def wait_ready(self, expected: np.ndarray) -> list[Lane]:
+        """Ask in each way until there is an answer, which must be the expected one."""
+        lanes = []
         give_up = time.monotonic() + READY_WITHIN_S
-        while time.monotonic() < give_up and self._process.poll() is None:
-            try:
-                status, headers, body = self._ask()
-            except OSError as error:
-                last = str(error)
-            else:
-                if status == http.client.OK:
-                    self._check(self.recipe.read_answer(headers, body), expected)
-                    return
-                last = f"{status} {body[:300]!r}"
-            time.sleep(0.05)
-        raise ServerError(f"{self.name} is not ready: {last}\n{self._log_tail()}")
+        if self.recipe.first is not None:
+            self._retry(partial(post, self.recipe.first), give_up)
+        for way in self.recipe.ways:
+            self._check(self._retry(way.ask, give_up), expected)
+            fire = way.loader(self._folder, _slug(f"{self.name} {way.group}"))
+            lanes.append(Lane(self, way, fire))
+        return lanes
 
     def cpu(self) -> dict[int, float]:
         """CPU seconds so far, by process."""
@@ -101,15 +125,15 @@ class Server:
                 _kill_if_ours(pid, session=self._process.pid)
             self._process.wait(STOP_WITHIN_S)
 
-    def _ask(self) -> tuple[int, Mapping[str, str], bytes]:
-        target = self.recipe.target
-        connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=10)
-        try:
-            connection.request("POST", target.path, target.body, dict(target.headers))
-            response = connection.getresponse()
-            return response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
-        finally:
-            connection.close()
+    def _retry(self, step: Callable[[], Answer], give_up: float) -> Answer:
+        last = "no answer"
+        while time.monotonic() < give_up and self._process.poll() is None:
+            try:
+                return step()
+            except NotYet as error:
+                last = str(error)
+            time.sleep(0.05)
+        raise ServerError(f"{self.name} is not ready: {last}\n{self._log_tail()}")
 
     def _check(self, answer: np.ndarray, expected: np.ndarray) -> None:
         if answer.shape != expected.shape or not np.allclose(answer, expected, rtol=1e-3, atol=1e-3):
@@ -117,6 +141,10 @@ class Server:
 
     def _log_tail(self) -> str:
         return self._log.read_text(errors="replace")[-2000:]
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in name.lower())
 
 
 def free_port() -> int:

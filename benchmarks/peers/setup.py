@@ -7,6 +7,7 @@ from pathlib import Path
 
 _RUNTIME = ("numpy", "onnxruntime")
 FASTAPI_PACKAGES = ("fastapi", "uvicorn[standard]", *_RUNTIME)
+VISION_PACKAGES = (*FASTAPI_PACKAGES, "opencv-python-headless")
 TRITON_PACKAGES = ("nvidia-pytriton", *_RUNTIME)
 DEBIAN_PYTHON = Path("/usr/bin/python3")
 
@@ -24,6 +25,15 @@ def default_dir() -> Path:
 
 def fastapi_python(peers_dir: Path) -> Path:
     return peers_dir / "venv-fastapi" / "bin" / "python"
+
+
+def vision_python(peers_dir: Path) -> Path:
+    return peers_dir / "venv-fastapi-vision" / "bin" / "python"
+
+
+def make_vision(peers_dir: Path) -> None:
+    """What `vision.py` compares with."""
+    _make_venv(peers_dir / "venv-fastapi-vision", Path(sys.executable), VISION_PACKAGES)
 
 
 class TritonInstall:

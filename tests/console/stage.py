@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import dataclass
 
 from carpool.observe import columns
 from carpool.observe.counters import Block
 from carpool.observe.directory import Slot
-from carpool.servers.door import IndexEntry, ModelEntry
+from carpool.servers.door import IndexEntry
 from carpool.types import Datatype
 from servers.fake_door import echo
 from servers.http.front_end import FrontEnd, front_end
+from servers.picture_models import classifier, detector, embedder, segmenter
 
 TASKS: Mapping[str, str | None] = {
     "detector": "detect",
@@ -24,13 +23,6 @@ TASKS: Mapping[str, str | None] = {
     "tensors": None,
 }
 EVIL = '<img src=x onerror="document.title=1">'
-
-
-@dataclass(frozen=True)
-class PictureEntry(ModelEntry):
-    """A model that says what it does with pictures."""
-
-    vision: Any = None
 
 
 @dataclass
@@ -63,30 +55,25 @@ class Stage:
         row.set(columns.SATURATION, saturation)
 
 
-def _with_tasks(front: FrontEnd) -> None:
-    """Give each model its task, and add two that do not serve."""
-    catalog = front.door.catalog
-    entries = {}
-    for key, entry in catalog.entries.items():
-        given = {field.name: getattr(entry, field.name) for field in fields(ModelEntry)}
-        task = TASKS.get(entry.name)
-        given["vision"] = None if task is None else SimpleNamespace(task=task)
-        entries[key] = PictureEntry(**given)
-    newest = {entry.name: entry for entry in entries.values()}
+def _with_others(front: FrontEnd) -> None:
+    """Add two that do not serve."""
     index = [
-        *catalog.index,
+        *front.door.catalog.index,
         IndexEntry("sleeper", "2", "LOADING"),
         IndexEntry(EVIL, "1", "UNAVAILABLE", f"the file is no model: {EVIL}"),
     ]
-    front.run(lambda: front.door.renew(entries=entries, newest=newest, index=index))
+    front.run(lambda: front.door.renew(index=index))
 
 
 @contextlib.contextmanager
 def stage() -> Iterator[Stage]:
     models = [
-        echo(name, Datatype.FP32, mode="eager" if name == "tensors" else "promise", max_batch=16)
-        for name in TASKS
+        detector("detector", max_batch=16),
+        classifier("classifier", max_batch=16),
+        segmenter("segmenter", max_batch=16),
+        embedder("embedder", max_batch=16),
+        echo("tensors", Datatype.FP32, mode="eager", max_batch=16),
     ]
     with front_end(*models) as front:
-        _with_tasks(front)
+        _with_others(front)
         yield Stage(front, front.door.table.block(0))

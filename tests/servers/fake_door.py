@@ -35,6 +35,7 @@ class FakeModel:
     max_batch: int = 8
     mode: str = "promise"
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    vision: Mapping[str, Any] | None = None
 
     def entry(self, key: int, row: tuple[int, int] = (0, 0)) -> ModelEntry:
         signature = Signature(self.name, tuple(self.inputs), tuple(self.outputs), self.max_batch)
@@ -49,7 +50,17 @@ class FakeModel:
         }
         slo = 0.05 if self.mode == "promise" else None
         return ModelEntry(
-            key, self.name, self.version, signature, "fake", self.mode, slo, config, self.labels, row
+            key,
+            self.name,
+            self.version,
+            signature,
+            "fake",
+            self.mode,
+            slo,
+            config,
+            self.labels,
+            row,
+            self.vision,
         )
 
 

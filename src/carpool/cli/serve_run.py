@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,11 @@ from carpool.cli.serve import Serve
 from carpool.config.repository import ModelSource, find_models
 from carpool.config.server import ServerSettings, server_settings
 from carpool.core.policy import Promise
-from carpool.demo import demo_models
+from carpool.demo import demo_models, pictures
 from carpool.errors import CarpoolError, ConfigError
 from carpool.observe.logs import configure, logger
 from carpool.servers import one_process
+from carpool.servers.documents import picture_tasks
 from carpool.servers.model_control import names_at_start, needs_some
 from carpool.servers.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
 from carpool.servers.supervisor import FrontendKind, Supervisor
@@ -26,6 +28,7 @@ from carpool.servers.supervisor import FrontendKind, Supervisor
 _ENGINE = "carpool.servers.start:engine"
 _HTTP = "carpool.servers.start:http"
 _GRPC = "carpool.servers.start:grpc"
+_PHOTOS = {"detect": "astronaut", "classify": "coffee", "segment": "astronaut", "embed": "chelsea"}
 
 
 def run(asked: Serve) -> int:
@@ -52,7 +55,7 @@ def run(asked: Serve) -> int:
             FrontendKind("http", _HTTP, settings.frontends, ports),
             FrontendKind("grpc", _GRPC, settings.grpc_frontends, grpc, accepts=False),
         ],
-        ready=lambda ports, _models: screen.show(ports),
+        ready=screen.show,
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(supervisor.run())
@@ -77,7 +80,7 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signalled, number)
         return await one_process.serve(
-            paths, settings, stop, ready=lambda _catalog, ports: screen.show(ports)
+            paths, settings, stop, ready=lambda catalog, ports: screen.show(ports, picture_tasks(catalog))
         )
 
     try:
@@ -97,7 +100,8 @@ class _Screen:
         self._settings = settings
         self.shown = False
 
-    def show(self, ports: Mapping[str, int]) -> None:
+    def show(self, ports: Mapping[str, int], tasks: Mapping[str, str]) -> None:
+        """`tasks` are those of the models that take pictures."""
         if self.shown:
             return  # a restarted engine is a line in the log, not a new beginning
         self.shown = True
@@ -107,13 +111,16 @@ class _Screen:
         for source in self._sources:
             print(f"    {self._line(source)}")
         if self._sources:
-            print(f"\n  Try:      curl -s {address}/v2/models/{self._sources[0].config.name}")
+            print(f"\n  Try:      {_line_to_try(address, tasks) or self._metadata_line(address)}")
         if self._settings.model_control_mode == "explicit":
             print(f"  Load:     carpool models load NAME --url {address}")
         if "grpc" in ports:
             print(f"  gRPC:     {host}:{ports['grpc']}")
         print(f"  Metrics:  http://{host}:{ports['metrics']}/metrics")
         print("  Stop:     Ctrl-C finishes what was accepted\n", flush=True)
+
+    def _metadata_line(self, address: str) -> str:
+        return f"curl -s {address}/v2/models/{self._sources[0].config.name}"
 
     def _line(self, source: ModelSource) -> str:
         config = source.config
@@ -122,6 +129,15 @@ class _Screen:
         promise = f"promises {slo:g} ms" if slo else f"{config.mode.value} batching, no promise"
         versions = ", ".join(str(version.number) for version in source.versions)
         return f"{config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}"
+
+
+def _line_to_try(address: str, tasks: Mapping[str, str]) -> str:
+    """A picture for the first model that says something about pictures; it works as it is."""
+    for task in tasks.values():
+        photo = next((file for file in pictures() if file.stem == _PHOTOS.get(task)), None)
+        if photo is not None:
+            return f"curl -s -F file=@{shlex.quote(str(photo))} {address}/{task}"
+    return ""
 
 
 def _count(number: int, noun: str) -> str:

@@ -103,11 +103,16 @@ def _vision(
 ) -> VisionSettings | None:
     """How the model answers pictures; raises what its settings say and its tensors cannot be."""
     vision, notes = describe(config, signature, labels)
+    try:
+        if vision is not None:
+            form = read_form(vision.image, vision.input, config.name)
+            lookup_tables(vision.image, form, vision.input.datatype, config.name)
+    except ConfigError as error:
+        if config.task is not None or config.image is not None:
+            raise
+        vision, notes = None, [f"it has no image route: {error.message}"]  # nobody asked for one
     for note in notes:
         log.info("pictures", model=config.name, note=note)
-    if vision is not None:
-        form = read_form(vision.image, vision.input, config.name)
-        lookup_tables(vision.image, form, vision.input.datatype, config.name)
     return vision
 
 

@@ -39,6 +39,15 @@ def health(catalog: Catalog, *, ready: bool) -> Document:
     return {"ready": ready, "models": sorted(catalog.newest)}
 
 
+def picture_tasks(catalog: Catalog) -> dict[str, str]:
+    """The task of every model that takes pictures, by name, in the order in which they were configured."""
+    return {
+        line.name: str(entry.vision["task"])
+        for line in catalog.index
+        if (entry := catalog.newest.get(line.name)) is not None and entry.vision is not None
+    }
+
+
 def model_metadata(catalog: Catalog, entry: ModelEntry) -> Document:
     signature = entry.signature
     return {

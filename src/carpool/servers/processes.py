@@ -28,6 +28,7 @@ from carpool.observe.columns import UP
 from carpool.observe.counters import Table
 from carpool.observe.logs import configure, logger
 from carpool.servers.arena import Arena, map_memory
+from carpool.servers.documents import picture_tasks
 from carpool.servers.door import Catalog
 from carpool.servers.link.control import Control, Message
 from carpool.servers.link.engine_side import EngineLike, EngineSide
@@ -184,7 +185,8 @@ class EngineProcess:
             self._control.send("logging", settings=dict(catalog.logging))
         if catalog.ready and not self._was_ready:
             self._was_ready = True
-            self._control.send("ready", models=[f"{name}:{version}" for name, version in catalog.entries])
+            models = [f"{name}:{version}" for name, version in catalog.entries]
+            self._control.send("ready", models=models, tasks=picture_tasks(catalog))
 
     def _report_dropped(self, frontend: int) -> None:
         self._control.send("dropped", frontend=frontend)

@@ -15,6 +15,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
@@ -102,7 +103,7 @@ class Supervisor:
         self._keepers: dict[Post, asyncio.Task[None]] = {}
         self._draining: asyncio.Task[None] | None = None
         self._cut_off = False
-        self._models: list[str] | None = None  # those that are ready, until that was announced
+        self._warm: Mapping[str, Any] | None = None  # what is ready, until that was announced
 
     async def run(self) -> int:
         """Serve until a signal or until it is clear that nothing can be served; returns the exit code."""
@@ -194,10 +195,10 @@ class Supervisor:
         if message.word == "up":
             post.was_up = True
             _log.info("process-up", role=post.role, child=post.child.pid if post.child else None)
+            self._announce()
         elif message.word == "ready":
-            models = list(message.body["models"])
-            _log.info("ready", models=" ".join(models), host=self._settings.host, **self.ports)
-            self._ready(self.ports, message.body["tasks"])
+            self._warm = message.body
+            self._announce()
         elif message.word == "logging":
             apply_log_settings(message.body["settings"])
         elif message.word == "failed":
@@ -210,10 +211,10 @@ class Supervisor:
 
     def _announce(self) -> None:
         """Once the models are warm and every port is served: whoever reads it may ask at once."""
-        if self._models is not None and all(post.was_up for post in self._posts):
-            models, self._models = self._models, None
-            _log.info("ready", models=" ".join(models), host=self._settings.host, **self.ports)
-            self._ready(self.ports, models)
+        if self._warm is not None and all(post.was_up for post in self._posts):
+            warm, self._warm = self._warm, None
+            _log.info("ready", models=" ".join(warm["models"]), host=self._settings.host, **self.ports)
+            self._ready(self.ports, warm["tasks"])
 
     def _finish(self, code: int) -> None:
         if not self._finished.done():

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from carpool.engine.work import Timing
-from carpool.errors import CarpoolError, InvalidInput, TooLarge
+from carpool.errors import CarpoolError, TooLarge
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT, REQUEST_SECONDS
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
@@ -19,7 +19,7 @@ from carpool.servers.client_memory import Fetch, Outlets, names_regions
 from carpool.servers.door import Answer, Call, ModelEntry, Slot
 from carpool.servers.grpc.answers import Times, encode_answer, list_outputs
 from carpool.servers.grpc.families import Family, input_bytes, parse_rest, read_family
-from carpool.servers.grpc.parts import Parts, parse_whole, take_apart
+from carpool.servers.grpc.parts import Parts, check_text, parse_whole, take_apart
 from carpool.servers.grpc.pictures import compose, prepare
 from carpool.servers.grpc.service import Service, log
 from carpool.servers.grpc.statuses import Failure
@@ -89,7 +89,7 @@ class Inference:
         self.id = parts.id
         family = service.families.find(parts)
         if not self.id.isascii():
-            _check_text(self.id)
+            check_text(self.id)
         if family is None:
             request = await service.aside(len(parts.rest), parse_rest, parts)
             self._look_up(request.model_name, request.model_version)
@@ -311,13 +311,6 @@ class Inference:
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.release()
-
-
-def _check_text(request_id: bytes) -> None:
-    try:
-        request_id.decode()
-    except UnicodeDecodeError:
-        raise InvalidInput("id must be UTF-8 text", field="id") from None
 
 
 def _release(slot: Slot, _work: object) -> None:

@@ -74,3 +74,10 @@ def parse_whole(message: bytes) -> Parts:
     request.ClearField("id")
     request.DiscardUnknownFields()
     return Parts(request.SerializeToString(deterministic=True), request_id.encode(), contents)
+
+
+def check_text(request_id: bytes) -> None:
+    try:
+        request_id.decode()
+    except UnicodeDecodeError:
+        raise InvalidInput("id must be UTF-8 text", field="id") from None

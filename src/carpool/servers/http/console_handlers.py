@@ -15,6 +15,7 @@ _TEXT_FIELDS = b"content-type: text/plain; charset=utf-8\r\nvary: accept\r\n"
 _TEXT = (
     b"Carpool serves vision models over the v2 inference protocol.\n\n"
     b"/                     in a browser: the console\n"
+    b"/docs                 in a browser: pictures in, answers out (POST /detect, /classify, ...)\n"
     b"/v2                   this server and what it can do\n"
     b"/v2/repository/index  its models (POST)\n"
     b"/v2/health/ready      whether it serves\n"

@@ -32,8 +32,8 @@ def docs_page(document: Document) -> bytes:
     parts = [
         f"<h1>{_text(info['title'])}</h1>",
         f"<p>{_text(info['summary'])} {_text(info['description'])} "
-        '<a href="openapi.json">openapi.json</a> is this page for programs; <a href="/">the console</a> shows '
-        "the server at work.</p>",
+        '<a href="openapi.json">openapi.json</a> is this page for programs; '
+        '<a href="/">the console</a> shows the server at work.</p>',
         _models(document["x-carpool-models"]),
         *(_operation(path, operation) for path, operation in operations),
         _errors(document["components"]),
@@ -82,7 +82,8 @@ def _operation(path: str, operation: Document) -> str:
     answer = operation["responses"]["200"]["content"]
     examples = answer["application/json"]["examples"].items()
     parts += [
-        f"<details><summary>{_text(kind)}</summary>{_example(shown)}</details>" for kind, shown in examples
+        f"<details><summary>What comes back: {_text(kind)}</summary>{_example(shown)}</details>"
+        for kind, shown in examples
     ]
     pictures = [kind for kind in answer if kind.startswith("image/")]
     if pictures:
@@ -124,7 +125,7 @@ def _values(schema: Document) -> str:
         words = f"{schema['type']} from {schema['minimum']} to {schema['maximum']}"
     else:
         words = str(schema["type"])
-    return words + (f"; `{schema['default']}` without it" if "default" in schema else "")
+    return words + (f"; `{json.dumps(schema['default'])}` without it" if "default" in schema else "")
 
 
 def _errors(components: Document) -> str:

@@ -1,0 +1,501 @@
+"""The picture routes over real sockets, with a fake engine: ways in, answers, refusals, and who leaves."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+from PIL import Image
+
+from carpool.errors import ModelError, Refused, TooLarge
+from servers.http.front_end import FrontEnd, error_of, front_end
+from servers.http.harness import Response, chunked, until
+from servers.http.test_multipart import BOUNDARY, file_part, form
+from servers.picture_models import (
+    BLUE,
+    GREEN,
+    RED,
+    classifier,
+    detector,
+    embedder,
+    models,
+    picture,
+    segmenter,
+)
+
+FORM = b"Content-Type: multipart/form-data; boundary=%b\r\n" % BOUNDARY
+JSON = b"Content-Type: application/json\r\n"
+
+
+@pytest.fixture
+def served() -> Iterator[FrontEnd]:
+    with front_end(*models()) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def holding(found: FrontEnd) -> Iterator[threading.Event]:
+    """Keep the one decoding thread busy until told."""
+    go, began = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        go.wait(10)
+
+    found.run(lambda: found.app._service.pictures.workers.begin(wait, lambda *_: None))
+    assert began.wait(10)
+    try:
+        yield go
+    finally:
+        go.set()
+
+
+def ask(found: FrontEnd, path: str, body: bytes, extra: bytes = b"") -> Response:
+    with found.connect() as client:
+        return client.post(path, body, extra)
+
+
+def failures(found: FrontEnd, model: str) -> float:
+    """Of all reasons."""
+    lines = [
+        line for line in found.metrics().splitlines() if line.startswith("nv_inference_request_failure{")
+    ]
+    return sum(float(line.rpartition(" ")[2]) for line in lines if f'model="{model}"' in line)
+
+
+def answer_of(response: Response) -> dict[str, Any]:
+    assert response.status == 200, response.body
+    assert response.fields["content-type"] == "application/json"
+    document: dict[str, Any] = orjson.loads(response.body)
+    return document
+
+
+# ---- answers ----------------------------------------------------------------------------------------------
+
+
+def test_detect_answers_in_pixels_of_the_picture(served: FrontEnd) -> None:
+    answer = answer_of(ask(served, "/detect", picture(RED, size=(32, 24))))
+    assert answer["model"] == "finder"
+    assert answer["version"] == "1"
+    assert answer["image"] == {"width": 32, "height": 24}
+    [found] = answer["detections"]
+    assert found["label"] == "red"
+    assert found["box"] == [0.0, 0.0, 16.0, 24.0]
+    assert found["score"] > 0.9
+
+
+def test_each_task_has_its_route(served: FrontEnd) -> None:
+    assert answer_of(ask(served, "/classify?top_k=1", picture(GREEN)))["classes"][0]["label"] == "green"
+    assert len(answer_of(ask(served, "/embed", picture(BLUE)))["embedding"]) == 3
+    assert answer_of(ask(served, "/models/plain/predict", picture()))["outputs"][0]["name"] == "means"
+
+
+def test_every_way_of_sending_gives_the_same_answer(served: FrontEnd) -> None:
+    data = picture(GREEN)
+    text = base64.b64encode(data).decode()
+    sent = [
+        (data, b""),
+        (data, b"Content-Type: image/jpeg\r\n"),
+        (data, b"Content-Type: image/png\r\n"),  # its bytes say what it is
+        (data, b"Content-Type: application/octet-stream\r\n"),
+        (form(file_part(data)), FORM),
+        (form(file_part(data, file_name="wrong.png")), FORM),
+        (orjson.dumps({"image": text}), JSON),
+        (orjson.dumps({"image": f"data:image/jpeg;base64,{text}"}), JSON),
+        (orjson.dumps({"image": "\n".join(text[at : at + 76] for at in range(0, len(text), 76))}), JSON),
+    ]
+    answers = [answer_of(ask(served, "/classify", body, extra)) for body, extra in sent]
+    with served.connect() as client:
+        chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+        answers.append(answer_of(client.send(chunked("/classify", chunks)).response()))
+    assert all(answer == answers[0] for answer in answers)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WebP", "BMP", "TIFF", "GIF"])
+def test_every_format_is_read(served: FrontEnd, kind: str) -> None:
+    assert answer_of(ask(served, "/classify", picture(BLUE, kind)))["classes"][0]["label"] == "blue"
+
+
+def test_several_pictures_are_answered_in_order_and_one_bad_one_alone(served: FrontEnd) -> None:
+    files = [picture(RED), b"no picture", picture(BLUE), b""]
+    response = ask(served, "/classify?top_k=1", form(*map(file_part, files)), FORM)
+    results = answer_of(response)["results"]
+    assert [one.get("status", 200) for one in results] == [200, 400, 200, 400]
+    assert [one["classes"][0]["label"] for one in (results[0], results[2])] == ["red", "blue"]
+    assert results[1]["reason"] == "invalid-input"
+    assert "server-timing" in response.fields
+
+
+def test_a_list_in_json_is_answered_as_a_list(served: FrontEnd) -> None:
+    one = base64.b64encode(picture(RED)).decode()
+    results = answer_of(ask(served, "/classify", orjson.dumps({"images": [one]}), JSON))["results"]
+    assert len(results) == 1
+
+
+def test_more_pictures_than_may_be_under_way_are_all_answered(served: FrontEnd) -> None:
+    body = form(*[file_part(picture(RED))] * 50)
+    results = answer_of(ask(served, "/classify", body, FORM))["results"]
+    assert len(results) == 50
+    assert all("classes" in one for one in results)
+
+
+def test_server_timing_says_where_the_time_went(served: FrontEnd) -> None:
+    timing = ask(served, "/detect", picture()).fields["server-timing"]
+    parts = dict(part.split(";", 1) for part in timing.split(", "))
+    assert set(parts) == {"decode", "queue", "infer", "post", "batch"}
+    assert parts["queue"] == "dur=2.000"
+    assert parts["batch"] == 'desc="17"'
+
+
+def test_long_answers_are_compressed_for_those_who_can_read_it() -> None:
+    with front_end(embedder()) as found:
+        body = form(*[file_part(picture())] * 40)
+        response = ask(found, "/embed", body, FORM + b"Accept-Encoding: gzip\r\n")
+    assert response.fields["content-encoding"] == "gzip"
+
+
+# ---- drawn answers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "extra", "kind"),
+    [
+        ("/detect?overlay=1", b"", "JPEG"),
+        ("/detect?overlay=true", b"Accept: image/png\r\n", "PNG"),
+        ("/detect", b"Accept: image/*\r\n", "JPEG"),
+        ("/classify", b"Accept: image/webp\r\n", "WEBP"),
+    ],
+)
+def test_the_picture_comes_back_with_the_answer_in_it(
+    served: FrontEnd, path: str, extra: bytes, kind: str
+) -> None:
+    response = ask(served, path, picture(size=(640, 480)), extra)
+    assert response.status == 200
+    assert response.fields["content-type"] == f"image/{kind.lower()}"
+    assert "server-timing" in response.fields
+    drawn = Image.open(io.BytesIO(response.body))
+    assert drawn.format == kind
+    assert drawn.size == (640, 480)
+
+
+def test_a_mask_is_drawn_and_a_form_may_ask_for_it() -> None:
+    with front_end(segmenter()) as found:
+        body = form(file_part(picture()), (b"Content-Disposition: form-data; name=overlay", b"1"))
+        response = ask(found, "/segment", body, FORM)
+        assert response.fields["content-type"] == "image/jpeg"
+        answer = answer_of(ask(found, "/segment?format=rle", picture()))
+    assert answer["masks"][0]["rle"]["size"] == [24, 32]
+
+
+def test_what_cannot_be_drawn_is_said_before_any_work(served: FrontEnd) -> None:
+    assert error_of(ask(served, "/embed", picture(), b"Accept: image/png\r\n"))["field"] == "overlay"
+    assert ask(served, "/embed?overlay=1", picture()).status == 400
+    body = form(*[file_part(picture())] * 2)
+    assert "one at a time" in error_of(ask(served, "/detect?overlay=1", body, FORM))["error"]
+    assert not served.door.calls
+
+
+# ---- which model ------------------------------------------------------------------------------------------
+
+
+def test_the_first_configured_model_answers_unless_another_is_named() -> None:
+    with front_end(classifier("a"), classifier("b"), detector()) as found:
+        index = sorted(found.door.catalog.index, key=lambda line: line.name, reverse=True)
+        found.run(lambda: found.door.renew(index=index))
+        assert answer_of(ask(found, "/classify", picture()))["model"] == "b"
+        assert answer_of(ask(found, "/classify?model=a&version=1", picture()))["model"] == "a"
+        assert "/models/finder/predict" in error_of(ask(found, "/classify?model=finder", picture()))["error"]
+
+
+def test_a_task_without_a_model_says_which_tasks_there_are(served: FrontEnd) -> None:
+    response = ask(served, "/segment", picture())
+    assert response.status == 404
+    document = error_of(response)
+    assert document["reason"] == "no-task"
+    assert "detect, classify, embed" in document["error"] or "classify" in document["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/models/nobody/predict", 404),
+        ("/detect?model=nobody", 404),
+        ("/detect?model=finder&version=9", 404),
+        ("/detect?version=1", 400),
+        ("/models/finder/predict?model=finder", 400),
+        ("/models/tensors/predict", 400),
+        ("/detect?scoer=1", 400),
+        ("/detect?score=2", 400),
+        ("/detect?top_k=2", 400),
+        ("/detect?score=0.1&score=0.2", 400),
+    ],
+)
+def test_wrong_names_and_values_are_refused_before_the_body(served: FrontEnd, path: str, status: int) -> None:
+    with served.connect() as client:  # which never sends its body
+        client.send(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n" % path.encode())
+        response = client.response()
+    assert response.status == status
+    error_of(response)
+
+
+def test_a_model_that_is_replaced_is_used_from_the_next_picture_on(served: FrontEnd) -> None:
+    with served.connect() as client:
+        assert client.post("/classify", picture()).status == 200
+        entries = dict(served.door.catalog.newest)
+        gone = {name: entry for name, entry in entries.items() if name != "namer"}
+        served.run(lambda: served.door.renew(newest=gone))
+        assert client.post("/classify", picture()).status == 404
+        served.run(lambda: served.door.renew(newest=entries))
+        assert client.post("/classify", picture()).status == 200
+
+
+# ---- bad input --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "extra"),
+    [
+        (b"", b""),
+        (b"not a picture", b"Content-Type: image/jpeg\r\n"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"Content-Type: image/svg+xml\r\n"),
+        (picture()[:300], b""),
+        (b"{", JSON),
+        (b"{}", JSON),
+        (b'{"image": 1}', JSON),
+        (b'{"image": "!!!"}', JSON),
+        (b'{"image": "\xc3\xa9"}', JSON),
+        (b'{"image": "data:image/png,x"}', JSON),
+        (b'{"images": []}', JSON),
+        (b'{"images": ["aGk="], "image": "aGk="}', JSON),
+        (b'{"picture": "aGk="}', JSON),
+        (form(file_part(picture(), name="image")), FORM),
+        (form((b"Content-Disposition: form-data; name=score", b"0.5")), FORM),
+        (form(file_part(picture()), (b"Content-Disposition: form-data; name=scoer", b"0.5")), FORM),
+        (form(file_part(picture()), (b"Content-Disposition: form-data; name=score", b"5" * 300)), FORM),
+        (b"--nothing", FORM),
+        (picture(), b"Content-Type: multipart/form-data\r\n"),
+    ],
+)
+def test_bad_input_is_a_clear_400_that_reaches_no_engine(served: FrontEnd, body: bytes, extra: bytes) -> None:
+    response = ask(served, "/detect", body, extra)
+    assert response.status == 400, response.body
+    error_of(response)
+    assert not served.door.calls
+    served.until_slots_are_back()
+
+
+def test_an_option_in_the_query_and_in_the_form_is_refused(served: FrontEnd) -> None:
+    body = form(file_part(picture()), (b"Content-Disposition: form-data; name=score", b"0.5"))
+    assert answer_of(ask(served, "/detect", body, FORM))
+    assert ask(served, "/detect?score=0.1", body, FORM).status == 400
+
+
+def test_too_many_pictures_and_too_many_bytes_are_413(served: FrontEnd) -> None:
+    assert ask(served, "/detect", form(*[file_part(b"x")] * 65), FORM).status == 413
+    many = orjson.dumps({"images": ["aGk="] * 65})
+    assert ask(served, "/detect", many, JSON).status == 413
+    assert ask(served, "/detect", bytes((1 << 20) + 1)).status == 413  # the front end's own limit here
+
+
+def test_a_get_says_what_to_do(served: FrontEnd) -> None:
+    with served.connect() as client:
+        response = client.get("/detect")
+    assert response.status == 405
+    assert response.fields["allow"] == "POST"
+
+
+# ---- refusals and failures --------------------------------------------------------------------------------
+
+
+def test_the_gate_speaks_before_the_body_is_read(served: FrontEnd) -> None:
+    served.door.refusal = Refused("no room", reason="overload", retry_after_s=2.0)
+    with served.connect() as client:
+        client.send(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+        response = client.response()
+    assert response.status == 429
+    assert response.fields["retry-after"] == "2"
+    assert failures(served, "finder") == 1
+
+
+def test_not_serving_and_no_slots_are_503() -> None:
+    with front_end(detector(), slots=0) as found:
+        assert error_of(ask(found, "/detect", picture()))["reason"] == "no-slots"
+        found.door.serving = False
+        assert error_of(ask(found, "/detect", picture()))["reason"] == "not-serving"
+
+
+def test_an_error_of_the_engine_is_answered_with_its_status(served: FrontEnd) -> None:
+    served.door.held = True
+    with served.connect() as client:
+        client.send(
+            b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(picture()) + picture()
+        )
+        call = served.wait_for_call()
+        served.run(lambda: call.finish(ModelError("the model raised")))
+        response = client.response()
+    assert response.status == 500
+    assert "queue;dur=2.000" in response.fields["server-timing"]
+    served.until_slots_are_back()
+
+
+def test_the_deadline_and_the_source_go_through_the_door(served: FrontEnd) -> None:
+    ask(served, "/detect", picture(), b"X-Carpool-Deadline-Ms: 5000\r\nX-Carpool-Source: cam\r\n")
+    call = served.door.calls[-1]
+    assert call.source == "cam"
+    assert 4.0 < call.deadline - call.arrived <= 5.0
+    assert ask(served, "/detect", picture(), b"X-Carpool-Deadline-Ms: x\r\n").status == 400
+
+
+def test_a_deadline_that_passes_before_decoding_is_a_504_without_decoding(served: FrontEnd) -> None:
+    with holding(served) as go, served.connect() as client:
+        client.send(
+            b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nX-Carpool-Deadline-Ms: 20\r\n\r\n%b"
+            % (len(picture()), picture())
+        )
+        until(lambda: served.app._service.pictures.workers.waiting == 1)
+        [slot] = served.door.slots_in_use
+        before = bytes(slot.view)
+        threading.Event().wait(0.03)  # the deadline itself has no event
+        assert bytes(slot.view) == before
+        go.set()
+        response = client.response()
+    assert response.status == 504
+    assert error_of(response)["reason"] == "deadline"
+    assert not served.door.calls
+
+
+def test_a_full_queue_of_pictures_is_refused_before_their_bodies(served: FrontEnd) -> None:
+    served.app._service.pictures.workers.most_waiting = 1
+    with holding(served) as go, served.connect() as first, served.connect() as second:
+        first.send(
+            b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(picture()), picture())
+        )
+        until(lambda: served.app._service.pictures.workers.waiting == 1)
+        second.send(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+        refused = second.response()
+        assert refused.status == 429
+        assert error_of(refused)["reason"] == "queue-full"
+        go.set()
+        assert first.response().status == 200
+
+
+def test_too_many_bytes_under_way_are_refused(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carpool.servers.pictures.service._MOST_HELD_BYTES", 1000)
+    with holding(served) as go, served.connect() as first:
+        data = picture(size=(64, 64))
+        first.send(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
+        until(lambda: served.app._service.pictures.workers.waiting == 1)
+        assert error_of(ask(served, "/embed", data * 2))["reason"] == "queue-full"
+        go.set()
+        assert first.response().status == 200
+    assert ask(served, "/embed", data).status == 200
+
+
+def test_a_bug_in_a_thread_fails_its_picture_alone(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("carpool.servers.pictures.models.PictureModel.prepare", broken)
+        assert ask(served, "/detect", picture()).status == 500
+    with monkeypatch.context() as patch:
+        patch.setattr("carpool.servers.pictures.models.PictureModel.of_one", broken)
+        assert ask(served, "/detect", picture()).status == 500
+    assert ask(served, "/detect", picture()).status == 200
+
+
+def test_an_answer_that_is_too_large_is_said_so(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    def huge(*_: object) -> None:
+        raise TooLarge("the answer has too many numbers")
+
+    monkeypatch.setattr("carpool.servers.pictures.models.PictureModel.of_one", huge)
+    assert ask(served, "/models/plain/predict", picture()).status == 413
+
+
+# ---- clients that leave -----------------------------------------------------------------------------------
+
+
+def test_a_client_that_leaves_while_sending_holds_nothing(served: FrontEnd) -> None:
+    client = served.connect()
+    client.send(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf")
+    until(lambda: served.server.server.connections == 1)
+    client.reset()
+    until(lambda: served.server.server.connections == 0)
+    assert not served.door.slots_in_use
+
+
+def test_a_client_that_leaves_before_decoding_is_not_decoded_for(served: FrontEnd) -> None:
+    with holding(served) as go:
+        client = served.connect()
+        client.send(
+            b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(picture()), picture())
+        )
+        until(lambda: served.app._service.pictures.workers.waiting == 1)
+        client.reset()
+        until(lambda: served.server.server.connections == 0)
+        assert len(served.door.slots_in_use) == 1  # the thread could be writing to it
+        go.set()
+        served.until_slots_are_back()
+    assert not served.door.calls
+    assert failures(served, "finder") >= 1
+
+
+def test_a_client_that_leaves_while_the_model_runs_cancels_it(served: FrontEnd) -> None:
+    served.door.held = True
+    client = served.connect()
+    client.send(
+        b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(picture()), picture())
+    )
+    call = served.wait_for_call()
+    client.reset()
+    until(lambda: call.cancelled)
+    served.until_slots_are_back()
+
+
+def test_a_client_that_leaves_while_its_answer_is_made_holds_nothing(served: FrontEnd) -> None:
+    served.door.held = True
+    client = served.connect()
+    client.send(
+        b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(picture()), picture())
+    )
+    call = served.wait_for_call()
+    with holding(served) as go:
+        served.run(call.finish)
+        client.reset()
+        until(lambda: served.server.server.connections == 0)
+        assert not call.released
+        go.set()
+        until(lambda: call.released)
+    served.until_slots_are_back()
+
+
+def test_a_client_that_leaves_a_form_leaves_all_of_its_pictures(served: FrontEnd) -> None:
+    served.door.held = True
+    client = served.connect()
+    body = form(*[file_part(picture())] * 30)
+    client.send(
+        b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%b\r\n%b" % (len(body), FORM, body)
+    )
+    until(lambda: len(served.door.calls) == 16)
+    client.reset()
+    served.until_slots_are_back()
+    assert len(served.door.calls) == 16
+    assert all(call.cancelled for call in served.door.calls)
+
+
+# ---- counters ---------------------------------------------------------------------------------------------
+
+
+def test_pictures_are_counted(served: FrontEnd) -> None:
+    ask(served, "/detect", picture())
+    ask(served, "/detect", b"bad")
+    assert served.count("finder", "nv_inference_request_success") == 1
+    assert served.count("finder", "carpool_decode_duration_seconds_count") == 1
+    assert served.count("finder", "carpool_post_duration_seconds_count") == 1
+    assert failures(served, "finder") == 1
