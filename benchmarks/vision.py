@@ -6,7 +6,7 @@ FastAPI. CPU is the user and system time of all processes, per picture; figures 
 the ratio is taken within each. Then NMS beside opencv's: `nms.py`.
 
     python benchmarks/vision.py --setup     # once: FastAPI's own environment
-    python benchmarks/vision.py             # about four minutes
+    python benchmarks/vision.py             # about eight minutes
     python benchmarks/vision.py --quick     # within a minute
 """
 

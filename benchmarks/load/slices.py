@@ -85,17 +85,19 @@ class Plan:
 
 
 def measure(servers: Sequence[Served], plan: Plan, end: float, tell: Callable[[str], None]) -> list[Turn]:
-    """Rounds over the groups and concurrencies that lack quiet turns, until none does, or until `end`."""
+    """Rounds over the groups and concurrencies that lack quiet turns, until none does, `end`, or Ctrl-C."""
     turns: list[Turn] = []
-    groups = {group: [one for one in servers if one.group == group] for group in _groups(servers)}
-    for number in range(1, plan.max_rounds + 1):
-        for group, concurrency in product(groups, plan.concurrencies):
+    groups = {one.group: [other for other in servers if other.group == one.group] for one in servers}
+    try:
+        for number, group, concurrency in product(range(1, plan.max_rounds + 1), groups, plan.concurrencies):
             here = [turn for turn in turns if (turn.group, turn.concurrency) == (group, concurrency)]
             done = sum(turn.quiet for turn in here)
             if done < plan.rounds and (_room(groups[group], plan, end) or not here):
                 _wait_for_quiet(plan.patience_s)
                 turns.append(_take_turn(groups[group], concurrency, plan, end))
                 tell(f"round {number}, {_describe(turns[-1])}")
+    except KeyboardInterrupt:
+        tell("interrupted: these are the turns so far")
     return turns
 
 
@@ -134,10 +136,6 @@ def _take_turn(servers: Sequence[Served], concurrency: int, plan: Plan, end: flo
             one = run_slice(server, concurrency, plan.seconds)
         slices[server.name] = one
     return Turn(servers[0].group, concurrency, slices)
-
-
-def _groups(servers: Sequence[Served]) -> list[str]:
-    return list(dict.fromkeys(server.group for server in servers))
 
 
 def _room(servers: Sequence[Served], plan: Plan, end: float) -> bool:

@@ -9,8 +9,10 @@ import typer
 from typer.core import TyperGroup
 
 from carpool import __version__
+from carpool.cli.load import Load
 from carpool.cli.models import ModelsVerb
 from carpool.cli.plan import PlanVerb
+from carpool.cli.predict import Predict
 from carpool.cli.serve import Serve
 from carpool.cli.simulate import Simulate
 from carpool.cli.verb import as_command
@@ -63,7 +65,9 @@ app = typer.Typer(
     cls=OneLineErrors, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
 app.command("serve")(as_command(Serve))
+app.command("predict")(as_command(Predict))
 app.command("models")(as_command(ModelsVerb))
+app.command("load")(as_command(Load))
 app.command("simulate")(as_command(Simulate))
 app.command("plan")(as_command(PlanVerb))
 

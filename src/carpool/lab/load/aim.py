@@ -1,0 +1,186 @@
+"""From an address and a few wishes to a target that can be sent to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from carpool.errors import InvalidInput
+from carpool.lab.load.facts import Facts, GrpcFacts, HttpFacts, Unreachable, only_model
+from carpool.lab.load.http_answer import REFUSALS
+from carpool.lab.load.http_client import HttpTarget
+from carpool.lab.load.inputs import Filling, make_tensors
+from carpool.lab.load.messages import Asking, Header, picture_messages, tensor_messages
+from carpool.lab.load.mix import Draw, Mix
+from carpool.lab.load.outcome import Ticket
+from carpool.lab.load.target import Target
+from carpool.types import Tensor
+from carpool.wire.v2 import decode_error, decode_response, read_header_length
+
+_CONTENT_TYPES = {
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".png": "image/png",
+    ".webp": "image/webp",
+    ".bmp": "image/bmp",
+    ".gif": "image/gif",
+    ".tif": "image/tiff",
+    ".tiff": "image/tiff",
+}
+_MOST_PICTURES = 256 << 20  # bytes of all of them
+_PORTS = {"http": 8000, "grpc": 8001}
+_CHANNELS = 4
+_CONNECTIONS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Whom to ask, and what. `pictures` are uploaded as they are; without them, tensors are sent."""
+
+    url: str
+    model: str = ""
+    version: str = ""
+    pictures: tuple[Path, ...] = ()
+    batch: int = 1
+    filling: Filling = field(default_factory=Filling)
+    mix: Mix = field(default_factory=Mix)
+    headers: tuple[Header, ...] = ()
+    deadline_ms: float | None = None
+    connections: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    scheme: str
+    host: str
+    port: int
+    path: str  # with its query
+
+    @property
+    def authority(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def read_url(url: str) -> Address:
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in _PORTS or not parts.hostname or port == -1 or parts.username is not None:
+        raise InvalidInput(
+            f"the address must be like http://localhost:8000 or grpc://localhost:8001, not {url!r}",
+            field="URL",
+        )
+    path = parts.path + (f"?{parts.query}" if parts.query else "")
+    if not path.isascii() or not path.isprintable() or " " in path:
+        raise InvalidInput(f"the path {path!r} must be escaped", field="URL")
+    return Address(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], path if path != "/" else "")
+
+
+def take_aim(aim: Aim) -> Target:
+    """Ask the server what is needed, and send it one request to see that it is right. Blocks for moments."""
+    address = read_url(aim.url)
+    if address.scheme == "grpc":
+        return _grpc(aim, address)
+    facts = HttpFacts(address.host, address.port)
+    facts.check_ready()
+    return _pictures(aim, address, facts) if aim.pictures else _tensors(aim, address, facts)
+
+
+def _tensors(aim: Aim, address: Address, facts: HttpFacts) -> Target:
+    if address.path:
+        raise InvalidInput(
+            f"the path {address.path} goes with --image: for tensors give the server alone", field="URL"
+        )
+    model = aim.model or only_model(facts)
+    version = f"/versions/{quote(aim.version, safe='')}" if aim.version else ""
+    path = f"/v2/models/{quote(model, safe='')}{version}/infer"
+    asking = Asking(address.authority, path, aim.headers, aim.deadline_ms)
+    bodies = _Bodies(facts, model, aim)
+    message = tensor_messages(asking, model, bodies, Draw(aim.mix, aim.filling.seed))
+    status, body, length = facts.try_one(message(Ticket(0, 0.0)))
+    _check(status, body)
+    if status == 200:
+        decode_response(body, read_header_length(length, len(body)))
+    name = f"http://{address.authority}, model {model}"
+    connections = aim.connections or _CONNECTIONS
+    return HttpTarget(address.host, address.port, message, connections=connections, name=name)
+
+
+def _pictures(aim: Aim, address: Address, facts: HttpFacts) -> Target:
+    path = address.path or (f"/models/{quote(aim.model, safe='')}/predict" if aim.model else "")
+    if not path:
+        raise InvalidInput(
+            f"--image needs to know where to: like {aim.url.rstrip('/')}/detect, or --model NAME", field="URL"
+        )
+    asking = Asking(address.authority, path, aim.headers, aim.deadline_ms)
+    message = picture_messages(asking, read_pictures(aim.pictures), Draw(aim.mix, aim.filling.seed))
+    _check(*facts.try_one(message(Ticket(0, 0.0)))[:2])
+    connections = aim.connections or _CONNECTIONS
+    name = f"http://{address.authority}{path}"
+    return HttpTarget(address.host, address.port, message, connections=connections, name=name)
+
+
+def _check(status: int, body: bytes) -> None:
+    """What cannot be right is not worth repeating; a refusal or a failure may be what somebody looks for."""
+    if (300 <= status < 500 and status not in REFUSALS) or status == 501:
+        said = decode_error(body)[0] or "no reason given"
+        raise Unreachable(f"the first request was answered {status}: {said[:500]}")
+
+
+def _grpc(aim: Aim, address: Address) -> Target:
+    from carpool.lab.load.calls import tensor_calls
+    from carpool.lab.load.grpc_client import GrpcTarget
+
+    if aim.pictures or address.path:
+        raise InvalidInput(
+            "over gRPC there are only tensors: upload pictures to an http:// address", field="--image"
+        )
+    facts = GrpcFacts(address.authority)
+    facts.check_ready()
+    model = aim.model or only_model(facts)
+    asking = Asking(address.authority, "", aim.headers, aim.deadline_ms)
+    call = tensor_calls(
+        asking, model, aim.version, _Bodies(facts, model, aim), Draw(aim.mix, aim.filling.seed)
+    )
+    try:
+        facts.ask("ModelInfer", *call(Ticket(0, 0.0)))
+    except Unreachable as error:
+        if error.reason in ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED"):
+            raise
+    name = f"grpc://{address.authority}, model {model}"
+    return GrpcTarget(address.authority, call, connections=aim.connections or _CHANNELS, name=name)
+
+
+class _Bodies:
+    """Tensors for requests of any number of images, by what the server said of the model once."""
+
+    def __init__(self, facts: Facts, model: str, aim: Aim) -> None:
+        self._specs = facts.inputs(model, aim.version)
+        if not self._specs:
+            raise Unreachable(f"the server says that model {model!r} has no inputs")
+        self._aim = aim
+
+    def __call__(self, images: int) -> list[list[Tensor]]:
+        return make_tensors(self._specs, self._aim.filling, images * self._aim.batch)
+
+
+def read_pictures(paths: tuple[Path, ...]) -> list[tuple[bytes, str]]:
+    found = []
+    size = 0
+    for path in paths:
+        content_type = _CONTENT_TYPES.get(path.suffix.lower(), "application/octet-stream")
+        try:
+            size += path.stat().st_size
+            if size > _MOST_PICTURES:
+                raise InvalidInput(
+                    f"the pictures are over {_MOST_PICTURES:,} bytes together", field="--image"
+                )
+            found.append((path.read_bytes(), content_type))
+        except OSError as error:
+            raise InvalidInput(
+                f"--image: cannot read {path}: {error.strerror or error}", field="--image"
+            ) from None
+    return found

@@ -1,0 +1,171 @@
+"""What a server says about itself before it is loaded: whether it is ready, its models, what they take."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from http.client import HTTPException, HTTPResponse
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import orjson
+
+from carpool.errors import CarpoolError, InvalidInput
+from carpool.lab.load.inputs import InputSpec
+from carpool.lab.load.protobuf import fields, integer, shape_of, strings, text
+from carpool.types import DATATYPES
+from carpool.wire.v2 import decode_error
+
+_ANSWER_S = 10.0
+_MOST_BYTES = 64 << 20
+_SERVICE = "/inference.GRPCInferenceService/"
+
+
+class Unreachable(CarpoolError):
+    """The server is not there, not ready, or does not want such requests."""
+
+    reason = "unreachable"
+
+
+class Facts(Protocol):
+    """The same questions over either protocol."""
+
+    def check_ready(self) -> None:
+        """Raises `Unreachable` with a sentence."""
+
+    def models(self) -> list[str]:
+        """Those that can be asked."""
+
+    def inputs(self, model: str, version: str) -> list[InputSpec]: ...
+
+
+def only_model(facts: Facts) -> str:
+    """The one to ask when none was named."""
+    names = sorted(set(facts.models()))
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise Unreachable("the server has no model that is ready")
+    raise InvalidInput(f"say which model: --model {' or '.join(names[:8])}", field="--model")
+
+
+def input_spec(name: Any, datatype: Any, shape: Any) -> InputSpec:
+    if (
+        not isinstance(name, str)
+        or datatype not in DATATYPES
+        or not isinstance(shape, list | tuple)
+        or not all(type(length) is int and -1 <= length < 1 << 40 for length in shape)
+    ):
+        raise Unreachable(f"the server describes an input that is none: {name!r} {datatype!r} {shape!r}")
+    return InputSpec(name, DATATYPES[datatype], tuple(shape))
+
+
+class HttpFacts:
+    """Asked over short connections of their own."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = (host, port)
+        self._where = f"{host}:{port}"
+
+    def check_ready(self) -> None:
+        status, _ = self._ask("GET", "/v2/health/ready")
+        if status != 200:
+            raise Unreachable(
+                f"{self._where} is not ready: GET /v2/health/ready answered {status}. Nothing was sent"
+            )
+
+    def models(self) -> list[str]:
+        status, body = self._ask("POST", "/v2/repository/index", b"{}")
+        listed = _document(status, body, "the list of models")
+        entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+        return [str(entry.get("name")) for entry in entries if entry.get("state") in ("READY", None)]
+
+    def inputs(self, model: str, version: str) -> list[InputSpec]:
+        path = f"/v2/models/{quote(model, safe='')}" + (
+            f"/versions/{quote(version, safe='')}" if version else ""
+        )
+        document = _document(*self._ask("GET", path), f"model {model!r}")
+        listed = document.get("inputs") if isinstance(document, dict) else None
+        entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+        return [input_spec(entry.get("name"), entry.get("datatype"), entry.get("shape")) for entry in entries]
+
+    def try_one(self, message: tuple[bytes, bytes]) -> tuple[int, bytes, str | None]:
+        """One request as it will be sent: status, body, and the length of its head."""
+        with self._response(b"".join(message), "POST") as response:
+            return (
+                response.status,
+                response.read(_MOST_BYTES),
+                response.getheader("Inference-Header-Content-Length"),
+            )
+
+    def _ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        head = f"{method} {path} HTTP/1.1\r\nHost: {self._where}\r\nConnection: close\r\n"
+        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        with self._response(request, method) as response:
+            return response.status, response.read(_MOST_BYTES)
+
+    @contextlib.contextmanager
+    def _response(self, request: bytes, method: str) -> Iterator[HTTPResponse]:
+        try:
+            with socket.create_connection(self._address, _ANSWER_S) as connection:
+                connection.sendall(request)
+                response = HTTPResponse(connection, method=method)
+                response.begin()
+                with response:
+                    yield response
+        except OSError as error:
+            why = error.strerror or str(error) or type(error).__name__
+            raise Unreachable(f"nobody answers at {self._where}: {why}. Nothing was sent") from None
+        except HTTPException as error:
+            raise Unreachable(f"{self._where} does not speak HTTP: {type(error).__name__}") from None
+
+
+def _document(status: int, body: bytes, what: str) -> Any:
+    if status != 200:
+        raise Unreachable(f"the server did not tell about {what}: {decode_error(body)[0] or status}")
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise Unreachable(f"the server's answer about {what} is not JSON") from None
+
+
+class GrpcFacts:
+    """Asked over a channel that blocks."""
+
+    def __init__(self, address: str) -> None:
+        self._where = address
+
+    def check_ready(self) -> None:
+        ready = dict(fields(self.ask("ServerReady", b"")))
+        if ready.get(1) != 1:
+            raise Unreachable(f"{self._where} is not ready: ServerReady answered false. Nothing was sent")
+
+    def models(self) -> list[str]:
+        listed = [
+            entry for number, entry in fields(self.ask("RepositoryIndex", integer(2, 1))) if number == 1
+        ]
+        return [name for entry in listed if isinstance(entry, bytes) for name in strings(entry, 1)]
+
+    def inputs(self, model: str, version: str) -> list[InputSpec]:
+        answer = self.ask("ModelMetadata", text(1, model) + text(2, version))
+        listed = [entry for number, entry in fields(answer) if number == 4]
+        return [
+            input_spec("".join(strings(entry, 1)), "".join(strings(entry, 2)), shape_of(entry, 3))
+            for entry in listed
+            if isinstance(entry, bytes)
+        ]
+
+    def ask(self, method: str, message: bytes, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
+        import grpc
+
+        with grpc.insecure_channel(self._where) as channel:
+            try:
+                answer: bytes = channel.unary_unary(_SERVICE + method)(
+                    message, timeout=_ANSWER_S, metadata=metadata
+                )
+            except grpc.RpcError as error:
+                raise Unreachable(
+                    f"{self._where} answers {method} with: {error.details()}", reason=error.code().name
+                ) from None
+        return answer

@@ -1,0 +1,58 @@
+"""What became of a request, and the words for it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Kind(Enum):
+    """Every request that was due is one of these at the end."""
+
+    ANSWERED = "answered"
+    REFUSED = "refused"  # the server said no: overload, a deadline, not ready
+    FAILED = "failed"  # an error, a broken connection, an answer that is none
+    TIMED_OUT = "timed-out"  # this client stopped waiting
+    UNANSWERED = "unanswered"  # still open when the run was over
+
+
+class Timing(NamedTuple):
+    """Where the server says the time went, in seconds, and how many images shared the batch."""
+
+    queue: float
+    infer: float
+    batch: int
+
+
+class Answer(NamedTuple):
+    """What a client tells of one request; `reason` is a word for everything but an answer."""
+
+    kind: Kind
+    reason: str = ""
+    timing: Timing | None = None
+
+
+PLAIN_ANSWER = Answer(Kind.ANSWERED)
+
+
+def failed(reason: str) -> Answer:
+    return Answer(Kind.FAILED, reason)
+
+
+class Ticket:
+    """One request on its way. Times are seconds from the start of the run."""
+
+    __slots__ = ("done", "handle", "images", "intended", "number", "phase", "sent", "source", "started")
+
+    def __init__(
+        self, number: int, intended: float, phase: int = 0, images: int = 1, source: str = ""
+    ) -> None:
+        self.number = number
+        self.intended = intended
+        self.phase = phase
+        self.images = images
+        self.source = source
+        self.started = intended  # when the generator got to it
+        self.sent: float | None = None  # when its first byte was handed to a connection
+        self.done = False
+        self.handle: object = None  # the client's own: what to let go of if nobody waits any more

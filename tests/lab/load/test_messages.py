@@ -1,0 +1,93 @@
+"""Requests as bytes, read by the server's own code; and who asks, by weight."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from carpool.errors import InvalidInput
+from carpool.lab.load.calls import tensor_calls
+from carpool.lab.load.inputs import Filling, InputSpec, make_tensors
+from carpool.lab.load.messages import Asking, check_headers, check_source, picture_messages, tensor_messages
+from carpool.lab.load.mix import Draw, Mix
+from carpool.lab.load.outcome import Ticket
+from carpool.servers.http.limits import Limits
+from carpool.servers.http.parsing import HeadFinder, RequestHead, parse_head
+from carpool.types import Datatype, Signature, Tensor, TensorSpec
+from carpool.wire.v2 import decode_request, read_header_length
+
+SIGNATURE = Signature("m", (TensorSpec("x", Datatype.UINT8, (1000,)),), (), 64)
+ASKING = Asking("host:1", "/v2/models/m/infer", (("Authorization", "Bearer x"),), deadline_ms=12.5)
+
+
+def bodies(images: int) -> list[list[Tensor]]:
+    return make_tensors([InputSpec("x", Datatype.UINT8, (-1, 1000))], Filling(distinct=2), images)
+
+
+def parse(message: tuple[bytes, bytes]) -> tuple[RequestHead, bytes]:
+    head, separator, body = b"".join(message).partition(b"\r\n\r\n")
+    limits = Limits()
+    return parse_head(head + separator, limits, HeadFinder(limits)), body
+
+
+@pytest.mark.parametrize("images", [1, 40])  # 40 KB are written apart from the head
+def test_a_server_reads_what_was_meant(images: int) -> None:
+    message = tensor_messages(ASKING, "m", bodies, Draw(Mix((("cam", 1),), ((2, 1),)), 1))
+    head, body = parse(message(Ticket(0, 0.0, images=images)))
+    assert (head.method, head.path, head.content_length) == ("POST", "/v2/models/m/infer", len(body))
+    assert head.headers[b"x-carpool-source"] == b"cam"
+    assert head.headers[b"x-carpool-deadline-ms"] == b"12.500"
+    assert head.headers[b"authorization"] == b"Bearer x"
+    length = read_header_length(head.headers[b"inference-header-content-length"], len(body))
+    request = decode_request(body, length, SIGNATURE)
+    assert request.options.priority == 2
+    assert request.binary_output
+    assert request.inputs[0].shape == (images, 1000)
+
+
+def test_different_tensors_take_turns() -> None:
+    message = tensor_messages(ASKING, "m", bodies, Draw(Mix(), 1))
+    assert message(Ticket(0, 0.0)) != message(Ticket(1, 0.0))
+    assert message(Ticket(0, 0.0)) is message(Ticket(2, 0.0))
+
+
+def test_a_call_has_the_same_in_its_metadata() -> None:
+    call = tensor_calls(ASKING, "m", "", bodies, Draw(Mix((("cam", 1),)), 1))
+    _, metadata = call(Ticket(0, 0.0))
+    assert dict(metadata) == {
+        "authorization": "Bearer x",
+        "x-carpool-source": "cam",
+        "x-carpool-deadline-ms": "12.500",
+    }
+
+
+def test_pictures_are_bodies_as_they_are() -> None:
+    pictures = [(b"jpeg", "image/jpeg"), (b"p" * 100_000, "image/png")]
+    message = picture_messages(Asking("h", "/detect"), pictures, Draw(Mix(), 1))
+    for number, (picture, kind) in enumerate(pictures):
+        head, body = parse(message(Ticket(number, 0.0)))
+        assert (head.path, body, head.headers[b"content-type"]) == ("/detect", picture, kind.encode())
+
+
+def test_sources_come_by_weight_and_a_trace_has_its_own() -> None:
+    draw = Draw(Mix((("often", 3), ("rarely", 1))), seed=1)
+    seen = Counter(draw.source(Ticket(number, 0.0)) for number in range(4000))
+    assert seen["often"] / seen["rarely"] == pytest.approx(3, rel=0.15)
+    assert draw.source(Ticket(0, 0.0, source="gate")) == "gate"
+    assert Draw(Mix(), 1).source(Ticket(5, 0.0)) == ""
+    assert Draw(Mix(), 1).priority(Ticket(5, 0.0)) == 0
+
+
+@pytest.mark.parametrize(
+    "header", [("A b", "x"), ("A", "x\r\nB: y"), ("Host", "y"), ("content-length", "1"), ("", "x")]
+)
+def test_headers_that_would_break_the_request(header: tuple[str, str]) -> None:
+    with pytest.raises(InvalidInput, match="--header"):
+        check_headers([header])
+
+
+@pytest.mark.parametrize("source", ["", "x" * 129, "a\nb"])
+def test_sources_that_the_server_would_refuse(source: str) -> None:
+    with pytest.raises(InvalidInput, match="--source"):
+        check_source(source)
