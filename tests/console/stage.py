@@ -68,10 +68,10 @@ def _with_others(front: FrontEnd) -> None:
 @contextlib.contextmanager
 def stage() -> Iterator[Stage]:
     models = [
-        detector("detector", max_batch=16),
-        classifier("classifier", max_batch=16),
-        segmenter("segmenter", max_batch=16),
-        embedder("embedder", max_batch=16),
+        detector("detector", mode="promise", max_batch=16),
+        classifier("classifier", mode="promise", max_batch=16),
+        segmenter("segmenter", mode="promise", max_batch=16),
+        embedder("embedder", mode="promise", max_batch=16),
         echo("tensors", Datatype.FP32, mode="eager", max_batch=16),
     ]
     with front_end(*models) as front:

@@ -57,8 +57,9 @@ def classifier(name: str = "namer", **settings: Any) -> FakeModel:
 
 def segmenter(name: str = "cutter", **settings: Any) -> FakeModel:
     outputs = [TensorSpec("map", Datatype.FP32, (1, SIDE, SIDE))]
-    answer = {"map": lambda given: given["images"][:, :1]}
-    return _model(name, outputs, lambda given: {"map": answer["map"](given)}, "task = 'segment'", **settings)
+    return _model(
+        name, outputs, lambda given: {"map": given["images"][:, :1]}, "task = 'segment'", **settings
+    )
 
 
 def embedder(name: str = "vector", **settings: Any) -> FakeModel:
@@ -76,12 +77,25 @@ def models() -> list[FakeModel]:
 
 
 def _model(
-    name: str, outputs: list[TensorSpec], function: Any, toml: str, max_batch: int = 8, **settings: Any
+    name: str,
+    outputs: list[TensorSpec],
+    function: Any,
+    toml: str,
+    max_batch: int = 8,
+    mode: str = "eager",  # with a promise, a slow machine would have its answers refused
+    **settings: Any,
 ) -> FakeModel:
     config = toml_config(toml, Path(f"models/{name}/model.toml"))
     signature = Signature(name, (_IMAGES,), tuple(outputs), max_batch)
     vision, _ = describe(config, signature, {outputs[0].name: LABELS})
     assert vision is not None
     return FakeModel(
-        name, [_IMAGES], outputs, function, max_batch=max_batch, vision=write(vision), **settings
+        name,
+        [_IMAGES],
+        outputs,
+        function,
+        max_batch=max_batch,
+        mode=mode,
+        vision=write(vision),
+        **settings,
     )
