@@ -1,0 +1,93 @@
+"""A profile that no longer holds: noticed, told once, and put right from the batches that were really run.
+
+What an instance learns of its speed is one number, gone again after an idle minute. That is right for what
+passes. A device that stays slow (heat, a neighbour), or a curve that was wrong in one place only, deserves
+a new curve, from which every choice follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, log
+
+from carpool.core.constants import CONSTANTS, Constants
+from carpool.core.curve import BatchCurve
+
+_SHORTEST_S = 1e-9  # clocks tick
+
+
+class Drift:
+    """Watches the batches of all instances. `factor` is actual over profiled time, by the profile as loaded;
+    `told` the factor that was last worth telling."""
+
+    __slots__ = ("_constants", "_points", "_profile", "_since", "_suspect", "factor", "told")
+
+    def __init__(self, profile: BatchCurve, constants: Constants = CONSTANTS) -> None:
+        self._profile = profile
+        self._constants = constants
+        self.factor = 1.0
+        self.told = 1.0
+        self._suspect: float | None = None  # since when it is off from what was told
+        self._begin(None)
+
+    def _begin(self, now: float | None) -> None:
+        self._since = now
+        self._points: list[tuple[int, float]] = [(0, 0.0)] * len(self._profile.points)  # count, sum of logs
+
+    def ran(self, images: int, seconds: float, curve: BatchCurve, now: float) -> None:
+        """A batch took so long; `curve` is what is believed now."""
+        if self._since is None:
+            self._begin(now)
+        seconds = max(seconds, _SHORTEST_S)
+        index = _nearest(curve.points, images)
+        count, total = self._points[index]
+        self._points[index] = (count + 1, total + log(seconds / curve.times[images]))
+        off = log(seconds / self._profile.times[images]) - log(self.factor)
+        self.factor *= exp(self._constants.mean_weight * off)
+        if self._is_news():
+            self._suspect = now if self._suspect is None else self._suspect
+        else:
+            self._suspect = None
+
+    def _is_news(self) -> bool:
+        """Further from what was told than noise goes; what was told stays until it is clearly over."""
+        c = self._constants
+        if self.told != 1.0 and abs(log(self.factor)) < log(1 + c.drift_over):
+            return True
+        far = log(1 + c.drift)
+        return abs(log(self.factor / self.told)) > far and abs(log(self.factor)) > log(1 + c.drift_over)
+
+    def news(self, now: float) -> float | None:
+        """The factor, once for every change that lasts; 1 when it is over."""
+        if self._suspect is None or now - self._suspect < self._constants.drift_s:
+            return None
+        self._suspect = None
+        over = abs(log(self.factor)) < log(1 + self._constants.drift_over)
+        self.told = 1.0 if over else self.factor
+        return self.told
+
+    def relearned(self, curve: BatchCurve, now: float) -> tuple[BatchCurve, float] | None:
+        """A curve for what was run since the last look, and how much slower it is; None while this one holds.
+
+        Each point moves by what the batches near it took; where none were run, by what the nearest did.
+        """
+        c = self._constants
+        runs = sum(count for count, _ in self._points)
+        if self._since is None or now - self._since < c.relearn_s or runs < c.relearn_batches:
+            return None
+        moved = [total / count if count >= c.relearn_least else None for count, total in self._points]
+        known = [index for index, move in enumerate(moved) if move is not None]
+        overall = sum(total for _, total in self._points) / runs
+        self._begin(now)
+        if not any(abs(moved[index] or 0.0) > log(1 + c.relearn) for index in known):
+            return None
+        sizes = [log(size) for size, _ in curve.points]
+        points = []
+        for index, (size, seconds) in enumerate(curve.points):
+            near = min(known, key=lambda other: abs(sizes[other] - sizes[index]))
+            points.append((size, seconds * exp(moved[near] or 0.0)))
+        return BatchCurve.measured(points, curve.max_batch, curve.buckets), exp(overall)
+
+
+def _nearest(points: Sequence[tuple[int, float]], images: int) -> int:
+    return min(range(len(points)), key=lambda index: abs(log(points[index][0] / images)))
