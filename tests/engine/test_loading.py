@@ -93,13 +93,14 @@ def test_what_was_measured_is_checked_the_next_time(shop: Workshop, caplog: pyte
 def test_a_machine_that_changed_is_measured_anew(
     shop: Workshop, factor: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = shop.prepare()
+    one = (InstanceGroup(1),)
+    first = shop.prepare(instances=one)
     shop.factor = factor
-    again = shop.prepare()
+    again = shop.prepare(instances=one)
     assert again.curve.times[4] == pytest.approx(factor * first.curve.times[4], rel=0.05)
     assert "profile-outdated" in events(caplog)
     with caplog.at_level(logging.INFO):
-        shop.prepare()
+        shop.prepare(instances=one)
     assert "profile-reused" in events(caplog)
 
 
