@@ -56,7 +56,7 @@ def capacity(takes: Callable[[Layout, int], float], slo: float = 0.1) -> tuple[M
 def test_two_instances_where_threads_hardly_help() -> None:
     _, layout, reason = capacity(lambda layout, images: images * (0.009 if layout.threads == 2 else 0.010))
     assert layout == Layout(2, 1)
-    assert "images/s within the promise, against 111/s with 1 instance × 2 threads" in reason
+    assert "images/s within the promise, against 111 images/s with 1 instance × 2 threads" in reason
 
 
 def test_two_threads_where_they_halve_the_time() -> None:
@@ -74,8 +74,9 @@ def test_one_thread_for_what_is_over_at_once() -> None:
 
 def test_a_promise_that_only_two_threads_can_keep_decides() -> None:
     """One image takes 60 ms on one thread: nothing can be promised within 100 ms."""
-    layout = capacity(lambda layout, images: 0.06 * images / layout.threads**0.5)[1]
+    _, layout, reason = capacity(lambda layout, images: 0.06 * images / layout.threads**0.5)
     assert layout == Layout(1, 2)
+    assert "against nothing sure with 2 instances × 1 thread" in reason
 
 
 def test_nothing_stays_open_when_the_model_cannot_be_tried() -> None:

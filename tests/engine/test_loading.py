@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from carpool.config.model import InstanceGroup, ModelConfig, ModelSignature, TensorSignature
+from carpool.config.model import (
+    InstanceGroup,
+    ModelConfig,
+    ModelSignature,
+    OnnxruntimeSettings,
+    TensorSignature,
+)
 from carpool.config.repository import ModelVersion, with_promise
 from carpool.engine.layout import Layout
 from carpool.engine.loading import Loading, Ready
@@ -149,6 +155,13 @@ def test_a_promise_that_cannot_be_kept(shop: Workshop) -> None:
     with pytest.raises(ConfigError, match="promise at least 66 ms"):
         shop.prepare(slo_ms=20.0)
     assert all(backend.closed for backend in shop.loads)
+
+
+def test_a_machine_that_was_only_busy_for_a_moment_is_looked_at_again(shop: Workshop) -> None:
+    one = (InstanceGroup(1),)
+    shop.takes = lambda images, _threads: 0.010 * images * (5 if shop.runs < 5 else 1)
+    ready = shop.prepare(slo_ms=40.0, instances=one, onnxruntime=OnnxruntimeSettings(intra_op_threads=1))
+    assert ready.curve.times[1] == pytest.approx(0.010)
 
 
 def test_a_model_that_does_not_take_zeros(shop: Workshop, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from carpool.types import Signature
 _CLEARLY_FASTER = 0.8
 _ABOUT_AS_MUCH = 0.9
 _SHORT_S = 0.001  # next to what a request costs anyway: a second core is better used for the next one
+_HARDLY = 1e-6
 _TRIAL = Effort(seconds=0.1, warm_up=0.3, total=0.5)
 
 
@@ -59,8 +60,8 @@ def choose_by_capacity(
     trials = []
     for layout in even_layouts(cores):
         opened, curve = _try(layout, slo, signature, open_all, now)
-        # One that can promise nothing is compared by what it does at all.
-        rate = layout.instances * (slo_capacity(curve, slo) or curve.throughput(1) / 1e3)
+        # One that can promise nothing comes last, and is compared with its like by what it does at all.
+        rate = layout.instances * (slo_capacity(curve, slo) or _HARDLY * curve.throughput(1))
         trials.append((layout, opened, rate, curve.times[1]))
     best = max(rate for _, _, rate, _ in trials)
     good = [trial for trial in trials if trial[2] >= _ABOUT_AS_MUCH * best]
@@ -68,9 +69,14 @@ def choose_by_capacity(
     others = [trial for trial in trials if trial[0] != layout]
     for other in others:
         _close(other[1])
-    against = ", ".join(f"{other[2]:.3g}/s with {other[0]}" for other in others)
+    against = ", ".join(f"{_rate(other[2])} with {other[0]}" for other in others)
     close = f"; about as many, but one image takes only {shortest * 1e3:.3g} ms" if len(good) > 1 else ""
-    return Chosen(layout, f"{rate:.3g} images/s within the promise, against {against}{close}", opened)
+    reason = f"{_rate(rate)} within the promise, against {against}{close}"
+    return Chosen(layout, reason, opened)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.3g} images/s" if rate >= _HARDLY * 1e3 else "nothing sure"
 
 
 def choose_threads(
