@@ -19,6 +19,7 @@ class Machine:
         self.opened: list[tuple[Layout, list[Timed]]] = []
         self._takes = takes
         self.fails = False
+        self.loading = 0.0  # seconds for each instance
 
     def open(self, layout: Layout) -> list[Timed]:
         backends = [
@@ -26,6 +27,7 @@ class Machine:
             for _ in range(layout.instances)
         ]
         self.opened.append((layout, backends))
+        self.clock.seconds += self.loading * layout.instances
         return backends
 
     @property
@@ -86,6 +88,26 @@ def test_nothing_stays_open_when_the_model_cannot_be_tried() -> None:
         choose_by_capacity(2, 0.1, SIGNATURE, machine.open, machine.clock)
     with pytest.raises(ModelError):
         choose_threads(1, 2, SIGNATURE, machine.open, machine.clock)
+    assert machine.still_open == []
+
+
+def test_a_large_model_is_not_loaded_many_times_only_to_try() -> None:
+    machine = Machine(lambda layout, images: images * 0.020 / layout.threads)
+    machine.loading = 0.6
+    chosen = choose_by_capacity(8, 0.1, SIGNATURE, machine.open, machine.clock)
+    assert [layout for layout, _ in machine.opened] == [Layout(1, 1), Layout(1, 8), Layout(8, 1)]
+    assert machine.still_open == [chosen.layout]
+
+
+def test_what_was_open_is_closed_when_a_later_trial_fails() -> None:
+    machine = Machine(lambda *_: 0.01)
+
+    def open_first_only(layout: Layout) -> list[Timed]:
+        machine.fails = layout.threads > 1
+        return machine.open(layout)
+
+    with pytest.raises(ModelError):
+        choose_by_capacity(2, 0.1, SIGNATURE, open_first_only, machine.clock)
     assert machine.still_open == []
 
 

@@ -7,8 +7,9 @@ a new curve, from which every choice follows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import exp, log
+from bisect import bisect_right
+from itertools import pairwise
+from math import exp, log, sqrt
 
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
@@ -20,11 +21,13 @@ class Drift:
     """Watches the batches of all instances. `factor` is actual over profiled time, by the profile as loaded;
     `told` the factor that was last worth telling."""
 
-    __slots__ = ("_constants", "_points", "_profile", "_since", "_suspect", "factor", "told")
+    __slots__ = ("_between", "_constants", "_points", "_profile", "_since", "_suspect", "factor", "told")
 
     def __init__(self, profile: BatchCurve, constants: Constants = CONSTANTS) -> None:
         self._profile = profile
         self._constants = constants
+        # A batch counts for the point that is nearest by ratio.
+        self._between = [sqrt(small * large) for (small, _), (large, _) in pairwise(profile.points)]
         self.factor = 1.0
         self.told = 1.0
         self._suspect: float | None = None  # since when it is off from what was told
@@ -39,7 +42,7 @@ class Drift:
         if self._since is None:
             self._begin(now)
         seconds = max(seconds, _SHORTEST_S)
-        index = _nearest(curve.points, images)
+        index = bisect_right(self._between, images)
         count, total = self._points[index]
         self._points[index] = (count + 1, total + log(seconds / curve.times[images]))
         off = log(seconds / self._profile.times[images]) - log(self.factor)
@@ -72,8 +75,10 @@ class Drift:
         Each point moves by what the batches near it took; where none were run, by what the nearest did.
         """
         c = self._constants
+        if self._since is None or now - self._since < c.relearn_s:
+            return None
         runs = sum(count for count, _ in self._points)
-        if self._since is None or now - self._since < c.relearn_s or runs < c.relearn_batches:
+        if runs < c.relearn_batches:
             return None
         moved = [total / count if count >= c.relearn_least else None for count, total in self._points]
         known = [index for index, move in enumerate(moved) if move is not None]
@@ -87,7 +92,3 @@ class Drift:
             near = min(known, key=lambda other: abs(sizes[other] - sizes[index]))
             points.append((size, seconds * exp(moved[near] or 0.0)))
         return BatchCurve.measured(points, curve.max_batch, curve.buckets), exp(overall)
-
-
-def _nearest(points: Sequence[tuple[int, float]], images: int) -> int:
-    return min(range(len(points)), key=lambda index: abs(log(points[index][0] / images)))

@@ -16,6 +16,7 @@ _CLEARLY_FASTER = 0.8
 _ABOUT_AS_MUCH = 0.9
 _SHORT_S = 0.001  # next to what a request costs anyway: a second core is better used for the next one
 _HARDLY = 1e-6
+_TRIAL_LOAD_S = 2.0
 _TRIAL = Effort(seconds=0.1, warm_up=0.3, total=0.5)
 
 
@@ -38,6 +39,15 @@ class Chosen:
     backends: Sequence[Backend] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    layout: Layout
+    backends: Sequence[Backend]
+    rate: float  # images per second that can be promised
+    shortest: float  # seconds of a single image
+    loading: float  # seconds, for one instance
+
+
 Open = Callable[[Layout], Sequence[Backend]]
 Clock = Callable[[], float]
 
@@ -52,27 +62,40 @@ def choose_by_capacity(
     cores: int, slo: float, signature: Signature, open_all: Open, now: Clock = monotonic
 ) -> Chosen:
     """The layout that can promise most; where several are about as good, the one with the fastest answer."""
-    alone, curve = _try(Layout(1, 1), slo, signature, open_all, now)
-    if curve.times[1] < _SHORT_S:
-        reason = f"one image takes {curve.times[1] * 1e3:.2g} ms, too short to be worth a second thread"
-        return Chosen(Layout(1, 1), reason, alone)
-    _close(alone)
-    trials = []
-    for layout in even_layouts(cores):
-        opened, curve = _try(layout, slo, signature, open_all, now)
-        # One that can promise nothing comes last, and is compared with its like by what it does at all.
-        rate = layout.instances * (slo_capacity(curve, slo) or _HARDLY * curve.throughput(1))
-        trials.append((layout, opened, rate, curve.times[1]))
-    best = max(rate for _, _, rate, _ in trials)
-    good = [trial for trial in trials if trial[2] >= _ABOUT_AS_MUCH * best]
-    layout, opened, rate, shortest = min(good, key=lambda trial: trial[3])
-    others = [trial for trial in trials if trial[0] != layout]
-    for other in others:
-        _close(other[1])
-    against = ", ".join(f"{_rate(other[2])} with {other[0]}" for other in others)
-    close = f"; about as many, but one image takes only {shortest * 1e3:.3g} ms" if len(good) > 1 else ""
-    reason = f"{_rate(rate)} within the promise, against {against}{close}"
-    return Chosen(layout, reason, opened)
+    trials: list[_Trial] = []
+    chosen = Chosen(Layout(1, cores))
+    try:
+        alone = _try(Layout(1, 1), slo, signature, open_all, now)
+        trials.append(alone)
+        if alone.shortest < _SHORT_S:
+            chosen = Chosen(alone.layout, _too_short(alone.shortest), alone.backends)
+            return chosen
+        for layout in even_layouts(cores):
+            own_weights = layout.threads > 1  # those with one thread share theirs
+            if not own_weights or layout.instances * alone.loading < _TRIAL_LOAD_S:
+                trials.append(_try(layout, slo, signature, open_all, now))
+        chosen = _best(trials[1:])
+        return chosen
+    finally:
+        for trial in trials:
+            if trial.backends is not chosen.backends:
+                _close(trial.backends)
+
+
+def _best(trials: Sequence[_Trial]) -> Chosen:
+    most = max(trial.rate for trial in trials)
+    good = [trial for trial in trials if trial.rate >= _ABOUT_AS_MUCH * most]
+    best = min(good, key=lambda trial: trial.shortest)
+    others = [trial for trial in trials if trial is not best]
+    against = ", ".join(f"{_rate(other.rate)} with {other.layout}" for other in others)
+    close = f"; about as many, but one image takes only {best.shortest * 1e3:.3g} ms" if len(good) > 1 else ""
+    return Chosen(
+        best.layout, f"{_rate(best.rate)} within the promise, against {against}{close}", best.backends
+    )
+
+
+def _too_short(seconds: float) -> str:
+    return f"one image takes {seconds * 1e3:.2g} ms, too short to be worth a second thread"
 
 
 def _rate(rate: float) -> str:
@@ -91,17 +114,16 @@ def choose_threads(
         finally:
             _close(opened)
         if times[0] < _SHORT_S:
-            reason = f"one image takes {times[0] * 1e3:.2g} ms, too short to be worth a second thread"
-            return Chosen(Layout(instances, 1), reason)
+            return Chosen(Layout(instances, 1), _too_short(times[0]))
     alone, together = times
     compared = f"one image takes {together * 1e3:.3g} ms with {shared} threads, {alone * 1e3:.3g} ms with one"
     return Chosen(Layout(instances, shared if together < _CLEARLY_FASTER * alone else 1), compared)
 
 
-def _try(
-    layout: Layout, slo: float, signature: Signature, open_all: Open, now: Clock
-) -> tuple[Sequence[Backend], BatchCurve]:
+def _try(layout: Layout, slo: float, signature: Signature, open_all: Open, now: Clock) -> _Trial:
+    began = now()
     opened = open_all(layout)
+    loading = (now() - began) / layout.instances
     try:
         measuring = Measuring(opened, signature, _TRIAL, now=now)
         largest = max(1, signature.max_batch)
@@ -115,7 +137,10 @@ def _try(
     except BaseException:
         _close(opened)
         raise
-    return opened, BatchCurve.measured(points, largest)
+    curve = BatchCurve.measured(points, largest)
+    # One that can promise nothing comes last, and is compared with its like by what it does at all.
+    rate = layout.instances * (slo_capacity(curve, slo) or _HARDLY * curve.throughput(1))
+    return _Trial(layout, opened, rate, alone.seconds, loading)
 
 
 def _close(opened: Sequence[Backend]) -> None:

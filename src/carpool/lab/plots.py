@@ -87,7 +87,7 @@ def batch_profile(path: Path, report: Report) -> None:
         right.axvline(report.knee, color=FAINT, linewidth=1.2, linestyle="--")
         right.annotate(f"knee: {report.knee}", (report.knee, 0), xytext=(4, 6), textcoords="offset points")
         right.set_title("Images per second")
-        right.set_ylim(bottom=0)
+        right.set_ylim(0, 1.12 * max(rates))
         for axes in (left, right):
             axes.set_xlabel("images in a batch")
             axes.set_xlim(left=0)
@@ -100,7 +100,7 @@ def _half_promise(axes: Axes, budget: Budget) -> None:
     if ms < axes.get_ylim()[1]:
         axes.axhline(ms, color=INK, linestyle="--", linewidth=1)
         axes.annotate(
-            f"a promise of {budget.slo_ms:g} ms",
+            f"allowed by a promise of {budget.slo_ms:g} ms",
             (1.0, ms),
             xycoords=("axes fraction", "data"),
             xytext=(-2, 3),
