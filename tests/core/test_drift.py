@@ -114,19 +114,14 @@ def test_a_throttled_device_keeps_its_promise_and_comes_back(name: str, instance
     slower = BatchCurve([(size, 1.6 * seconds) for size, seconds in curve.points], curve.max_batch)
     device = Device(curve, slowdown=lambda now, _: 1.6 if 10 <= now < 40 else 1.0)
     rate = 1.3 * slo_capacity(curve, slo, instances)
-    during, after, promised = [], [], []
-    for seed in range(1):
-        scheduler = Scheduler(curve, Promise(slo, curve.max_batch), instances)
-        simulation = Simulation(scheduler, device, slo=slo, seed=seed)
-        run = simulation.play(poisson(rate, 60, Random(seed)))
-        during.append(goodput(run, slo, 11, 40) / fluid_bound(slower, slo, rate, instances))
-        after.append(goodput(run, slo, 42, 59) / fluid_bound(curve, slo, rate, instances))
-        promised.append(min(kept(run, slo, 11, 40), kept(run, slo, 42, 59)))
-        ran = scheduler.curve.points[-1]
-        assert ran[1] == pytest.approx(curve.times[ran[0]], rel=0.15)
-    assert mean(during) >= 0.9
-    assert mean(after) >= 0.9
-    assert mean(promised) >= 0.98
+    scheduler = Scheduler(curve, Promise(slo, curve.max_batch), instances)
+    run = Simulation(scheduler, device, slo=slo, seed=1).play(poisson(rate, 60, Random(1)))
+    assert goodput(run, slo, 10, 40) >= 0.9 * fluid_bound(slower, slo, rate, instances)
+    assert goodput(run, slo, 40, 59) >= 0.9 * fluid_bound(curve, slo, rate, instances)
+    assert kept(run, slo, 10, 40) >= 0.975
+    assert kept(run, slo, 42, 59) >= 0.99
+    usual = round(mean(batch.images for batch, ended, _ in run.batches if ended > 50))
+    assert scheduler.curve.times[usual] == pytest.approx(curve.times[usual], rel=0.12)
 
 
 def test_a_device_that_slows_down_only_in_large_batches_gets_a_curve_of_that_shape() -> None:

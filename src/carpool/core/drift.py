@@ -18,20 +18,41 @@ _SHORTEST_S = 1e-9  # clocks tick
 
 
 class Drift:
-    """Watches the batches of all instances. `factor` is actual over profiled time, by the profile as loaded;
-    `told` the factor that was last worth telling."""
+    """Watches the batches of all instances. Inside, factors are logarithms: they add up."""
 
-    __slots__ = ("_between", "_constants", "_points", "_profile", "_since", "_suspect", "factor", "told")
+    __slots__ = (
+        "_between",
+        "_constants",
+        "_far",
+        "_near",
+        "_off",
+        "_points",
+        "_profile",
+        "_since",
+        "_suspect",
+        "_told",
+    )
 
     def __init__(self, profile: BatchCurve, constants: Constants = CONSTANTS) -> None:
         self._profile = profile
         self._constants = constants
+        self._far, self._near = log(1 + constants.drift), log(1 + constants.drift_over)
         # A batch counts for the point that is nearest by ratio.
         self._between = [sqrt(small * large) for (small, _), (large, _) in pairwise(profile.points)]
-        self.factor = 1.0
-        self.told = 1.0
+        self._off = 0.0
+        self._told = 0.0
         self._suspect: float | None = None  # since when it is off from what was told
         self._begin(None)
+
+    @property
+    def factor(self) -> float:
+        """Actual over profiled time, by the profile as loaded."""
+        return exp(self._off)
+
+    @property
+    def told(self) -> float:
+        """The factor that was last worth telling; 1 is as profiled."""
+        return exp(self._told)
 
     def _begin(self, now: float | None) -> None:
         self._since = now
@@ -45,28 +66,24 @@ class Drift:
         index = bisect_right(self._between, images)
         count, total = self._points[index]
         self._points[index] = (count + 1, total + log(seconds / curve.times[images]))
-        off = log(seconds / self._profile.times[images]) - log(self.factor)
-        self.factor *= exp(self._constants.mean_weight * off)
-        if self._is_news():
-            self._suspect = now if self._suspect is None else self._suspect
-        else:
+        self._off += self._constants.mean_weight * (log(seconds / self._profile.times[images]) - self._off)
+        if not self._is_news():
             self._suspect = None
+        elif self._suspect is None:
+            self._suspect = now
 
     def _is_news(self) -> bool:
         """Further from what was told than noise goes; what was told stays until it is clearly over."""
-        c = self._constants
-        if self.told != 1.0 and abs(log(self.factor)) < log(1 + c.drift_over):
-            return True
-        far = log(1 + c.drift)
-        return abs(log(self.factor / self.told)) > far and abs(log(self.factor)) > log(1 + c.drift_over)
+        if abs(self._off) < self._near:
+            return self._told != 0.0
+        return abs(self._off - self._told) > self._far
 
     def news(self, now: float) -> float | None:
         """The factor, once for every change that lasts; 1 when it is over."""
         if self._suspect is None or now - self._suspect < self._constants.drift_s:
             return None
         self._suspect = None
-        over = abs(log(self.factor)) < log(1 + self._constants.drift_over)
-        self.told = 1.0 if over else self.factor
+        self._told = 0.0 if abs(self._off) < self._near else self._off
         return self.told
 
     def relearned(self, curve: BatchCurve, now: float) -> tuple[BatchCurve, float] | None:
