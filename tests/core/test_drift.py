@@ -44,9 +44,22 @@ def test_a_device_that_keeps_to_its_profile_is_no_news() -> None:
 def test_a_lasting_change_is_told_once_and_so_is_its_end() -> None:
     drift = Drift(CURVE)
     assert feed(drift, 1.0, 5) == []
+    assert drift.told == 1.0
     (slow,) = feed(drift, 1.6, 30, at=5)
     assert slow == pytest.approx(1.6, rel=0.1)
     assert feed(drift, 1.0, 30, at=35) == [1.0]
+
+
+@pytest.mark.parametrize("step", [0.005, 0.06, 0.3, 2.0])
+def test_nothing_is_told_on_the_way(step: float) -> None:
+    """However often batches run: first where it settled, then that it is over."""
+    drift = Drift(CURVE)
+    told = [
+        news
+        for part, factor in enumerate((1.0, 2.0, 1.0))
+        for news in feed(drift, factor, 300 * step + 10, at=part * (300 * step + 10), step=step)
+    ]
+    assert told == [pytest.approx(2.0, rel=0.1), 1.0]
 
 
 def test_a_short_spell_is_not_told() -> None:

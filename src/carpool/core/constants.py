@@ -42,8 +42,10 @@ class Constants:
     drift: float = 0.2
     drift_over: float = 0.1
     drift_s: float = 1.0
+    drift_weight: float = 0.1
     """Slower or faster than the profile by a fifth, for a second, is worth telling, once; within a tenth it
-    is over. The gap between the two keeps a device at the edge from being told of all day."""
+    is over. The gap between the two keeps a device at the edge from being told of all day. Each batch moves
+    the figure by a tenth of its surprise, and what is told is where it settled."""
 
     relearn: float = 0.1
     relearn_s: float = 5.0

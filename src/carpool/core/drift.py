@@ -21,9 +21,11 @@ class Drift:
     """Watches the batches of all instances. Inside, factors are logarithms: they add up."""
 
     __slots__ = (
+        "_batches",
         "_between",
         "_constants",
         "_far",
+        "_mark",
         "_near",
         "_off",
         "_points",
@@ -41,7 +43,9 @@ class Drift:
         self._between = [sqrt(small * large) for (small, _), (large, _) in pairwise(profile.points)]
         self._off = 0.0
         self._told = 0.0
-        self._suspect: float | None = None  # since when it is off from what was told
+        self._suspect: float | None = None  # since when it has settled somewhere off from what was told
+        self._mark = 0.0  # where that was
+        self._batches = 0  # since then
         self._begin(None)
 
     @property
@@ -66,11 +70,13 @@ class Drift:
         index = bisect_right(self._between, images)
         count, total = self._points[index]
         self._points[index] = (count + 1, total + log(seconds / curve.times[images]))
-        self._off += self._constants.mean_weight * (log(seconds / self._profile.times[images]) - self._off)
+        self._off += self._constants.drift_weight * (log(seconds / self._profile.times[images]) - self._off)
         if not self._is_news():
             self._suspect = None
-        elif self._suspect is None:
-            self._suspect = now
+        elif self._suspect is None or abs(self._off - self._mark) > self._near:
+            self._suspect, self._mark, self._batches = now, self._off, 0  # it is still on its way somewhere
+        else:
+            self._batches += 1
 
     def _is_news(self) -> bool:
         """Further from what was told than noise goes; what was told stays until it is clearly over."""
@@ -80,7 +86,8 @@ class Drift:
 
     def news(self, now: float) -> float | None:
         """The factor, once for every change that lasts; 1 when it is over."""
-        if self._suspect is None or now - self._suspect < self._constants.drift_s:
+        c = self._constants
+        if self._suspect is None or now - self._suspect < c.drift_s or self._batches < 1 / c.drift_weight:
             return None
         self._suspect = None
         self._told = 0.0 if abs(self._off) < self._near else self._off
