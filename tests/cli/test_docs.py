@@ -39,13 +39,21 @@ def test_every_json_key_is_documented() -> None:
     from dataclasses import fields
 
     from carpool.lab.plan import Plan
+    from carpool.lab.profile import Budget, Report, Row
     from carpool.lab.scenario import Outcome
 
-    for verb, kind in (("simulate", Outcome), ("plan", Plan)):
+    for verb, kind in (
+        ("simulate", Outcome),
+        ("plan", Plan),
+        *(("profile", kind) for kind in (Report, Row, Budget)),
+    ):
         assert all(f"`{field.name}`" in _section(verb) for field in fields(kind))
 
 
-@pytest.mark.parametrize("page", ["cli.md", "scheduling.md", "planning.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["cli.md", "scheduling.md", "planning.md", "choosing-a-promise.md", "when-batching-does-not-help.md"],
+)
 def test_every_command_shown_exists(page: str) -> None:
     shown = re.findall(r"^\$ carpool (\w+) (.*)$", (DOCS / page).read_text("utf-8"), re.MULTILINE)
     assert shown

@@ -255,6 +255,8 @@ def start(
         *("--grpc-frontends", str(grpc), "--grpc-port", str(grpc_port)),
     ]
     own = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
+    if models:  # what one test measures is no business of the next; demo models are built once for all
+        own["CARPOOL_CACHE_DIR"] = str(folder / "cache")
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             arguments,

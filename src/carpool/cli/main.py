@@ -13,6 +13,7 @@ from carpool.cli.load import Load
 from carpool.cli.models import ModelsVerb
 from carpool.cli.plan import PlanVerb
 from carpool.cli.predict import Predict
+from carpool.cli.profile import ProfileVerb
 from carpool.cli.serve import Serve
 from carpool.cli.simulate import Simulate
 from carpool.cli.verb import as_command
@@ -68,6 +69,7 @@ app.command("serve")(as_command(Serve))
 app.command("predict")(as_command(Predict))
 app.command("models")(as_command(ModelsVerb))
 app.command("load")(as_command(Load))
+app.command("profile")(as_command(ProfileVerb))
 app.command("simulate")(as_command(Simulate))
 app.command("plan")(as_command(PlanVerb))
 
@@ -90,6 +92,10 @@ def carpool(
     Answer within 50 ms, or say no early:
 
         carpool serve resnet50.onnx --slo-ms 50
+
+    How long do its batches take here, and what could be promised?
+
+        carpool profile resnet50.onnx --slo-ms 30,50,100
 
     What would happen at three times the traffic that a model can carry? (4 ms a batch, 1 ms an image)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,20 @@ def outcomes(columns: Mapping[str, Outcome]) -> None:
     for label, of in _ROWS:
         table.add_row(Text(label), *(of(outcome) for outcome in columns.values()))
     Console().print(table)
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()) -> None:
+    """Figures to the right, words in the columns named `left`."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        made.add_column(title, justify="left" if title in left else "right")
+    for row in rows:
+        made.add_row(*(Text(cell) for cell in row))
+    Console().print(made)
 
 
 def pairs(facts: Mapping[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 
 from carpool.config.repository import PBTXT, TOML, version_folders
@@ -12,6 +13,7 @@ from carpool.errors import ConfigError
 
 MAX_FILES = 20_000
 _MAX_DEPTH = 16
+_BLOCK = 1 << 20
 
 Stamp = tuple[str, int, int, int]
 """Name, size, time of the last change, inode."""
@@ -51,6 +53,23 @@ def take_fingerprint(place: Path) -> Fingerprint:
 def beside(file: Path) -> Stamps:
     """A file and its neighbours: all that a model which is opened by this file can be made of."""
     return _stamps(file.parent, (path for path in _listed(file.parent) if path.is_file()))
+
+
+def content_digest(file: Path) -> str:
+    """Of everything that the model opened by this file is likely made of, by content: the same model has the
+    same one wherever it lies. A version's folder counts as a whole, else only files named like this one."""
+    home = file.parent
+    if home.name.isdigit():
+        parts = sorted(_files(home))
+    else:
+        parts = sorted(path for path in _listed(home) if path.name.startswith(file.stem) and path.is_file())
+    digest = blake2b(digest_size=20)
+    for path in parts[:MAX_FILES]:
+        digest.update(f"{os.path.relpath(path, home)}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as opened:
+            while block := opened.read(_BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def _stamps(home: Path, paths: Iterable[Path]) -> Stamps:

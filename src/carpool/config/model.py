@@ -76,6 +76,7 @@ class InstanceGroup:
     kind: Kind = Kind.AUTO
     gpus: tuple[int, ...] = ()
     name: str = ""
+    given: bool = True  # False: nobody said, so that another number may be measured to be better
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,7 @@ class ModelConfig:
     max_batch: int | None = None
     mode: Mode = Mode.EAGER
     policy: Promise | Knobs = field(default_factory=eager_policy)
-    instances: tuple[InstanceGroup, ...] = (InstanceGroup(),)
+    instances: tuple[InstanceGroup, ...] = (InstanceGroup(given=False),)
     versions: VersionPolicy = LatestVersions()
     file: str | None = None
     labels: str | None = None

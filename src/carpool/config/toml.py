@@ -154,7 +154,8 @@ def _instances(top: Table) -> tuple[InstanceGroup, ...]:
         if not groups:
             raise top.error("instances", "must name at least one group")
         return groups
-    return (InstanceGroup(count=top.integer("instances", 1, rules.MAX_INSTANCES) or 1),)
+    count = top.integer("instances", 1, rules.MAX_INSTANCES)
+    return (InstanceGroup(given=False) if count is None else InstanceGroup(count),)
 
 
 def _instance(table: Table) -> InstanceGroup:

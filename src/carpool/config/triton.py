@@ -190,7 +190,8 @@ def _idle_levels(fields: Fields) -> list[str]:
 
 
 def _instances(fields: Fields) -> tuple[InstanceGroup, ...]:
-    return tuple(_instance(group) for group in fields.each("instance_group")) or (InstanceGroup(),)
+    given = tuple(_instance(group) for group in fields.each("instance_group"))
+    return given or (InstanceGroup(given=False),)
 
 
 def _instance(group: Fields) -> InstanceGroup:

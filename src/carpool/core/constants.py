@@ -39,6 +39,24 @@ class Constants:
     forget_s: float = 10.0
     """An idle instance drifts back to its profile with this time constant."""
 
+    drift: float = 0.2
+    drift_over: float = 0.1
+    drift_s: float = 1.0
+    drift_weight: float = 0.1
+    """Slower or faster than the profile by a fifth, for a second, is worth telling, once; within a tenth it
+    is over. The gap between the two keeps a device at the edge from being told of all day. Each batch moves
+    the figure by a tenth of its surprise, and what is told is where it settled."""
+
+    relearn: float = 0.1
+    relearn_s: float = 5.0
+    """Batches that differ from the curve by a tenth on average, over so long, give it new points. Shorter
+    spells are left to the learned speed, which forgets them."""
+
+    relearn_batches: int = 20
+    relearn_least: int = 10
+    """So many batches before a look says anything, and so many near one point before it is moved: one
+    stall among ten is no tenth."""
+
     guard_margin: float = 1.1
     """Extra room in the guard batch, so that a source below its share is not lost to noise."""
 

@@ -86,6 +86,13 @@ class Instances:
             instance.speed.learn(seconds / self._curve.times[batch.images])
         self.refresh()
 
+    def adopt(self, curve: BatchCurve, factor: float) -> None:
+        """From now on this is what is believed, which is slower by this factor."""
+        self._curve = curve
+        for instance in self._all:
+            instance.speed.rebased(factor)
+        self.refresh()
+
     def rest(self, now: float) -> None:
         """Let idle instances forget, up to now."""
         for instance in self.idle:

@@ -16,6 +16,7 @@ from carpool.core.job import INFINITY, GivenUp, Job, JobState, Reason, Refusal
 from carpool.core.policy import Knobs, QueueLimits, TimeoutAction
 
 if TYPE_CHECKING:
+    from carpool.core.curve import BatchCurve
     from carpool.core.instance import Instance
     from carpool.core.scheduler import Scheduler
 
@@ -68,6 +69,9 @@ class KnobsPolicy:
             or limits.max_size
         )
         self._wait_until: float | None = None
+
+    def adopt(self, curve: BatchCurve) -> None:
+        """Knobs are what they are, however long batches take."""
 
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
         job.rank = sequence

@@ -37,6 +37,11 @@ class Speed:
         """Time without work moves the belief back to the profile: what slowed the device may be over."""
         self._move_to(1.0 + (self.mean - 1.0) * exp(-seconds / self._constants.forget_s))
 
+    def rebased(self, factor: float) -> None:
+        """The profile was replaced by one that is slower by this factor: the same speed in new terms."""
+        self._move_to(self.mean / factor)
+        self._surprises.clear()
+
     def _move_to(self, mean: float) -> None:
         self.cautious *= mean / self.mean
         self.mean = mean

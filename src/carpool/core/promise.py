@@ -24,11 +24,16 @@ class PromisePolicy:
 
     def __init__(self, settings: Promise, curve: BatchCurve) -> None:
         self.settings = settings
-        # A batch that takes the whole promise even at the profile's speed can never be useful.
-        largest = max(1, min(settings.max_batch, curve.max_batch, curve.fits(settings.slo)))
-        self.shares = Shares(settings.slo, largest)
+        self.shares = Shares(settings.slo, self._largest(curve))
         self.max_images = settings.max_batch
         self.max_queue = settings.max_queue
+
+    def _largest(self, curve: BatchCurve) -> int:
+        """A batch that takes the whole promise even at the profile's speed can never be useful."""
+        return max(1, min(self.settings.max_batch, curve.max_batch, curve.fits(self.settings.slo)))
+
+    def adopt(self, curve: BatchCurve) -> None:
+        self.shares.cap(self._largest(curve))
 
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
         """The job's lane, after giving it its place in that lane's order."""

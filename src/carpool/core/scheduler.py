@@ -12,6 +12,7 @@ from typing import Protocol
 
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
+from carpool.core.drift import Drift
 from carpool.core.instance import Batch, Instance, Instances
 from carpool.core.job import INFINITY, GivenUp, Job, JobState, Reason, Refusal
 from carpool.core.knobs import KnobsPolicy
@@ -38,6 +39,9 @@ class Policy(Protocol):
 
     def look_ahead(self, core: Scheduler, now: float, job: Job | None = None) -> None:
         """Something changed: this job became ready, or an instance was freed. Nothing is dispatched yet."""
+
+    def adopt(self, curve: BatchCurve) -> None:
+        """What a batch takes is known better now."""
 
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
         """Rank the job and name its lane."""
@@ -80,6 +84,7 @@ class Scheduler:
     ) -> None:
         self.curve = curve
         self.constants = constants
+        self.drift = Drift(curve, constants)
         self.instances = Instances(instances, curve, constants)
         self.policy: Policy = (
             PromisePolicy(settings, curve) if isinstance(settings, Promise) else KnobsPolicy(settings)
@@ -150,6 +155,9 @@ class Scheduler:
         `seconds` is what it took on the instance, if that is worth learning from.
         """
         self.instances.finish(batch, now, seconds)
+        if seconds is not None:
+            self.drift.ran(batch.images, seconds, self.curve, now)
+            self._relearn(now)
         done = [job for job in batch.jobs if job.state is JobState.RUNNING]
         for job in done:
             job.state = JobState.DONE
@@ -204,6 +212,15 @@ class Scheduler:
         return min(1.0, ahead / settings.slo)
 
     # ---- inside -----------------------------------------------------------------------------------------
+
+    def _relearn(self, now: float) -> None:
+        """Where batches have long differed from the curve, the curve gives in."""
+        learned = self.drift.relearned(self.curve, now)
+        if learned is None or self.instances.uneven:
+            return  # one slow instance among others is no reason to think worse of all
+        self.curve, factor = learned
+        self.instances.adopt(self.curve, factor)
+        self.policy.adopt(self.curve)
 
     def _count_arrival(self, job: Job, lane: Lane, now: float) -> None:
         if self.instances.idle:

@@ -50,6 +50,11 @@ class Shares:
         self.largest = self._largest
         self.fair = self.supply = self._with_right_of_way = float("inf")
 
+    def cap(self, largest: int) -> None:
+        """No batch is larger than this from now on."""
+        self._largest = largest
+        self._open()
+
     def refresh(self, core: Scheduler, now: float) -> None:
         self._open()
         since = now - core.constants.lately_s

@@ -21,7 +21,7 @@ from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine.driver import Driver
 from carpool.engine.executor import BatchResult, Executor
-from carpool.engine.warmup import sizes
+from carpool.engine.measuring import sizes
 from carpool.engine.work import Outcome, Work
 from carpool.errors import CarpoolError, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec

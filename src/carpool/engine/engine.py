@@ -16,6 +16,7 @@ from carpool.engine.control import ModelControl, Progress, silent
 from carpool.engine.fleet import Fleet
 from carpool.engine.inputs import check_inputs, only_input, shape_key
 from carpool.engine.model_state import UNLOADED, IndexLine
+from carpool.engine.profile_store import ProfileStore
 from carpool.engine.served import Served, State
 from carpool.engine.work import Outcome, Work
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
@@ -33,6 +34,7 @@ class Engine:
             answer = await engine.infer("resnet", {"images": batch})
 
     Everything is called from one asyncio loop. `paths` are model files, model folders or repositories.
+    What is measured is kept in `cache_dir`, and checked instead of measured the next time.
     """
 
     def __init__(
@@ -41,11 +43,13 @@ class Engine:
         slo_ms: float | None = None,
         table: Table | None = None,
         block: Block | None = None,
+        cache_dir: Path | None = None,
     ) -> None:
         self._paths = [Path(path) for path in paths]
         self._slo_ms = slo_ms
         self.table = table or Table(bytearray(table_bytes(1)))
-        self.fleet = Fleet(self.table, block or self.table.block(0))
+        profiles = None if cache_dir is None else ProfileStore(cache_dir)
+        self.fleet = Fleet(self.table, block or self.table.block(0), profiles)
         self.control = ModelControl(self._paths, self.fleet, self._with_promise)
 
     async def __aenter__(self) -> Engine:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
+from carpool.engine.profile_store import ProfileStore
 from carpool.engine.served import Served
 from carpool.engine.uploads import Upload
 from carpool.observe.counters import Block, Table
@@ -29,9 +30,10 @@ class Fleet:
     until then what was withdrawn is kept, for requests that are on their way.
     """
 
-    def __init__(self, table: Table, block: Block) -> None:
+    def __init__(self, table: Table, block: Block, profiles: ProfileStore | None = None) -> None:
         self._table = table
         self._block = block
+        self._profiles = profiles
         self.offered: dict[int, Served] = {}  # by key, a number that is never used again
         self.leaving: dict[int, Served] = {}
         self.changed: Callable[[], None] = lambda: None
@@ -49,7 +51,16 @@ class Fleet:
         """A version that is to be loaded, then swapped in or dropped. It counts where its like counted."""
         slot = self._table.directory.assign(config.name, str(version.number))
         row, server_row = self._block.row(slot), self._block.server
-        served = Served(config, version, slot, row, server_row, identity=identity, upload=upload)
+        served = Served(
+            config,
+            version,
+            slot,
+            row,
+            server_row,
+            identity=identity,
+            upload=upload,
+            profiles=self._profiles,
+        )
         if upload is not None:
             upload.join()
         self._loading.add(served)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from math import inf
 
 from carpool import backends
 from carpool.backends.backend import Backend
+from carpool.clock import now as monotonic
 from carpool.config.model import ModelConfig, TensorConfig
 from carpool.config.repository import ModelVersion
+from carpool.core.capacity import promised_batch
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
 from carpool.engine.labels import read_labels
-from carpool.engine.warmup import measure, run_time
+from carpool.engine.layout import Chosen, Layout, choose_by_capacity, choose_threads
+from carpool.engine.measuring import Measured, Measuring, sizes
+from carpool.engine.profile import Profile, best_piece, choices
+from carpool.engine.profile_store import Key, ProfileStore, profile_key
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
 from carpool.types import DATATYPES, Signature, TensorSpec
@@ -23,8 +30,10 @@ from carpool.vision.settings import VisionSettings, describe
 
 log = logger("engine")
 
-_CLEARLY_FASTER = 0.8
-_SHORT_S = 0.001  # next to what a request costs anyway: a second core is better used for the next one
+_STILL_TRUE = 1.3  # times in a kept profile may be off by this factor, for machines are never quite quiet
+_LOOKS = 2  # before a kept profile is given up: whatever disturbs a first look may be gone
+
+Tell = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -37,6 +46,9 @@ class Ready:
     backends: list[Backend]
     labels: Mapping[str, Sequence[str]]  # by output
     vision: VisionSettings | None  # how it answers pictures, if it does
+    profile: Profile
+    piece: int  # a larger batch is run in pieces of this size
+    choices: tuple[str, ...]  # what was chosen and why, in words
 
     def close(self) -> None:
         for backend in self.backends:
@@ -46,56 +58,198 @@ class Ready:
 class Loading:
     """Loads one version: all of its instances, and later one that replaces a lost one."""
 
-    def __init__(self, config: ModelConfig, version: ModelVersion) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: ModelVersion,
+        profiles: ProfileStore | None = None,
+        now: Callable[[], float] = monotonic,
+    ) -> None:
         self._config = config
         self._version = version
+        self._profiles = profiles
+        self._now = now
         self._threads: int | None = None
 
-    def prepare(self, progress: Callable[[str], None]) -> Ready:
+    def prepare(self, tell: Tell) -> Ready:
         config = backends.describe(self._config, self._version)
-        count = instance_count(config)
         signature = signature_of(config)
         labels = read_labels(config)
         vision = _vision(config, signature, labels)  # what is wrong there is told before anything is loaded
-        loaded: list[Backend] = []
-        try:
-            for index in range(count):
-                progress(f"loading instance {index + 1} of {count}")
-                loaded.append(self.backend(config, index, count))
-            curve = _warm_up(config, loaded, signature, progress)
-            return Ready(config, signature, curve, loaded, labels, vision)
-        except BaseException:
-            for backend in loaded:
-                backend.close()
-            raise
+        if config.fake is not None:
+            return self._ready(config, signature, labels, vision, *self._fake(config, signature, tell))
+        key = self._key(config)
+        kept = None if key is None or self._profiles is None else self._profiles.read(key)
+        found = None if kept is None else self._reuse(config, signature, kept, tell)
+        if found is None:
+            found = self._measure(config, signature, tell)
+            if key is not None and self._profiles is not None and found[1].points:
+                self._profiles.write(key, found[1])
+        return self._ready(config, signature, labels, vision, *found)
 
     def backend(self, config: ModelConfig, index: int, count: int) -> Backend:
-        if self._threads is None:
-            self._threads = self._choose_threads(config, count)
-        return backends.load(config, self._version, instance=index, threads=self._threads)
+        """One more instance; how many threads it has was found out at the first."""
+        threads = self._threads or backends.default_threads(count, _cores())
+        return backends.load(config, self._version, instance=index, threads=threads)
 
-    def _choose_threads(self, config: ModelConfig, count: int) -> int:
-        """Several threads for one run only where they clearly shorten it: small models only pay for them."""
-        shared = backends.default_threads(count, len(os.sched_getaffinity(0)))
-        if shared == 1 or config.backend != "onnxruntime" or config.onnxruntime.intra_op_threads:
-            return shared
-        alone = self._try(config, 1)
-        if alone is not None and alone < _SHORT_S:
-            return 1
-        together = self._try(config, shared)
-        if alone is None or together is None:
-            return shared  # it cannot be tried on zeros; what is wrong is told later, if it matters
-        return shared if together < _CLEARLY_FASTER * alone else 1
+    # ---- instances --------------------------------------------------------------------------------------
 
-    def _try(self, config: ModelConfig, threads: int) -> float | None:
-        """Seconds for one image with so many threads."""
-        backend = backends.load(config, self._version, threads=threads)
+    def open(self, config: ModelConfig, layout: Layout, tell: Tell = lambda _: None) -> list[Backend]:
+        self._threads = layout.threads
+        opened: list[Backend] = []
         try:
-            return run_time(backend, signature_of(config), 1)
-        except CarpoolError:
+            for index in range(layout.instances):
+                tell(f"loading instance {index + 1} of {layout.instances}")
+                opened.append(self.backend(config, index, layout.instances))
+        except BaseException:
+            _close(opened)
+            raise
+        return opened
+
+    def choose(self, config: ModelConfig, signature: Signature, tell: Tell) -> Chosen:
+        """Instances and threads: as the settings say, else as trying them says."""
+        count = instance_count(config)
+        shared = backends.default_threads(count, _cores())
+        told = config.onnxruntime.intra_op_threads
+        if config.backend != "onnxruntime" or told or config.onnxruntime.providers or _cores() == 1:
+            return Chosen(
+                Layout(count, told or shared), f"threads as the settings say: {told}" if told else ""
+            )
+        tell("trying instances and threads")
+        policy = config.policy
+
+        def open_all(layout: Layout) -> list[Backend]:
+            return self.open(config, layout)
+
+        try:
+            if isinstance(policy, Promise) and not any(group.given for group in config.instances):
+                return choose_by_capacity(_cores(), policy.slo, signature, open_all, self._now)
+            if shared > 1:
+                return choose_threads(count, shared, signature, open_all, self._now)
+        except CarpoolError:  # it cannot be tried on zeros; what is wrong is told later, if it matters
+            log.debug("not-tried", model=config.name)
+        return Chosen(Layout(count, shared))
+
+    def _fake(
+        self, config: ModelConfig, signature: Signature, tell: Tell
+    ) -> tuple[list[Backend], Profile, BatchCurve]:
+        """Its curve is known: nobody need wait for it."""
+        assert config.fake is not None
+        layout = Layout(instance_count(config), 1)
+        curve = BatchCurve.parse(config.fake.curve, max(1, signature.max_batch))
+        return self.open(config, layout, tell), Profile(layout, "as the settings say"), curve
+
+    # ---- measuring --------------------------------------------------------------------------------------
+
+    def _key(self, config: ModelConfig) -> Key | None:
+        if self._profiles is None:
             return None
-        finally:
-            backend.close()
+        try:
+            return profile_key(config, self._version)
+        except (OSError, CarpoolError) as error:
+            log.warning("profile-not-kept", model=config.name, error=str(error))
+            return None
+
+    def _reuse(
+        self, config: ModelConfig, signature: Signature, kept: Profile, tell: Tell
+    ) -> tuple[list[Backend], Profile, BatchCurve] | None:
+        """With the instances it was measured with, if a few runs still take what it says."""
+        largest = max(1, signature.max_batch)
+        curve = kept.measured.curve(largest)
+        wanted = {1, promised_batch(curve, _slo(config)) or 1}
+        opened = self.open(config, kept.layout, tell)
+        try:
+            tell("checking the kept profile")
+            ratios = _check(Measuring(opened, signature, now=self._now), sorted(wanted), curve)
+        except ModelError as error:
+            log.warning("profile-outdated", model=config.name, error=error.message)
+            _close(opened)
+            return None
+        except BaseException:
+            _close(opened)
+            raise
+        off = max(ratios.values(), key=lambda ratio: max(ratio, 1 / ratio))
+        if max(off, 1 / off) > _STILL_TRUE:
+            log.warning("profile-outdated", model=config.name, ratio=round(off, 3), of=kept.measured_at)
+            _close(opened)
+            return None
+        log.info("profile-reused", model=config.name, ratio=round(off, 3), of=kept.measured_at)
+        said = f"The profile of {kept.measured_at} was used again: batches take {off:.3g} × what it says."
+        return opened, kept.after_check(said), curve
+
+    def _measure(
+        self, config: ModelConfig, signature: Signature, tell: Tell
+    ) -> tuple[list[Backend], Profile, BatchCurve]:
+        chosen = self.choose(config, signature, tell)
+        self._threads = chosen.layout.threads
+        opened = list(chosen.backends) or self.open(config, chosen.layout, tell)
+        profile = Profile(chosen.layout, chosen.reason)
+        largest = max(1, signature.max_batch)
+        try:
+            measured = self._look(config, opened, signature, tell)
+            if measured.points[0].seconds > _slo(config):  # before saying no: it may only be the machine
+                again = self._look(config, opened, signature, tell)
+                measured = min(measured, again, key=lambda found: found.points[0].seconds)
+        except ModelError as error:
+            if isinstance(config.policy, Promise) or not all(backend.alive for backend in opened):
+                _close(opened)
+                raise _unmeasured(config, error) from error
+            log.warning("warm-up-failed", model=config.name, error=error.message)
+            return opened, profile, BatchCurve.linear(0.001, 0.001, largest)
+        except BaseException:
+            _close(opened)
+            raise
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        points = ",".join(f"{point.size}:{point.seconds * 1e3:.4g}" for point in measured.points)
+        log.info("profile-measured", model=config.name, layout=str(chosen.layout), curve=points)
+        return opened, replace(profile, measured=measured, measured_at=at), measured.curve(largest)
+
+    def _look(
+        self, config: ModelConfig, opened: Sequence[Backend], signature: Signature, tell: Tell
+    ) -> Measured:
+        measuring = Measuring(opened, signature, now=self._now)
+        wanted = sizes(max(1, signature.max_batch))
+        return measuring.points(wanted, _slo(config), lambda size: tell(f"measuring a batch of {size}"))
+
+    def _ready(
+        self,
+        config: ModelConfig,
+        signature: Signature,
+        labels: Mapping[str, Sequence[str]],
+        vision: VisionSettings | None,
+        opened: list[Backend],
+        profile: Profile,
+        curve: BatchCurve,
+    ) -> Ready:
+        slo = config.policy.slo if isinstance(config.policy, Promise) else None
+        if slo is not None and curve.times[1] > slo:
+            _close(opened)
+            alone = curve.times[1] * 1e3
+            raise ConfigError(
+                f"{config.name}: one image takes {alone:.3g} ms here, so slo_ms = {slo * 1e3:g} cannot be "
+                f"kept; promise at least {2.2 * alone:.3g} ms"
+            )
+        if profile.layout.instances != instance_count(config):
+            group = replace(config.instances[0], count=profile.layout.instances)
+            config = replace(config, instances=(group,))
+        piece = curve.max_batch if config.fake is not None else best_piece(curve)
+        said = choices(profile, curve, piece, slo)
+        for sentence in said:
+            log.info("choice", model=config.name, why=sentence)
+        return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
+
+
+def _check(measuring: Measuring, wanted: Sequence[int], curve: BatchCurve) -> dict[int, float]:
+    """By size: what it takes now over what the profile says, the nearest of a few looks."""
+    ratios: dict[int, float] = {}
+    for size in wanted:
+        for _ in range(_LOOKS):
+            ratio = measuring.point(size).seconds / curve.times[size]
+            if size not in ratios or max(ratio, 1 / ratio) < max(ratios[size], 1 / ratios[size]):
+                ratios[size] = ratio
+            if max(ratio, 1 / ratio) <= _STILL_TRUE:
+                break
+    return ratios
 
 
 def _vision(
@@ -116,33 +270,25 @@ def _vision(
     return vision
 
 
-def _warm_up(
-    config: ModelConfig,
-    loaded: list[Backend],
-    signature: Signature,
-    progress: Callable[[str], None],
-) -> BatchCurve:
-    try:
-        curve = measure(config, loaded[0], signature, lambda n: progress(f"measuring a batch of {n}"))
-        if config.fake is None:
-            for backend in loaded[1:]:
-                run_time(backend, signature, max(1, signature.max_batch))
-    except ModelError as error:
-        if isinstance(config.policy, Promise):
-            raise ModelError(
-                f"{config.name}: a promise needs a measured model, and warming up failed: {error.message}"
-            ) from error
-        if not all(backend.alive for backend in loaded):
-            raise
-        log.warning("warm-up-failed", model=config.name, error=error.message)
-        curve = BatchCurve.linear(0.001, 0.001, max(1, signature.max_batch))
-    if isinstance(config.policy, Promise) and curve.times[1] > config.policy.slo:
-        alone = curve.times[1] * 1e3
-        raise ConfigError(
-            f"{config.name}: one image takes {alone:.3g} ms here, so slo_ms = "
-            f"{config.policy.slo * 1e3:g} cannot be kept; promise at least {2.2 * alone:.3g} ms"
-        )
-    return curve
+def _unmeasured(config: ModelConfig, error: ModelError) -> ModelError:
+    if not isinstance(config.policy, Promise):
+        return error
+    return ModelError(
+        f"{config.name}: a promise needs a measured model, and warming up failed: {error.message}"
+    )
+
+
+def _close(opened: Sequence[Backend]) -> None:
+    for backend in opened:
+        backend.close()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _slo(config: ModelConfig) -> float:
+    return config.policy.slo if isinstance(config.policy, Promise) else inf
 
 
 def instance_count(config: ModelConfig) -> int:

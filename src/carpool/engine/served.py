@@ -19,8 +19,9 @@ from carpool.core.scheduler import Scheduler
 from carpool.engine.driver import Driver
 from carpool.engine.executor import BatchResult, Executor
 from carpool.engine.loading import Loading, Ready
+from carpool.engine.profile import Profile
+from carpool.engine.profile_store import ProfileStore
 from carpool.engine.uploads import Upload
-from carpool.engine.warmup import best_piece
 from carpool.engine.work import Work
 from carpool.errors import CarpoolError, Unavailable
 from carpool.observe import columns
@@ -61,6 +62,7 @@ class Served:
         *,
         identity: object = None,
         upload: Upload | None = None,
+        profiles: ProfileStore | None = None,
     ) -> None:
         self.name = config.name
         self.version = str(version.number)
@@ -73,11 +75,13 @@ class Served:
         self.upload = upload
         self.batches = BatchStatistics()
         self.promises = False
+        self.profile: Profile | None = None  # as it was loaded; what is believed now is the scheduler's
+        self.choices: Sequence[str] = ()  # what was chosen for it and why, in words
         self.gate: Callable[[Scheduler, float], None] = lambda _scheduler, _now: None
         self.slot = slot  # where its counters are
         self.row = row
         self._server_row = server_row
-        self._loading = Loading(config, version)
+        self._loading = Loading(config, version, profiles)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: Driver | None = None
         self._piece = 1
@@ -123,7 +127,7 @@ class Served:
         assert self._loop is not None
         self.config, self.signature, self.labels = ready.config, ready.signature, ready.labels
         self.vision = ready.vision
-        self._piece = best_piece(ready.curve) if ready.config.fake is None else ready.curve.max_batch
+        self.profile, self.choices, self._piece = ready.profile, ready.choices, ready.piece
         policy = ready.config.policy
         self.promises = isinstance(policy, Promise)
         scheduler = Scheduler(ready.curve, policy, len(ready.backends))
@@ -140,6 +144,7 @@ class Served:
     # ---- what the driver sees ---------------------------------------------------------------------------
 
     def batch_ended(self, works: Sequence[Work], result: BatchResult, batch: Batch) -> None:
+        self._watch_speed()
         good = [
             max(0.0, batch.started - work.arrived)
             for work, outcome in zip(works, result.outcomes, strict=True)
@@ -158,6 +163,16 @@ class Served:
         )
         nanoseconds = (round(part * 1e9) for part in (timing.input, timing.infer, timing.output))
         self.batches.add(batch.images, *nanoseconds)
+
+    def _watch_speed(self) -> None:
+        """A promise rests on the profile: when that stops being true, whoever watches should know, once."""
+        if not self.promises or self.state is not State.READY:
+            return
+        drift = self.driver.scheduler.drift
+        self.row.set(columns.SPEED_RATIO, drift.factor)
+        factor = drift.news(monotonic())
+        if factor is not None:
+            log.warning("profile-drift", model=self.name, version=self.version, factor=round(factor, 3))
 
     def turned(self, scheduler: Scheduler, now: float) -> None:
         if self.state is not State.READY:
@@ -209,6 +224,8 @@ class Served:
 
     def offer(self) -> None:
         self.state = State.READY
+        if self.promises:
+            self.row.set(columns.SPEED_RATIO, 1.0)
 
     def withdraw(self) -> None:
         """Not offered any more; whoever comes all the same is still served."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carpool.errors import InvalidInput
+from carpool.lab.profile import CAUTION, Budget, Report
 from carpool.lab.scenario import Outcome
 
 if TYPE_CHECKING:
@@ -63,6 +64,51 @@ def operating_curve(path: Path, sweeps: Mapping[str, Sweep], *, slo_ms: float, t
         latency(right, sweeps, slo_ms)
         left.set_title(f"{title}, SLO {slo_ms:g} ms: answered in time")
         right.set_title("Latency of what was answered" if len(sweeps) == 1 else "p99 of what was answered")
+
+
+def batch_profile(path: Path, report: Report) -> None:
+    """Batch times with the line through them, and the rate they give, with the knee and the promises."""
+    sizes = [row.batch for row in report.rows]
+    with figure(path, columns=2, width=11.0) as (left, right):
+        times = [row.ms for row in report.rows]
+        widths = [row.spread * row.ms for row in report.rows]
+        line = [report.fixed_ms + report.per_image_ms * size for size in sizes]
+        left.plot(sizes, line, color=FAINT, linewidth=1.4, label="fixed + per image")
+        left.errorbar(
+            sizes, times, [[0.0] * len(sizes), widths], fmt="o", color=COLOURS["promise"], capsize=3
+        )
+        left.set_title(f"{report.model}: time of a batch")
+        left.set_ylabel("ms")
+        left.set_ylim(0, 1.15 * max(time + width for time, width in zip(times, widths, strict=True)))
+        for budget in report.budgets:
+            _half_promise(left, budget)
+        rates = [row.images_per_s for row in report.rows]
+        right.plot(sizes, rates, color=COLOURS["promise"], marker="o")
+        right.axvline(report.knee, color=FAINT, linewidth=1.2, linestyle="--")
+        right.annotate(f"knee: {report.knee}", (report.knee, 0), xytext=(4, 6), textcoords="offset points")
+        right.set_title("Images per second")
+        right.set_ylim(0, 1.12 * max(rates))
+        for axes in (left, right):
+            axes.set_xlabel("images in a batch")
+            axes.set_xlim(left=0)
+        left.legend(loc="upper left")
+
+
+def _half_promise(axes: Axes, budget: Budget) -> None:
+    """The longest batch that a promise allows, if it is in the picture."""
+    ms = budget.slo_ms / (2 * CAUTION)
+    if ms < axes.get_ylim()[1]:
+        axes.axhline(ms, color=INK, linestyle="--", linewidth=1)
+        axes.annotate(
+            f"allowed by a promise of {budget.slo_ms:g} ms",
+            (1.0, ms),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, 3),
+            textcoords="offset points",
+            ha="right",
+            color=INK,
+            fontsize=9,
+        )
 
 
 def goodput(axes: Axes, sweeps: Mapping[str, Sweep]) -> None:

@@ -104,6 +104,7 @@ OUTPUT_SECONDS = _layout.counter()
 LAST_INFERENCE_MS = _layout.latest()
 PENDING = _layout.gauge(Merge.SUM)
 SATURATION = _layout.gauge(Merge.MAX)
+SPEED_RATIO = _layout.gauge(Merge.MAX)
 LOAD_SECONDS = _layout.gauge(Merge.MAX)
 
 # The server.

@@ -170,6 +170,12 @@ _SERVER = (
         _cell(columns.SATURATION),
         "Predicted wait of a new request over the wait its promise allows, 0 to 1.",
     ),
+    _one(
+        "carpool_speed_ratio",
+        "gauge",
+        _cell(columns.SPEED_RATIO),
+        "Time that batches take over what was measured at loading; 0 for a model without a promise.",
+    ),
     _several(
         "carpool_shed_total", "reason", columns.SHED, "Requests the scheduler chose not to run, by reason."
     ),

@@ -25,6 +25,7 @@ class ModelCounts(TypedDict):
     batch: HistogramDocument
     pending: int
     saturation: float
+    speed_ratio: float  # 0 without a promise
 
 
 class ServerCounts(TypedDict):
@@ -52,6 +53,7 @@ def model_counts(cells: Cells) -> ModelCounts:
         "batch": _histogram(cells, columns.BATCH_SIZE),
         "pending": int(cells[columns.PENDING]),
         "saturation": round(cells[columns.SATURATION], 4),
+        "speed_ratio": round(cells[columns.SPEED_RATIO], 4),
     }
 
 

@@ -31,6 +31,7 @@ class ModelEntry:
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by output
     row: tuple[int, int] = (0, 0)  # its row in the shared counters: number, generation
     vision: Mapping[str, Any] | None = None  # how it answers pictures, as JSON; None: it takes only tensors
+    choices: Sequence[str] = ()  # what was chosen for it at loading and why, in words
 
 
 @dataclass(frozen=True, slots=True)

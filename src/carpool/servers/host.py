@@ -107,6 +107,7 @@ class EngineHost:
             labels=served.labels,
             row=(served.slot.row, served.slot.generation),
             vision=None if served.vision is None else write_vision(served.vision),
+            choices=served.choices,
         )
 
     # ---- inference and questions ------------------------------------------------------------------------

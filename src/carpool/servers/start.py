@@ -23,6 +23,7 @@ from carpool.servers.memory_registry import MemoryRegistry
 from carpool.servers.model_control import ControlDesk
 from carpool.servers.pictures.workers import threads_for
 from carpool.servers.processes import Frontend, FrontendParts
+from carpool.servers.profiles import teach_profiles
 from carpool.servers.trace_settings import TraceSettings
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def teach(host: EngineHost, settings: ServerSettings) -> None:
     MemoryRegistry(host, allowed=settings.allow_client_shm)
     LogSettings(host, settings.log_level)
     TraceSettings(host, settings.trace_file)
+    teach_profiles(host)
 
 
 async def engine(
@@ -60,7 +62,7 @@ async def engine(
     """Load the models; the front ends answer that they are alive, but not ready, until this returns."""
     log = logger("engine")
     mine = table.block(block)
-    served = Engine(*paths, slo_ms=settings.slo_ms, table=table, block=mine)
+    served = Engine(*paths, slo_ms=settings.slo_ms, table=table, block=mine, cache_dir=settings.cache_dir)
     host = EngineHost(served, write_gate)
     teach(host, settings)
     await ControlDesk(host, settings).open(lambda model, step: log.debug("loading", model=model, step=step))

@@ -72,6 +72,7 @@ def _entry(entry: ModelEntry) -> dict[str, Any]:
         "labels": {output: list(labels) for output, labels in entry.labels.items()},
         "row": list(entry.row),
         "vision": entry.vision,
+        "choices": list(entry.choices),
     }
 
 
@@ -96,6 +97,7 @@ def _read_entry(listed: Mapping[str, Any]) -> ModelEntry:
         labels=listed["labels"],
         row=(row, generation),
         vision=listed["vision"],
+        choices=listed["choices"],
     )
 
 

@@ -1,0 +1,234 @@
+"""t(B) of a model, measured: warm until it is steady, repeat until it is clear, and never for long.
+
+Loading and `carpool profile` both measure here. A backend's `run` returns when the answer is there, so its
+time is the whole time; `synchronise` is for a device that answers before it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import inf, sqrt
+
+import numpy as np
+
+from carpool.backends.backend import Backend
+from carpool.clock import now as monotonic
+from carpool.core.curve import BatchCurve
+from carpool.types import Array, Datatype, Signature
+
+_ANY_LENGTH = 64  # stands in for a dimension that differs from request to request
+_STEADY_RUNS = 3
+_STEADY = 1.15  # the longest of the last few over the shortest
+_CLEAR = 0.03  # half the width of what is not known, over the time itself
+_NO_GAIN = 0.95  # of the best rate: larger batches that do worse, twice in a row, are not looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Batches of one size. `spread` is how far the middle half of the runs lies apart, over `seconds`."""
+
+    size: int
+    seconds: float
+    spread: float = 0.0
+    runs: int = 1
+
+    @property
+    def rate(self) -> float:
+        return self.size / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much looking an answer is worth. Times in seconds, per size unless said."""
+
+    least_runs: int = 5
+    most_runs: int = 15
+    seconds: float = 0.15
+    warm_up: float = 0.5
+    total: float = 2.0  # for all sizes: nothing is begun that would likely end after this
+    passes: int = 1  # over all sizes: what disturbs the machine for a while then disturbs all alike
+
+
+FOR_SERVING = Effort()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """`ended` says why no larger batch was measured, or is empty: there is none."""
+
+    points: tuple[Point, ...] = ()
+    ended: str = ""
+
+    def curve(self, largest: int) -> BatchCurve:
+        return BatchCurve.measured([(point.size, point.seconds) for point in self.points], largest)
+
+
+def sample(signature: Signature, images: int) -> dict[str, Array]:
+    """Zeros in the shape of a request."""
+    inputs = {}
+    for spec in signature.inputs:
+        shape = tuple(_ANY_LENGTH if length < 0 else length for length in spec.shape)
+        shape = (images, *shape) if signature.max_batch else shape
+        if spec.datatype is Datatype.BYTES:
+            inputs[spec.name] = np.full(shape, b"", dtype=object)
+        else:
+            inputs[spec.name] = np.zeros(shape, spec.datatype.dtype)
+    return inputs
+
+
+def sizes(largest: int) -> list[int]:
+    """Powers of two, and the largest batch itself."""
+    powers = [1 << n for n in range(largest.bit_length())]
+    return sorted({*powers, largest})
+
+
+class Measuring:
+    """Measures one model on all of its instances at once, as they run when there is much to do."""
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        signature: Signature,
+        effort: Effort = FOR_SERVING,
+        *,
+        now: Callable[[], float] = monotonic,
+        synchronise: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._backends = backends
+        self._signature = signature
+        self._effort = effort
+        self._now = now
+        self._synchronise = synchronise
+
+    def points(
+        self, wanted: Iterable[int], budget: float = inf, tell: Callable[[int], None] = lambda _: None
+    ) -> Measured:
+        """Sizes in rising order, as far as they matter: up to the first that takes longer than the budget,
+        or, with a budget, that larger batches bring nothing more."""
+        end = self._now() + self._effort.total
+        times: dict[int, list[float]] = {}
+        ended = ""
+        for images in wanted:
+            if times and self._now() + self._expected(_point(*list(times.items())[-1]), images) > end:
+                ended = f"larger ones would take more than {self._effort.total:g} s"
+                break
+            tell(images)
+            times[images] = self._times(images)
+            ended = _enough([_point(*entry) for entry in times.items()], budget)
+            if ended:
+                break
+        for _ in range(1, self._effort.passes):
+            for images in times:
+                if self._now() + self._expected(_point(images, times[images]), images) < end:
+                    tell(images)
+                    times[images] += self._times(images)
+        return Measured(tuple(_point(*entry) for entry in times.items()), ended)
+
+    def point(self, images: int) -> Point:
+        return _point(images, self._times(images))
+
+    def _times(self, images: int) -> list[float]:
+        effort = self._effort
+        with _Runs(self._backends, self._signature, images, self._now, self._synchronise) as runs:
+            times = self._warm_up(runs)
+            began = self._now()
+            while len(times) < 2 or (
+                len(times) < effort.most_runs
+                and self._now() - began < effort.seconds
+                and not (len(times) >= effort.least_runs and _is_clear(times))
+            ):
+                times += runs.once()
+        return times
+
+    def _warm_up(self, runs: _Runs) -> list[float]:
+        """Until the last few runs agree; those count. None do if that takes too long."""
+        few = _STEADY_RUNS * len(self._backends)
+        times: list[float] = []
+        began = self._now()
+        while self._now() - began < self._effort.warm_up:
+            times += runs.once()
+            last = times[-few:]
+            if len(last) == few and max(last) <= _STEADY * min(last):
+                return last
+        return []
+
+    def _expected(self, before: Point, images: int) -> float:
+        """Seconds that another size will take, at least."""
+        once = before.seconds * images / before.size
+        return once * (_STEADY_RUNS if once * _STEADY_RUNS < self._effort.warm_up else 3)
+
+
+class _Runs:
+    """The same batch again and again, on every instance at the same time."""
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        signature: Signature,
+        images: int,
+        now: Callable[[], float],
+        synchronise: Callable[[], None],
+    ) -> None:
+        self._requests = sample(signature, images)
+        self._gathers = images > 1  # one request alone is run where it lies
+        self._batches = [
+            (backend, {name: array.copy() for name, array in self._requests.items()}) for backend in backends
+        ]
+        self._now = now
+        self._synchronise = synchronise
+        self._threads = ThreadPoolExecutor(len(backends)) if len(backends) > 1 else None
+
+    def __enter__(self) -> _Runs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+
+    def once(self) -> list[float]:
+        if self._threads is None:
+            return [self._run(*self._batches[0])]
+        return list(self._threads.map(lambda pair: self._run(*pair), self._batches))
+
+    def _run(self, backend: Backend, batch: dict[str, Array]) -> float:
+        start = self._now()
+        if self._gathers:
+            for name, array in self._requests.items():
+                batch[name][...] = array
+        backend.run(batch, ())
+        self._synchronise()
+        return max(self._now() - start, 1e-9)
+
+
+def _point(images: int, times: Sequence[float]) -> Point:
+    """A time that is right for a quiet machine: what disturbs a run only makes it longer, so the lower
+    quartile counts. The very shortest may be luck; what is usual is learned in service."""
+    seconds, width = _middle(times)
+    return Point(images, seconds, width / seconds, len(times))
+
+
+def _enough(found: Sequence[Point], budget: float) -> str:
+    """Why a larger batch need not be measured, or nothing."""
+    if found[-1].seconds > budget:
+        return f"the last takes longer than {budget * 1e3:g} ms"
+    if budget < inf and _no_gain(found):
+        return "larger ones bring no more images per second"
+    return ""
+
+
+def _no_gain(found: Sequence[Point]) -> bool:
+    best = max(point.rate for point in found)
+    return len(found) > 2 and all(point.rate < _NO_GAIN * best for point in found[-2:])
+
+
+def _is_clear(times: Sequence[float]) -> bool:
+    seconds, width = _middle(times)
+    return width / 2 / sqrt(len(times)) < _CLEAR * seconds
+
+
+def _middle(times: Sequence[float]) -> tuple[float, float]:
+    """The lower quartile, and how far above it the upper one is."""
+    low, high = np.quantile(times, [0.25, 0.75])
+    return float(low), float(high - low)

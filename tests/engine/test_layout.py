@@ -1,0 +1,126 @@
+"""Instances × threads, on a machine whose cores are a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from carpool.engine.layout import Layout, choose_by_capacity, choose_threads, even_layouts
+from carpool.errors import ModelError
+from engine.timed import SIGNATURE, Clock, Timed
+
+
+class Machine:
+    """`takes(layout, images)` is the time of a batch while all instances of the layout are busy."""
+
+    def __init__(self, takes: Callable[[Layout, int], float]) -> None:
+        self.clock = Clock()
+        self.opened: list[tuple[Layout, list[Timed]]] = []
+        self._takes = takes
+        self.fails = False
+        self.loading = 0.0  # seconds for each instance
+
+    def open(self, layout: Layout) -> list[Timed]:
+        backends = [
+            Timed(self.clock, lambda images, _: self._takes(layout, images), fails=self.fails)
+            for _ in range(layout.instances)
+        ]
+        self.opened.append((layout, backends))
+        self.clock.seconds += self.loading * layout.instances
+        return backends
+
+    @property
+    def still_open(self) -> list[Layout]:
+        return [layout for layout, backends in self.opened if not backends[0].closed]
+
+
+@pytest.mark.parametrize(
+    ("cores", "found"),
+    [
+        (2, [Layout(1, 2), Layout(2, 1)]),
+        (3, [Layout(1, 3), Layout(3, 1)]),
+        (8, [Layout(1, 8), Layout(4, 2), Layout(8, 1)]),
+    ],
+)
+def test_what_is_tried_uses_every_core_once(cores: int, found: list[Layout]) -> None:
+    assert even_layouts(cores) == found
+
+
+def capacity(takes: Callable[[Layout, int], float], slo: float = 0.1) -> tuple[Machine, Layout, str]:
+    machine = Machine(takes)
+    chosen = choose_by_capacity(2, slo, SIGNATURE, machine.open, machine.clock)
+    assert machine.still_open == [chosen.layout]  # the others are closed, and it need not be loaded again
+    assert chosen.backends is machine.opened[[layout for layout, _ in machine.opened].index(chosen.layout)][1]
+    return machine, chosen.layout, chosen.reason
+
+
+def test_two_instances_where_threads_hardly_help() -> None:
+    _, layout, reason = capacity(lambda layout, images: images * (0.009 if layout.threads == 2 else 0.010))
+    assert layout == Layout(2, 1)
+    assert "images/s within the promise, against 111 images/s with 1 instance × 2 threads" in reason
+
+
+def test_two_threads_where_they_halve_the_time() -> None:
+    _, layout, reason = capacity(lambda layout, images: images * 0.020 / layout.threads)
+    assert layout == Layout(1, 2)
+    assert "about as many, but one image takes only 10 ms" in reason
+
+
+def test_one_thread_for_what_is_over_at_once() -> None:
+    machine, layout, reason = capacity(lambda layout, images: images * 0.0002)
+    assert layout == Layout(1, 1)
+    assert "too short" in reason
+    assert len(machine.opened) == 1
+
+
+def test_a_promise_that_only_two_threads_can_keep_decides() -> None:
+    """One image takes 60 ms on one thread: nothing can be promised within 100 ms."""
+    _, layout, reason = capacity(lambda layout, images: 0.06 * images / layout.threads**0.5)
+    assert layout == Layout(1, 2)
+    assert "against nothing sure with 2 instances × 1 thread" in reason
+
+
+def test_nothing_stays_open_when_the_model_cannot_be_tried() -> None:
+    machine = Machine(lambda *_: 0.01)
+    machine.fails = True
+    with pytest.raises(ModelError):
+        choose_by_capacity(2, 0.1, SIGNATURE, machine.open, machine.clock)
+    with pytest.raises(ModelError):
+        choose_threads(1, 2, SIGNATURE, machine.open, machine.clock)
+    assert machine.still_open == []
+
+
+def test_a_large_model_is_not_loaded_many_times_only_to_try() -> None:
+    machine = Machine(lambda layout, images: images * 0.020 / layout.threads)
+    machine.loading = 0.6
+    chosen = choose_by_capacity(8, 0.1, SIGNATURE, machine.open, machine.clock)
+    assert [layout for layout, _ in machine.opened] == [Layout(1, 1), Layout(1, 8), Layout(8, 1)]
+    assert machine.still_open == [chosen.layout]
+
+
+def test_what_was_open_is_closed_when_a_later_trial_fails() -> None:
+    machine = Machine(lambda *_: 0.01)
+
+    def open_first_only(layout: Layout) -> list[Timed]:
+        machine.fails = layout.threads > 1
+        return machine.open(layout)
+
+    with pytest.raises(ModelError):
+        choose_by_capacity(2, 0.1, SIGNATURE, open_first_only, machine.clock)
+    assert machine.still_open == []
+
+
+@pytest.mark.parametrize(("with_two", "threads"), [(0.006, 2), (0.009, 1)])
+def test_threads_alone_must_clearly_shorten_a_run(with_two: float, threads: int) -> None:
+    machine = Machine(lambda layout, _: with_two if layout.threads == 2 else 0.010)
+    chosen = choose_threads(1, 2, SIGNATURE, machine.open, machine.clock)
+    assert chosen.layout == Layout(1, threads)
+    assert chosen.reason == f"one image takes {with_two * 1e3:.3g} ms with 2 threads, 10 ms with one"
+    assert machine.still_open == []
+
+
+def test_a_short_run_is_not_tried_with_more() -> None:
+    machine = Machine(lambda *_: 0.0005)
+    assert choose_threads(3, 4, SIGNATURE, machine.open, machine.clock).layout == Layout(3, 1)
+    assert len(machine.opened) == 1

@@ -1,0 +1,173 @@
+"""Loading: measured once, checked the next time, measured anew when that no longer fits. In scripted time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from carpool.config.model import (
+    InstanceGroup,
+    ModelConfig,
+    ModelSignature,
+    OnnxruntimeSettings,
+    TensorSignature,
+)
+from carpool.config.repository import ModelVersion, with_promise
+from carpool.engine.layout import Layout
+from carpool.engine.loading import Loading, Ready
+from carpool.engine.profile_store import ProfileStore
+from carpool.errors import ConfigError, ModelError
+from engine.timed import Clock, Timed
+
+
+@dataclass
+class Workshop:
+    """A model file, and a machine with two cores on which it takes what the test says."""
+
+    folder: Path
+    clock: Clock = field(default_factory=Clock)
+    factor: float = 1.0
+    takes: Callable[[int, int], float] = lambda images, threads: (0.004 + 0.002 * images) / threads**0.8
+    loads: list[Timed] = field(default_factory=list)
+    fails: bool = False
+
+    def load(self, _config: ModelConfig, _version: ModelVersion, *, instance: int, threads: int) -> Timed:
+        del instance
+        made = Timed(
+            self.clock, lambda images, _: self.factor * self.takes(images, threads), fails=self.fails
+        )
+        self.loads.append(made)
+        return made
+
+    def prepare(self, slo_ms: float | None = 100.0, **settings: object) -> Ready:
+        config = ModelConfig(name="m", path=self.folder, backend="onnxruntime", **settings)  # type: ignore[arg-type]
+        if slo_ms is not None:
+            config = with_promise(config, slo_ms)[0]
+        version = ModelVersion(1, self.folder / "1" / "model.onnx")
+        told: list[str] = []
+        loading = Loading(config, version, ProfileStore(self.folder.parent / "cache"), self.clock)
+        ready = loading.prepare(told.append)
+        assert told
+        assert [backend.closed for backend in ready.backends] == [False] * len(ready.backends)  # type: ignore[attr-defined]
+        ready.close()
+        assert all(backend.closed for backend in self.loads), "an instance was left open"
+        return ready
+
+    @property
+    def runs(self) -> int:
+        return sum(len(backend.sizes) for backend in self.loads)
+
+
+@pytest.fixture(name="shop")
+def a_workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    shop = Workshop(tmp_path / "m")
+    (shop.folder / "1").mkdir(parents=True)
+    (shop.folder / "1" / "model.onnx").write_bytes(b"weights")
+    tensor = (TensorSignature("x", "FP32", (-1, 2)),)
+    monkeypatch.setattr("carpool.backends.load", shop.load)
+    monkeypatch.setattr(
+        "carpool.backends.read_signature",
+        lambda *_: ModelSignature(tensor, (TensorSignature("y", "FP32", (-1, 2)),)),
+    )
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    return shop
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [str(record.msg).split()[0] for record in caplog.records]
+
+
+def test_what_was_measured_is_checked_the_next_time(shop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        first = shop.prepare()
+        measured = shop.runs
+        shop.factor = 1.1
+        second = shop.prepare()
+    assert shop.runs - measured < measured / 2
+    assert second.curve.points == first.curve.points
+    assert second.profile.layout == first.profile.layout
+    assert "batches take 1.1 × what it says" in second.choices[-1]
+    assert [e for e in events(caplog) if e.startswith("profile")] == ["profile-measured", "profile-reused"]
+    assert caplog.text.count("choice ") == len(first.choices) + len(second.choices)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.6])
+def test_a_machine_that_changed_is_measured_anew(
+    shop: Workshop, factor: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = (InstanceGroup(1),)
+    first = shop.prepare(instances=one)
+    shop.factor = factor
+    again = shop.prepare(instances=one)
+    assert again.curve.times[4] == pytest.approx(factor * first.curve.times[4], rel=0.05)
+    assert "profile-outdated" in events(caplog)
+    with caplog.at_level(logging.INFO):
+        shop.prepare(instances=one)
+    assert "profile-reused" in events(caplog)
+
+
+def test_another_model_in_its_place_is_measured(shop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    shop.prepare()
+    (shop.folder / "1" / "model.onnx").write_bytes(b"another training")
+    with caplog.at_level(logging.INFO):
+        shop.prepare()
+    assert "profile-reused" not in events(caplog)
+
+
+def test_a_broken_cache_is_no_obstacle(shop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    shop.prepare()
+    for file in (shop.folder.parent / "cache" / "profiles").iterdir():
+        file.write_text("{")
+    with caplog.at_level(logging.INFO):
+        shop.prepare()
+    assert "profile-unreadable" in events(caplog)
+    assert "profile-measured" in events(caplog)
+
+
+def test_instances_are_chosen_where_nobody_said(shop: Workshop) -> None:
+    shop.takes = lambda images, _threads: 0.010 * images  # threads do nothing
+    ready = shop.prepare()
+    assert ready.profile.layout == Layout(2, 1)
+    assert len(ready.backends) == 2
+    assert ready.config.instances[0].count == 2
+    assert "2 instances × 1 thread" in ready.choices[0]
+    assert shop.prepare().profile.layout == Layout(2, 1)  # from the cache
+
+
+def test_instances_are_not_chosen_where_somebody_said(shop: Workshop) -> None:
+    shop.takes = lambda images, _threads: 0.010 * images
+    assert shop.prepare(instances=(InstanceGroup(1),)).profile.layout == Layout(1, 1)
+    assert shop.prepare(slo_ms=None).profile.layout == Layout(1, 1)  # Triton's meaning: one
+
+
+def test_only_batches_within_the_promise_are_measured(shop: Workshop) -> None:
+    ready = shop.prepare(slo_ms=20.0)
+    assert ready.profile.points[-1].seconds > 0.020 >= ready.profile.points[-2].seconds
+    assert ready.curve.max_batch == 32
+
+
+def test_a_promise_that_cannot_be_kept(shop: Workshop) -> None:
+    shop.takes = lambda images, _threads: 0.030 * images
+    with pytest.raises(ConfigError, match="promise at least 66 ms"):
+        shop.prepare(slo_ms=20.0)
+    assert all(backend.closed for backend in shop.loads)
+
+
+def test_a_machine_that_was_only_busy_for_a_moment_is_looked_at_again(shop: Workshop) -> None:
+    one = (InstanceGroup(1),)
+    shop.takes = lambda images, _threads: 0.010 * images * (5 if shop.runs < 5 else 1)
+    ready = shop.prepare(slo_ms=40.0, instances=one, onnxruntime=OnnxruntimeSettings(intra_op_threads=1))
+    assert ready.curve.times[1] == pytest.approx(0.010)
+
+
+def test_a_model_that_does_not_take_zeros(shop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    shop.fails = True
+    with pytest.raises(ModelError, match="a promise needs a measured model"):
+        shop.prepare()
+    assert all(backend.closed for backend in shop.loads)
+    assert shop.prepare(slo_ms=None).choices == ()
+    assert "warm-up-failed" in events(caplog)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from carpool.core.curve import BatchCurve
+from carpool.engine.layout import Layout
+from carpool.engine.measuring import Measured, Point
+from carpool.engine.profile import Profile, best_piece, choices
+
+POINTS = (Point(1, 0.010, 0.1, 5), Point(2, 0.018, 0.1, 5), Point(4, 0.035, 0.1, 5))
+PROFILE = Profile(Layout(2, 1), "tried", Measured(POINTS, "the last takes longer than 30 ms"), "2026-01-01")
+
+
+def test_there_and_back() -> None:
+    assert Profile.from_json(json.loads(json.dumps(PROFILE.as_json()))) == PROFILE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"points": []},
+        {"points": [[1, -0.01, 0, 1]]},
+        {"points": [[1, "fast", 0, 1]]},
+        {"points": [[0, 0.01, 0, 1]]},
+        {"points": [[1, 0.01, 0]]},
+        {"points": [[1, 0.01, 0, True]]},
+        {"points": [[1, float("nan"), 0, 1]]},
+        {"points": [[1, 0.01, 0, 1], [1, 0.01, 0, 1]]},
+        {"points": 7},
+        {"instances": 0},
+        {"threads": "two"},
+        {"ended": 3},
+        {"measured_at": "x" * 5000},
+    ],
+)
+def test_what_cannot_be_right_is_not_read(change: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        Profile.from_json(PROFILE.as_json() | change)
+
+
+def test_the_choices_in_words() -> None:
+    curve = BatchCurve.parse("1:10,2:12,4:35,8:80")
+    said = choices(PROFILE.after_check("Used again."), curve, 2, 0.030)
+    assert said == (
+        "2 instances × 1 thread: tried.",
+        "Measured and warm: batches of 1, 2, 4; no larger ones, since the last takes longer than 30 ms.",
+        "Largest batch 3 of 8: a batch of 4 would take 35 ms, longer than the promise of 30 ms.",
+        "Under load batches near 2: two of 12 ms fit into 30 ms, the one that runs and one's own; "
+        "that carries 333 images/s.",
+        "Large batches run in pieces of 2: 40% less time for each image.",
+        "Used again.",
+    )
+
+
+def test_a_promise_that_is_not_sure_says_so() -> None:
+    said = choices(PROFILE, PROFILE.measured.curve(8), 8, 0.015)
+    assert "Nothing is sure: one image takes 10 ms" in said[-1]
+    assert "22 ms could be promised" in said[-1]
+
+
+def test_without_a_promise() -> None:
+    said = choices(PROFILE, PROFILE.measured.curve(4), 4, None)
+    assert said[-1] == "A batch of 2 has nine tenths of the best rate; nothing is promised."
+
+
+def test_a_model_that_fits_entirely() -> None:
+    said = choices(Profile(Layout(1, 1)), BatchCurve.linear(0.004, 0.001, 8), 8, 0.1)
+    assert said[0] == "Largest batch 8: it takes 12 ms, within 100 ms."
+
+
+def test_pieces_where_they_are_clearly_cheaper() -> None:
+    assert best_piece(BatchCurve.parse("1:1,2:2,4:8,8:16")) == 1
+    assert best_piece(BatchCurve.parse("1:1,2:2,4:4.1,8:8.5")) == 8

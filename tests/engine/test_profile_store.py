@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from carpool.config.model import InstanceGroup, ModelConfig
+from carpool.config.repository import ModelVersion
+from carpool.core.policy import Promise
+from carpool.engine import profile_store
+from carpool.engine.hardware import Hardware, Steal, hardware
+from carpool.engine.layout import Layout
+from carpool.engine.measuring import Measured, Point
+from carpool.engine.profile import Profile
+from carpool.engine.profile_store import Key, ProfileStore, profile_key
+
+PROFILE = Profile(Layout(1, 2), "tried", Measured((Point(1, 0.01, 0.1, 5),), ""), "2026-01-01")
+MACHINE = Hardware("A Processor", 2)
+
+
+def key(folder: Path, *, machine: Hardware = MACHINE, **changes: object) -> Key:
+    config = ModelConfig(name="m", path=folder, backend="onnxruntime", max_batch=8)
+    found = profile_key(
+        replace(config, **changes),  # type: ignore[arg-type]
+        ModelVersion(1, folder / "1" / "model.onnx"),
+        machine,
+    )
+    assert found is not None
+    return found
+
+
+@pytest.fixture(name="model")
+def a_model(tmp_path: Path) -> Path:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").write_bytes(b"weights")
+    return tmp_path / "m"
+
+
+def test_what_was_written_is_read(tmp_path: Path, model: Path) -> None:
+    store = ProfileStore(tmp_path / "cache")
+    assert store.read(key(model)) is None
+    store.write(key(model), PROFILE)
+    assert ProfileStore(tmp_path / "cache").read(key(model)) == PROFILE
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["profiles"]
+
+
+def test_everything_that_matters_is_in_the_key(model: Path) -> None:
+    first = key(model)
+    assert key(model) == first
+    assert key(model, name="renamed") == first
+    others = [
+        key(model, policy=Promise(0.05, 8)),
+        key(model, max_batch=16),
+        key(model, instances=(InstanceGroup(2),)),
+        key(model, instances=(InstanceGroup(1),)),  # one because somebody said so
+        key(model, backend="python"),
+        key(model, machine=Hardware("Another", 2)),
+        key(model, machine=Hardware("A Processor", 4)),
+        key(model, machine=Hardware("A Processor", 2, ("A GPU",))),
+    ]
+    (model / "1" / "model.onnx").write_bytes(b"weights of another training")
+    others.append(key(model))
+    (model / "1" / "beside.bin").write_bytes(b"more")
+    others.append(key(model))
+    assert all(other != first for other in others)
+    assert profile_key(ModelConfig(name="m", path=model), ModelVersion(1, None)) is None
+
+
+def test_the_same_model_elsewhere_has_the_same_key(tmp_path: Path, model: Path) -> None:
+    first = key(model)
+    model.rename(tmp_path / "moved")
+    assert key(tmp_path / "moved") == first
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"key": {}}',
+        '{"key": 1, "profile": {}}',
+        "[" * 100_000,
+        '"' + "x" * 400_000 + '"',
+    ],
+)
+def test_a_broken_file_is_ignored_with_a_warning(
+    tmp_path: Path, model: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ProfileStore(tmp_path)
+    store.write(key(model), PROFILE)
+    (file,) = (tmp_path / "profiles").iterdir()
+    file.write_text(text)
+    with caplog.at_level(logging.WARNING):
+        assert store.read(key(model)) is None
+    assert "profile-unreadable" in caplog.text
+    store.write(key(model), PROFILE)
+    assert store.read(key(model)) == PROFILE
+
+
+def test_a_foreign_file_of_that_name_is_ignored(
+    tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ProfileStore(tmp_path)
+    store.write(key(model), PROFILE)
+    (file,) = (tmp_path / "profiles").iterdir()
+    other = key(model, max_batch=4)
+    store.write(other, PROFILE)
+    (theirs,) = (path for path in (tmp_path / "profiles").iterdir() if path != file)
+    theirs.write_text(file.read_text())
+    assert store.read(other) is None
+    assert "made for something else" in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_only_costs_a_warning(
+    tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    store = ProfileStore(tmp_path / "file")
+    store.write(key(model), PROFILE)
+    assert "profile-not-kept" in caplog.text
+    assert store.read(key(model)) is None
+
+
+def test_only_the_newest_are_kept(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_store, "MOST_FILES", 3)
+    store = ProfileStore(tmp_path)
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("somebody's own")
+    for number in range(1, 7):
+        store.write(key(model, max_batch=number), PROFILE)
+        for age, path in enumerate(sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)):
+            os.utime(path, (1000 + age, 1000 + age))
+    kept = [number for number in range(1, 7) if store.read(key(model, max_batch=number)) is not None]
+    assert kept == [4, 5, 6]
+    assert (folder / "notes.txt").exists()
+
+
+def test_the_machine(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some   CPU @ 2GHz\n")
+    gpu = tmp_path / "driver" / "nvidia" / "gpus" / "0000:01:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text("Model: \t\t Some GPU\nIRQ: 1\n")
+    found = hardware(tmp_path)
+    assert (found.cpu, found.gpus) == ("Some CPU @ 2GHz", ("Some GPU",))
+    assert str(found).endswith("Some GPU")
+    assert hardware(tmp_path / "nothing").cpu
+
+
+def test_stolen_time(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 0 100 0 0 0 0 0 0\n")
+    steal = Steal(tmp_path)
+    assert steal.share() == 0.0
+    stat.write_text("cpu  160 0 0 120 0 0 0 20 0 0\n")
+    assert steal.share() == pytest.approx(0.2)
+    assert Steal(tmp_path / "nothing").share() == 0.0

@@ -1,0 +1,87 @@
+"""Profiles with real processes: kept from one start to the next, and watched while it serves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine import repositories
+from live.server import Live, infer_path, json_request, serving
+
+PATIENCE_S = 60.0
+CODE = """
+import pathlib
+import time
+
+def predict(x):
+    time.sleep(0.12 if pathlib.Path({flag!r}).exists() else 0.06)
+    return x
+"""
+
+
+@pytest.fixture(name="model")
+def a_model_that_sleeps(tmp_path: Path) -> Path:
+    """Asleep it takes as long on a busy machine as on a quiet one; twice as long while there is a flag."""
+    code = CODE.format(flag=str(tmp_path / "slow"))
+    return repositories.python(tmp_path / "models", code, head="slo_ms = 1000", max_batch=4)
+
+
+def told(server: Live) -> list[str]:
+    names = ("profile-measured", "profile-reused", "profile-unreadable", "profile-outdated")
+    return [name for name in names if server.events(name)]
+
+
+def test_a_profile_is_kept_checked_and_given_up(model: Path, tmp_path: Path) -> None:
+    with serving(model, folder=tmp_path) as server:
+        assert told(server) == ["profile-measured"]
+        first = server.get_json("/console/live")["models"][0]["choices"]
+        assert any("Under load" in choice for choice in first)
+    with serving(model, folder=tmp_path) as server:
+        assert told(server) == ["profile-reused"]
+        again = server.get_json("/console/live")["models"][0]["choices"]
+        assert again[:-1] == first
+        assert "was used again" in again[-1]
+    (kept,) = (tmp_path / "cache" / "profiles").iterdir()
+    kept.write_bytes(b"\xff\x00 not JSON")
+    with serving(model, frontends=0, folder=tmp_path) as server:
+        assert told(server) == ["profile-measured", "profile-unreadable"]
+    (tmp_path / "slow").touch()
+    with serving(model, frontends=0, folder=tmp_path) as server:
+        assert told(server) == ["profile-measured", "profile-outdated"]
+    file = model / "1" / "model.py"
+    file.write_text(file.read_text() + "\n# another model\n")
+    with serving(model, frontends=0, folder=tmp_path) as server:
+        assert told(server) == ["profile-measured"]
+    assert not (model / "cache").exists()
+    assert len(list((tmp_path / "cache" / "profiles").iterdir())) == 2
+
+
+def requests(server: Live) -> Iterator[None]:
+    """One after the other, until somebody has seen enough."""
+    end = time.monotonic() + PATIENCE_S
+    with server.connect() as client:
+        while time.monotonic() < end:
+            answer = client.post(infer_path("model"), json_request([1.0, 2.0], [1, 2]))
+            assert answer.status == 200
+            yield
+    raise AssertionError("it never came true")
+
+
+def test_a_machine_that_slows_down_is_told_of_once_and_when_it_is_over(model: Path, tmp_path: Path) -> None:
+    with serving(model, folder=tmp_path) as server:
+        assert server.metric("carpool_speed_ratio", model="model") == 1.0
+        (tmp_path / "slow").touch()
+        for _ in requests(server):
+            if server.events("profile-drift"):
+                break
+        (slow,) = server.events("profile-drift")
+        assert slow["factor"] > 1.2
+        assert server.metric("carpool_speed_ratio", model="model") > 1.2
+        (tmp_path / "slow").unlink()
+        for _ in requests(server):
+            if len(server.events("profile-drift")) > 1:
+                break
+        assert server.events("profile-drift")[-1]["factor"] == 1.0
