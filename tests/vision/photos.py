@@ -34,6 +34,13 @@ def photo(name: str) -> Image.Image:
     return loaded
 
 
+def enlarged_photo(name: str, times: int) -> Image.Image:
+    """So many times larger, with sides that a reduced decode can divide."""
+    image = photo(name)
+    width, height = image.width // 8 * 8, image.height // 8 * 8
+    return image.crop((0, 0, width, height)).resize((width * times, height * times))
+
+
 def encoded(image: Image.Image, format: str, **options: object) -> bytes:  # noqa: A002
     file = BytesIO()
     image.save(file, format, **options)

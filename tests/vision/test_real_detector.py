@@ -13,12 +13,12 @@ import carpool.demo
 from carpool.config.toml import read_toml
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision import draw, tasks
-from carpool.vision.decode import decode
+from carpool.vision.decode import Decoded, decode
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
 from carpool.vision.settings import VisionSettings, describe
 from carpool.vision.transforms import Transform
-from vision.photos import encoded, photo
+from vision.photos import PHOTOS, encoded, enlarged_photo, photo
 
 FOLDER = Path(carpool.demo.__file__).parent / "models" / "nanodet"
 
@@ -45,13 +45,21 @@ def session() -> onnxruntime.InferenceSession:
 
 
 @cache
+def transform() -> Transform:
+    return Transform(settings().image, settings().input, "nanodet")
+
+
+def run(decoded: Decoded) -> tuple[dict[str, Array], Geometry]:
+    batch = np.empty((1, *transform().shape), transform().dtype)
+    geometry = transform().prepare(decoded, batch[0])
+    boxes, scores = session().run(["boxes", "scores"], {"images": batch})
+    return {"boxes": boxes[0], "scores": scores[0]}, geometry
+
+
+@cache
 def outputs(name: str) -> tuple[dict[str, Array], Geometry, Array]:
     decoded = decode(encoded(photo(name), "JPEG", quality=95))
-    transform = Transform(settings().image, settings().input, "nanodet")
-    batch = np.empty((1, *transform.shape), transform.dtype)
-    geometry = transform.prepare(decoded, batch[0])
-    boxes, scores = session().run(["boxes", "scores"], {"images": batch})
-    return {"boxes": boxes[0], "scores": scores[0]}, geometry, decoded.pixels
+    return *run(decoded), decoded.pixels
 
 
 def overlap(one: list[float], other: tuple[float, ...]) -> float:
@@ -75,6 +83,22 @@ def test_things_are_found_where_they_are(name: str, label: str, box: tuple[float
     assert answer["image"] == dict(zip(("width", "height"), photo(name).size, strict=True))
     found = [one for one in answer["detections"] if one["label"] == label]
     assert any(overlap(one["box"], box) > 0.7 for one in found), answer
+
+
+@pytest.mark.parametrize("name", PHOTOS)
+@pytest.mark.parametrize(("enlarged", "factor"), [(4, 2), (8, 4)])
+def test_a_reduced_decode_finds_the_same_boxes(name: str, enlarged: int, factor: int) -> None:
+    """Everything that is clearly found in the whole picture, in the same place."""
+    sent = encoded(enlarged_photo(name, enlarged), "JPEG", quality=90)
+    in_full, reduced = decode(sent), decode(sent, reduction=transform().reduction)
+    assert reduced.pixels.shape[1] * factor == in_full.pixels.shape[1]
+    task = tasks.build(settings())
+    clear = task.answer(*run(in_full), Options(score=0.3))["detections"]
+    found = task.answer(*run(reduced), Options(score=0.25))["detections"]
+    for one in clear:
+        alike = [other["box"] for other in found if other["label"] == one["label"]]
+        assert max((overlap(box, one["box"]) for box in alike), default=0.0) >= 0.95, (one, found)
+    assert clear or name not in ("astronaut", "chelsea", "coffee")
 
 
 def test_the_answer_drawn() -> None:

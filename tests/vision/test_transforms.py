@@ -17,7 +17,7 @@ from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.decode import Decoded, decode
 from carpool.vision.geometry import Geometry
 from carpool.vision.transforms import Transform
-from vision.photos import PHOTOS, encoded, exif, photo, stored
+from vision.photos import PHOTOS, encoded, enlarged_photo, exif, photo, stored
 from vision.reference import transformed
 
 
@@ -98,9 +98,7 @@ def test_a_reduced_decode_gives_the_same_input(
     name: str, quality: int, subsampling: int, enlarged: int
 ) -> None:
     """2.5 of 255 on average over the picture's own area, for every photo, and in the same place."""
-    image = photo(name)
-    width, height = image.width // 8 * 8, image.height // 8 * 8
-    image = image.crop((0, 0, width, height)).resize((width * enlarged, height * enlarged))
+    image = enlarged_photo(name, enlarged)
     sent = encoded(image, "JPEG", quality=quality, subsampling=subsampling)
     in_full = decode(sent)
     used = []
