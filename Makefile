@@ -34,7 +34,7 @@ serve: $(SERVING) ## serve the demo models
 	$(BIN)/carpool serve
 
 test: setup browser ## run every test
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # The console is tested in a real Chromium. Without one its tests fail, unless CARPOOL_NO_BROWSER=1 says to go without.
 browser:
