@@ -225,7 +225,7 @@ class Supervisor:
         self._stopping.set()
         if self._draining is not None:
             self._draining.cancel()
-        for post in self._keepers:
+        for post in (*self._posts, self._engine):  # front ends first: nobody need hear of the engine's end
             if post.child is not None:
                 post.child.kill()
         await asyncio.wait(self._keepers.values())
