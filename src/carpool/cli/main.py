@@ -93,6 +93,12 @@ def carpool(
 
         carpool serve resnet50.onnx --slo-ms 50
 
+    Send a picture to a running server, or traffic:
+
+        carpool predict street.jpg
+
+        carpool load http://localhost:8000 --rate 500 --slo-ms 50
+
     How long do its batches take here, and what could be promised?
 
         carpool profile resnet50.onnx --slo-ms 30,50,100
