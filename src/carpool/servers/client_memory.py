@@ -3,20 +3,24 @@
     fetch = memory.fetch(head)            # which regions, and where everything will lie in a slot
     fetch.into(slot.view)                 # copies the inputs; in a thread if `fetch.takes_long`
     … door.infer(entry, fetch.head, slot, 0, …) …
-    placed = fetch.outlets.write(outputs) # copies outputs; in a thread if `outlets.take_long`
+    fetch.outlets.put(outputs, …, then)   # copies outputs, long ones in a thread
 
 A request keeps the regions it uses, so that it finishes when they are unregistered meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 from carpool.errors import InvalidInput, ModelError, TooLarge, Unsupported
 from carpool.observe.logs import logger
-from carpool.servers.door import Catalog, Door, Region
+from carpool.servers.door import Catalog, Door, ModelEntry, Region
 from carpool.servers.link.places import aligned
 from carpool.servers.memory_files import OpenRegion
 from carpool.types import Datatype, RequestedOutput, SharedMemory, Tensor
@@ -32,6 +36,9 @@ _CACHED_PLANS = 256
 _CHECKED = (Datatype.BYTES, Datatype.BOOL)  # not every sequence of bytes is one of these
 
 _log = logger("memory")
+
+Then: TypeAlias = Callable[[Callable[[], Mapping[str, Placed]] | None], None]
+"""Gets a function that says where the outputs lie, or raises why they do not."""
 
 
 def names_regions(head: RequestHead) -> bool:
@@ -202,7 +209,18 @@ class Outlets:
     def __init__(self, outlets: Sequence[Outlet]) -> None:
         self._outlets = outlets
 
-    def take_long(self, outputs: Sequence[Tensor]) -> bool:
+    def put(self, outputs: Sequence[Tensor], entry: ModelEntry, threads: Executor, then: Then) -> bool:
+        """Write them, long ones in a thread: whether that is so. `then` gets the outcome, or None if the
+        thread never came to it."""
+        write = partial(self.write, outputs, entry.labels, batched=entry.signature.max_batch > 0)
+        if not self._take_long(outputs):
+            then(write)
+            return False
+        work = asyncio.get_running_loop().run_in_executor(threads, write)
+        work.add_done_callback(lambda work: then(None if work.cancelled() else work.result))
+        return True
+
+    def _take_long(self, outputs: Sequence[Tensor]) -> bool:
         wanted = {outlet.output.name for outlet in self._outlets}
         return sum(tensor.data.nbytes for tensor in outputs if tensor.name in wanted) > _AT_ONCE
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from carpool.errors import ModelError
 from carpool.servers.door import ModelEntry
 from carpool.servers.grpc.schema import message_class
+from carpool.servers.server_timing import Times
 from carpool.types import RequestedOutput, Tensor
 from carpool.wire.encode import check_array
 from carpool.wire.parameters import write_shared_memory
@@ -26,16 +26,6 @@ _OutputTensor = message_class("ModelInferResponse.InferOutputTensor")
 _ID, _OUTPUTS, _RAW = 0x1A, 0x2A, 0x32  # tags of ModelInferResponse
 _INFER_RESPONSE = 0x12  # of ModelStreamInferResponse
 _DOUBLE = struct.Struct("<d")
-
-
-class Times(NamedTuple):
-    """Milliseconds, and the number of images in the batch."""
-
-    decode: float
-    queue: float
-    infer: float
-    post: float
-    batch: int
 
 
 def field(tag: int, size: int) -> bytes:

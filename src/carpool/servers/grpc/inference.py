@@ -17,7 +17,7 @@ from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
 from carpool.servers.client_memory import Fetch, Outlets, names_regions
 from carpool.servers.door import Answer, Call, ModelEntry, Slot
-from carpool.servers.grpc.answers import Times, encode_answer, list_outputs
+from carpool.servers.grpc.answers import encode_answer, list_outputs
 from carpool.servers.grpc.families import Family, input_bytes, parse_rest, read_family
 from carpool.servers.grpc.parts import Parts, check_text, parse_whole, take_apart
 from carpool.servers.grpc.pictures import compose, prepare
@@ -27,6 +27,7 @@ from carpool.servers.http.inference import no_slots
 from carpool.servers.http.packing import AT_ONCE, check, is_in_place
 from carpool.servers.lookup import not_serving
 from carpool.servers.pictures.batch import PictureBatch, check_pictures, sends_pictures
+from carpool.servers.server_timing import Times, times_of
 from carpool.wire.v2 import Placed, RequestHead, check_head
 
 _NONE_PLACED: Mapping[str, Placed] = {}
@@ -221,20 +222,14 @@ class Inference:
         if outlets is None or answer.error is not None:
             self._close(answer, call, done_at)
             return
-        entry = self._entry
-        write = partial(outlets.write, answer.outputs, entry.labels, batched=entry.signature.max_batch > 0)
-        if not outlets.take_long(answer.outputs):
-            self._close(answer, call, done_at, write)
-            return
 
-        def written(work: asyncio.Future[dict[str, Placed]]) -> None:
-            if work.cancelled():
+        def written(placed: Callable[[], Mapping[str, Placed]] | None) -> None:
+            if placed is None:
                 call.release()
             else:
-                self._close(answer, call, done_at, work.result)
+                self._close(answer, call, done_at, placed)
 
-        work = asyncio.get_running_loop().run_in_executor(self._service.threads, write)
-        work.add_done_callback(written)
+        outlets.put(answer.outputs, self._entry, self._service.threads, written)
 
     def _close(
         self,
@@ -271,10 +266,7 @@ class Inference:
         self._end(response)
 
     def _times(self, timing: Timing, post: float) -> Times:
-        decode = self._offered - self._arrived + timing.input
-        return Times(
-            decode * 1e3, timing.queue * 1e3, timing.infer * 1e3, (post + timing.output) * 1e3, timing.batch
-        )
+        return times_of(timing, self._offered - self._arrived, post)
 
     def _fail(self, error: CarpoolError, timing: Timing | None = None) -> None:
         self._release_slot()

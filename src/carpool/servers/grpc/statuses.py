@@ -20,8 +20,8 @@ from carpool.errors import (
     Unavailable,
     Unsupported,
 )
-from carpool.servers.grpc.answers import Times
 from carpool.servers.retry import retry_after
+from carpool.servers.server_timing import Times
 
 Code = grpc.StatusCode
 

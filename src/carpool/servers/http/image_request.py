@@ -18,7 +18,8 @@ from carpool.servers.http.packing import AT_ONCE
 from carpool.servers.http.refusals import answer_error, status_of
 from carpool.servers.http.responses import JSON_FIELDS
 from carpool.servers.http.service import log
-from carpool.servers.pictures.picture import Asked, Outcome, Picture, Times
+from carpool.servers.pictures.picture import Asked, Outcome, Picture
+from carpool.servers.server_timing import Times
 from carpool.vision.formats import Buffer
 from carpool.wire.v2 import encode_error
 

@@ -20,6 +20,7 @@ from carpool.servers.http.infer_answer import TIMING, send_answer
 from carpool.servers.http.packing import check, is_in_place, is_plain, prepare, takes_long
 from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.service import log
+from carpool.servers.server_timing import times_of
 from carpool.types import InferResponse
 from carpool.wire.v2 import (
     Buffer,
@@ -209,21 +210,15 @@ class Inference:
     def _put_out(self, outlets: Outlets, answer: Answer, call: Call) -> None:
         """Write outputs to the client's own memory, long ones in a thread."""
         done_at = monotonic()
-        entry = self._target.entry
-        write = partial(outlets.write, answer.outputs, entry.labels, batched=entry.signature.max_batch > 0)
-        if not outlets.take_long(answer.outputs):
-            self._finish(answer, call, done_at, write)
-            return
 
-        def written(work: asyncio.Future[dict[str, Placed]]) -> None:
-            if work.cancelled():
+        def written(placed: Callable[[], Mapping[str, Placed]] | None) -> None:
+            if placed is None:
                 call.release()
             else:
-                self._finish(answer, call, done_at, work.result)
+                self._finish(answer, call, done_at, placed)
 
-        self._exchange.on_disconnect = None  # the model's work is done: there is nothing left to save
-        loop = asyncio.get_running_loop()
-        loop.run_in_executor(self._route.service.threads, write).add_done_callback(written)
+        if outlets.put(answer.outputs, self._target.entry, self._route.service.threads, written):
+            self._exchange.on_disconnect = None  # the model's work is done: there is nothing left to save
 
     def _finish(
         self,
@@ -259,13 +254,7 @@ class Inference:
         )
         timing = answer.timing
         now = monotonic()
-        times = (
-            (self._offered - self._arrived + timing.input) * 1e3,
-            timing.queue * 1e3,
-            timing.infer * 1e3,
-            (now - done_at + timing.output) * 1e3,
-            timing.batch,
-        )
+        times = times_of(timing, self._offered - self._arrived, now - done_at)
         send_answer(route.service, self._exchange, route.asked, encoded, times)
         row.observe(REQUEST_SECONDS, now - self._arrived)
         tracer = route.service.tracer
@@ -277,9 +266,7 @@ class Inference:
         now = monotonic()
         more = b""
         if timing is not None:
-            decode = self._offered - self._arrived + timing.input
-            times = (decode, timing.queue, timing.infer, timing.output)
-            more = TIMING % (*(seconds * 1e3 for seconds in times), timing.batch)
+            more = TIMING % times_of(timing, self._offered - self._arrived, 0.0)
         answer_error(self._exchange, error, more)
         self._let_go()
         count_failure(self._target.row, error, now - self._arrived)

@@ -17,6 +17,7 @@ from carpool.observe.logs import logger
 from carpool.servers.door import Answer, Call, Slot
 from carpool.servers.pictures.models import PictureModel
 from carpool.servers.pictures.service import PictureService, promised
+from carpool.servers.server_timing import Times, times_of
 from carpool.types import Tensor
 from carpool.vision import draw
 from carpool.vision.decode import decode
@@ -37,16 +38,6 @@ class Asked(NamedTuple):
     arrived: float
     deadline: float  # the client's own
     source: str
-
-
-class Times(NamedTuple):
-    """Milliseconds, and the number of images in the batch."""
-
-    decode: float = 0.0
-    queue: float = 0.0
-    infer: float = 0.0
-    post: float = 0.0
-    batch: int = 0
 
 
 class Outcome(NamedTuple):
@@ -233,10 +224,7 @@ class Picture:
         self._done(Outcome(b"", error, times))
 
     def _times(self, timing: Timing, post: float) -> Times:
-        decoded = self._offered - self._asked.arrived + timing.input
-        return Times(
-            decoded * 1e3, timing.queue * 1e3, timing.infer * 1e3, (post + timing.output) * 1e3, timing.batch
-        )
+        return times_of(timing, self._offered - self._asked.arrived, post)
 
 
 def told(error: BaseException | None, model: str) -> CarpoolError:
