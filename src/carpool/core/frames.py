@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from carpool.core.job import Job
 
 _REMEMBERED = 1024
-"""Sources whose newest frame is known after it has left the queue; of more, the longest silent are forgotten."""
+"""Sources whose newest frame is known after it has left the queue; the longest silent are forgotten."""
 
 
 class Frames:

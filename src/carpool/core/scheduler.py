@@ -241,7 +241,7 @@ class Scheduler:
             lane.rate.add(job.images, now)
 
     def _admit(self, job: Job, old: Job | None, now: float) -> Refusal | None:
-        """Ask the gate. It sees the room that the replaced frame leaves; one that is refused replaces nobody."""
+        """Ask the gate. It sees the room that the old frame would leave; who is refused replaces nobody."""
         if job.latest and self.lanes.frames.overtaken(job):
             return Refusal(Reason.REPLACED)
         if old is None:

@@ -182,10 +182,10 @@ class Served:
             self.row.set(columns.SATURATION, scheduler.saturation(now))
             self.gate(scheduler, now)
 
-    def refused_elsewhere(self, requests: int, reason: Reason) -> None:
+    def refused_elsewhere(self, requests: int, reason: Reason, source: str) -> None:
         """Front ends said no on our advice: their traffic counts all the same."""
         if self._driver is not None:
-            self.driver.scheduler.refused_elsewhere(requests, requests, reason, monotonic())
+            self.driver.scheduler.refused_elsewhere(requests, requests, reason, monotonic(), source)
 
     def instance_lost(self, instance: Instance, why: str) -> None:
         log.warning("instance-lost", model=self.name, version=self.version, instance=instance.index, why=why)
