@@ -78,6 +78,16 @@ class Refused(CarpoolError):
         self.predicted_ms = predicted_ms
         self.retry_after_s = retry_after_s
 
+    def again(self) -> Refused:
+        """The same for somebody else: one exception that is raised twice keeps both stacks."""
+        return Refused(
+            self.message,
+            reason=self.reason,
+            predicted_ms=self.predicted_ms,
+            retry_after_s=self.retry_after_s,
+            numbers=self.numbers,
+        )
+
 
 class Replaced(CarpoolError):
     reason = "replaced"

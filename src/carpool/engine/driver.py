@@ -80,8 +80,7 @@ class Driver:
         if refusal is not None:
             error = refused(self._model, job, refusal, knobs=self._knobs)
             work.done(work, Outcome(error=error))
-        else:
-            self._plan_turn()
+        self._plan_turn()  # after a refusal as well: the front ends' advice has to be fresh to be of use
 
     def cancel(self, work: Work) -> None:
         """The client has gone. `done` is still called, when nothing reads the inputs any more."""

@@ -17,7 +17,7 @@ from carpool.core.job import Job, Reason, Refusal
 from carpool.core.scheduler import Scheduler
 from carpool.core.shares import ORDINARY
 from carpool.engine.refusals import refused
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, Refused
 from carpool.servers.asked_fields import Sender
 from carpool.servers.door import ModelEntry
 from carpool.servers.link.gates import MAX_VALUES
@@ -30,6 +30,7 @@ Gate: TypeAlias = Callable[[ModelEntry, float, float, Sender, bool], CarpoolErro
 _REASONS = list(Reason)
 _STALE_S = 0.05  # an engine that is busy turns far more often: older advice says nothing
 _REPORT_S = 0.02
+_MOST_SAID = 256
 _VERDICT = 7  # numbers of one: see `_verdict`
 _MOST_SOURCES = (MAX_VALUES - 2) // _VERDICT  # that are told apart: those who flood
 
@@ -81,6 +82,7 @@ class Advice:
         self._ask = ask
         self._loop = asyncio.get_running_loop()
         self._refused: Counter[tuple[int, str, str]] = Counter()
+        self._said: dict[tuple[int, str], tuple[float, Refused]] = {}
         self._report: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -98,28 +100,35 @@ class Advice:
         number = _number(sender.source)
         for at in range(2, len(row), _VERDICT):
             if row[at] == number:
-                return self._refuse(entry, deadline, now, sender.source, row[at + 1 : at + _VERDICT])
+                return self._refuse(entry, deadline, now, sender.source, row[at : at + _VERDICT], row[0])
         return None
 
     def _refuse(
-        self, entry: ModelEntry, deadline: float, now: float, source: str, verdict: tuple[float, ...]
+        self,
+        entry: ModelEntry,
+        deadline: float,
+        now: float,
+        source: str,
+        verdict: tuple[float, ...],
+        written: float,
     ) -> CarpoolError:
-        code, predicted, retry_after, waiting, asked, answerable = verdict
-        reason = _REASONS[int(code)]
+        """Between two turns of the engine a flood is told the same sentence many times: it is kept so long."""
+        assert entry.slo is not None
+        reason = _REASONS[int(verdict[1])]
         self._refused[entry.key, source, reason.value] += 1
         if self._report is None:
             self._report = self._loop.call_later(_REPORT_S, self._send_report)
-        assert entry.slo is not None
-        job = Job(now, min(deadline, now + entry.slo))
-        refusal = Refusal(
-            reason,
-            now + predicted,
-            retry_after,
-            waiting=int(waiting),
-            asked=asked,
-            answerable=answerable,
-        )
-        return refused(entry.name, job, refusal, knobs=False)
+        whole = deadline >= now + entry.slo
+        said = self._said.get((entry.key, source)) if whole else None
+        if said is not None and said[0] == written:
+            return said[1].again()
+        error = _error(entry, Job(now, min(deadline, now + entry.slo)), reason, verdict)
+        if whole and isinstance(error, Refused):
+            if len(self._said) >= _MOST_SAID:
+                self._said.clear()
+            self._said[entry.key, source] = written, error
+            return error.again()
+        return error
 
     def _send_report(self) -> None:
         self._report = None
@@ -134,3 +143,16 @@ class Advice:
             await self._ask("refused", counts)
         except CarpoolError:
             """The engine is gone: the next one starts with its own count."""
+
+
+def _error(entry: ModelEntry, job: Job, reason: Reason, verdict: tuple[float, ...]) -> CarpoolError:
+    _, _, predicted, retry_after, waiting, asked, answerable = verdict
+    refusal = Refusal(
+        reason,
+        job.arrived + predicted,
+        retry_after,
+        waiting=int(waiting),
+        asked=asked,
+        answerable=answerable,
+    )
+    return refused(entry.name, job, refusal, knobs=False)
