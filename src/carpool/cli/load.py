@@ -88,6 +88,14 @@ Sources = Annotated[
         "--source", help="Who asks, NAME or NAME:WEIGHT; again for more.", rich_help_panel=_REQUESTS
     ),
 ]
+Latest = Annotated[
+    bool,
+    typer.Option(
+        "--latest",
+        help="A newer request of a source takes the place of one that waits.",
+        rich_help_panel=_REQUESTS,
+    ),
+]
 Priorities = Annotated[
     list[str] | None,
     typer.Option(
@@ -165,6 +173,7 @@ class Load:
     distinct: Distinct = 8
     headers: Headers = None
     sources: Sources = None
+    latest: Latest = False
     priorities: Priorities = None
     deadline_ms: DeadlineMs = None
     slo_ms: SloMs = None

@@ -112,7 +112,7 @@ class Advice:
         verdict: tuple[float, ...],
         written: float,
     ) -> CarpoolError:
-        """Between two turns of the engine a flood is told the same sentence many times: it is kept so long."""
+        """Between two turns of the engine a flood is told the same sentence many times: it is kept."""
         assert entry.slo is not None
         reason = _REASONS[int(verdict[1])]
         self._refused[entry.key, source, reason.value] += 1
