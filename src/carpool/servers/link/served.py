@@ -42,6 +42,7 @@ class ServedTemplate:
         self.priority: int = document["priority"]
         self.timeout: float = document["timeout"]
         self.source: str = document["source"]
+        self.latest: bool = document["latest"]
         self.images = 1
         self.shape: Hashable = None
         self.outputs: list[str] = []
@@ -89,6 +90,8 @@ def _check_options(document: Mapping[str, Any]) -> None:
         raise ValueError("timeout")
     if type(source) is not str or len(source) > MAX_SOURCE_CHARS:
         raise ValueError("source")
+    if type(document["latest"]) is not bool:
+        raise ValueError("latest")
     if not all(type(name) is str for name in document["wanted"]):
         raise ValueError("wanted")
 
