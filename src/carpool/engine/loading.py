@@ -18,7 +18,7 @@ from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
 from carpool.engine.labels import read_labels
 from carpool.engine.layout import Chosen, Layout
-from carpool.engine.measuring import Measured, Measuring, sizes
+from carpool.engine.measuring import Effort, Measured, Measuring, sizes
 from carpool.engine.placing import choose_on_cpu, choose_on_gpus, instance_count, places
 from carpool.engine.profile import Profile, best_piece, choices
 from carpool.engine.profile_store import Key, ProfileStore, profile_key
@@ -120,13 +120,15 @@ class Loading:
         self._place(config)
         if self._gpus:
             self._threads = 1
-            slo = _slo(config)
 
             def open_one(index: int) -> Backend:
                 tell(f"loading instance {index + 1}")
                 return self.backend(config, index, 1, tell)
 
-            return choose_on_gpus(config, self._gpus, slo, signature, open_one, self._now)
+            def measuring(opened: Sequence[Backend], effort: Effort) -> Measuring:
+                return Measuring(opened, signature, effort, now=self._now)
+
+            return choose_on_gpus(config, self._gpus, _slo(config), open_one, measuring)
         return choose_on_cpu(config, _cores(), signature, lambda it: self.open(config, it), tell, self._now)
 
     def _fake(
