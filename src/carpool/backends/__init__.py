@@ -9,7 +9,7 @@ import importlib
 from dataclasses import replace
 from typing import cast
 
-from carpool.backends.backend import Backend, Loader, Placement
+from carpool.backends.backend import Backend, Filling, Loader, Placement
 from carpool.backends.declarations import read_declarations
 from carpool.config.complete import complete
 from carpool.config.model import ModelConfig, ModelSignature
@@ -28,13 +28,14 @@ def load(
     instance: int = 0,
     threads: int | None = None,
     gpu: int | None = None,
+    fill: Filling | None = None,
 ) -> Backend:
     """One more instance of this version, ready to run; `config` should come from `describe`.
 
     Raises ModelError where the model cannot be loaded, Unsupported where its kind is not served here, and
     ConfigError where a setting of the runtime is wrong.
     """
-    return _loader(config, version).load(config, version, Placement(instance, threads, gpu))
+    return _loader(config, version).load(config, version, Placement(instance, threads, gpu, fill))
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:

@@ -61,6 +61,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "scale",
         "channels",
         "layout",
+        "decode",
     ),
     "detect": ("format", "score", "iou", "per_class", "normalized", "max_detections"),
     "classify": ("activation",),

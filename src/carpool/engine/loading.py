@@ -16,6 +16,7 @@ from carpool.config.repository import ModelVersion
 from carpool.core.capacity import promised_batch
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
+from carpool.engine.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture
 from carpool.engine.labels import read_labels
 from carpool.engine.layout import Chosen, Layout, choose_by_capacity, choose_threads
 from carpool.engine.measuring import Measured, Measuring, sizes
@@ -70,12 +71,15 @@ class Loading:
         self._profiles = profiles
         self._now = now
         self._threads: int | None = None
+        self._vision: VisionSettings | None = None
 
     def prepare(self, tell: Tell) -> Ready:
         config = backends.describe(self._config, self._version)
         signature = signature_of(config)
         labels = read_labels(config)
-        vision = _vision(config, signature, labels)  # what is wrong there is told before anything is loaded
+        vision = self._vision = _vision(
+            config, signature, labels
+        )  # what is wrong there is told before anything is loaded
         if config.fake is not None:
             return self._ready(config, signature, labels, vision, *self._fake(config, signature, tell))
         key = self._key(config)
@@ -90,7 +94,8 @@ class Loading:
     def backend(self, config: ModelConfig, index: int, count: int) -> Backend:
         """One more instance; how many threads it has was found out at the first."""
         threads = self._threads or backends.default_threads(count, _cores())
-        return backends.load(config, self._version, instance=index, threads=threads)
+        fill = filling(config, self._vision)
+        return backends.load(config, self._version, instance=index, threads=threads, fill=fill)
 
     # ---- instances --------------------------------------------------------------------------------------
 
@@ -160,7 +165,7 @@ class Loading:
         opened = self.open(config, kept.layout, tell)
         try:
             tell("checking the kept profile")
-            ratios = _check(Measuring(opened, signature, now=self._now), sorted(wanted), curve)
+            ratios = _check(self._measuring(opened, signature), sorted(wanted), curve)
         except ModelError as error:
             log.warning("profile-outdated", model=config.name, error=error.message)
             _close(opened)
@@ -207,9 +212,13 @@ class Loading:
     def _look(
         self, config: ModelConfig, opened: Sequence[Backend], signature: Signature, tell: Tell
     ) -> Measured:
-        measuring = Measuring(opened, signature, now=self._now)
+        measuring = self._measuring(opened, signature)
         wanted = sizes(max(1, signature.max_batch))
         return measuring.points(wanted, _slo(config), lambda size: tell(f"measuring a batch of {size}"))
+
+    def _measuring(self, opened: Sequence[Backend], signature: Signature) -> Measuring:
+        encoded = self._vision is not None and self._vision.encoded
+        return Measuring(opened, signature, now=self._now, picture=sample_picture() if encoded else None)
 
     def _ready(
         self,
@@ -233,7 +242,8 @@ class Loading:
             group = replace(config.instances[0], count=profile.layout.instances)
             config = replace(config, instances=(group,))
         piece = curve.max_batch if config.fake is not None else best_piece(curve)
-        said = choices(profile, curve, piece, slo)
+        told = SAMPLE_TOLD if vision is not None and vision.encoded else ""
+        said = choices(profile, curve, piece, slo, told)
         for sentence in said:
             log.info("choice", model=config.name, why=sentence)
         return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
@@ -261,6 +271,7 @@ def _vision(
         if vision is not None:
             form = read_form(vision.image, vision.input, config.name)
             lookup_tables(vision.image, form, vision.input.datatype, config.name)
+            vision = divided(config, signature, vision)
     except ConfigError as error:
         if config.task is not None or config.image is not None:
             raise

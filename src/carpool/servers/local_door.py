@@ -9,11 +9,12 @@ from typing import Any
 
 from carpool.core.job import INFINITY
 from carpool.engine.inputs import shape_key
-from carpool.engine.work import Outcome, Work
+from carpool.engine.work import ENCODED, Outcome, Work
 from carpool.errors import CarpoolError
 from carpool.servers.arena import Arena, check_fits
 from carpool.servers.door import Answer, Catalog, ModelEntry, Slot
 from carpool.servers.host import EngineHost
+from carpool.servers.slot_files import bind_file
 from carpool.types import Tensor
 from carpool.wire.v2 import RequestHead, bind
 
@@ -100,7 +101,10 @@ class LocalDoor:
         source: str = "",
     ) -> LocalCall:
         call = LocalCall(self, entry, slot, done)
-        inputs = {tensor.name: tensor.data for tensor in bind(head.inputs, slot.view[tail:])}
+        if head.encoded:
+            inputs = {head.inputs[0].name: bind_file(slot.view, tail)}
+        else:
+            inputs = {tensor.name: tensor.data for tensor in bind(head.inputs, slot.view[tail:])}
         options = head.options
         work = Work(
             inputs,
@@ -112,7 +116,8 @@ class LocalDoor:
             timeout=options.timeout or 0.0,
             priority=options.priority,
             source=source or options.source,
-            shape=shape_key(entry.signature, inputs),
+            shape=ENCODED if head.encoded else shape_key(entry.signature, inputs),
+            encoded=head.encoded,
         )
         self.host.submit(entry.key, work)
         call.work = work

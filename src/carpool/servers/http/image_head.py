@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from carpool.config.rules import shown
 from carpool.errors import InvalidInput
 from carpool.servers.asked_fields import DEADLINE, SOURCE, read_budget, read_source
-from carpool.servers.http.compression import choose_encoding
+from carpool.servers.http.compression import body_encoding, choose_encoding
 from carpool.servers.http.image_body import Layout, read_layout
 from carpool.servers.http.parsing import RequestHead
 
@@ -32,6 +32,7 @@ class ImageHead(NamedTuple):
     budget: float  # seconds from the head to the client's deadline
     source: str
     encoding: bytes | None  # how JSON may be compressed
+    in_place: bool  # the body is one picture, as it is, of a known size
 
 
 def read_image_head(head: RequestHead) -> ImageHead:
@@ -40,8 +41,10 @@ def read_image_head(head: RequestHead) -> ImageHead:
     query = read_query(head.query)
     form, wanted = read_accept(headers.get(b"accept", b""))
     accepted = headers.get(b"accept-encoding")
+    layout = read_layout(headers.get(b"content-type"))
+    compressed = body_encoding(headers.get(b"content-encoding")) is not None
     return ImageHead(
-        read_layout(headers.get(b"content-type")),
+        layout,
         query.pop("model", ""),
         query.pop("version", ""),
         query,
@@ -50,6 +53,7 @@ def read_image_head(head: RequestHead) -> ImageHead:
         read_budget(headers.get(_DEADLINE_FIELD)),
         read_source(headers.get(_SOURCE_FIELD)),
         None if accepted is None else choose_encoding(accepted),
+        bool(head.content_length) and not compressed and layout.kind == "raw",
     )
 
 

@@ -166,6 +166,7 @@ class EngineLink(asyncio.Protocol):
             source=template.source,
             shape=template.shape,
             place=placement,
+            encoded=template.encoded,
         )
         self._works[call] = work
         try:

@@ -76,6 +76,7 @@ class Templates:
             options.priority,
             options.timeout,
             source,
+            head.encoded,
         )
         template = self._by_value.get(value)
         if template is not None and template.entry is entry:
@@ -99,5 +100,6 @@ def _describe(entry: ModelEntry, head: RequestHead, heads: Sequence[TensorHead],
         "priority": head.options.priority,
         "timeout": min(float(head.options.timeout or 0.0), _LONGEST_S),
         "source": source[:MAX_SOURCE_CHARS],
+        "encoded": head.encoded,
     }
     return orjson.dumps(document)
