@@ -4,8 +4,6 @@ Each program writes a few pixels of one row: it reads from a table where its pic
 and sums the source pixels that count. The table is filled on the CPU and goes over in one copy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil
 
@@ -21,6 +19,7 @@ _FIELDS = 16  # of the table, int64: where the picture lies (4), its Placed (8),
 _BLOCK = 128
 _WARPS = 4
 _MOST_PLACES = 4096
+_ROOM = 256  # pictures in a batch, to begin with
 
 
 @triton.jit
@@ -139,6 +138,7 @@ class FusedResize:
         self._places: dict[Placed, Array] = {}
         self._host = torch.empty(0, _FIELDS, dtype=torch.int64)
         self._table = self._host
+        self._make_room(_ROOM)
 
     def __call__(
         self,
