@@ -1,4 +1,4 @@
-"""Pictures decoded and resized on the model's device: as the CPU's way does it, to one level of brightness."""
+"""Pictures decoded and resized on the model's device: as the CPU does it, to one level of brightness."""
 
 from __future__ import annotations
 

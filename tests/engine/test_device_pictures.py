@@ -1,4 +1,4 @@
-"""Models whose device decodes pictures: who they are, how their batches run, and what they are measured with."""
+"""Models whose device decodes pictures: who they are, how their batches run, what they are measured with."""
 
 from __future__ import annotations
 

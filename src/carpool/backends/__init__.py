@@ -9,7 +9,7 @@ import importlib
 from dataclasses import replace
 from typing import cast
 
-from carpool.backends.backend import Backend, Filling, Loader, Placement
+from carpool.backends.backend import Backend, Filling, Finish, Loader, Placement
 from carpool.backends.declarations import read_declarations
 from carpool.config.complete import complete
 from carpool.config.model import ModelConfig, ModelSignature
@@ -29,13 +29,14 @@ def load(
     threads: int | None = None,
     gpu: int | None = None,
     fill: Filling | None = None,
+    finish: Finish | None = None,
 ) -> Backend:
     """One more instance of this version, ready to run; `config` should come from `describe`.
 
     Raises ModelError where the model cannot be loaded, Unsupported where its kind is not served here, and
     ConfigError where a setting of the runtime is wrong.
     """
-    return _loader(config, version).load(config, version, Placement(instance, threads, gpu, fill))
+    return _loader(config, version).load(config, version, Placement(instance, threads, gpu, fill, finish))
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:

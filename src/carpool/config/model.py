@@ -125,6 +125,7 @@ class DetectSettings:
     per_class: bool = True
     normalized: bool = False  # boxes from 0 to 1 instead of in pixels of the input
     max_detections: int = 300
+    nms: str = "auto"  # where boxes are suppressed: "cpu", or the model's "device"; auto: on a GPU
 
 
 @dataclass(frozen=True, slots=True)

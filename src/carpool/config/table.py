@@ -63,7 +63,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "layout",
         "decode",
     ),
-    "detect": ("format", "score", "iou", "per_class", "normalized", "max_detections"),
+    "detect": ("format", "score", "iou", "per_class", "normalized", "max_detections", "nms"),
     "classify": ("activation",),
     "segment": ("activation", "threshold", "background"),
     "embed": ("normalize",),

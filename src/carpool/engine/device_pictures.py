@@ -32,7 +32,7 @@ def divided(config: ModelConfig, signature: Signature, vision: VisionSettings) -
 
 def _encoded(config: ModelConfig, signature: Signature, vision: VisionSettings) -> bool:
     asked = vision.image.decode
-    if asked == "cpu" or (asked == "auto" and not _on_a_gpu(config)):
+    if asked == "cpu" or (asked == "auto" and not (on_a_gpu(config) and _chip_decodes())):
         return False
     why = _cannot(config, signature, vision)
     if why is None:
@@ -42,8 +42,9 @@ def _encoded(config: ModelConfig, signature: Signature, vision: VisionSettings) 
     raise ConfigError(f'{config.name}: image.decode = "device" {why}; leave it out, or set it to "cpu"')
 
 
-def _on_a_gpu(config: ModelConfig) -> bool:
-    return config.backend == "pytorch" and config.pytorch.device.startswith("cuda") and _chip_decodes()
+def on_a_gpu(config: ModelConfig) -> bool:
+    """The settings are settled: nothing is left to "auto"."""
+    return config.backend == "pytorch" and config.pytorch.device.startswith("cuda")
 
 
 def _chip_decodes() -> bool:

@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 from math import inf
 
 from carpool import backends
-from carpool.backends.backend import Backend
+from carpool.backends.backend import Backend, Finish
 from carpool.clock import now as monotonic
 from carpool.config.model import ModelConfig, TensorConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.capacity import promised_batch
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
+from carpool.engine.device_boxes import with_boxes
 from carpool.engine.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture
 from carpool.engine.labels import read_labels
 from carpool.engine.layout import Chosen, Layout, choose_by_capacity, choose_threads
@@ -72,14 +73,15 @@ class Loading:
         self._now = now
         self._threads: int | None = None
         self._vision: VisionSettings | None = None
+        self._finish: Finish | None = None
 
     def prepare(self, tell: Tell) -> Ready:
         config = backends.describe(self._config, self._version)
         signature = signature_of(config)
         labels = read_labels(config)
-        vision = self._vision = _vision(
-            config, signature, labels
-        )  # what is wrong there is told before anything is loaded
+        found = _vision(config, signature, labels)  # what is wrong there is told before anything is loaded
+        config, signature, vision, self._finish = with_boxes(config, signature, found)
+        self._vision = vision
         if config.fake is not None:
             return self._ready(config, signature, labels, vision, *self._fake(config, signature, tell))
         key = self._key(config)
@@ -95,7 +97,9 @@ class Loading:
         """One more instance; how many threads it has was found out at the first."""
         threads = self._threads or backends.default_threads(count, _cores())
         fill = filling(config, self._vision)
-        return backends.load(config, self._version, instance=index, threads=threads, fill=fill)
+        return backends.load(
+            config, self._version, instance=index, threads=threads, fill=fill, finish=self._finish
+        )
 
     # ---- instances --------------------------------------------------------------------------------------
 
