@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from carpool.config.model import ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
@@ -59,6 +59,16 @@ Filling = Callable[[Any], FillPictures | None]
 """Takes a device; None where pictures for it are better decoded elsewhere."""
 
 
+@runtime_checkable
+class Gathers(Protocol):
+    """A backend that makes one batch of several requests itself, where its device can best read it."""
+
+    def run_parts(
+        self, parts: Sequence[Mapping[str, Array]], images: Sequence[int], wanted: Sequence[str]
+    ) -> Mapping[str, Array]:
+        """As `run`, for the inputs of requests that stand one behind the other, with their images each."""
+
+
 class Encoded(Protocol):
     """A backend that takes encoded pictures."""
 
@@ -84,7 +94,8 @@ class Placement:
     """Where one instance goes: its number within the version, its GPU if any, and its share of the cores.
 
     With `fill`, an instance on a device that it suits also takes encoded pictures; `finish` is run after the
-    model, and what it adds is declared among the model's outputs.
+    model, and what it adds is declared among the model's outputs. `tell` hears in words what a long load is
+    at.
     """
 
     instance: int = 0
@@ -92,6 +103,7 @@ class Placement:
     gpu: int | None = None
     fill: Filling | None = None
     finish: Finish | None = None
+    tell: Callable[[str], None] = lambda _: None
 
 
 class Loader(Protocol):

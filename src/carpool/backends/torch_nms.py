@@ -43,8 +43,9 @@ class KeptBoxes:
         self.adds: Sequence[str] = (form.output,)
 
     def __call__(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        sources = [outputs[name].float() for name in self._form.sources]
-        return {**outputs, self._form.output: self._kept(sources)}
+        with torch.inference_mode():
+            sources = [outputs[name].float() for name in self._form.sources]
+            return {**outputs, self._form.output: self._kept(sources)}
 
     def _kept(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
         parts = [torch.split(part, _TOGETHER) for part in candidates(sources, self._form)]

@@ -23,10 +23,7 @@ _SAMPLE_QUALITY = 90
 
 
 def divided(config: ModelConfig, signature: Signature, vision: VisionSettings) -> VisionSettings:
-    """What front ends have to know, without what the device does itself."""
-    if config.backend == "pytorch" and vision.input.datatype is Datatype.UINT8:
-        pixels = replace(vision.image, scale=None, mean=(0.0,), std=(1.0,))  # it scales what it gets
-        vision = replace(vision, image=pixels)
+    """With the word for front ends whether they send files."""
     return replace(vision, encoded=_encoded(config, signature, vision))
 
 

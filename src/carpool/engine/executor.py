@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import cast
 
-from carpool.backends.backend import Backend, Encoded
+from carpool.backends.backend import Backend, Encoded, Gathers
 from carpool.engine.collate import Collator, split
 from carpool.engine.work import Outcome, Timing, Work
 from carpool.errors import CarpoolError, ModelError
@@ -38,6 +38,7 @@ class Executor:
         self.backend = backend
         self._signature = signature
         self._collator = Collator(signature, max(1, largest))
+        self._gathers = backend if isinstance(backend, Gathers) else None
         self._chunk = max(1, chunk)
         self._report = report
         self._queue: SimpleQueue[Sequence[Work] | None] = SimpleQueue()
@@ -100,16 +101,21 @@ class Executor:
             return self._run_encoded(works, timing)
         start = monotonic()
         wanted = self._wanted(works)
-        inputs = self._collator.gather(works)
-        gathered = monotonic()
-        outputs = self.backend.run(inputs, wanted)
+        if self._gathers is not None:  # what it copies, and when, is its own affair and its own time
+            gathered = start
+            parts = [work.inputs for work in works]
+            outputs = self._gathers.run_parts(parts, [work.images for work in works], wanted)
+        else:
+            inputs = self._collator.gather(works)
+            gathered = monotonic()
+            outputs = self.backend.run(inputs, wanted)
         ran = monotonic()
         images = sum(work.images for work in works)
         self._collator.check(outputs, wanted, images)
-        parts = split(outputs, works, batched=self._signature.max_batch > 0)
+        answers = split(outputs, works, batched=self._signature.max_batch > 0)
         outcomes = [
             Outcome(outputs=part if work.place is None else work.place(part))
-            for work, part in zip(works, parts, strict=True)
+            for work, part in zip(works, answers, strict=True)
         ]
         timing.input += gathered - start
         timing.infer += ran - gathered

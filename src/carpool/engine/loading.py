@@ -16,19 +16,18 @@ from carpool.config.repository import ModelVersion
 from carpool.core.capacity import promised_batch
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
-from carpool.engine.device_boxes import with_boxes
-from carpool.engine.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture
+from carpool.engine.device_pictures import SAMPLE_TOLD, filling, sample_picture
 from carpool.engine.labels import read_labels
-from carpool.engine.layout import Chosen, Layout, choose_by_capacity, choose_threads
+from carpool.engine.layout import Chosen, Layout
 from carpool.engine.measuring import Measured, Measuring, sizes
+from carpool.engine.picture_settings import settle
+from carpool.engine.placing import choose_on_cpu, choose_on_gpus, instance_count, places
 from carpool.engine.profile import Profile, best_piece, choices
 from carpool.engine.profile_store import Key, ProfileStore, profile_key
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
-from carpool.types import DATATYPES, Signature, TensorSpec
-from carpool.vision.input_form import read_form
-from carpool.vision.lookup import lookup_tables
-from carpool.vision.settings import VisionSettings, describe
+from carpool.types import DATATYPES, Array, Signature, TensorSpec
+from carpool.vision.settings import VisionSettings
 
 log = logger("engine")
 
@@ -74,14 +73,15 @@ class Loading:
         self._threads: int | None = None
         self._vision: VisionSettings | None = None
         self._finish: Finish | None = None
+        self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
 
     def prepare(self, tell: Tell) -> Ready:
         config = backends.describe(self._config, self._version)
         signature = signature_of(config)
         labels = read_labels(config)
-        found = _vision(config, signature, labels)  # what is wrong there is told before anything is loaded
-        config, signature, vision, self._finish = with_boxes(config, signature, found)
-        self._vision = vision
+        settled = settle(config, signature, labels)  # what is wrong there is told before anything is loaded
+        config, signature, self._vision, self._finish = settled
+        vision = self._vision
         if config.fake is not None:
             return self._ready(config, signature, labels, vision, *self._fake(config, signature, tell))
         key = self._key(config)
@@ -93,51 +93,55 @@ class Loading:
                 self._profiles.write(key, found[1])
         return self._ready(config, signature, labels, vision, *found)
 
-    def backend(self, config: ModelConfig, index: int, count: int) -> Backend:
+    def backend(self, config: ModelConfig, index: int, count: int, tell: Tell = lambda _: None) -> Backend:
         """One more instance; how many threads it has was found out at the first."""
         threads = self._threads or backends.default_threads(count, _cores())
-        fill = filling(config, self._vision)
+        gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
         return backends.load(
-            config, self._version, instance=index, threads=threads, fill=fill, finish=self._finish
+            config,
+            self._version,
+            instance=index,
+            threads=threads,
+            gpu=gpu,
+            fill=filling(config, self._vision),
+            finish=self._finish,
+            tell=tell,
         )
 
     # ---- instances --------------------------------------------------------------------------------------
 
     def open(self, config: ModelConfig, layout: Layout, tell: Tell = lambda _: None) -> list[Backend]:
         self._threads = layout.threads
+        self._place(config)
         opened: list[Backend] = []
         try:
             for index in range(layout.instances):
                 tell(f"loading instance {index + 1} of {layout.instances}")
-                opened.append(self.backend(config, index, layout.instances))
+                opened.append(self.backend(config, index, layout.instances, tell))
         except BaseException:
             _close(opened)
             raise
         return opened
 
+    def _place(self, config: ModelConfig) -> None:
+        """Instances beyond those that the settings ask for go where the first ones went, in turn."""
+        devices = backends.devices(config)
+        self._gpus = places(config, devices) if devices else ()
+
     def choose(self, config: ModelConfig, signature: Signature, tell: Tell) -> Chosen:
         """Instances and threads: as the settings say, else as trying them says."""
-        count = instance_count(config)
-        shared = backends.default_threads(count, _cores())
-        told = config.onnxruntime.intra_op_threads
-        if config.backend != "onnxruntime" or told or config.onnxruntime.providers or _cores() == 1:
-            return Chosen(
-                Layout(count, told or shared), f"threads as the settings say: {told}" if told else ""
-            )
-        tell("trying instances and threads")
-        policy = config.policy
+        self._place(config)
+        if self._gpus:
+            self._threads = 1
+            slo = _slo(config)
 
-        def open_all(layout: Layout) -> list[Backend]:
-            return self.open(config, layout)
+            def open_one(index: int) -> Backend:
+                tell(f"loading instance {index + 1}")
+                return self.backend(config, index, 1, tell)
 
-        try:
-            if isinstance(policy, Promise) and not any(group.given for group in config.instances):
-                return choose_by_capacity(_cores(), policy.slo, signature, open_all, self._now)
-            if shared > 1:
-                return choose_threads(count, shared, signature, open_all, self._now)
-        except CarpoolError:  # it cannot be tried on zeros; what is wrong is told later, if it matters
-            log.debug("not-tried", model=config.name)
-        return Chosen(Layout(count, shared))
+            picture = self._sample()
+            return choose_on_gpus(config, self._gpus, slo, signature, open_one, self._now, picture)
+        return choose_on_cpu(config, _cores(), signature, lambda it: self.open(config, it), tell, self._now)
 
     def _fake(
         self, config: ModelConfig, signature: Signature, tell: Tell
@@ -164,7 +168,7 @@ class Loading:
     ) -> tuple[list[Backend], Profile, BatchCurve] | None:
         """With the instances it was measured with, if a few runs still take what it says."""
         largest = max(1, signature.max_batch)
-        curve = kept.measured.curve(largest)
+        curve = kept.measured.curve(largest, config.pytorch.buckets)
         wanted = {1, promised_batch(curve, _slo(config)) or 1}
         opened = self.open(config, kept.layout, tell)
         try:
@@ -211,18 +215,25 @@ class Loading:
         at = datetime.now(UTC).isoformat(timespec="seconds")
         points = ",".join(f"{point.size}:{point.seconds * 1e3:.4g}" for point in measured.points)
         log.info("profile-measured", model=config.name, layout=str(chosen.layout), curve=points)
-        return opened, replace(profile, measured=measured, measured_at=at), measured.curve(largest)
+        return (
+            opened,
+            replace(profile, measured=measured, measured_at=at),
+            measured.curve(largest, config.pytorch.buckets),
+        )
 
     def _look(
         self, config: ModelConfig, opened: Sequence[Backend], signature: Signature, tell: Tell
     ) -> Measured:
         measuring = self._measuring(opened, signature)
-        wanted = sizes(max(1, signature.max_batch))
+        wanted = config.pytorch.buckets or sizes(max(1, signature.max_batch))
         return measuring.points(wanted, _slo(config), lambda size: tell(f"measuring a batch of {size}"))
 
     def _measuring(self, opened: Sequence[Backend], signature: Signature) -> Measuring:
-        encoded = self._vision is not None and self._vision.encoded
-        return Measuring(opened, signature, now=self._now, picture=sample_picture() if encoded else None)
+        return Measuring(opened, signature, now=self._now, picture=self._sample())
+
+    def _sample(self) -> Array | None:
+        """What a model is measured with that decodes pictures on its device."""
+        return sample_picture() if self._vision is not None and self._vision.encoded else None
 
     def _ready(
         self,
@@ -266,25 +277,6 @@ def _check(measuring: Measuring, wanted: Sequence[int], curve: BatchCurve) -> di
     return ratios
 
 
-def _vision(
-    config: ModelConfig, signature: Signature, labels: Mapping[str, Sequence[str]]
-) -> VisionSettings | None:
-    """How the model answers pictures; raises what its settings say and its tensors cannot be."""
-    vision, notes = describe(config, signature, labels)
-    try:
-        if vision is not None:
-            form = read_form(vision.image, vision.input, config.name)
-            lookup_tables(vision.image, form, vision.input.datatype, config.name)
-            vision = divided(config, signature, vision)
-    except ConfigError as error:
-        if config.task is not None or config.image is not None:
-            raise
-        vision, notes = None, [f"it has no image route: {error.message}"]  # nobody asked for one
-    for note in notes:
-        log.info("pictures", model=config.name, note=note)
-    return vision
-
-
 def _unmeasured(config: ModelConfig, error: ModelError) -> ModelError:
     if not isinstance(config.policy, Promise):
         return error
@@ -304,11 +296,6 @@ def _cores() -> int:
 
 def _slo(config: ModelConfig) -> float:
     return config.policy.slo if isinstance(config.policy, Promise) else inf
-
-
-def instance_count(config: ModelConfig) -> int:
-    """Without a GPU, groups that ask for one run on the CPU: the counts add up."""
-    return max(1, sum(group.count * max(1, len(group.gpus)) for group in config.instances))
 
 
 def signature_of(config: ModelConfig) -> Signature:

@@ -14,7 +14,7 @@ from typing import cast
 
 import numpy as np
 
-from carpool.backends.backend import Backend, Encoded
+from carpool.backends.backend import Backend, Encoded, Gathers
 from carpool.clock import now as monotonic
 from carpool.core.curve import BatchCurve
 from carpool.types import Array, Datatype, Signature
@@ -62,8 +62,9 @@ class Measured:
     points: tuple[Point, ...] = ()
     ended: str = ""
 
-    def curve(self, largest: int) -> BatchCurve:
-        return BatchCurve.measured([(point.size, point.seconds) for point in self.points], largest)
+    def curve(self, largest: int, buckets: Sequence[int] = ()) -> BatchCurve:
+        """With `buckets`, other sizes cost what the next larger one costs: they are padded."""
+        return BatchCurve.measured([(point.size, point.seconds) for point in self.points], largest, buckets)
 
 
 def sample(signature: Signature, images: int) -> dict[str, Array]:
@@ -182,6 +183,8 @@ class _Runs:
     ) -> None:
         self._requests = requests
         self._gathers = images > 1  # one request alone is run where it lies
+        self._images = images
+        self._parts = [{name: array[:1].copy() for name, array in self._requests.items()}] * images
         self._batches = [
             (backend, {name: array.copy() for name, array in self._requests.items()}) for backend in backends
         ]
@@ -203,10 +206,13 @@ class _Runs:
 
     def _run(self, backend: Backend, batch: dict[str, Array]) -> float:
         start = self._now()
-        if self._gathers:
-            for name, array in self._requests.items():
-                batch[name][...] = array
-        backend.run(batch, ())
+        if self._gathers and isinstance(backend, Gathers):
+            backend.run_parts(self._parts, [1] * self._images, ())
+        else:
+            if self._gathers:
+                for name, array in self._requests.items():
+                    batch[name][...] = array
+            backend.run(batch, ())
         self._synchronise()
         return max(self._now() - start, 1e-9)
 

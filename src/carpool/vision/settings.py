@@ -16,6 +16,7 @@ from carpool.config.model import (
     SegmentSettings,
     Task,
 )
+from carpool.config.pixels import values_on_device
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES, Signature, TensorSpec
 from carpool.vision import recognise
@@ -124,6 +125,8 @@ def describe(
     task = declared or _told(model)
     table, outputs = _SETTLE[task](model)
     image = replace(config.image or ImageSettings(), layout=picture.layout)
+    if values_on_device(config):  # who makes the pictures' tensors leaves their pixels as they are
+        image = replace(image, mean=(0.0,), std=(1.0,), scale=None)
     return VisionSettings(task, image, picture.spec, outputs, table, names), model.notes
 
 
