@@ -185,8 +185,8 @@ class Scheduler:
                 decision.batch = self._dispatch(instance, jobs, now)
                 return decision
             decision.look_again = look_again
-        if self._expiries:
-            expiry = self._expiries[0][0]
+        expiry = self.next_expiry
+        if expiry < INFINITY:
             decision.look_again = min(expiry, decision.look_again or expiry)
         return decision
 
@@ -194,6 +194,11 @@ class Scheduler:
         self.lanes.remove(job, JobState.GONE)
         self.ledger.given_up[reason] += 1
         return GivenUp(job, reason)
+
+    @property
+    def next_expiry(self) -> float:
+        """When somebody's time may be over; not before that is `decide` needed for its sake."""
+        return self._expiries[0][0] if self._expiries else INFINITY
 
     # ---- what the policies ask ------------------------------------------------------------------------
 

@@ -9,12 +9,14 @@ from time import monotonic
 from typing import Protocol
 
 from carpool.core.instance import Batch, Instance
-from carpool.core.job import Job, JobState
+from carpool.core.job import INFINITY, Job, JobState
 from carpool.core.scheduler import Scheduler
 from carpool.engine.executor import BatchResult, Executor
 from carpool.engine.refusals import given_up, refused
 from carpool.engine.work import Outcome, Timing, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
+
+_LOOK_S = 0.001  # while every instance is busy, looking more often than this finds nothing to do
 
 
 class Watcher(Protocol):
@@ -50,6 +52,8 @@ class Driver:
         self._alarms: dict[Executor, asyncio.TimerHandle] = {}
         self._turn_planned = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = INFINITY
+        self._looked_at = -INFINITY
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._closed: CarpoolError | None = None
 
@@ -75,12 +79,22 @@ class Driver:
             timeout=work.timeout,
             payload=work,
         )
-        refusal = self.scheduler.offer(job, monotonic())
+        now = monotonic()
+        refusal = self.scheduler.offer(job, now)
         if refusal is not None:
             error = refused(self._model, job, refusal, knobs=self._knobs)
             work.done(work, Outcome(error=error))
-        else:
+        elif self._is_worth_a_turn(now):
             self._plan_turn()
+
+    def _is_worth_a_turn(self, now: float) -> bool:
+        """A newcomer who finds every instance busy waits for the end of a batch, and nothing is decided."""
+        scheduler = self.scheduler
+        return (
+            bool(scheduler.instances.idle)
+            or now - self._looked_at > _LOOK_S
+            or scheduler.next_expiry < self._timer_at
+        )
 
     def cancel(self, work: Work) -> None:
         """The client has gone. `done` is still called, when nothing reads the inputs any more."""
@@ -124,7 +138,7 @@ class Driver:
 
     def _turn(self) -> None:
         self._turn_planned = False
-        now = monotonic()
+        self._looked_at = now = monotonic()
         while True:
             decision = self.scheduler.decide(now)
             for gone in decision.given_up:
@@ -144,13 +158,23 @@ class Driver:
             self._idle_waiters.clear()
 
     def _set_timer(self, at: float | None, now: float) -> None:
+        """One that rings before that is left alone: its turn finds nothing to do and sets the next."""
+        if at is not None and at < self._timer_at:
+            self._stop_timer()
+            self._timer_at = at
+            # Timers tick in milliseconds: round up, or the turn would come early and spin.
+            delay = ceil(max(0.0, at - now) * 1e3) / 1e3
+            self._timer = self._loop.call_later(delay, self._ring)
+
+    def _ring(self) -> None:
+        self._stop_timer()
+        self._turn()
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if at is not None:
-            # Timers tick in milliseconds: round up, or the turn would come early and spin.
-            delay = ceil(max(0.0, at - now) * 1e3) / 1e3
-            self._timer = self._loop.call_later(delay, self._turn)
+            self._timer_at = INFINITY
 
     def _start(self, batch: Batch) -> None:
         executor = self._executors[batch.instance.index]
@@ -240,7 +264,7 @@ class Driver:
         """Stop for good: whoever still waits is told. Returns the executors, which end by themselves."""
         self.refuse_from_now_on(Unavailable(f"{self._model} is being unloaded", reason="unloading"))
         self.fail_waiting(Unavailable(f"{self._model} was unloaded", reason="unloading"))
-        self._set_timer(None, 0.0)
+        self._stop_timer()
         executors = list(self._executors.values())
         for executor in executors:
             executor.close()
