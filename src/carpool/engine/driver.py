@@ -84,7 +84,7 @@ class Driver:
         if refusal is not None:
             error = refused(self._model, job, refusal, knobs=self._knobs)
             work.done(work, Outcome(error=error))
-        elif self._is_worth_a_turn(now):
+        if self._is_worth_a_turn(now):
             self._plan_turn()
 
     def _is_worth_a_turn(self, now: float) -> bool:
@@ -204,28 +204,25 @@ class Driver:
             self._lose(batch.instance, "its backend died")
         # The next batch is on its way before the answers of this one are written.
         self._turn()
-        timing = result.timing
-        for work, outcome in zip(works, result.outcomes, strict=True):
-            waited = max(0.0, batch.started - work.arrived)
-            outcome.timing = Timing(waited, timing.input, timing.infer, timing.output, timing.batch)
-            job = work.job
-            if job is not None and job.state is JobState.GONE:
-                work.done(work, outcome)  # cancelled while it ran: only releases what it held
-            elif self.scheduler.policy.preserve_ordering:
-                work.held = outcome
-        self._answer(released, works, result)
-        self._watcher.batch_ended(works, result, batch)
-
-    def _answer(self, released: Sequence[Job], works: Sequence[Work], result: BatchResult) -> None:
+        self._answer(batch, result)
         if self.scheduler.policy.preserve_ordering:
             for job in released:
-                work: Work = job.payload
-                assert work.held is not None
-                work.done(work, work.held)
-            return
-        for work, outcome in zip(works, result.outcomes, strict=True):
-            if work.job is not None and work.job.state is JobState.DONE:
-                work.done(work, outcome)
+                job.payload.done(job.payload, job.payload.held)
+        self._watcher.batch_ended(works, result, batch)
+
+    def _answer(self, batch: Batch, result: BatchResult) -> None:
+        """Tell the riders, or keep their answers until it is their turn."""
+        started, timing = batch.started, result.timing
+        input_s, infer_s, output_s, images = timing.input, timing.infer, timing.output, timing.batch
+        kept = JobState.DONE if self.scheduler.policy.preserve_ordering else None
+        for job, outcome in zip(batch.jobs, result.outcomes, strict=True):
+            work: Work = job.payload
+            waited = started - work.arrived
+            outcome.timing = Timing(waited if waited > 0.0 else 0.0, input_s, infer_s, output_s, images)
+            if job.state is kept:
+                work.held = outcome
+            else:
+                work.done(work, outcome)  # who was cancelled while it ran gives back what it held
 
     def _overran(self, executor: Executor) -> None:
         """The model hangs: its riders are told, the instance is given up and replaced."""

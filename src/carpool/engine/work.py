@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from carpool.core.job import INFINITY, Job
 from carpool.errors import CarpoolError
 from carpool.types import Array
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Timing:
     """Where the time went, in seconds. `batch` is the number of images it rode with."""
 
@@ -21,13 +21,16 @@ class Timing:
     batch: int = 0
 
 
+_UNTIMED = Timing()  # shared: a timing is replaced by the next owner's, not changed
+
+
 @dataclass(slots=True)
 class Outcome:
     """Either outputs by name, in the order asked for, or an error."""
 
     outputs: Mapping[str, Array] | None = None
     error: CarpoolError | None = None
-    timing: Timing = field(default_factory=Timing)
+    timing: Timing = _UNTIMED
 
 
 @dataclass(slots=True, eq=False)
