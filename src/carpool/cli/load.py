@@ -73,6 +73,14 @@ Shapes = Annotated[
     ),
 ]
 Batch = Annotated[int, typer.Option(help="Images in a request.", rich_help_panel=_REQUESTS)]
+SharedMemory = Annotated[
+    bool,
+    typer.Option(
+        "--shared-memory",
+        help="Tensors lie in system shared memory; requests only say where. Same machine.",
+        rich_help_panel=_REQUESTS,
+    ),
+]
 Distinct = Annotated[
     int, typer.Option(help="Different random requests that take turns.", rich_help_panel=_REQUESTS)
 ]
@@ -163,6 +171,7 @@ class Load:
     shapes: Shapes = None
     batch: Batch = 1
     distinct: Distinct = 8
+    shared_memory: SharedMemory = False
     headers: Headers = None
     sources: Sources = None
     priorities: Priorities = None

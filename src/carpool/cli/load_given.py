@@ -63,6 +63,7 @@ def aim(given: Load) -> Aim:
         headers,
         None if deadline is None else checks.number("--deadline-ms", deadline, above=0, most=1e8),
         connections(given),
+        given.shared_memory,
     )
 
 

@@ -180,10 +180,14 @@ class Scheduler:
         for instance in self.instances.idle:
             if not self.lanes.ready:
                 break
+            if instance.turn is not None and not instance.turn.granted(now):
+                continue
             jobs, look_again = self.policy.take(self, instance, now, decision.given_up)
             if jobs:
                 decision.batch = self._dispatch(instance, jobs, now)
                 return decision
+            if instance.turn is not None:
+                instance.turn.declines()
             decision.look_again = look_again
         expiry = self.next_expiry
         if expiry < INFINITY:

@@ -100,10 +100,14 @@ def picture_messages(
     @lru_cache(maxsize=_KINDS)
     def build(number: int, source: str) -> Message:
         picture, content_type = pictures[number]
-        fields = [*asked_headers(asking, source), ("Content-Type", content_type)]
-        return _joined(_head(asking, fields, len(picture)), picture)
+        return head_and_body(asking, source, content_type, picture)
 
     return lambda ticket: build(ticket.number % len(pictures), draw.source(ticket))
+
+
+def head_and_body(asking: Asking, source: str, content_type: str, body: bytes) -> Message:
+    fields = [*asked_headers(asking, source), ("Content-Type", content_type)]
+    return _joined(_head(asking, fields, len(body)), body)
 
 
 def _joined(head: bytes, body: bytes) -> Message:
