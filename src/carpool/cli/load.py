@@ -96,6 +96,14 @@ Sources = Annotated[
         "--source", help="Who asks, NAME or NAME:WEIGHT; again for more.", rich_help_panel=_REQUESTS
     ),
 ]
+Latest = Annotated[
+    bool,
+    typer.Option(
+        "--latest",
+        help="A newer request of a source takes the place of one that waits.",
+        rich_help_panel=_REQUESTS,
+    ),
+]
 Priorities = Annotated[
     list[str] | None,
     typer.Option(
@@ -174,6 +182,7 @@ class Load:
     shared_memory: SharedMemory = False
     headers: Headers = None
     sources: Sources = None
+    latest: Latest = False
     priorities: Priorities = None
     deadline_ms: DeadlineMs = None
     slo_ms: SloMs = None

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Protocol
 
 from carpool.core.instance import Batch, Instance
-from carpool.core.job import INFINITY, Job, JobState
+from carpool.core.job import INFINITY, GivenUp, Job, JobState, Reason
 from carpool.core.scheduler import Scheduler
 from carpool.engine.executor import BatchResult, Executor
 from carpool.engine.refusals import given_up, refused
@@ -76,6 +76,7 @@ class Driver:
             shape=work.shape,
             priority=work.priority,
             source=work.source,
+            latest=work.latest,
             timeout=work.timeout,
             payload=work,
         )
@@ -84,7 +85,7 @@ class Driver:
         if refusal is not None:
             error = refused(self._model, job, refusal, knobs=self._knobs)
             work.done(work, Outcome(error=error))
-        if self._is_worth_a_turn(now):
+        if self._is_worth_a_turn(now):  # after a refusal as well: the front ends' advice has to be fresh
             self._plan_turn()
 
     def _is_worth_a_turn(self, now: float) -> bool:
@@ -143,7 +144,7 @@ class Driver:
             decision = self.scheduler.decide(now)
             for gone in decision.given_up:
                 work: Work = gone.job.payload
-                wait = max(0.0, self.scheduler.instances.next_free.free_at - now)
+                wait = self._until_welcome(gone, now)
                 error = given_up(self._model, gone.job, gone.reason, now, wait)
                 work.done(work, Outcome(error=error, timing=Timing(queue=max(0.0, now - work.arrived))))
             if decision.batch is None:
@@ -156,6 +157,15 @@ class Driver:
                 if not waiter.done():
                     waiter.set_result(None)
             self._idle_waiters.clear()
+
+    def _until_welcome(self, gone: GivenUp, now: float) -> float:
+        """When the same request would be let in again."""
+        if gone.reason is not Reason.GIVEN_UP:
+            return 0.0
+        job = gone.job
+        again = Job(now, images=job.images, shape=job.shape, priority=job.priority, source=job.source)
+        refusal = self.scheduler.refuses(again, now)
+        return 0.0 if refusal is None else refusal.retry_after
 
     def _set_timer(self, at: float | None, now: float) -> None:
         """One that rings before that is left alone: its turn finds nothing to do and sets the next."""

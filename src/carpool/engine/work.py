@@ -50,6 +50,7 @@ class Work:
     timeout: float = 0.0  # Triton's queue timeout, seconds
     priority: int = 0
     source: str = ""
+    latest: bool = False  # a newer frame of the source takes its place while it waits
     shape: Hashable = None  # what must be equal to share a batch; None where all requests are alike
     place: Callable[[Mapping[str, Array]], Mapping[str, Array]] | None = None
     key: int = 0  # which model version has it

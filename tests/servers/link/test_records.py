@@ -165,6 +165,7 @@ def _placement(memory_size: int = 8192) -> tuple[Placement, memoryview]:
         "priority": 0,
         "timeout": 0.0,
         "source": "",
+        "latest": False,
     }
     template = ServedTemplate(document, MODELS[0])
     return Placement(1, template, memory, 4096, 4096, 1 << 20), memoryview(memory)

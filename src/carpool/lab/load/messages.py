@@ -21,6 +21,7 @@ Header: TypeAlias = tuple[str, str]
 
 SOURCE = "X-Carpool-Source"
 DEADLINE = "X-Carpool-Deadline-Ms"
+LATEST = "X-Carpool-Latest"
 _SETS = 64  # of tensors that are kept
 _KINDS = 8192  # messages that are kept: sources × priorities × bodies
 _SMALL = 16 * 1024

@@ -7,9 +7,10 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from carpool.errors import CarpoolError, Refused
+from carpool.errors import CarpoolError, InvalidInput, Refused
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.failures import count_failure
+from carpool.servers.asked_fields import LATEST
 from carpool.servers.http.compressing import WORTH_COMPRESSING, answer_compressed
 from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.image_body import Sent, read_pictures
@@ -96,7 +97,9 @@ class ImageRequest:
         asked = route.asked
         options, drawn = route.read_options(self._target, sent.fields, several=sent.several)
         deadline = self._exchange.head_at + asked.budget
-        self._asked = Asked(options, drawn, self._arrived, deadline, asked.source)
+        if asked.sender.latest and sent.several:
+            raise InvalidInput(f"with {LATEST} send one picture at a time", field=LATEST)
+        self._asked = Asked(options, drawn, self._arrived, deadline, asked.sender)
         self._several = sent.several
         self._outcomes = [None] * len(sent.pictures)
         self._waiting.extend(enumerate(sent.pictures))

@@ -78,7 +78,7 @@ class ImageRoute:
                 raise not_serving()
             target = self.current()
             now = exchange.head_at
-            refusal = service.pictures.refuses(target.entry, now + self.asked.budget, now)
+            refusal = service.pictures.refuses(target.entry, now + self.asked.budget, now, self.asked.sender)
             if refusal is None:
                 request = ImageRequest(self, exchange, target)
                 return Collect(service.max_body_bytes, request.received)

@@ -50,7 +50,9 @@ class InferRoute:
             if not door.serving:
                 raise not_serving()
             now = exchange.head_at
-            refusal: CarpoolError | None = door.refuses(self.current().entry, now + self.asked.budget, now)
+            refusal: CarpoolError | None = door.refuses(
+                self.current().entry, now + self.asked.budget, now, self.asked.sender, certain=False
+            )
             if refusal is None:
                 return self._plan(exchange)
         except CarpoolError as error:

@@ -48,6 +48,7 @@ class ServedTemplate:
         self.priority: int = document["priority"]
         self.timeout: float = document["timeout"]
         self.source: str = document["source"]
+        self.latest: bool = document["latest"]
         self.images = 1
         self.shape: Hashable = None
         self.outputs: list[str] = []
@@ -95,6 +96,8 @@ def _check_options(document: Mapping[str, Any]) -> None:
         raise ValueError("timeout")
     if type(source) is not str or len(source) > MAX_SOURCE_CHARS:
         raise ValueError("source")
+    if type(document["latest"]) is not bool:
+        raise ValueError("latest")
     if not all(type(name) is str for name in document["wanted"]):
         raise ValueError("wanted")
 
@@ -190,7 +193,7 @@ class Placement:
                 return False
             start = self._offset + offset
             if size <= _COPIED_AT_ONCE and row.flags.c_contiguous:
-                memory[start : start + size] = row
+                memory[start : start + size] = row.data
             else:
                 np.ndarray(shape, datatype.dtype, memory, start)[...] = row
         self.form = AS_DECLARED

@@ -14,6 +14,7 @@ from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
 from carpool.observe.failures import count_failure
 from carpool.observe.logs import logger
+from carpool.servers.asked_fields import Sender
 from carpool.servers.door import Answer, Call, Slot
 from carpool.servers.pictures.models import PictureModel
 from carpool.servers.pictures.service import PictureService, promised
@@ -37,7 +38,7 @@ class Asked(NamedTuple):
     drawn: str | None  # the format of the picture to answer with, instead of JSON
     arrived: float
     deadline: float  # the client's own
-    source: str
+    sender: Sender
 
 
 class Outcome(NamedTuple):
@@ -52,8 +53,8 @@ class Picture:
     """`done` gets the outcome, once and never within `start`, unless the client has left."""
 
     __slots__ = (
-        *("_answer", "_asked", "_call", "_data", "_done", "_geometry", "_left", "_model", "_offered"),
-        *("_post_at", "_row", "_service", "_slot", "_threaded"),
+        *("_answer", "_asked", "_call", "_data", "_decoded", "_done", "_geometry", "_left", "_model"),
+        *("_offered", "_post_at", "_row", "_service", "_slot", "_threaded"),
     )
 
     def __init__(
@@ -75,6 +76,7 @@ class Picture:
         self._geometry: Geometry
         self._answer: Answer
         self._offered = self._post_at = asked.arrived
+        self._decoded: Callable[[], None]
         self._threaded = False  # a thread works for it, and may touch the slot or the outputs
         self._left = False
 
@@ -94,6 +96,7 @@ class Picture:
             count_failure(self._row, error, monotonic() - asked.arrived)
             raise
         self._threaded = True
+        self._decoded = service.frames.enter(entry, asked.sender, self._replaced)
         service.workers.begin(self._prepare, self._prepared)
 
     # ── decoding ──
@@ -116,6 +119,7 @@ class Picture:
 
     def _prepared(self, prepared: tuple[Geometry, float] | None, error: BaseException | None) -> None:
         self._threaded = False
+        self._decoded()
         if self._asked.drawn is None:
             self._data = b""
         slot = self._slot
@@ -144,7 +148,7 @@ class Picture:
             self._inferred,
             arrived=asked.arrived,
             deadline=asked.deadline,
-            source=asked.source,
+            sender=asked.sender,
         )
         self._slot = None
 
@@ -193,6 +197,12 @@ class Picture:
         self._done(Outcome(body, None, self._times(timing, now - self._post_at)))
 
     # ── the end ──
+
+    def _replaced(self, error: CarpoolError) -> None:
+        """A newer frame came before this one was decoded; the thread's slot is released when it is done."""
+        if not self._left:
+            self._left = True
+            self._fail(error)
 
     def leave(self) -> None:
         """The client has gone: nothing more is done for it than has been begun."""
