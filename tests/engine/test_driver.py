@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -100,11 +100,11 @@ class Hand:
 
 
 @pytest.fixture
-def hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hand]:
+def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
     found: list[Hand] = []
     monkeypatch.setattr(driver_module, "monotonic", lambda: found[0].now if found else 100.0)
     found.append(Hand())
-    yield found[0]
+    return found[0]
 
 
 def test_newcomers_cost_no_turn_while_the_instance_is_busy(hand: Hand) -> None:
