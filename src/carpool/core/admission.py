@@ -31,6 +31,8 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
         if is_probe(core, job, slo, now):
             return None
         return _refusal(core, Reason.CANNOT_FINISH, instance, job, wait, now)
+    if room >= batch:
+        return None  # whatever gathers, it rides in a batch of the best size
     most = core.instances.pace * core.curve.throughput(batch) * share
     rate = lane.rate.at(now) if share < 1.0 else shares.to_keep_up_with(core, lane, now)
     gathered = oversell * rate * wait / share

@@ -5,7 +5,7 @@ It is told what happened and when; it answers with values. It never waits, and n
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Protocol
@@ -17,6 +17,7 @@ from carpool.core.instance import Batch, Instance, Instances
 from carpool.core.job import INFINITY, GivenUp, Job, JobState, Reason, Refusal
 from carpool.core.knobs import KnobsPolicy
 from carpool.core.learning import Rate
+from carpool.core.ledger import Ledger
 from carpool.core.policy import Knobs, Promise
 from carpool.core.promise import PromisePolicy
 from carpool.core.queue import Lane, Lanes
@@ -61,18 +62,6 @@ class Decision:
     batch: Batch | None = None
     look_again: float | None = None
     given_up: list[GivenUp] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Ledger:
-    """Where every job went: offered = refused + given up + cancelled + answered + waiting + running."""
-
-    offered: int = 0
-    answered: int = 0
-    cancelled: int = 0
-    running: int = 0
-    refused: Counter[Reason] = field(default_factory=Counter)
-    given_up: Counter[Reason] = field(default_factory=Counter)
 
 
 class Scheduler:
@@ -199,8 +188,8 @@ class Scheduler:
             if instance.turn is not None:
                 instance.turn.declines()
             decision.look_again = look_again
-        if self._expiries:
-            expiry = self._expiries[0][0]
+        expiry = self.next_expiry
+        if expiry < INFINITY:
             decision.look_again = min(expiry, decision.look_again or expiry)
         return decision
 
@@ -208,6 +197,13 @@ class Scheduler:
         self.lanes.remove(job, JobState.GONE)
         self.ledger.given_up[reason] += 1
         return GivenUp(job, reason)
+
+    @property
+    def next_expiry(self) -> float:
+        """When somebody has to be told that it will not run; not before that is `decide` needed for it."""
+        if self._replaced:
+            return -INFINITY
+        return self._expiries[0][0] if self._expiries else INFINITY
 
     # ---- what the policies ask ------------------------------------------------------------------------
 
@@ -302,16 +298,15 @@ class Scheduler:
         expires = self.policy.expires(job)
         if expires < INFINITY:
             if len(self._expiries) > 1024 + 2 * self.lanes.requests:
-                self._expiries = [e for e in self._expiries if e[2].state < JobState.RUNNING]
+                self._expiries[:] = [e for e in self._expiries if e[2].state < JobState.RUNNING]
                 heapify(self._expiries)
             self._sequence += 1
             heappush(self._expiries, (expires, self._sequence, job))
 
     def _expire(self, now: float, given_up: list[GivenUp]) -> None:
-        while self._expiries and (
-            self._expiries[0][0] <= now or self._expiries[0][2].state >= JobState.RUNNING
-        ):
-            job = heappop(self._expiries)[2]
+        expiries = self._expiries
+        while expiries and (expiries[0][0] <= now or expiries[0][2].state >= JobState.RUNNING):
+            job = heappop(expiries)[2]
             if job.state in (JobState.OFFERED, JobState.READY):
                 reason = self.policy.expired(self, job, now)
                 if reason is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from carpool.core.job import INFINITY, Job
 from carpool.errors import CarpoolError
@@ -13,7 +13,7 @@ ENCODED = "encoded"
 """The shape of requests that are pictures' files: they never ride with tensors."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Timing:
     """Where the time went, in seconds. `batch` is the number of images it rode with."""
 
@@ -24,13 +24,16 @@ class Timing:
     batch: int = 0
 
 
+_UNTIMED = Timing()  # shared: a timing is replaced by the next owner's, not changed
+
+
 @dataclass(slots=True)
 class Outcome:
     """Either outputs by name, in the order asked for, or an error."""
 
     outputs: Mapping[str, Array] | None = None
     error: CarpoolError | None = None
-    timing: Timing = field(default_factory=Timing)
+    timing: Timing = _UNTIMED
 
 
 @dataclass(slots=True, eq=False)
