@@ -42,7 +42,7 @@ class ProfileWatch:
         if entry is None or not self._door.serving:
             return None
         known = (entry.key, entry.name, entry.version)
-        found = self._watched[known] = self._watched.pop(known, None) or _Watched()
+        found = self._watched[known] = self._watched.pop(known, _Watched())
         if found.asking is None and self._clock() - found.asked_at >= _FRESH_S:
             found.asked_at = self._clock()
             found.asking = asyncio.get_running_loop().create_task(self._ask(entry, found))
