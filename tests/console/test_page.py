@@ -117,13 +117,13 @@ def test_models_and_live_numbers(console: Watched) -> None:
     expect(tiles.filter(has_text="p99").locator("strong")).to_have_text("20 ms")
     expect(tiles.filter(has_text="In time").locator("strong")).to_have_text("100 %")
     expect(tiles.filter(has_text="Refused")).to_contain_text("cannot-finish")
-    expect(page.locator(".reasons")).to_contain_text("Even alone they would have ended after their deadline")
+    expect(page.locator(".reasons")).to_contain_text("took too long for their deadline")
     expect(page.locator(".card", has_text="Batch sizes")).to_contain_text("mean 4 of at most 16")
     expect(rows.filter(has_text="detector")).to_contain_text("refusing")
     expect(page.get_by_role("img", name="Latency: p50")).to_be_visible()
     page.get_by_role("link", name="cannot-finish").click()
     expect(page).to_have_title("Why requests are refused · Carpool")
-    expect(page.locator("section:target")).to_contain_text("429. Even alone")
+    expect(page.locator("section:target")).to_contain_text("429. After what runs and waits")
 
 
 def test_the_batch_curve_the_promise_and_where_the_model_works(console: Watched) -> None:

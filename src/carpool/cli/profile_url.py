@@ -55,11 +55,11 @@ def _only_model(server: Server) -> str:
 
 
 def _print(found: dict[str, Any]) -> None:
+    instances = "1 instance" if found["instances"] == 1 else f"{found['instances']} instances"
     threads = f" × {found['threads']} threads" if found["threads"] else ""
     promise = found["promise"]
     promised = f"promises {promise['slo_ms']:g} ms" if promise else f"no promise ({found['mode']})"
-    instances = f"instances {found['instances']}{threads}"
-    show.paragraph(f"{found['name']} version {found['version']}: {promised}, {instances}.")
+    show.paragraph(f"{found['name']} version {found['version']}: {promised}, {instances}{threads}.")
     measured = {point["size"]: point["ms"] for point in found["points"]}
     believed = dict(found["believed"])
     ran = {size: (batches, ms) for size, batches, ms in found["recent"]["sizes"]}

@@ -29,12 +29,9 @@ export class CurveChart {
       return;
     }
     const plot = scales(profile, slo, width, height);
-    this.#still.replaceChildren(
-      ...axes(plot, height),
-      ...promised(plot, slo),
-      ...bars(plot, profile.recent.sizes, height),
-      ...curves(plot, profile),
-    );
+    const [limits, words] = promised(plot, slo);
+    const drawn = [axes(plot, height), limits, bars(plot, profile.recent.sizes, height), curves(plot, profile), words];
+    this.#still.replaceChildren(...drawn.flat());
     this.#place(plot, operatingPoint(profile));
   }
 
@@ -71,18 +68,16 @@ function axes({ box, x, y, most }, height) {
 
 /** The promise, and half of it: who comes just after a batch began waits for that one and rides in the next. */
 function promised({ box, y, most }, slo) {
-  if (!slo) return [];
-  const limits = [[slo, `promise ${milliseconds(slo)}`, "slo"], [slo / 2, `half of it, ${milliseconds(slo / 2)}: two such batches fit`, "half"]];
-  return limits.flatMap(([ms, words, name]) => {
-    if (ms > most.ms) {
-      const far = svg("text", { class: "limit-label", x: box.left + 6, y: box.top - 4 }, `${words}, above this picture`);
-      return name === "slo" ? [far] : [];
-    }
-    return [
-      svg("path", { class: `limit ${name}`, d: `M${box.left} ${y(ms).toFixed(1)}H${box.right}` }),
-      svg("text", { class: "limit-label", x: box.left + 6, y: y(ms) - 5 }, words),
-    ];
-  });
+  if (!slo) return [[], []];
+  const limits = [["slo", slo, `promise ${milliseconds(slo)}`], ["half", slo / 2, `half of it, ${milliseconds(slo / 2)}: two such batches fit`]];
+  const inside = limits.filter(([, ms]) => ms <= most.ms);
+  const words = inside.map(([, ms, text]) => limitLabel(box, y(ms) - 5, text));
+  if (slo > most.ms) words.push(limitLabel(box, box.top - 4, `promise ${milliseconds(slo)}, far above`));
+  return [inside.map(([name, ms]) => svg("path", { class: `limit ${name}`, d: `M${box.left} ${y(ms).toFixed(1)}H${box.right}` })), words];
+}
+
+function limitLabel(box, y, text) {
+  return svg("text", { class: "limit-label", x: box.left + 6, y }, text);
 }
 
 function curves({ box, x, y, most }, { points, believed, fit }) {

@@ -48,7 +48,7 @@ export class CurvePanel {
       ["measured", profile?.points.length ? "measured" : "", ""],
       ["believed", profile ? "believed now" : "", ""],
       ["fit", profile ? "line" : "", profile ? line(profile.fit) : ""],
-      ["now", profile ? (point ? "now" : "nothing ran lately") : "", point ? operating(profile, point) : ""],
+      ["now", profile ? (point ? "now" : "nothing ran lately") : "", point ? operating(point) : ""],
     ];
     const shown = marks.filter(([, name]) => name);
     this.#legend.replaceChildren(

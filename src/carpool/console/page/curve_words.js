@@ -37,7 +37,7 @@ export function settings(model, profile) {
     return [
       ["Promise", milliseconds(model.slo_ms)],
       ["Largest batch", profile ? `${largest} of ${profile.max_batch}` : NOTHING],
-      ["Under load, near", profile ? (near ? String(near) : "nothing is sure") : NOTHING],
+      ["Batch under load", profile ? (near ? `near ${near}` : "nothing is sure") : NOTHING],
       ["Carries", profile ? (near ? `${rate(carried).replace(" /s", "")} images/s` : NOTHING) : NOTHING],
       ["Instances", at],
     ];
@@ -70,7 +70,7 @@ export function described(profile, slo, point) {
   if (parts.length) said.push(`Measured ${parts.join(", ")}.`);
   said.push(`Line: ${line(profile.fit)}.`);
   if (slo) said.push(`Promise ${milliseconds(slo)}, half of it ${milliseconds(slo / 2)}.`);
-  said.push(point ? `Now: ${operating(profile, point)}.` : "Nothing ran lately.");
+  said.push(point ? `Now: ${operating(point)}.` : "Nothing ran lately.");
   return said.join(" ");
 }
 
@@ -79,7 +79,4 @@ export const line = (fit) => `${short(fit.fixed_ms)} + ${short(fit.per_image_ms)
 
 const short = (ms) => (ms >= 100 ? ms.toFixed(0) : ms >= 10 ? ms.toFixed(1) : ms.toFixed(2));
 
-/** `batches of 3.2 take 19 ms` */
-export function operating(_profile, point) {
-  return `batches of ${number(point.size)} take ${milliseconds(point.ms)}`;
-}
+export const operating = (point) => `batches of ${number(point.size)} take ${milliseconds(point.ms)}`;

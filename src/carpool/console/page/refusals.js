@@ -33,7 +33,7 @@ const BY_STATUS = [
 ];
 
 const SHEDS = {
-  "cannot-finish": "Even alone they would have ended after their deadline, so they were told at once.",
+  "cannot-finish": "What ran and waited before them took too long for their deadline, so they were told at once.",
   overload: "Taking them would have made batches too small to keep up, and others late.",
   "over-share": "Their source already had its fair share of a busy model.",
   "given-up": "Accepted, then dropped so that those behind them made it.",
