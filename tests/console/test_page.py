@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from carpool.servers.door import IndexEntry
 from console.conftest import Watched, watched
 from console.stage import EVIL, Stage
 from servers.http.front_end import infer, infer_body
@@ -179,6 +180,13 @@ def test_a_model_without_a_promise_a_curve_or_batches(console: Watched) -> None:
     assert panel.locator("path.believed").count() == 0
     console.choose(EVIL)
     expect(panel.get_by_text("It does not serve")).to_be_visible()
+    front, long = console.stage.front, "long" * 2000
+    index = [IndexEntry(long, "1", "READY"), *front.door.catalog.index]
+    front.run(lambda: front.door.renew(index=index))
+    console.choose("longlong")
+    expect(panel.get_by_text("Asking the engine for the curve")).to_be_visible()
+    expect(page.locator("#server-state")).to_have_text("Ready")
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 1280
 
 
 def test_a_real_request_moves_the_numbers(console: Watched) -> None:

@@ -15,6 +15,7 @@ import { TryPanel } from "./try.js";
 const SHORT_S = 3;
 const RECENT_S = 10;
 const MINUTE_S = 60;
+const LONGEST_QUERY = 4000;
 
 class Console {
   #histories = new Map();
@@ -45,7 +46,8 @@ class Console {
     this.#asked += 1;
     const model = this.#document?.models.find((line) => keyOf(line) === this.#selected);
     if (model?.state !== "READY" || (this.#profile && this.#asked % 2)) return "";
-    return `?${new URLSearchParams({ model: model.name, version: model.version })}`;
+    const query = `?${new URLSearchParams({ model: model.name, version: model.version })}`;
+    return query.length <= LONGEST_QUERY ? query : ""; // the numbers must come whatever a model is called
   }
 
   take(page) {
