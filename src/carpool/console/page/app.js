@@ -52,7 +52,8 @@ class Console {
 
   take(page) {
     this.#document = page;
-    if (page.profile !== undefined) this.#profile = page.profile;
+    const { profile } = page;
+    if (profile === null || (profile && keyOf(profile) === this.#selected)) this.#profile = profile;
     const present = new Map();
     for (const model of page.models) {
       const history = this.#histories.get(keyOf(model)) ?? new History();
@@ -86,6 +87,7 @@ class Console {
     const ready = models.filter((model) => model.state === "READY");
     const best = ready.find((model) => model.task && model.newest) ?? ready.find((model) => model.newest) ?? models[0];
     this.#selected = best ? keyOf(best) : null;
+    this.#profile = null;
   }
 
   #showServer() {
@@ -131,7 +133,7 @@ class Console {
       history,
       bounds: page.bounds,
       slo: model.slo_ms ?? null,
-      profile: this.#profile && keyOf(this.#profile) === keyOf(model) && model.state === "READY" ? this.#profile : null,
+      profile: model.state === "READY" ? this.#profile : null,
       seconds: this.#seconds,
       latest: history.latest?.counts ?? null,
       short: history.window(SHORT_S),

@@ -35,8 +35,9 @@ export class CurveChart {
     this.#place(plot, operatingPoint(profile));
   }
 
-  /** Moved, not drawn anew: the eye can follow it. */
+  /** Moved, not drawn anew: the eye can follow it, from its second place on. */
   #place({ x, y, most }, point) {
+    this.#now.classList.toggle("moving", this.#now.getAttribute("visibility") === "visible");
     this.#now.setAttribute("visibility", point ? "visible" : "hidden");
     if (!point) return;
     const [left, top] = [x(Math.min(point.size, most.size)), y(Math.min(point.ms, most.ms))];
