@@ -3,8 +3,8 @@
     python docs/shoot.py
 
 starts `carpool serve` with the demo models, sends pictures at a share of what the detector carries, opens the
-console in Chromium, asks it about the sample, and takes the whole page in dark and the lower half in light. Do it
-on a quiet machine: what it shows is what was measured.
+console in Chromium, asks it about the sample, and takes the whole page in dark and its lower half in light.
+Do it on a quiet machine: what it shows is what was measured.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def ask_about_the_sample(page: Page) -> None:
     page.wait_for_timeout(500)
 
 
-def save(picture: bytes, file: Path, top: int = 0) -> None:
+def save(picture: bytes, file: Path, left: int = 0, top: int = 0) -> None:
     whole = Image.open(BytesIO(picture)).convert("RGB")
-    part = whole.crop((0, top, whole.width, whole.height))
+    part = whole.crop((left, top, whole.width, whole.height))
     part.quantize(200, dither=Image.Dither.NONE).save(file, optimize=True)
     tell(f"{file}: {part.width} × {part.height}, {file.stat().st_size:,} bytes")
 
@@ -107,8 +107,8 @@ def shoot(base: str, model: str, seconds: float) -> None:
             ask_about_the_sample(page)
             box = page.locator(".curve").bounding_box()
             assert box is not None
-            top = 0 if scheme == "dark" else round(box["y"]) - 16
-            save(page.screenshot(full_page=True), DOCS / "images" / f"console-{scheme}.png", top)
+            corner = (0, 0) if scheme == "dark" else (round(box["x"]) - 16, round(box["y"]) - 16)
+            save(page.screenshot(full_page=True), DOCS / "images" / f"console-{scheme}.png", *corner)
         browser.close()
 
 
