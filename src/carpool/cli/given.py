@@ -85,6 +85,8 @@ def _load(given: Simulate, found: Scenario) -> float:
 
 
 def _traffic(given: Simulate) -> Traffic:
+    if given.model and not given.arrivals.startswith("trace:"):
+        raise InvalidInput("--model chooses among the models of a trace: give --arrivals trace:FILE")
     if given.arrivals == "poisson":
         return Poisson()
     if given.arrivals == "bursty":
@@ -93,7 +95,8 @@ def _traffic(given: Simulate) -> Traffic:
         return _cameras(given)
     if given.arrivals.startswith("trace:"):
         try:
-            return Recording.read(Path(given.arrivals.removeprefix("trace:")), per_source=given.per_source)
+            file = Path(given.arrivals.removeprefix("trace:"))
+            return Recording.read(file, per_source=given.per_source, model=given.model)
         except InvalidInput as error:
             raise InvalidInput(f"--arrivals: {error.message}") from None
     raise InvalidInput(f"--arrivals must be poisson, bursty, cameras or trace:FILE, not {given.arrivals!r}")

@@ -122,6 +122,11 @@ class Door(Protocol):
     def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
         """The gate's advice before the body is read: a refusal that the engine would make as well."""
 
+    def turned_away(
+        self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
+    ) -> None:
+        """A request ended with this error before it came to `infer`."""
+
     def infer(
         self,
         entry: ModelEntry,

@@ -87,6 +87,11 @@ class LocalDoor:
     def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
         return self.advice(entry, deadline, now)
 
+    def turned_away(
+        self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
+    ) -> None:
+        """Nobody asks for them here: `RecordingDoor` does."""
+
     def infer(
         self,
         entry: ModelEntry,

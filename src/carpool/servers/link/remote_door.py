@@ -83,6 +83,11 @@ class RemoteDoor:
     def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
         return None if self._gate is None else self._gate(entry, deadline, now)
 
+    def turned_away(
+        self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
+    ) -> None:
+        """Nobody asks for them here: `RecordingDoor` does."""
+
     def infer(
         self,
         entry: ModelEntry,

@@ -92,6 +92,7 @@ class Picture:
                 raise Unavailable("all memory for requests is in use", reason="no-slots")
         except CarpoolError as error:
             count_failure(self._row, error, monotonic() - asked.arrived)
+            service.door.turned_away(entry, error, asked.arrived, source=asked.source)
             raise
         self._threaded = True
         service.workers.begin(self._prepare, self._prepared)
@@ -123,7 +124,9 @@ class Picture:
         if self._left or prepared is None:
             self._release()
             if not self._left:
-                self._fail(told(error, self._model.entry.name))
+                why, asked = told(error, self._model.entry.name), self._asked
+                self._service.door.turned_away(self._model.entry, why, asked.arrived, source=asked.source)
+                self._fail(why)
             return
         self._geometry, seconds = prepared
         self._row.observe(DECODE_SECONDS, seconds)
