@@ -70,11 +70,12 @@ def latency(drops: Sequence[Drop], share: float) -> float:
 
 def pour(showers: Sequence[Shower]) -> list[Fallen]:
     """All at the same time."""
-    spawn = multiprocessing.get_context("spawn")
+    forks = multiprocessing.get_context("forkserver")  # of a process that has imported everything once
+    forks.set_forkserver_preload(["__main__", __name__])
     running = []
     for shower in showers:
-        ours, theirs = spawn.Pipe()
-        process = spawn.Process(target=_generate, args=(theirs, shower), daemon=True)
+        ours, theirs = forks.Pipe()
+        process = forks.Process(target=_generate, args=(theirs, shower), daemon=True)
         process.start()
         theirs.close()
         running.append((process, ours, shower))
