@@ -79,7 +79,7 @@ class Story:
         return (self.before + start) * self.scale, (self.before + end) * self.scale
 
 
-QUICK = Story(before=0.5, surge=2.5, after=6.0, scale=4.0)
+QUICK = Story(before=0.5, surge=2.0, after=6.0, scale=4.0)
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,8 @@ def run(story: Story) -> tuple[dict[str, Fallen], dict[str, list[Ride]]]:
             for server in servers.values()
         ]
         fallen = dict(zip(servers, open_loop.pour(showers), strict=True))
-        simulated: dict[str, list[Ride]] = {}
-        for mode, server in servers.items():
-            stop(server.process)  # with it, the last of the record is written
-            assert server.record is not None
-            simulated[mode] = simulate(story, server.record, fallen[mode])
+        stop(*(server.process for server in servers.values()))  # which also writes the last of the records
+        simulated = {mode: simulate(story, server, fallen[mode]) for mode, server in servers.items()}
     return fallen, simulated
 
 
@@ -162,9 +159,10 @@ def models(story: Story) -> dict[str, FakeModel]:
     }
 
 
-def simulate(story: Story, record: Path, fallen: Fallen) -> list[Ride]:
+def simulate(story: Story, server: CarpoolServer, fallen: Fallen) -> list[Ride]:
     """`carpool simulate --arrivals trace:RECORD` under the promise, without noise: the fake has none."""
-    trace = Recording.read(record)
+    assert server.record is not None
+    trace = Recording.read(server.record)
     curve = BatchCurve.parse(story.curve, 64)
     scenario = Scenario(
         curve,

@@ -98,10 +98,12 @@ def starting(*paths: Path, record: bool = False, options: Sequence[str] = ()) ->
             stop(process)
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """It finishes what it has, and writes the last of its record."""
-    if process.poll() is None:
-        process.terminate()
+def stop(*processes: subprocess.Popen[bytes]) -> None:
+    """They finish what they have, and write the last of their records."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    for process in processes:
         try:
             process.wait(STOP_S)
         except subprocess.TimeoutExpired:
