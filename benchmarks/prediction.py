@@ -46,7 +46,8 @@ from load.open_loop import Fallen, Shower
 
 CURVE, SLO = "16+4", 0.2
 NOTHING_MS = 0.01  # what the model for the protocol's share takes, twice
-WARM_UP_S = 2.0  # not counted: the first seconds after a pause are easier
+WARM_UP_S = 1.0  # not counted: the first seconds after a pause are easier
+SIMULATED_S = 120.0
 LOADS = (0.5, 0.7, 0.9)
 LIGHT = 0.05
 WITHIN = {"capacity": 0.05, "p99": 0.15, "light_load": 1.15}
@@ -94,7 +95,7 @@ class Device:
         promise = Promise(self.slo, max_batch(self.curve, self.slo))
         stalls = 0.002 if self.noise else 0.0
         scenario = Scenario(
-            self.curve, self.slo, promise, rate, seconds=300, noise=self.noise, stall_share=stalls
+            self.curve, self.slo, promise, rate, seconds=SIMULATED_S, noise=self.noise, stall_share=stalls
         )
         return measure(scenario).p99_ms / 1e3
 
@@ -124,6 +125,8 @@ def parse_arguments() -> argparse.Namespace:
 def pretended(effort: Effort) -> dict[str, object]:
     """Three servers side by side: they only sleep, so that none takes anything from the others."""
     device = Device(BatchCurve.parse(CURVE, 64), SLO)
+    planned = device.planned()
+    simulated = {load: device.simulated_p99(load * device.capacity) for load in LOADS}
     with contextlib.ExitStack() as stack:
         servers = []
         for _ in range(3):
@@ -131,13 +134,13 @@ def pretended(effort: Effort) -> dict[str, object]:
             FakeModel(CURVE, 64, slo_ms=SLO * 1e3).write(folder)
             models = FakeModel(f"{NOTHING_MS:g}+{NOTHING_MS:g}", 1).write(folder, "nothing")
             servers.append(stack.enter_context(starting(models)))
-        planned = device.planned()
         for server in servers:
             wait_ready(server)
         light = light_load(servers[0], device, effort)
         protocol = light["protocol_ms"] / 1e3
         found = bisect(servers, device, planned, effort)
-        p99 = loads(servers, device, protocol, effort)
+        seen = loads(servers, device, effort)
+    p99 = [p99_row(device, load, seen[load], simulated[load], protocol) for load in LOADS]
     known = [rate for rate in found if rate is not None]
     measured = median(known) if known else None
     off = None if measured is None else measured / planned - 1
@@ -205,10 +208,8 @@ def bisect(
     return [None if bad else (a + b) / 2 for a, b, bad in zip(low, high, void, strict=True)]
 
 
-def loads(
-    servers: Sequence[CarpoolServer], device: Device, protocol: float, effort: Effort
-) -> list[dict[str, object]]:
-    """p99 at each load, on another server in each round; the median of the rounds."""
+def loads(servers: Sequence[CarpoolServer], device: Device, effort: Effort) -> dict[float, list[float]]:
+    """p99 at each load, on another server in each round, without those that are void."""
     seen: dict[float, list[float]] = {load: [] for load in LOADS}
     for turn in range(effort.rounds):
         pairs = [(servers[(number + turn) % len(servers)], load) for number, load in enumerate(LOADS)]
@@ -221,11 +222,12 @@ def loads(
             for (_, load), fallen in zip(group, attempt(showers, effort), strict=True):
                 if not fallen.late_because:
                     seen[load].append(open_loop.latency(fallen.between(WARM_UP_S, float("inf")), 0.99))
-    return [p99_row(device, load, seen[load], protocol) for load in LOADS]
+    return seen
 
 
-def p99_row(device: Device, load: float, seen: Sequence[float], protocol: float) -> dict[str, object]:
-    simulated = device.simulated_p99(load * device.capacity)
+def p99_row(
+    device: Device, load: float, seen: Sequence[float], simulated: float, protocol: float = 0.0
+) -> dict[str, object]:
     measured = median(seen) - protocol if seen else None
     error = None if measured is None else measured / simulated - 1
     return {
@@ -277,10 +279,11 @@ def real(effort: Effort) -> dict[str, object]:
     noise = median(row["spread"] for row in profile["rows"]) / 1.35  # the middle half of a normal spread
     device = Device(BatchCurve(points), REAL_SLO, noise=noise, model=REAL)
     planned = device.planned()
+    simulated = {load: device.simulated_p99(load * device.capacity) for load in LOADS}
     shorter = replace(effort, seconds=15, steps=4, rounds=1)
     with carpool_server(path, options=["--slo-ms", f"{REAL_SLO * 1e3:g}"]) as server:
         found = bisect([server], device, 0.85 * planned, shorter)[0]
-        p99 = loads([server], device, 0.0, shorter)
+        seen = loads([server], device, shorter)
     return {
         "model": REAL,
         "slo_ms": REAL_SLO * 1e3,
@@ -292,7 +295,7 @@ def real(effort: Effort) -> dict[str, object]:
             "closed_form_rps": round(device.capacity, 1),
             "error": rounded(None if found is None else found / planned - 1),
         },
-        "p99": p99,
+        "p99": [p99_row(device, load, seen[load], simulated[load]) for load in LOADS],
     }
 
 
