@@ -45,6 +45,8 @@ class ServerSettings:
     log_format: str = "text"
     log_level: str = "info"
     trace_file: str = ""  # where traces are written; none can be taken without
+    record: str = ""  # where arrivals are written
+    record_limit_mb: float = 256.0  # and how large that may get
     cache_dir: Path | None = None  # where measured profiles are kept; None keeps none
 
     def __post_init__(self) -> None:
@@ -87,6 +89,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "slot_bytes": (1 << 12, 1 << 32),
     "drain_s": (0.0, 86400.0),
     "poll_s": (0.1, 86400.0),
+    "record_limit_mb": (0.001, 1e6),
 }
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "model_control_mode": ("none", "explicit", "poll"),
