@@ -1,0 +1,61 @@
+"""What `carpool plan`'s simulator says of the same settings and rates, before anybody measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from carpool.core.curve import BatchCurve
+from carpool.core.policy import Knobs, Promise
+from carpool.lab.scenario import Scenario, measure
+from carpool.lab.sweep.belief import Belief
+from carpool.lab.sweep.grid import KNOBS, Setting
+
+_BETWEEN = 12  # rates of the line, besides those that are measured
+_MOST_REQUESTS = 20_000
+_SEEDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """One simulated point; the field names are the keys of `prediction` in results.json."""
+
+    setting: str
+    rate: float
+    goodput_rps: float
+    attainment: float
+    p99_ms: float
+
+
+def predict(
+    settings: Sequence[Setting], rates: Sequence[float], belief: Belief, slo_ms: float, seconds: float
+) -> list[Predicted]:
+    """As long as the measured runs: a queue that grows without a promise grows for as long as they last."""
+    found = []
+    for setting in settings:
+        for rate in _line(rates):
+            largest = setting.max_batch or belief.curve.max_batch
+            scenario = Scenario(
+                BatchCurve(belief.curve.points, largest),
+                slo_ms / 1e3,
+                _policy(setting, largest, slo_ms),
+                rate,
+                instances=belief.instances,
+                seconds=min(max(seconds, 4 * slo_ms / 1e3, 20 / rate), _MOST_REQUESTS / rate),
+                seeds=_SEEDS,
+            )
+            out = measure(scenario)
+            found.append(Predicted(setting.name, rate, out.goodput_rps, out.attainment, out.p99_ms))
+    return found
+
+
+def _line(rates: Sequence[float]) -> list[float]:
+    """The measured rates, and steps from a small one to the highest."""
+    top = max(rates)
+    return sorted({*rates, *(top * (step + 1) / _BETWEEN for step in range(_BETWEEN))})
+
+
+def _policy(setting: Setting, largest: int, slo_ms: float) -> Promise | Knobs:
+    if setting.kind == KNOBS:
+        return Knobs(largest, max_delay=(setting.max_delay_ms or 0.0) / 1e3)
+    return Promise((setting.slo_ms or slo_ms) / 1e3, largest)
