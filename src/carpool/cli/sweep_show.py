@@ -45,7 +45,7 @@ class Lines:
         self._each = (time.monotonic() - self._began) / self._made
         self._write(
             f"[{self._done}/{self._total}] {run.setting} at {run.rate:g}/s: {run.goodput_rps:.3g}/s in time, "
-            f"p99 {run.p99_ms:,.3g} ms{', void' if run.void else ''}; {lasting(self._left * self._each)} left"
+            f"p99 {run.p99_ms:,.0f} ms{', void' if run.void else ''}; {lasting(self._left * self._each)} left"
         )
         self._bar(self._done, self._total, "")
 
@@ -84,7 +84,7 @@ def table(found: Results) -> None:
             (
                 row.setting,
                 "–" if row.load is None else f"{row.load:g}",
-                f"{row.rate:.4g}",
+                f"{row.offered_rps:.4g}",
                 f"{row.goodput_rps:.4g}",
                 "–" if predicted is None else f"{predicted.goodput_rps:.4g}",
                 show.percent(row.attainment),
@@ -93,5 +93,5 @@ def table(found: Results) -> None:
                 "void" if row.void else "best" if chosen is not None and chosen.rate == row.rate else "",
             )
         )
-    titles = ("setting", "load", "offered/s", "in time/s", "predicted", "in time", "p99", "batch", "")
+    titles = ("setting", "load", "offered/s", "in time/s", "plan/s", "in time", "p99", "batch", "")
     show.table(titles, rows, left=("setting", ""))

@@ -16,17 +16,19 @@ from carpool.lab.sweep.measured import Watcher
 GIVEN, SERVER, TRIAL = "given with --curve", "measured by the server", "seen in a short trial"
 _TRIALS = (1, 4, 16)  # clients that ask at the same time
 _TRIAL_S, _THINK_S = 1.5, 0.002
+_LARGEST = 4096  # batch that anybody believes
 _ENOUGH = 3  # answers in batches of a size
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What the prediction rests on. `slo_ms` is the server's own promise, where it told of one."""
+    """What the prediction rests on. `slo_ms` and `max_delay_ms` are the server's own, where it tells."""
 
     curve: BatchCurve
     instances: int
     source: str
     slo_ms: float | None = None
+    max_delay_ms: float | None = None
 
     def capacity(self, slo_ms: float) -> float:
         """What `carpool plan` says can be promised, in images per second."""
@@ -51,9 +53,11 @@ def read_profile(document: Any) -> Belief | None:
     try:
         points = [(int(size), float(ms) / 1e3) for size, ms in document["curve"]]
         instances = int(document["instances"])
-        promise = document.get("promise")
+        promise, knobs = document.get("promise"), document.get("knobs")
         slo_ms = float(promise["slo_ms"]) if promise else None
-        return Belief(BatchCurve.measured(points), max(1, instances), SERVER, slo_ms)
+        delay = float(knobs["max_delay_ms"]) if knobs else None
+        largest = min(max(int(document.get("max_batch", 1)), *(size for size, _ in points)), _LARGEST)
+        return Belief(BatchCurve.measured(points, largest), max(1, instances), SERVER, slo_ms, delay)
     except (TypeError, KeyError, ValueError, AttributeError, CurveError):
         return None
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PALETTE = ("#0b7a75", "#d1603d", "#c99012", "#6a4c93", "#3a6ea5", "#b5446e", "#7a5c3e", "#75757f")
-NAMES = ("operating-curve", "goodput", "latency", "batches")
+PAPER = "#fefefe"
 _LOADS_SHOWN = 3
 
 Draw = Callable[[list["Axes"], Results], None]
@@ -101,12 +101,13 @@ def _ring_best(ax: Axes, results: Results) -> None:
         ax.annotate(
             f"{chosen.goodput_rps:,.3g}/s, p99 {chosen.p99_ms:,.3g} ms",
             (chosen.goodput_rps, chosen.p99_ms),
-            xytext=(-12 if left else 12, -16),
+            xytext=(-12 if left else 12, -20),
             textcoords="offset points",
             ha="right" if left else "left",
             color=INK,
             fontweight="bold",
             fontsize=9,
+            bbox={"boxstyle": "round,pad=0.15", "facecolor": PAPER, "edgecolor": "none", "alpha": 0.85},
         )
 
 
@@ -146,7 +147,7 @@ def _legend(ax: Axes, entries: int) -> None:
 def _goodput(axes: list[Axes], results: Results) -> None:
     (ax,) = axes
     rows = results.rows
-    top = max([row.rate for row in rows] + [point.rate for point in results.prediction])
+    top = max([row.offered_rps for row in rows] + [point.rate for point in results.prediction])
     ax.plot([0, top], [0, top], color=FAINT, linestyle=":", linewidth=1.4, label="all that is offered")
     for name in results.names:
         predicted = [point for point in results.prediction if point.setting == name]
@@ -157,9 +158,9 @@ def _goodput(axes: list[Axes], results: Results) -> None:
         )
         own = [row for row in rows if row.setting == name]
         valid = [row for row in own if not row.void]
-        xs, ys = [row.rate for row in valid], [row.goodput_rps for row in valid]
+        xs, ys = [row.offered_rps for row in valid], [row.goodput_rps for row in valid]
         ax.plot(xs, ys, color=shade, marker="o", markersize=5, label=_plain(name))
-        _hollow(ax, [(row.rate, row.goodput_rps) for row in own if row.void], shade)
+        _hollow(ax, [(row.offered_rps, row.goodput_rps) for row in own if row.void], shade)
     ax.plot([], [], color=INK, linestyle="--", linewidth=1.3, label="as carpool plan predicts")
     _capacity(ax, results.capacity_rps, top)
     ax.set_xlim(0, 1.02 * top)
@@ -178,7 +179,7 @@ def _capacity(ax: Axes, capacity: float, top: float) -> None:
         f"planned capacity {capacity:,.3g}/s",
         (capacity, 0.03),
         xycoords=("data", "axes fraction"),
-        xytext=(-3, 0),
+        xytext=(-6, 0),
         textcoords="offset points",
         ha="right",
         rotation=90,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from carpool.lab.load.plan import Open, Plan
 from carpool.lab.load.run import run as run_load
 from carpool.lab.load.schedule import Phase
 from carpool.lab.sweep.belief import GIVEN, Belief, ask_server, try_out
+from carpool.lab.sweep.found import Found, read_found
 from carpool.lab.sweep.grid import PROMISE, Point, Setting, points
 from carpool.lab.sweep.journal import Journal
 from carpool.lab.sweep.measured import Measured, Watcher, measured
@@ -34,6 +35,8 @@ from carpool.lab.sweep.own_server import OwnServer
 from carpool.lab.sweep.predict import predict
 from carpool.lab.sweep.results import Results
 from carpool.lab.sweep.variant import make_variant
+
+T = TypeVar("T")
 
 _TIMEOUT_S = 10.0  # of a request, at least
 
@@ -46,36 +49,6 @@ class Audience(Protocol):
     def planned(self, left: int, done: int, seconds_each: float) -> None: ...
 
     def ended(self, run: Measured) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What is known before the first run, and kept for those that come later."""
-
-    slo_ms: float
-    rates: list[tuple[float, float | None]]
-    belief: Belief
-    requests: str
-
-    def as_json(self) -> dict[str, Any]:
-        belief = {
-            "points": [list(point) for point in self.belief.curve.points],
-            "max_batch": self.belief.curve.max_batch,
-            "instances": self.belief.instances,
-            "source": self.belief.source,
-        }
-        return {"slo_ms": self.slo_ms, "rates": self.rates, "belief": belief, "requests": self.requests}
-
-    @classmethod
-    def read(cls, document: dict[str, Any]) -> _Found:
-        try:
-            known = document["belief"]
-            curve = BatchCurve([(int(s), float(t)) for s, t in known["points"]], int(known["max_batch"]))
-            belief = Belief(curve, int(known["instances"]), str(known["source"]))
-            rates = [(float(rate), load) for rate, load in document["rates"]]
-            return cls(float(document["slo_ms"]), rates, belief, str(document["requests"]))
-        except (KeyError, TypeError, ValueError):
-            raise InvalidInput("--out: its sweep.json is damaged: name a new folder", field="--out") from None
 
 
 @dataclass
@@ -95,7 +68,7 @@ async def conduct(order: Order, folder: Path, audience: Audience, stop: asyncio.
     """Everything that was found, also by an earlier sweep in this folder; None if that is nothing at all."""
     asked = order.asked()
     journal = Journal.open(folder, asked)
-    found = None if journal.found is None else _Found.read(journal.found)
+    found = None if journal.found is None else read_found(journal.found)
     done = {run.key for run in journal.runs}
     if found is None or any(point.key not in done for point in _points(order, found)):
         with _servers() as stage:
@@ -112,7 +85,7 @@ async def conduct(order: Order, folder: Path, audience: Audience, stop: asyncio.
     return _results(order, found, journal)
 
 
-async def _or_stop(work: Any, stop: asyncio.Event) -> Any:
+async def _or_stop(work: Coroutine[None, None, T], stop: asyncio.Event) -> T | None:
     """Its result; None if it was stopped before."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
@@ -185,20 +158,21 @@ def _tried(aim: Aim) -> Aim:
     return aim
 
 
-async def _find_out(order: Order, stage: _Stage, audience: Audience) -> _Found:
-    first = order.settings[0]
-    aim = stage.aims[first.name]
+async def _find_out(order: Order, stage: _Stage, audience: Audience) -> Found:
+    last = order.settings[-1]  # knobs, if there are any: they form larger batches than a promise may want
+    aim = stage.aims[last.name]
     audience.says("asking how long batches take")
-    belief = await _belief(order, aim, first)
+    belief = await _belief(order, aim, last)
     slo_ms = order.slo_ms or belief.slo_ms or SLO_MS
     many = f"{len(aim.pictures)} pictures in turn" if aim.pictures else "random tensors"
-    return _Found(slo_ms, _rates(order, belief, slo_ms), belief, f"{many}, one in a request")
+    rates = _rates(order, belief, slo_ms)
+    return Found(aim.model, slo_ms, rates, belief, f"{many}, one in a request")
 
 
-async def _belief(order: Order, aim: Aim, first: Setting) -> Belief:
+async def _belief(order: Order, aim: Aim, setting: Setting) -> Belief:
     if order.curve:
         return Belief(BatchCurve.parse(order.curve), order.instances, GIVEN)
-    return ask_server(aim.url, aim.model) or await try_out(aim, first.max_batch)
+    return ask_server(aim.url, aim.model) or await try_out(aim, setting.max_batch)
 
 
 def _rates(order: Order, belief: Belief, slo_ms: float) -> list[tuple[float, float | None]]:
@@ -218,13 +192,13 @@ def _rates(order: Order, belief: Belief, slo_ms: float) -> list[tuple[float, flo
 # ---- the runs
 
 
-def _points(order: Order, found: _Found) -> list[Point]:
+def _points(order: Order, found: Found) -> list[Point]:
     names = [setting.name for setting in order.settings]
     return list(points(names, found.rates, order.repeats, order.seed))
 
 
 async def _measure_all(
-    order: Order, found: _Found, journal: Journal, stage: _Stage, audience: Audience, stop: asyncio.Event
+    order: Order, found: Found, journal: Journal, stage: _Stage, audience: Audience, stop: asyncio.Event
 ) -> None:
     done = {run.key for run in journal.runs}
     left = [point for point in _points(order, found) if point.key not in done]
@@ -239,7 +213,7 @@ async def _measure_all(
         audience.ended(run)
 
 
-async def _measure(order: Order, found: _Found, point: Point, aim: Aim, stop: asyncio.Event) -> Measured:
+async def _measure(order: Order, found: Found, point: Point, aim: Aim, stop: asyncio.Event) -> Measured:
     phases = [Phase(point.rate, order.seconds)]
     if order.warmup:
         phases.insert(0, Phase(point.rate, order.warmup, warmup=True))
@@ -252,11 +226,11 @@ async def _measure(order: Order, found: _Found, point: Point, aim: Aim, stop: as
     return measured(point, at, report, seen, steal.share())
 
 
-def _results(order: Order, found: _Found, journal: Journal) -> Results:
+def _results(order: Order, found: Found, journal: Journal) -> Results:
     rates = [rate for rate, _ in found.rates]
     seconds = order.warmup + order.seconds
     return Results(
-        model=order.model,
+        model=found.model or order.model,
         target=order.url or "a server of its own for each setting",
         requests=found.requests,
         slo_ms=found.slo_ms,

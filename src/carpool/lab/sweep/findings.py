@@ -27,6 +27,7 @@ class Row:
     good: int
     refused: dict[str, int]
     failed: int  # and given up or left unanswered
+    offered_rps: float  # really, by the luck of random arrivals; `rate` was meant
     goodput_rps: float
     attainment: float
     p50_ms: float
@@ -86,6 +87,7 @@ def _row(runs: list[Measured]) -> Row:
         good=good,
         refused=dict(refused.most_common()),
         failed=failed,
+        offered_rps=fmean(run.offered / run.seconds if run.seconds else run.rate for run in counted),
         goodput_rps=fmean(run.goodput_rps for run in counted),
         attainment=good / offered if offered else 0.0,
         p50_ms=p50,
@@ -164,8 +166,8 @@ def _top_words(own: Sequence[Row], slo_ms: float) -> str:
     refused = sum(top.refused.values())
     said = f", {_share(refused / top.offered)} refused" if refused and top.offered else ""
     return (
-        f" At the highest rate ({_at(top).removeprefix('at ')}) {_n(top.goodput_rps)}/s are answered in time"
-        f"{said}, p99 of what was answered {_n(top.p99_ms)} ms."
+        f" {_at(top).capitalize()}, the highest, {_n(top.goodput_rps)}/s are answered in time{said}, "
+        f"p99 of what was answered {_n(top.p99_ms)} ms."
     )
 
 

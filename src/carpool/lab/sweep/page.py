@@ -8,13 +8,14 @@ from html import escape
 from pathlib import Path
 
 from carpool.lab.plots import FAINT, INK
-from carpool.lab.sweep.charts import PALETTE
+from carpool.lab.sweep.charts import PALETTE, PAPER
 from carpool.lab.sweep.findings import Row
 from carpool.lab.sweep.results import Results
 
 _DARK = ("#3fc1b8", "#f0845f", "#f2c14e", "#b79ce0", "#7fb2e5", "#e58ab0", "#c9a27e", "#a9a9b5")
 _THEMED = {  # what Matplotlib writes → our name for it, and the colour by night
     INK: ("--ink", "#e6ebef"),
+    PAPER: ("--paper", "#151b20"),
     FAINT: ("--faint", "#7d8b97"),
     "#e6eaee": ("--grid", "#2c363f"),
     **{
@@ -113,7 +114,7 @@ def _row(results: Results, row: Row, best: Row | None) -> str:
     cells = (
         row.setting,
         "–" if row.load is None else f"{row.load:g}",
-        _n(row.rate),
+        _n(row.offered_rps),
         _n(row.goodput_rps),
         "–" if predicted is None else _n(predicted.goodput_rps),
         f"{100 * row.attainment:.1f} %",
@@ -128,7 +129,12 @@ def _row(results: Results, row: Row, best: Row | None) -> str:
     kind = "void" if row.void else "best" if chosen else ""
     number = results.names.index(row.setting) % len(PALETTE)
     first = f'<td><span class="dot" style="background:var(--c{number})"></span>{escape(cells[0])}</td>'
-    return f'<tr class="{kind}">{first}{"".join(f"<td>{escape(cell)}</td>" for cell in cells[1:])}</tr>'
+    return f'<tr class="{kind}">{first}{"".join(map(_cell, cells[1:]))}</tr>'
+
+
+def _cell(text: str) -> str:
+    """Figures stay on one line; reasons may take several."""
+    return f'<td class="words">{escape(text)}</td>' if " " in text[8:] else f"<td>{escape(text)}</td>"
 
 
 def _facts(results: Results) -> str:
