@@ -105,6 +105,10 @@ def carpool(
 
         carpool profile resnet50.onnx --slo-ms 30,50,100
 
+    What does it carry in time at which rate, under a promise and under fixed knobs? A report with pictures:
+
+        carpool sweep resnet50.onnx --slo-ms 50
+
     What would happen at three times the traffic that a model can carry? (4 ms a batch, 1 ms an image)
 
         carpool simulate --curve 4+1 --slo-ms 50 --load 3 --compare

@@ -14,6 +14,7 @@ import uvloop
 
 from carpool.cli import show, sweep_given, sweep_show
 from carpool.cli.sweep import Sweep
+from carpool.errors import InvalidInput
 from carpool.lab.load.facts import Unreachable
 from carpool.lab.load.processes import spare_the_collector
 from carpool.lab.sweep.conduct import Audience, conduct
@@ -35,6 +36,8 @@ def run(given: Sweep) -> int:
         print(f"carpool: {error.message}", file=sys.stderr)
         print(f"What is done is kept: go on with --out {folder}", file=sys.stderr)
         return 1
+    except OSError as error:
+        raise InvalidInput(f"--out: {folder}: {error.strerror or error}", field="--out") from None
     except asyncio.CancelledError:
         return 130
     if found is None:

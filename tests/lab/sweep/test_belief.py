@@ -8,7 +8,7 @@ from carpool.core.curve import BatchCurve
 from carpool.errors import InvalidInput
 from carpool.lab.load.facts import Unreachable
 from carpool.lab.load.outcome import PLAIN_ANSWER, Answer, Kind, Ticket, Timing
-from carpool.lab.sweep.belief import SERVER, Belief, from_answers, read_profile
+from carpool.lab.sweep.belief import SERVER, Belief, from_answers, rates_of, read_profile
 from carpool.lab.sweep.found import Found, read_found
 from carpool.lab.sweep.grid import AS_IS, KNOBS, PROMISE, Setting
 from carpool.lab.sweep.measured import Watcher
@@ -56,6 +56,16 @@ def test_answers_tell_how_long_batches_took() -> None:
     assert silent.response.count == 1
     with pytest.raises(Unreachable, match="--curve"):
         from_answers(silent, None)
+
+
+def test_loads_are_multiples_of_what_can_be_promised() -> None:
+    capacity = BELIEF.capacity(200.0)
+    assert capacity == pytest.approx(60), "batches of 6 take 100 ms"
+    assert rates_of((), (0.5, 1.5), BELIEF, 200.0) == [(30.0, 0.5), (90.0, 1.5)]
+    assert rates_of((15.0,), (), BELIEF, 200.0) == [(15.0, 0.25)]
+    assert rates_of((15.0,), (), BELIEF, 60.0) == [(15.0, None)]
+    with pytest.raises(InvalidInput, match="one image takes 50 ms: give --slo-ms 100 or more, or --rates"):
+        rates_of((), (0.5,), BELIEF, 60.0)
 
 
 def test_the_prediction_is_the_simulators() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve, CurveError
+from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim, read_url, take_aim
 from carpool.lab.load.facts import HttpFacts, Unreachable
 from carpool.lab.load.plan import Closed, Plan
@@ -40,12 +42,32 @@ class Belief:
         return ",".join(f"{size}:{seconds * 1e3:.4g}" for size, seconds in self.curve.points)
 
 
+def rates_of(
+    rates: Sequence[float], loads: Sequence[float], belief: Belief, slo_ms: float
+) -> list[tuple[float, float | None]]:
+    """What to offer, in requests per second, each with its load; `loads` count where there are no `rates`."""
+    capacity = belief.capacity(slo_ms)
+    if rates:
+        return [(rate, float(f"{rate / capacity:.3g}") if capacity else None) for rate in rates]
+    if not capacity:
+        alone = belief.curve.times[1] * 1e3
+        raise InvalidInput(
+            f"nothing can be promised within {slo_ms:g} ms, since one image takes {alone:.3g} ms: "
+            f"give --slo-ms {2 * alone:.3g} or more, or --rates instead of --loads",
+            field="--slo-ms",
+        )
+    return [(float(f"{load * capacity:.4g}"), load) for load in loads]
+
+
 def ask_server(url: str, model: str) -> Belief | None:
     """From the server's profile of the model; None if it has none to tell."""
     address = read_url(url)
     if address.scheme != "http" or not model:
         return None
-    return read_profile(HttpFacts(address.host, address.port).profile(model))
+    try:
+        return read_profile(HttpFacts(address.host, address.port).profile(model))
+    except Unreachable:
+        return None
 
 
 def read_profile(document: Any) -> Belief | None:

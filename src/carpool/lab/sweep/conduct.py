@@ -18,14 +18,13 @@ from carpool import __version__
 from carpool.core.curve import BatchCurve
 from carpool.demo import pictures as demo_pictures
 from carpool.engine.hardware import Steal, hardware
-from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim, read_url, take_aim
 from carpool.lab.load.facts import HttpFacts, Unreachable, only_model
 from carpool.lab.load.inputs import Filling
 from carpool.lab.load.plan import Open, Plan
 from carpool.lab.load.run import run as run_load
 from carpool.lab.load.schedule import Phase
-from carpool.lab.sweep.belief import GIVEN, Belief, ask_server, try_out
+from carpool.lab.sweep.belief import GIVEN, Belief, ask_server, rates_of, try_out
 from carpool.lab.sweep.found import Found, read_found
 from carpool.lab.sweep.grid import PROMISE, Point, Setting, points
 from carpool.lab.sweep.journal import Journal
@@ -165,7 +164,7 @@ async def _find_out(order: Order, stage: _Stage, audience: Audience) -> Found:
     belief = await _belief(order, aim, last)
     slo_ms = order.slo_ms or belief.slo_ms or SLO_MS
     many = f"{len(aim.pictures)} pictures in turn" if aim.pictures else "random tensors"
-    rates = _rates(order, belief, slo_ms)
+    rates = rates_of(order.rates, order.loads, belief, slo_ms)
     return Found(aim.model, slo_ms, rates, belief, f"{many}, one in a request")
 
 
@@ -173,20 +172,6 @@ async def _belief(order: Order, aim: Aim, setting: Setting) -> Belief:
     if order.curve:
         return Belief(BatchCurve.parse(order.curve), order.instances, GIVEN)
     return ask_server(aim.url, aim.model) or await try_out(aim, setting.max_batch)
-
-
-def _rates(order: Order, belief: Belief, slo_ms: float) -> list[tuple[float, float | None]]:
-    capacity = belief.capacity(slo_ms)
-    if order.rates:
-        return [(rate, round(rate / capacity, 3) if capacity else None) for rate in order.rates]
-    if not capacity:
-        alone = belief.curve.times[1] * 1e3
-        raise InvalidInput(
-            f"nothing can be promised within {slo_ms:g} ms, since one image takes {alone:.3g} ms: "
-            f"give --slo-ms {2 * alone:.3g} or more, or --rates instead of --loads",
-            field="--slo-ms",
-        )
-    return [(float(f"{load * capacity:.4g}"), load) for load in order.loads]
 
 
 # ---- the runs

@@ -42,8 +42,8 @@ _CAPTIONS = {
     "batches": ("Batch sizes", "In how large a batch each answer rode."),
 }
 _TITLES = (
-    *("setting", "load", "offered/s", "in time/s", "predicted/s", "in time", "p50 ms", "p99 ms"),
-    *("predicted p99", "mean batch", "refused", "failed", ""),
+    *("setting", "load", "offered/s", "in time/s", "plan/s", "in time", "p50 ms", "p99 ms"),
+    *("plan p99", "batch", "refused", "failed", ""),
 )
 _STYLE = (Path(__file__).parent / "page.css").read_text("utf-8")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
