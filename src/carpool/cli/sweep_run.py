@@ -34,7 +34,8 @@ def run(given: Sweep) -> int:
             found = uvloop.run(_sweep(order, folder, audience))
     except (Unreachable, NoServer) as error:
         print(f"carpool: {error.message}", file=sys.stderr)
-        print(f"What is done is kept: go on with --out {folder}", file=sys.stderr)
+        if (folder / "sweep.json").exists():
+            print(f"What is done is kept: go on with --out {folder}", file=sys.stderr)
         return 1
     except OSError as error:
         raise InvalidInput(f"--out: {folder}: {error.strerror or error}", field="--out") from None

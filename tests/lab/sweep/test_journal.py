@@ -58,6 +58,12 @@ def test_other_settings_are_refused_and_the_difference_is_said(tmp_path: Path) -
         Journal.open(tmp_path, ASKED | {"rates": [3.0], "seconds": 5})
 
 
+def test_a_sweep_that_did_not_get_far_is_begun_again(tmp_path: Path) -> None:
+    for name in ("server-1.log", "server-12.log", "sweep.json.part"):
+        (tmp_path / name).write_text("it died")
+    assert begun(tmp_path).runs == []
+
+
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(InvalidInput, match="something else than a sweep"):

@@ -128,7 +128,7 @@ async def _serve(order: Order, setting: Setting, folder: Path, stage: _Stage) ->
     number = str(len(stage.own) + 1)
     log = folder / f"server-{number}.log"
     if setting.kind == PROMISE:
-        server = OwnServer(order.place, log, ("--slo-ms", f"{setting.slo_ms:g}"))
+        server = OwnServer(order.place, log, ("--slo-ms", str(setting.slo_ms)))
     else:
         server = OwnServer(make_variant(order.source, order.place, setting, stage.scratch / number), log)
     stage.own.append(server)

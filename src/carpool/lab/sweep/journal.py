@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -14,6 +15,7 @@ from carpool.lab.sweep.measured import Measured, read_measured
 
 _ASKED, _RUNS = "sweep.json", "runs.jsonl"
 _MOST_BYTES = 256 << 20
+_LEFT = re.compile(r"server-\d+\.log|sweep\.json\.part")  # by a sweep that did not get to its first run
 
 
 def digest(asked: Mapping[str, Any]) -> str:
@@ -40,7 +42,7 @@ class Journal:
         except OSError as error:
             raise InvalidInput(f"--out: {folder}: {error.strerror or error}", field="--out") from None
         if before is None:
-            if any(folder.iterdir()):
+            if any(not _LEFT.fullmatch(entry.name) for entry in folder.iterdir()):
                 raise InvalidInput(
                     f"--out: {folder} holds something else than a sweep: name a new folder", field="--out"
                 )

@@ -16,6 +16,7 @@ from carpool.errors import CarpoolError
 
 _CODE = "import sys; from carpool.cli.main import main; sys.argv[0] = 'carpool'; main()"
 _ADDRESS = re.compile(r"Carpool serves .* at (http://\S+)")
+_ERROR = re.compile(r"""^carpool: (.+)|\berror="(.+)"$""")
 _STARTING_S = 900.0  # a model may be measured first
 _LOOK_S = 0.05
 _STOPPING_S = 20.0
@@ -67,9 +68,7 @@ class OwnServer:
         """Raises `NoServer` with its last words if it is gone."""
         if self._process.poll() is None:
             return
-        lines = [line.strip() for line in self._said().splitlines() if line.strip()]
-        words = lines[-1][:500] if lines else "it said nothing"
-        raise NoServer(f"the server ended: {words.removeprefix('carpool: ')} (its log is {self._log})")
+        raise NoServer(f"the server ended: {last_words(self._said())} (its log is {self._log})")
 
     def ask_to_end(self) -> None:
         if self._process.poll() is None:
@@ -85,3 +84,10 @@ class OwnServer:
 
     def _said(self) -> str:
         return self._log.read_text("utf-8", "replace")
+
+
+def last_words(log: str) -> str:
+    """The last error in it, or else its last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [found[1] or found[2] for line in lines if (found := _ERROR.search(line))]
+    return (errors or lines or ["it said nothing"])[-1][:500]
