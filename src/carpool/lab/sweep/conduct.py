@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import resource
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from carpool.lab.sweep.variant import make_variant
 
 T = TypeVar("T")
 
+_CONNECTIONS, _OTHER_FILES = 2048, 128
 _TIMEOUT_S = 10.0  # of a request, at least
 
 
@@ -139,17 +141,27 @@ def _aim(order: Order, url: str) -> Aim:
     """Pictures where the model takes them, tensors else. Sends one request, to see."""
     filling = Filling(shapes=order.shapes, seed=order.seed)
     address = read_url(url)
+    if address.scheme != "http":
+        return _tried(Aim(url, order.model, filling=filling))
+    many = connections()
     if order.pictures:
-        return _tried(Aim(url, order.model, pictures=order.pictures))
-    if address.scheme == "http" and not order.shapes:
-        facts = HttpFacts(address.host, address.port)
-        facts.check_ready()
-        model = order.model or only_model(facts)
-        try:
-            return _tried(Aim(url, model, pictures=tuple(demo_pictures())))
-        except Unreachable:
-            return _tried(Aim(url, model, filling=filling))
-    return _tried(Aim(url, order.model, filling=filling))
+        return _tried(Aim(url, order.model, pictures=order.pictures, connections=many))
+    facts = HttpFacts(address.host, address.port)
+    facts.check_ready()
+    model = order.model or only_model(facts)
+    tensors = Aim(url, model, filling=filling, connections=many)
+    if order.shapes:
+        return _tried(tensors)
+    try:
+        return _tried(Aim(url, model, pictures=tuple(demo_pictures()), connections=many))
+    except Unreachable:
+        return _tried(tensors)
+
+
+def connections() -> int:
+    """Enough for everybody whom an overloaded server lets wait, as far as the shell allows."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(64, min(_CONNECTIONS, allowed - _OTHER_FILES) if allowed > 0 else _CONNECTIONS)
 
 
 def _tried(aim: Aim) -> Aim:

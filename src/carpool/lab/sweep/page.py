@@ -43,9 +43,10 @@ _CAPTIONS = {
 }
 _TITLES = (
     *("setting", "load", "offered/s", "in time/s", "plan/s", "in time", "p50 ms", "p99 ms"),
-    *("plan p99", "batch", "refused", "failed", ""),
+    *("plan p99", "batch", "refused", "failed"),
 )
 _STYLE = (Path(__file__).parent / "page.css").read_text("utf-8")
+_REASONS = 3  # why runs were void: the rest would say the same with other numbers
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -124,11 +125,12 @@ def _row(results: Results, row: Row, best: Row | None) -> str:
         f"{row.mean_batch:.1f}",
         ", ".join(f"{reason} {count:,}" for reason, count in row.refused.items()) or "0",
         f"{row.failed:,}",
-        " ".join(filter(None, ("best" if chosen else "", mark))),
     )
     kind = "void" if row.void else "best" if chosen else ""
     number = results.names.index(row.setting) % len(PALETTE)
-    first = f'<td><span class="dot" style="background:var(--c{number})"></span>{escape(cells[0])}</td>'
+    dot = f'<span class="dot" style="background:var(--c{number})"></span>'
+    marks = "".join(f"<b>{mark}</b>" for mark in ("best" if chosen else "", mark) if mark)
+    first = f"<td>{dot}{escape(cells[0])}{marks}</td>"
     return f'<tr class="{kind}">{first}{"".join(map(_cell, cells[1:]))}</tr>'
 
 
@@ -149,7 +151,8 @@ def _facts(results: Results) -> str:
         ("versions", ", ".join(f"{name} {version}" for name, version in results.versions.items())),
         ("batch curve", f"{results.curve} (batch:ms, {results.curve_from}), {instances}"),
         ("planned capacity", f"{_n(results.capacity_rps)}/s within {results.slo_ms:g} ms: load 1"),
-        *(("void because", reason) for reason in void),
+        *(("void because", reason) for reason in void[:_REASONS]),
+        *((("", f"and {len(void) - _REASONS} more like these"),) if len(void) > _REASONS else ()),
     )
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts)
     return f"<dl>{rows}</dl>"
