@@ -63,7 +63,7 @@ def runs() -> list[Measured]:
 
 def results(**changes: Any) -> Results:
     prediction = [
-        Predicted(name, rate, min(rate, CAPACITY), min(1.0, CAPACITY / rate), 40.0)
+        Predicted(name, rate, rate, min(rate, CAPACITY), min(1.0, CAPACITY / rate), 40.0)
         for name in (PROMISED.name, DELAYED.name)
         for rate in (15.0, 30.0, 90.0, 150.0)
     ]

@@ -147,11 +147,13 @@ def _legend(ax: Axes, entries: int) -> None:
 def _goodput(axes: list[Axes], results: Results) -> None:
     (ax,) = axes
     rows = results.rows
-    top = max([row.offered_rps for row in rows] + [point.rate for point in results.prediction])
+    top = max([row.offered_rps for row in rows] + [point.offered_rps for point in results.prediction])
     ax.plot([0, top], [0, top], color=FAINT, linestyle=":", linewidth=1.4, label="all that is offered")
     for name in results.names:
-        predicted = [point for point in results.prediction if point.setting == name]
-        xs, ys = [point.rate for point in predicted], [point.goodput_rps for point in predicted]
+        predicted = sorted(
+            (point for point in results.prediction if point.setting == name), key=lambda p: p.offered_rps
+        )
+        xs, ys = [point.offered_rps for point in predicted], [point.goodput_rps for point in predicted]
         shade = colour(results, name)
         ax.plot(
             xs, ys, color=shade, linestyle="--", linewidth=1.3, gid=f"prediction-{results.names.index(name)}"

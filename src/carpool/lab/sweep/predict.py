@@ -22,6 +22,7 @@ class Predicted:
 
     setting: str
     rate: float
+    offered_rps: float  # by the luck of the simulated arrivals
     goodput_rps: float
     attainment: float
     p99_ms: float
@@ -46,7 +47,9 @@ def predict(
                 seeds=_SEEDS if lasts * rate < _FEW else 1,
             )
             out = measure(scenario)
-            found.append(Predicted(setting.name, rate, out.goodput_rps, out.attainment, out.p99_ms))
+            found.append(
+                Predicted(setting.name, rate, out.offered_rps, out.goodput_rps, out.attainment, out.p99_ms)
+            )
     return found
 
 
