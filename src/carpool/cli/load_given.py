@@ -53,7 +53,7 @@ def aim(given: Load) -> Aim:
         raise InvalidInput("--priority, --shape, --batch and --data go with tensors, not with --image")
     filling = Filling(
         given.data,
-        dict(_shape(text) for text in given.shapes or ()),
+        dict(read_shape(text) for text in given.shapes or ()),
         given.seed,
         checks.whole("--distinct", given.distinct, least=1, most=10_000),
     )
@@ -205,7 +205,7 @@ def _header(text: str) -> Header:
     return name.strip(), value.strip()
 
 
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+def read_shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, _, lengths = text.rpartition(":")
     try:
         shape = tuple(int(length) for length in lengths.split(","))
