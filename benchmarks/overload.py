@@ -22,24 +22,18 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
-import uvloop
-
 from carpool.core.capacity import fluid_bound, slo_capacity
 from carpool.core.curve import BatchCurve
-from carpool.lab.load.plan import Open, Plan
 from carpool.lab.load.processes import spare_the_collector
 from carpool.lab.load.report import Report
-from carpool.lab.load.run import run
-from carpool.lab.load.schedule import Phase
+from load.offer import broken, left, offer
 from load.overload_plot import draw
-from load.visitors import LEFT, Visitors, http_message
 from peers import pretended, setup
 from peers.server import Server, ServerError
 
 SLO = pretended.SLO_MS / 1e3
 CURVE = BatchCurve.parse(f"{pretended.FIXED_MS:g}+{pretended.PER_IMAGE_MS:g}", pretended.ROOMY)
 CAPACITY = slo_capacity(CURVE, SLO)
-PATIENCE_S = 2.0
 LOADS = "0.9,1.3,2,3"
 
 
@@ -113,12 +107,8 @@ def measure(
     try:
         server.wait_ready(pretended.expected())
         target = recipe.ways[0].target
-        message = http_message(target.port, target.path, target.headers, target.body)
-        rate = load * CAPACITY
-        phases = (Phase(rate, warmup, warmup=True), Phase(rate, seconds))
-        plan = Plan(Open(phases, seed=seed), slo=SLO, timeout=PATIENCE_S, drain=PATIENCE_S + 1)
-        visitors = Visitors(target.port, message, longest_stay=SLO, name=one.name)
-        return row_of(one, load, uvloop.run(run(plan, visitors)))
+        found = offer(target, load * CAPACITY, seconds, warmup=warmup, slo=SLO, seed=seed)
+        return row_of(one, load, found)
     finally:
         server.ask_to_stop()
         server.wait_stopped()
@@ -126,8 +116,7 @@ def measure(
 
 def row_of(one: pretended.Contender, load: float, found: Report) -> Row:
     total = found.total
-    left = total.failed.get(LEFT, 0)
-    stayed = (total.offered - left) / total.seconds
+    stayed = (total.offered - left(found)) / total.seconds
     bound = min(stayed, fluid_bound(CURVE, SLO, total.offered_rps))
     return Row(
         server=one.name,
@@ -140,8 +129,8 @@ def row_of(one: pretended.Contender, load: float, found: Report) -> Row:
         p50_ms=round(total.response_ms.p50, 1),
         p99_ms=round(total.response_ms.p99, 1),
         refused=sum(total.refused.values()),
-        failed=sum(total.failed.values()) - left + total.timed_out + total.unanswered,
-        left=left,
+        failed=broken(found),
+        left=left(found),
         generator_late=found.generator_late,
     )
 

@@ -21,8 +21,18 @@ _HOST = "127.0.0.1"
 class Visitors:
     """A target of `carpool.lab.load.run`; `longest_stay` is how late a leaver leaves, in seconds."""
 
-    def __init__(self, port: int, message: bytes, *, longest_stay: float, name: str) -> None:
+    def __init__(
+        self,
+        port: int,
+        message: bytes,
+        *,
+        longest_stay: float,
+        name: str,
+        once: float = ONCE,
+        leavers: float = LEAVERS,
+    ) -> None:
         self.name = name
+        self._once, self._leavers = once, leavers
         self.message = message
         self._port = port
         self._stay = longest_stay
@@ -30,7 +40,6 @@ class Visitors:
         self._regulars = HttpTarget(_HOST, port, self._whole, connections=_CONNECTIONS, name=name)
         self._visits: set[_Visit] = set()
         self._coming: set[asyncio.Task[None]] = set()
-        self.opened = 0
 
     async def open(self, tell: Tell, clock: Clock, expected: int) -> None:
         self.tell, self.clock = tell, clock
@@ -38,11 +47,11 @@ class Visitors:
 
     def send(self, ticket: Ticket) -> None:
         drawn = self._random.random()
-        if drawn >= LEAVERS + ONCE:
+        if drawn >= self._leavers + self._once:
             self._regulars.send(ticket)
             return
-        part = 1.0 if drawn >= LEAVERS / 2 else 0.5
-        stay = self._random.uniform(0, self._stay) if drawn < LEAVERS else None
+        part = 1.0 if drawn >= self._leavers / 2 else 0.5
+        stay = self._random.uniform(0, self._stay) if drawn < self._leavers else None
         task = asyncio.ensure_future(self._visit(_Visit(self, ticket, part, stay)))
         self._coming.add(task)
         task.add_done_callback(self._coming.discard)
@@ -67,7 +76,6 @@ class Visitors:
         self._visits.add(visit)
         try:
             await asyncio.get_running_loop().create_connection(lambda: visit, _HOST, self._port)
-            self.opened += 1
         except OSError:
             visit.end(failed("cannot-connect"))
 
