@@ -15,10 +15,11 @@ could have given: the bound of `carpool plan`, less who left.
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -26,8 +27,10 @@ from carpool.core.capacity import fluid_bound, slo_capacity
 from carpool.core.curve import BatchCurve
 from carpool.lab.load.processes import spare_the_collector
 from carpool.lab.load.report import Report
+from load.disturbance import Disturbance, is_quiet
 from load.offer import broken, left, offer
 from load.overload_plot import draw
+from load.slices import wait_for_quiet
 from peers import pretended, setup
 from peers.server import Server, ServerError
 
@@ -53,6 +56,9 @@ class Row:
     refused: int
     failed: int  # timed out after two seconds, or broken off
     left: int
+    server_cpu: float  # shares of all cores
+    generator_cpu: float
+    others_cpu: float
     generator_late: bool
     rounds: int = 1
 
@@ -66,11 +72,13 @@ def main() -> int:
         draw(args.draw, json.loads(args.rows.read_text())["rows"], CAPACITY)
         return 0
     seconds, warmup = (args.seconds or (6.0 if args.quick else 10.0)), (1.0 if args.quick else 2.0)
+    patience = args.patience if args.patience is not None else (0.0 if args.quick else 20.0)
     chosen, absent = choose(args)
     taken: dict[tuple[float, str], list[Row]] = {}
     with tempfile.TemporaryDirectory(prefix="carpool-overload-") as name:
         for number, load in product(range(args.rounds), args.loads):
             for one in random.sample(chosen, len(chosen)):
+                wait_for_quiet(patience)
                 folder = Path(name) / f"{one.key}-{load:g}-{number}"
                 try:
                     row = measure(one, load, folder, args.peers_dir, seconds, warmup, seed=number + 1)
@@ -106,16 +114,18 @@ def measure(
     server = Server(recipe, folder)
     try:
         server.wait_ready(pretended.expected())
+        watched = Disturbance(server.cpu)
         target = recipe.ways[0].target
         found = offer(target, load * CAPACITY, seconds, warmup=warmup, slo=SLO, seed=seed)
-        return row_of(one, load, found)
+        return row_of(one, load, found, watched.read())
     finally:
         server.ask_to_stop()
         server.wait_stopped()
 
 
-def row_of(one: pretended.Contender, load: float, found: Report) -> Row:
+def row_of(one: pretended.Contender, load: float, found: Report, shares: tuple[float, float, float]) -> Row:
     total = found.total
+    server, generator, others = shares
     stayed = (total.offered - left(found)) / total.seconds
     bound = min(stayed, fluid_bound(CURVE, SLO, total.offered_rps))
     return Row(
@@ -131,15 +141,18 @@ def row_of(one: pretended.Contender, load: float, found: Report) -> Row:
         refused=sum(total.refused.values()),
         failed=broken(found),
         left=left(found),
+        server_cpu=round(server, 3),
+        generator_cpu=round(generator, 3),
+        others_cpu=round(others, 3),
         generator_late=found.generator_late,
     )
 
 
 def middle(rows: Sequence[Row]) -> Row:
-    """The round in the middle by what was answered in time; late if the generator was in any of them."""
-    chosen = sorted(rows, key=lambda row: row.fraction)[(len(rows) - 1) // 2]
-    late = any(row.generator_late for row in rows)
-    return Row(**asdict(chosen) | {"rounds": len(rows), "generator_late": late})
+    """Of the rounds that nobody disturbed, or of all if there is none, the one in the middle."""
+    quiet = [row for row in rows if is_quiet(row.others_cpu)] or rows
+    chosen = sorted(quiet, key=lambda row: row.fraction)[(len(quiet) - 1) // 2]
+    return replace(chosen, rounds=len(quiet))
 
 
 def choose(args: argparse.Namespace) -> tuple[list[pretended.Contender], dict[str, str]]:
@@ -170,7 +183,8 @@ def show(rows: Sequence[Row], absent: dict[str, str]) -> None:
         cells = [f"{row.load:g}×", row.server, *(f"{one:.0f}" for one in figures), f"{row.fraction:.2f}"]
         cells += [f"{row.p50_ms:.0f}", f"{row.p99_ms:.0f}", *(f"{one:,}" for one in counts)]
         late = "  the generator was late" if row.generator_late else ""
-        print("".join(_cells(cells)) + late)
+        busy = "" if is_quiet(row.others_cpu) else f"  others took {row.others_cpu:.0%} of the machine"
+        print("".join(_cells(cells)) + late + busy)
     print()
     for name, setting in dict.fromkeys((row.server, row.setting) for row in rows):
         print(f"{name}: {setting}")
@@ -194,8 +208,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print rows for machines")
     parser.add_argument("--loads", help=f"in multiples of the capacity ({LOADS})")
     parser.add_argument("--peers", help="which to compare with; none for Carpool alone")
-    parser.add_argument("--rounds", type=int, default=1, help="the middle one is shown (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=1, help="the middle quiet one is shown (%(default)s)")
     parser.add_argument("--seconds", type=float, help="per server and load, after a short warm-up")
+    parser.add_argument(
+        "--patience", type=float, help="seconds to wait for a quiet machine before a turn (20)"
+    )
     parser.add_argument("--setup", action="store_true", help="make the peers' environments and stop")
     parser.add_argument("--peers-dir", type=Path, default=setup.default_dir(), help="default: %(default)s")
     parser.add_argument("--peer-python", type=Path, help="the interpreter for Triton's environment")
@@ -214,6 +231,7 @@ def tell(line: str) -> None:
 
 if __name__ == "__main__":
     spare_the_collector()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
     try:
         sys.exit(main())
     except (ServerError, setup.SetupError) as error:

@@ -9,7 +9,7 @@ cores; what it took is in the table. Pictures, not tensors: they are an eighth o
 generator takes less of the cores, and what is decoded for nothing is part of the question.
 
     python benchmarks/overload_real.py --setup     # once: FastAPI's own environment
-    python benchmarks/overload_real.py             # about five minutes
+    python benchmarks/overload_real.py             # about eight minutes
     python benchmarks/overload_real.py --quick     # within a minute
 """
 
@@ -17,9 +17,9 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,8 +30,9 @@ import numpy as np
 from carpool.config.server import server_settings
 from carpool.demo import demo_models, pictures
 from carpool.lab.load.processes import spare_the_collector
-from load import processes
+from load.disturbance import Disturbance, is_quiet
 from load.offer import broken, most, offer
+from load.slices import wait_for_quiet
 from load.wrk import Target
 from peers import setup
 from peers.pretended import carpool_command, carpool_env
@@ -61,6 +62,7 @@ class Turn:
     failed: int
     server_cpu: float
     generator_cpu: float
+    others_cpu: float
     generator_late: bool
 
 
@@ -80,6 +82,7 @@ class Row:
     failed: float
     server_cpu: float
     generator_cpu: float
+    others_cpu: float
     ratio: float | None
     late_rounds: int
 
@@ -120,10 +123,10 @@ class Contest:
 
     def turn(self, one: Contender, rate: float, seconds: float, warmup: float, seed: int) -> Turn:
         def load(server: Server, target: Target) -> Turn:
-            began, before = time.monotonic(), server.cpu()
+            watched = Disturbance(server.cpu)
             found = offer(target, rate, seconds, warmup=warmup, slo=SLO_MS / 1e3, seed=seed)
-            cores = (time.monotonic() - began) * THREADS
             total = found.total
+            ours, generator, others = watched.read()
             return Turn(
                 goodput_rps=total.goodput_rps,
                 answered_rps=total.answered_rps,
@@ -131,8 +134,9 @@ class Contest:
                 p99_ms=total.response_ms.p99,
                 refused=sum(total.refused.values()),
                 failed=broken(found),
-                server_cpu=processes.spent(before, server.cpu()) / cores,
-                generator_cpu=found.generator.processor_seconds / cores,
+                server_cpu=ours,
+                generator_cpu=generator,
+                others_cpu=others,
                 generator_late=found.generator_late,
             )
 
@@ -209,6 +213,7 @@ def summarise(one: Contender, turns: Sequence[Turn], promise: Sequence[Turn], of
         failed=median(turn.failed for turn in turns),
         server_cpu=round(median(turn.server_cpu for turn in turns), 3),
         generator_cpu=round(median(turn.generator_cpu for turn in turns), 3),
+        others_cpu=round(median(turn.others_cpu for turn in turns), 3),
         ratio=None if one.name == "promise" else round(median(ratios), 2),
         late_rounds=sum(turn.generator_late for turn in turns),
     )
@@ -222,11 +227,12 @@ def show(rows: Sequence[Row], capacity: float) -> None:
     )
     for row in rows:
         ratio = f"{row.ratio:.2f}×" if row.ratio is not None else ""
+        busy = "" if is_quiet(row.others_cpu) else f"  others took {row.others_cpu:.0%}"
         late = f"  late in {row.late_rounds} of {row.rounds}" if row.late_rounds else ""
         print(
             f"{row.server:16}{row.offered_rps:>10.0f}{row.goodput_rps:>11.1f}{row.answered_rps:>12.1f}"
             f"{row.p50_ms:>8.0f}{row.p99_ms:>8.0f}{row.refused:>9,.0f}{row.failed:>8,.0f}"
-            f"{row.server_cpu:>7.0%}{row.generator_cpu:>11.0%}{ratio:>12}{late}"
+            f"{row.server_cpu:>7.0%}{row.generator_cpu:>11.0%}{ratio:>12}{late}{busy}"
         )
     print()
     for row in rows:
@@ -243,6 +249,9 @@ def main() -> int:
         "--load", type=float, default=3.0, help="in multiples of what it carries (%(default)s)"
     )
     parser.add_argument("--rounds", type=int, help="turns of each server")
+    parser.add_argument(
+        "--patience", type=float, help="seconds to wait for a quiet machine before a turn (20)"
+    )
     parser.add_argument("--setup", action="store_true", help="make FastAPI's environment and stop")
     parser.add_argument("--peers-dir", type=Path, default=setup.default_dir(), help="default: %(default)s")
     asked = parser.parse_args()
@@ -250,6 +259,7 @@ def main() -> int:
         setup.make_vision(asked.peers_dir)
         return 0
     rounds, seconds, warmup = (1, 3.0, 1.0) if asked.quick else (5, 8.0, 2.0)
+    patience = asked.patience if asked.patience is not None else (0.0 if asked.quick else 20.0)
     settings, _ = server_settings()
     source = next((path for path in demo_models(settings.cache_dir) if path.name == MODEL), None)
     if source is None:
@@ -267,6 +277,7 @@ def main() -> int:
         turns: dict[str, list[Turn]] = {one.name: [] for one in servers}
         for number in range(asked.rounds or rounds):
             for one in random.sample(servers, len(servers)):
+                wait_for_quiet(patience)
                 turn = contest.turn(one, asked.load * capacity, seconds, warmup, seed=number + 1)
                 tell(f"round {number + 1}, {one.name}: {turn.goodput_rps:.1f}/s in time")
                 turns[one.name].append(turn)
@@ -287,6 +298,7 @@ def tell(line: str) -> None:
 
 if __name__ == "__main__":
     spare_the_collector()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
     try:
         sys.exit(main())
     except (ServerError, setup.SetupError) as error:
