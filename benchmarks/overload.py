@@ -28,7 +28,7 @@ from carpool.core.curve import BatchCurve
 from carpool.lab.load.processes import spare_the_collector
 from carpool.lab.load.report import Report
 from load.disturbance import Disturbance, is_quiet
-from load.offer import broken, left, offer
+from load.offer import broken, gave_up, left, offer
 from load.overload_plot import draw
 from load.slices import wait_for_quiet
 from peers import pretended, setup
@@ -54,7 +54,8 @@ class Row:
     p50_ms: float
     p99_ms: float
     refused: int
-    failed: int  # timed out after two seconds, or broken off
+    gave_up: int  # after two seconds
+    failed: int  # an error, or broken off
     left: int
     server_cpu: float  # shares of all cores
     generator_cpu: float
@@ -139,6 +140,7 @@ def row_of(one: pretended.Contender, load: float, found: Report, shares: tuple[f
         p50_ms=round(total.response_ms.p50, 1),
         p99_ms=round(total.response_ms.p99, 1),
         refused=sum(total.refused.values()),
+        gave_up=gave_up(found),
         failed=broken(found),
         left=left(found),
         server_cpu=round(server, 3),
@@ -176,10 +178,10 @@ def choose(args: argparse.Namespace) -> tuple[list[pretended.Contender], dict[st
 def show(rows: Sequence[Row], absent: dict[str, str]) -> None:
     print(f"16 ms + 4 ms per image, SLO {pretended.SLO_MS:g} ms, capacity {CAPACITY:.0f}/s\n")
     heads = ("load", "server", "offered/s", "bound/s", "in time/s", "of bound", "p50 ms", "p99 ms")
-    print("".join(_cells((*heads, "refused", "failed", "left"))))
+    print("".join(_cells((*heads, "refused", "gave up", "failed", "left"))))
     for row in rows:
         figures = (row.offered_rps, row.bound_rps, row.goodput_rps)
-        counts = (row.refused, row.failed, row.left)
+        counts = (row.refused, row.gave_up, row.failed, row.left)
         cells = [f"{row.load:g}×", row.server, *(f"{one:.0f}" for one in figures), f"{row.fraction:.2f}"]
         cells += [f"{row.p50_ms:.0f}", f"{row.p99_ms:.0f}", *(f"{one:,}" for one in counts)]
         late = "  the generator was late" if row.generator_late else ""
@@ -193,7 +195,7 @@ def show(rows: Sequence[Row], absent: dict[str, str]) -> None:
 
 
 def _cells(cells: Sequence[str]) -> list[str]:
-    widths = (6, 27, 11, 9, 11, 10, 8, 8, 9, 8, 6)
+    widths = (6, 27, 11, 9, 11, 10, 8, 8, 9, 9, 8, 6)
     return [
         cell.ljust(width) if column < 2 else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))

@@ -31,7 +31,7 @@ from carpool.config.server import server_settings
 from carpool.demo import demo_models, pictures
 from carpool.lab.load.processes import spare_the_collector
 from load.disturbance import Disturbance, is_quiet
-from load.offer import broken, most, offer
+from load.offer import broken, gave_up, most, offer
 from load.slices import wait_for_quiet
 from load.wrk import Target
 from peers import setup
@@ -133,7 +133,7 @@ class Contest:
                 p50_ms=total.response_ms.p50,
                 p99_ms=total.response_ms.p99,
                 refused=sum(total.refused.values()),
-                failed=broken(found),
+                failed=broken(found) + gave_up(found),
                 server_cpu=ours,
                 generator_cpu=generator,
                 others_cpu=others,

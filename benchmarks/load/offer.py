@@ -30,10 +30,14 @@ def left(found: Report) -> int:
     return found.total.failed.get(LEFT, 0)
 
 
+def gave_up(found: Report) -> int:
+    """Requests that nothing was heard of for as long as their client waited."""
+    return found.total.timed_out + found.total.unanswered
+
+
 def broken(found: Report) -> int:
-    """Requests that ended without a word of the server, or with an error."""
-    total = found.total
-    return sum(total.failed.values()) - left(found) + total.timed_out + total.unanswered
+    """Requests that ended with an error or a broken connection."""
+    return sum(found.total.failed.values()) - left(found)
 
 
 def _visitors(target: Target, stay: float, **shares: float) -> Visitors:

@@ -29,4 +29,10 @@ def draw(path: Path, rows: Sequence[Mapping[str, Any]], capacity: float) -> None
         axes.set_ylim(bottom=0)
         handles, labels = axes.get_legend_handles_labels()
         order = [0, *range(len(labels) - 1, 0, -1)]
-        axes.legend([handles[n] for n in order], [labels[n] for n in order], loc="center right", fontsize=9)
+        axes.legend(
+            [handles[n] for n in order],
+            [labels[n] for n in order],
+            loc="lower right",
+            bbox_to_anchor=(1, 0.05),
+            fontsize=9,
+        )
