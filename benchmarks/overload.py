@@ -72,7 +72,7 @@ def main() -> int:
     if args.draw:
         draw(args.draw, json.loads(args.rows.read_text())["rows"], CAPACITY)
         return 0
-    seconds, warmup = (args.seconds or (6.0 if args.quick else 10.0)), (1.0 if args.quick else 2.0)
+    seconds, warmup = (args.seconds or (5.0 if args.quick else 10.0)), (1.0 if args.quick else 2.0)
     patience = args.patience if args.patience is not None else (0.0 if args.quick else 20.0)
     chosen, absent = choose(args)
     taken: dict[tuple[float, str], list[Row]] = {}
