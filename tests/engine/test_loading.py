@@ -35,8 +35,7 @@ class Workshop:
     loads: list[Timed] = field(default_factory=list)
     fails: bool = False
 
-    def load(self, _config: ModelConfig, _version: ModelVersion, *, instance: int, threads: int) -> Timed:
-        del instance
+    def load(self, _config: ModelConfig, _version: ModelVersion, *, threads: int, **_where: object) -> Timed:
         made = Timed(
             self.clock, lambda images, _: self.factor * self.takes(images, threads), fails=self.fails
         )

@@ -17,6 +17,8 @@ from carpool.observe import statistics
 from carpool.observe.counters import Table, table_bytes
 from carpool.servers.asked_fields import NOBODY, Sender
 from carpool.servers.door import Answer, Catalog, IndexEntry, ModelEntry, Slot
+from carpool.servers.pictures.models import PictureModel
+from carpool.servers.slot_files import bind_file
 from carpool.types import Array, Datatype, Signature, Tensor, TensorSpec
 from carpool.wire.v2 import RequestHead, bind
 
@@ -110,7 +112,17 @@ class FakeCall:
         return self.sender.source
 
     def inputs(self) -> dict[str, Array]:
+        if self.head.encoded:
+            return self._decoded()
         return {tensor.name: tensor.data for tensor in bind(self.head.inputs, self.slot.view[self.tail :])}
+
+    def _decoded(self) -> dict[str, Array]:
+        """As a device would see the file."""
+        file = bind_file(self.slot.view, self.tail)
+        model = PictureModel(self.entry)
+        into = np.empty((1, *model.transform.shape), np.uint8)
+        model.prepare(file.data, memoryview(into).cast("B"))
+        return {self.head.inputs[0].name: into}
 
     def finish(self, error: CarpoolError | None = None) -> None:
         """Answer now, in the loop's thread; without an error, with what the model's function says."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from carpool.config.model import ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
-from carpool.errors import ModelError
+from carpool.errors import CarpoolError, ModelError
 from carpool.types import Array
 
 
@@ -43,13 +43,67 @@ class Backend(Protocol):
         """Give back memory, threads and processes; more than once does no harm."""
 
 
+class FillPictures(Protocol):
+    """Decodes pictures into rows of a model's uint8 input, on its device."""
+
+    def fill(self, pictures: Sequence[Array], into: Any) -> Mapping[int, CarpoolError]:
+        """One row of `into` for each picture: 1-D uint8 arrays of file bytes, which may be shared memory.
+
+        `into` is a uint8 tensor on the device; the work goes to its current stream, and the caller waits for
+        that stream before the next `fill`. Returns by index what is wrong with those that cannot be read,
+        whose rows then hold anything.
+        """
+
+
+Filling = Callable[[Any], FillPictures | None]
+"""Takes a device; None where pictures for it are better decoded elsewhere."""
+
+
+@runtime_checkable
+class Gathers(Protocol):
+    """A backend that makes one batch of several requests itself, where its device can best read it."""
+
+    def run_parts(
+        self, parts: Sequence[Mapping[str, Array]], images: Sequence[int], wanted: Sequence[str]
+    ) -> Mapping[str, Array]:
+        """As `run`, for the inputs of requests that stand one behind the other, with their images each."""
+
+
+class Encoded(Protocol):
+    """A backend that takes encoded pictures."""
+
+    def run_encoded(
+        self, pictures: Sequence[Array], wanted: Sequence[str]
+    ) -> tuple[Mapping[str, Array], Mapping[int, CarpoolError]]:
+        """As `run`, for a batch of pictures' files; and by index what is wrong with those that cannot be
+        read, whose rows of the outputs then hold anything."""
+
+
+class Finish(Protocol):
+    """Makes further outputs of a batch's outputs, on the device and within its graph."""
+
+    @property
+    def adds(self) -> Sequence[str]: ...
+
+    def __call__(self, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """All of the outputs, by name, on the device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one instance goes: its number within the version, its GPU if any, and its share of the cores."""
+    """Where one instance goes: its number within the version, its GPU if any, and its share of the cores.
+
+    With `fill`, an instance on a device that it suits also takes encoded pictures; `finish` is run after the
+    model, and what it adds is declared among the model's outputs. `tell` hears in words what a long load is
+    at.
+    """
 
     instance: int = 0
     threads: int | None = None
     gpu: int | None = None
+    fill: Filling | None = None
+    finish: Finish | None = None
+    tell: Callable[[str], None] = lambda _: None
 
 
 class Loader(Protocol):

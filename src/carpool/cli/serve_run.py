@@ -17,6 +17,7 @@ from carpool.config.repository import ModelSource, find_models
 from carpool.config.server import ServerSettings, server_settings
 from carpool.core.policy import Promise
 from carpool.demo import demo_models, pictures
+from carpool.engine.hardware import gpu_count
 from carpool.errors import CarpoolError, ConfigError
 from carpool.observe.logs import configure, logger
 from carpool.servers import one_process
@@ -40,7 +41,9 @@ def run(asked: Serve) -> int:
         logger("server").warning("settings", message=warning)
     paths = asked.paths or demo_models(settings.cache_dir, tell=_tell)
     # Mistakes in settings are told before anything is started.
-    sources, _ = find_models(paths, only=names_at_start(settings), some=needs_some(settings))
+    sources, _ = find_models(
+        paths, gpus=gpu_count(), only=names_at_start(settings), some=needs_some(settings)
+    )
     print(f"Loading {_count(len(sources), 'model')} …", flush=True)
     screen = _Screen(sources, settings)
     if settings.frontends == 0:

@@ -112,6 +112,7 @@ class ImageSettings:
     pad: int = 114  # grey level around a letterboxed picture
     anchor: str = "center"  # where a letterboxed picture lies
     crop: float = 1.0  # share of the picture's shorter side that is kept, for resize = "crop"
+    decode: str = "auto"  # where pictures are decoded: "cpu", or the model's "device"; auto: on a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class DetectSettings:
     per_class: bool = True
     normalized: bool = False  # boxes from 0 to 1 instead of in pixels of the input
     max_detections: int = 300
+    nms: str = "auto"  # where boxes are suppressed: "cpu", or the model's "device"; auto: on a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,20 @@ class OnnxruntimeSettings:
     inter_op_threads: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PytorchSettings:
+    """How a PyTorch model runs. After `backends.describe` nothing is left to "auto" or None."""
+
+    device: str = "auto"  # or "cpu", "cuda" for every GPU, "cuda:1" for one
+    precision: str = "fp32"
+    channels_last: bool | None = None  # None: on a GPU in half precision
+    compile: str = "off"  # or "default", "max-autotune"
+    graphs: bool | None = None  # None: on a GPU
+    buckets: tuple[int, ...] = ()  # the batch sizes that really run; none: powers of two where any are needed
+    module: str | None = None  # file.py:function that builds the network which the weights are for
+    weights: str | None = None  # file in the version's folder
+
+
 def eager_policy() -> Knobs:
     """Work-conserving batches with no gate and a bounded queue; the deadlines of clients still hold."""
     return Knobs(max_batch=1, across_shapes=True, max_queue=4096)
@@ -191,6 +207,7 @@ class ModelConfig:
     response_cache: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)
     onnxruntime: OnnxruntimeSettings = OnnxruntimeSettings()
+    pytorch: PytorchSettings = PytorchSettings()
     image: ImageSettings | None = None
     detect: DetectSettings | None = None
     classify: ClassifySettings | None = None

@@ -10,7 +10,7 @@ from carpool.errors import ConfigError
 # What each backend can run, and the name it looks for when the settings name no file.
 SUFFIXES = {
     "onnxruntime": (".onnx",),
-    "pytorch": (".pt", ".pt2"),
+    "pytorch": (".pt", ".pt2", ".py", ".pth", ".safetensors"),
     "openvino": (".xml", ".onnx"),
     "python": (".py",),
 }
@@ -38,8 +38,9 @@ def find_file(folder: Path, config: ModelConfig) -> tuple[Path | None, str]:
     """The model file in one version's folder and the backend for it; no file for a fake model."""
     if config.backend == "fake":
         return None, "fake"
-    if config.file is not None and Path(config.file).suffix not in _FOREIGN:
-        return _named(folder, config, config.file)
+    asked = config.file or config.pytorch.weights
+    if asked is not None and Path(asked).suffix not in _FOREIGN:
+        return _named(folder, config, asked)
     names = [name for name in DEFAULT_FILES if _fits(config.backend, name)]
     own = _existing(folder, names)
     found = own or _existing(folder, DEFAULT_FILES)

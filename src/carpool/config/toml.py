@@ -21,6 +21,7 @@ from carpool.config.model import (
     eager_policy,
 )
 from carpool.config.table import Table
+from carpool.config.toml_pytorch import pytorch
 from carpool.config.toml_sections import classify, detect, embed, fake, image, onnxruntime, segment
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
@@ -51,13 +52,10 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
     timeout_ms = top.number("execution_timeout_ms", 0, above=True)
     task = top.text("task", list(Task))
     fake_settings = fake(top.table("fake"))
-    backend = top.text("backend", BACKENDS)
-    if fake_settings and backend not in (None, "fake"):
-        raise ConfigError(f'{path}: [fake] and backend = "{backend}" contradict each other; remove one')
     config = ModelConfig(
         name=rules.check_name(top.text("name") or name, top.where("name")),
         path=path.parent,
-        backend="fake" if fake_settings else backend,
+        backend=_backend(top),
         task=Task(task) if task else None,
         inputs=_tensors(top, "input", max_batch),
         outputs=_tensors(top, "output", max_batch),
@@ -71,6 +69,7 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         response_cache=top.flag("response_cache", False),
         parameters=_parameters(top),
         onnxruntime=onnxruntime(top.table("onnxruntime")),
+        pytorch=pytorch(top.table("pytorch")),
         image=image(top.table("image")),
         detect=detect(top.table("detect")),
         classify=classify(top.table("classify")),
@@ -81,6 +80,20 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
     if max_batch is None:
         return config
     return rules.with_max_batch(config, max_batch, top.where("batching"))
+
+
+def _backend(top: Table) -> str | None:
+    """As it is named, or as the table of one tells: [fake] and [pytorch] say things that no other runs."""
+    backend = top.text("backend", BACKENDS)
+    for name in ("fake", "pytorch"):
+        if not top.has(name):
+            continue
+        if backend not in (None, name):
+            raise ConfigError(
+                f'{top.file}: [{name}] and backend = "{backend}" contradict each other; remove one'
+            )
+        backend = name
+    return backend
 
 
 def _inside(table: Table, key: str) -> str | None:

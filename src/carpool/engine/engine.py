@@ -14,6 +14,7 @@ from carpool.core.job import INFINITY
 from carpool.engine.candidate import Override
 from carpool.engine.control import ModelControl, Progress, silent
 from carpool.engine.fleet import Fleet
+from carpool.engine.hardware import gpu_count
 from carpool.engine.inputs import check_inputs, only_input, shape_key
 from carpool.engine.model_state import UNLOADED, IndexLine
 from carpool.engine.profile_store import ProfileStore
@@ -83,7 +84,7 @@ class Engine:
         """
         try:
             if not patient:  # mistakes in settings are told before anything is loaded
-                find_models(self._paths, only=only, some=some)
+                find_models(self._paths, gpus=gpu_count(), only=only, some=some)
             there = await self.control.find()
             for name in there if only is None else dict.fromkeys(only):
                 try:

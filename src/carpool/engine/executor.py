@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import monotonic
+from typing import cast
 
-from carpool.backends.backend import Backend
+from carpool.backends.backend import Backend, Encoded, Gathers
 from carpool.engine.collate import Collator, split
 from carpool.engine.work import Outcome, Timing, Work
 from carpool.errors import CarpoolError, ModelError
@@ -37,6 +38,7 @@ class Executor:
         self.backend = backend
         self._signature = signature
         self._collator = Collator(signature, max(1, largest))
+        self._gathers = backend if isinstance(backend, Gathers) else None
         self._every_output = tuple(signature.output_named)
         self._chunk = max(1, chunk)
         self._report = report
@@ -94,21 +96,48 @@ class Executor:
         return self._run(works[:half], timing) + self._run(works[half:], timing)
 
     def _run_together(self, works: Sequence[Work], timing: Timing) -> list[Outcome]:
+        if works[0].encoded:
+            return self._run_encoded(works, timing)
         start = monotonic()
         wanted = self._wanted(works)
-        inputs = self._collator.gather(works)
-        gathered = monotonic()
-        outputs = self.backend.run(inputs, wanted)
+        if self._gathers is not None:  # what it copies, and when, is its own affair and its own time
+            gathered = start
+            parts = [work.inputs for work in works]
+            outputs = self._gathers.run_parts(parts, [work.images for work in works], wanted)
+        else:
+            inputs = self._collator.gather(works)
+            gathered = monotonic()
+            outputs = self.backend.run(inputs, wanted)
         ran = monotonic()
         images = sum(work.images for work in works)
         self._collator.check(outputs, wanted, images)
-        parts = split(outputs, works, batched=self._signature.max_batch > 0)
+        answers = split(outputs, works, batched=self._signature.max_batch > 0)
         outcomes = [
             Outcome(outputs=part if work.place is None else work.place(part))
-            for work, part in zip(works, parts, strict=True)
+            for work, part in zip(works, answers, strict=True)
         ]
         timing.input += gathered - start
         timing.infer += ran - gathered
+        timing.output += monotonic() - ran
+        return outcomes
+
+    def _run_encoded(self, works: Sequence[Work], timing: Timing) -> list[Outcome]:
+        """Files, one picture each. What is wrong with one of them is only its owner's affair."""
+        start = monotonic()
+        wanted = self._wanted(works)
+        pictures = [next(iter(work.inputs.values())) for work in works]
+        outputs, errors = cast(Encoded, self.backend).run_encoded(pictures, wanted)
+        ran = monotonic()
+        self._collator.check(outputs, wanted, len(works))
+        outcomes = [
+            Outcome(error=errors[number])
+            if number in errors
+            else Outcome(outputs=part if work.place is None else work.place(part))
+            for number, (work, part) in enumerate(
+                zip(works, split(outputs, works, batched=True), strict=True)
+            )
+        ]
+        timing.infer += ran - start
         timing.output += monotonic() - ran
         return outcomes
 

@@ -31,6 +31,11 @@ def hardware(proc: Path = Path("/proc")) -> Hardware:
     )
 
 
+def gpu_count(proc: Path = Path("/proc"), dev: Path = Path("/dev")) -> int:
+    """That this machine shows to us; a runtime may see fewer. A container may have only one of the two."""
+    return max(len(_gpu_files(proc)), len(list(dev.glob("nvidia[0-9]*"))[:_MOST_GPUS]))
+
+
 def _gpu_files(proc: Path) -> list[Path]:
     return sorted((proc / "driver" / "nvidia" / "gpus").glob("*/information"))[:_MOST_GPUS]
 

@@ -9,24 +9,25 @@ from datetime import UTC, datetime
 from math import inf
 
 from carpool import backends
-from carpool.backends.backend import Backend
+from carpool.backends.backend import Backend, Finish
 from carpool.clock import now as monotonic
 from carpool.config.model import ModelConfig, TensorConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.capacity import promised_batch
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
+from carpool.engine.device_pictures import SAMPLE_TOLD, filling, sample_picture
 from carpool.engine.labels import read_labels
-from carpool.engine.layout import Chosen, Layout, choose_by_capacity, choose_threads
-from carpool.engine.measuring import Measured, Measuring, sizes
+from carpool.engine.layout import Chosen, Layout
+from carpool.engine.measuring import Effort, Measured, Measuring, sizes
+from carpool.engine.picture_settings import settle
+from carpool.engine.placing import choose_on_cpu, choose_on_gpus, instance_count, places
 from carpool.engine.profile import Profile, best_piece, choices
 from carpool.engine.profile_store import Key, ProfileStore, profile_key
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
-from carpool.types import DATATYPES, Signature, TensorSpec
-from carpool.vision.input_form import read_form
-from carpool.vision.lookup import lookup_tables
-from carpool.vision.settings import VisionSettings, describe
+from carpool.types import DATATYPES, Array, Signature, TensorSpec
+from carpool.vision.settings import VisionSettings
 
 log = logger("engine")
 
@@ -70,12 +71,17 @@ class Loading:
         self._profiles = profiles
         self._now = now
         self._threads: int | None = None
+        self._vision: VisionSettings | None = None
+        self._finish: Finish | None = None
+        self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
 
     def prepare(self, tell: Tell) -> Ready:
         config = backends.describe(self._config, self._version)
         signature = signature_of(config)
         labels = read_labels(config)
-        vision = _vision(config, signature, labels)  # what is wrong there is told before anything is loaded
+        settled = settle(config, signature, labels)  # what is wrong there is told before anything is loaded
+        config, signature, self._vision, self._finish = settled
+        vision = self._vision
         if config.fake is not None:
             return self._ready(config, signature, labels, vision, *self._fake(config, signature, tell))
         key = self._key(config)
@@ -87,48 +93,58 @@ class Loading:
                 self._profiles.write(key, found[1])
         return self._ready(config, signature, labels, vision, *found)
 
-    def backend(self, config: ModelConfig, index: int, count: int) -> Backend:
+    def backend(self, config: ModelConfig, index: int, count: int, tell: Tell = lambda _: None) -> Backend:
         """One more instance; how many threads it has was found out at the first."""
         threads = self._threads or backends.default_threads(count, _cores())
-        return backends.load(config, self._version, instance=index, threads=threads)
+        gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
+        return backends.load(
+            config,
+            self._version,
+            instance=index,
+            threads=threads,
+            gpu=gpu,
+            fill=filling(config, self._vision),
+            finish=self._finish,
+            tell=tell,
+        )
 
     # ---- instances --------------------------------------------------------------------------------------
 
     def open(self, config: ModelConfig, layout: Layout, tell: Tell = lambda _: None) -> list[Backend]:
         self._threads = layout.threads
+        self._place(config)
         opened: list[Backend] = []
         try:
             for index in range(layout.instances):
                 tell(f"loading instance {index + 1} of {layout.instances}")
-                opened.append(self.backend(config, index, layout.instances))
+                opened.append(self.backend(config, index, layout.instances, tell))
         except BaseException:
             _close(opened)
             raise
         return opened
 
+    def _place(self, config: ModelConfig) -> None:
+        """Instances beyond those that the settings ask for go where the first ones went, in turn."""
+        devices = backends.devices(config)
+        self._gpus = places(config, devices) if devices else ()
+
     def choose(self, config: ModelConfig, signature: Signature, tell: Tell) -> Chosen:
         """Instances and threads: as the settings say, else as trying them says."""
-        count = instance_count(config)
-        shared = backends.default_threads(count, _cores())
-        told = config.onnxruntime.intra_op_threads
-        if config.backend != "onnxruntime" or told or config.onnxruntime.providers or _cores() == 1:
-            return Chosen(
-                Layout(count, told or shared), f"threads as the settings say: {told}" if told else ""
-            )
-        tell("trying instances and threads")
-        policy = config.policy
+        self._place(config)
+        if self._gpus:
+            self._threads = 1
 
-        def open_all(layout: Layout) -> list[Backend]:
-            return self.open(config, layout)
+            def open_one(index: int) -> Backend:
+                tell(f"loading instance {index + 1}")
+                return self.backend(config, index, 1, tell)
 
-        try:
-            if isinstance(policy, Promise) and not any(group.given for group in config.instances):
-                return choose_by_capacity(_cores(), policy.slo, signature, open_all, self._now)
-            if shared > 1:
-                return choose_threads(count, shared, signature, open_all, self._now)
-        except CarpoolError:  # it cannot be tried on zeros; what is wrong is told later, if it matters
-            log.debug("not-tried", model=config.name)
-        return Chosen(Layout(count, shared))
+            picture = self._sample()
+
+            def measuring(opened: Sequence[Backend], effort: Effort) -> Measuring:
+                return Measuring(opened, signature, effort, now=self._now, picture=picture)
+
+            return choose_on_gpus(config, self._gpus, _slo(config), open_one, measuring)
+        return choose_on_cpu(config, _cores(), signature, lambda it: self.open(config, it), tell, self._now)
 
     def _fake(
         self, config: ModelConfig, signature: Signature, tell: Tell
@@ -155,12 +171,12 @@ class Loading:
     ) -> tuple[list[Backend], Profile, BatchCurve] | None:
         """With the instances it was measured with, if a few runs still take what it says."""
         largest = max(1, signature.max_batch)
-        curve = kept.measured.curve(largest)
+        curve = kept.measured.curve(largest, config.pytorch.buckets)
         wanted = {1, promised_batch(curve, _slo(config)) or 1}
         opened = self.open(config, kept.layout, tell)
         try:
             tell("checking the kept profile")
-            ratios = _check(Measuring(opened, signature, now=self._now), sorted(wanted), curve)
+            ratios = _check(self._measuring(opened, signature), sorted(wanted), curve)
         except ModelError as error:
             log.warning("profile-outdated", model=config.name, error=error.message)
             _close(opened)
@@ -202,14 +218,25 @@ class Loading:
         at = datetime.now(UTC).isoformat(timespec="seconds")
         points = ",".join(f"{point.size}:{point.seconds * 1e3:.4g}" for point in measured.points)
         log.info("profile-measured", model=config.name, layout=str(chosen.layout), curve=points)
-        return opened, replace(profile, measured=measured, measured_at=at), measured.curve(largest)
+        return (
+            opened,
+            replace(profile, measured=measured, measured_at=at),
+            measured.curve(largest, config.pytorch.buckets),
+        )
 
     def _look(
         self, config: ModelConfig, opened: Sequence[Backend], signature: Signature, tell: Tell
     ) -> Measured:
-        measuring = Measuring(opened, signature, now=self._now)
-        wanted = sizes(max(1, signature.max_batch))
+        measuring = self._measuring(opened, signature)
+        wanted = config.pytorch.buckets or sizes(max(1, signature.max_batch))
         return measuring.points(wanted, _slo(config), lambda size: tell(f"measuring a batch of {size}"))
+
+    def _measuring(self, opened: Sequence[Backend], signature: Signature) -> Measuring:
+        return Measuring(opened, signature, now=self._now, picture=self._sample())
+
+    def _sample(self) -> Array | None:
+        """What a model is measured with that decodes pictures on its device."""
+        return sample_picture() if self._vision is not None and self._vision.encoded else None
 
     def _ready(
         self,
@@ -233,7 +260,8 @@ class Loading:
             group = replace(config.instances[0], count=profile.layout.instances)
             config = replace(config, instances=(group,))
         piece = curve.max_batch if config.fake is not None else best_piece(curve)
-        said = choices(profile, curve, piece, slo)
+        told = SAMPLE_TOLD if vision is not None and vision.encoded else ""
+        said = choices(profile, curve, piece, slo, told)
         for sentence in said:
             log.info("choice", model=config.name, why=sentence)
         return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
@@ -250,24 +278,6 @@ def _check(measuring: Measuring, wanted: Sequence[int], curve: BatchCurve) -> di
             if max(ratio, 1 / ratio) <= _STILL_TRUE:
                 break
     return ratios
-
-
-def _vision(
-    config: ModelConfig, signature: Signature, labels: Mapping[str, Sequence[str]]
-) -> VisionSettings | None:
-    """How the model answers pictures; raises what its settings say and its tensors cannot be."""
-    vision, notes = describe(config, signature, labels)
-    try:
-        if vision is not None:
-            form = read_form(vision.image, vision.input, config.name)
-            lookup_tables(vision.image, form, vision.input.datatype, config.name)
-    except ConfigError as error:
-        if config.task is not None or config.image is not None:
-            raise
-        vision, notes = None, [f"it has no image route: {error.message}"]  # nobody asked for one
-    for note in notes:
-        log.info("pictures", model=config.name, note=note)
-    return vision
 
 
 def _unmeasured(config: ModelConfig, error: ModelError) -> ModelError:
@@ -289,11 +299,6 @@ def _cores() -> int:
 
 def _slo(config: ModelConfig) -> float:
     return config.policy.slo if isinstance(config.policy, Promise) else inf
-
-
-def instance_count(config: ModelConfig) -> int:
-    """Without a GPU, groups that ask for one run on the CPU: the counts add up."""
-    return max(1, sum(group.count * max(1, len(group.gpus)) for group in config.instances))
 
 
 def signature_of(config: ModelConfig) -> Signature:

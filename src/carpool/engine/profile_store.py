@@ -17,8 +17,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from carpool.backends import device_names
 from carpool.config.fingerprint import content_digest
 from carpool.config.model import ModelConfig
+from carpool.config.pixels import values_on_device
 from carpool.config.repository import ModelVersion
 from carpool.core.policy import Promise
 from carpool.engine.hardware import Hardware, hardware
@@ -31,6 +33,8 @@ FORMAT = 1
 MOST_FILES = 256
 _MOST_BYTES = 1 << 18
 _SUFFIX = ".profile.json"
+
+_PACKAGES = {"pytorch": "torch"}
 
 Key = Mapping[str, Any]
 
@@ -51,6 +55,8 @@ def profile_key(config: ModelConfig, version: ModelVersion, machine: Hardware | 
             "tensors": [[t.name, t.datatype, list(t.dims)] for t in config.inputs + config.outputs],
             "instances": fixed,
             "onnxruntime": [list(part) if isinstance(part, tuple) else part for part in _runtime(config)],
+            "pytorch": _pytorch(config, version.file),
+            "on device": _on_device(config),
             "parameters": dict(sorted(config.parameters.items())),
         },
         "hardware": {**asdict(machine := machine or hardware()), "gpus": list(machine.gpus)},
@@ -62,9 +68,31 @@ def _runtime(config: ModelConfig) -> tuple[object, ...]:
     return used.providers, used.intra_op_threads, used.inter_op_threads
 
 
+def _on_device(config: ModelConfig) -> list[str | None]:
+    """What is asked of the device besides the model: it takes its time."""
+    image, detect = config.image, config.detect
+    return [image.decode if image else None, detect.nms if detect else None]
+
+
+def _pytorch(config: ModelConfig, file: Path) -> dict[str, Any] | None:
+    """Its settings as they were settled, the code of its network, and the devices by name."""
+    if config.backend != "pytorch":
+        return None
+    used = asdict(config.pytorch)
+    code = None if config.pytorch.module is None else file.parent / config.pytorch.module.partition(":")[0]
+    image = config.image if values_on_device(config) else None
+    return {
+        **used,
+        "buckets": list(config.pytorch.buckets),
+        "code": content_digest(code) if code is not None and code.is_file() else "",
+        "values": [] if image is None else [image.scale, list(image.mean), list(image.std), image.layout],
+        "devices": list(device_names(config)),
+    }
+
+
 def _version_of(backend: str | None) -> str:
     try:
-        return importlib.metadata.version(backend or "")
+        return importlib.metadata.version(_PACKAGES.get(backend or "", backend or ""))
     except (importlib.metadata.PackageNotFoundError, ValueError):
         return platform.python_version()
 

@@ -9,6 +9,9 @@ from carpool.core.job import INFINITY, Job
 from carpool.errors import CarpoolError
 from carpool.types import Array
 
+ENCODED = "encoded"
+"""The shape of requests that are pictures' files: they never ride with tensors."""
+
 
 @dataclass(slots=True, unsafe_hash=True)
 class Timing:
@@ -53,6 +56,7 @@ class Work:
     latest: bool = False  # a newer frame of the source takes its place while it waits
     shape: Hashable = None  # what must be equal to share a batch; None where all requests are alike
     place: Callable[[Mapping[str, Array]], Mapping[str, Array]] | None = None
+    encoded: bool = False  # the one input is a picture's file, for the model's device to decode
     key: int = 0  # which model version has it
     job: Job | None = None  # the scheduler's side of it
     held: Outcome | None = None  # an answer that waits for earlier ones

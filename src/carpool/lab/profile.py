@@ -14,7 +14,7 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelSource, ModelVersion, find_models
 from carpool.core.curve import BatchCurve
 from carpool.core.shape import Shape, shape_of
-from carpool.engine.hardware import Steal, hardware
+from carpool.engine.hardware import Steal, gpu_count, hardware
 from carpool.engine.layout import Chosen, Layout
 from carpool.engine.loading import Loading, signature_of
 from carpool.engine.measuring import Effort, Measuring, Point, sizes
@@ -102,7 +102,7 @@ def profile(question: Question, tell: Tell = lambda _: None) -> Report:
     version = source.versions[-1]
     config = backends.describe(source.config, version)
     signature = signature_of(config)
-    wanted = _sizes(q, signature)
+    wanted = _sizes(q, signature, config.pytorch.buckets)
     with ExitStack() as stack:
         chosen = _open(q, config, version, signature, tell)
         for backend in chosen.backends:
@@ -141,7 +141,7 @@ def _each(q: Question) -> int:
 
 
 def _the_model(q: Question) -> ModelSource:
-    found, _ = find_models([q.path], only=None if q.name is None else [q.name])
+    found, _ = find_models([q.path], gpus=gpu_count(), only=None if q.name is None else [q.name])
     if len(found) > 1:
         names = ", ".join(source.config.name for source in found)
         raise InvalidInput(f"{q.path} has several models: say which with --name: {names}", field="--name")
@@ -151,12 +151,12 @@ def _the_model(q: Question) -> ModelSource:
     return source
 
 
-def _sizes(q: Question, signature: Signature) -> Sequence[int]:
+def _sizes(q: Question, signature: Signature, buckets: Sequence[int]) -> Sequence[int]:
     if not signature.max_batch:
         if q.sizes not in ((), (1,)):
             raise InvalidInput(f"--sizes: {signature.model} takes no batches: only 1 can be measured")
         return (1,)
-    return q.sizes or sizes(min(signature.max_batch, _LARGEST_UNASKED))
+    return q.sizes or buckets or sizes(min(signature.max_batch, _LARGEST_UNASKED))
 
 
 def _open(

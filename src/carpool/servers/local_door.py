@@ -9,13 +9,14 @@ from typing import Any
 
 from carpool.core.job import INFINITY
 from carpool.engine.inputs import shape_key
-from carpool.engine.work import Outcome, Work
+from carpool.engine.work import ENCODED, Outcome, Work
 from carpool.errors import CarpoolError
 from carpool.servers.advice import Gate, open_gate
 from carpool.servers.arena import Arena, check_fits
 from carpool.servers.asked_fields import NOBODY, Sender
 from carpool.servers.door import Answer, Catalog, ModelEntry, Slot
 from carpool.servers.host import EngineHost
+from carpool.servers.slot_files import bind_file
 from carpool.types import Tensor
 from carpool.wire.v2 import RequestHead, bind
 
@@ -104,7 +105,10 @@ class LocalDoor:
         sender: Sender = NOBODY,
     ) -> LocalCall:
         call = LocalCall(self, entry, slot, done)
-        inputs = {tensor.name: tensor.data for tensor in bind(head.inputs, slot.view[tail:])}
+        if head.encoded:
+            inputs = {head.inputs[0].name: bind_file(slot.view, tail)}
+        else:
+            inputs = {tensor.name: tensor.data for tensor in bind(head.inputs, slot.view[tail:])}
         options = head.options
         work = Work(
             inputs,
@@ -117,7 +121,8 @@ class LocalDoor:
             priority=options.priority,
             source=sender.source,
             latest=sender.latest,
-            shape=shape_key(entry.signature, inputs),
+            shape=ENCODED if head.encoded else shape_key(entry.signature, inputs),
+            encoded=head.encoded,
         )
         self.host.submit(entry.key, work)
         call.work = work

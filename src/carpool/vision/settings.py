@@ -16,6 +16,7 @@ from carpool.config.model import (
     SegmentSettings,
     Task,
 )
+from carpool.config.pixels import values_on_device
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES, Signature, TensorSpec
 from carpool.vision import recognise
@@ -42,6 +43,7 @@ class VisionSettings:
     outputs: tuple[TensorSpec, ...]  # those the task reads: for boxes_scores the boxes, then the scores
     table: TaskSettings | None = None  # the task's own; raw has none
     labels: tuple[str, ...] = ()
+    encoded: bool = False  # the model's device decodes pictures; `image` says what is left to do elsewhere
 
     def label(self, class_id: int) -> str:
         name = self.labels[class_id] if class_id < len(self.labels) else ""
@@ -57,6 +59,7 @@ def write(settings: VisionSettings) -> dict[str, Any]:
         "outputs": [_write_spec(spec) for spec in settings.outputs],
         "table": None if settings.table is None else asdict(settings.table),
         "labels": list(settings.labels),
+        "encoded": settings.encoded,
     }
 
 
@@ -70,6 +73,7 @@ def read(document: Mapping[str, Any]) -> VisionSettings:
         outputs=tuple(_read_spec(spec) for spec in document["outputs"]),
         table=None if document["table"] is None else _TABLES[task](**document["table"]),
         labels=tuple(document["labels"]),
+        encoded=document["encoded"],
     )
 
 
@@ -121,6 +125,8 @@ def describe(
     task = declared or _told(model)
     table, outputs = _SETTLE[task](model)
     image = replace(config.image or ImageSettings(), layout=picture.layout)
+    if values_on_device(config):  # who makes the pictures' tensors leaves their pixels as they are
+        image = replace(image, mean=(0.0,), std=(1.0,), scale=None)
     return VisionSettings(task, image, picture.spec, outputs, table, names), model.notes
 
 

@@ -462,7 +462,8 @@ def test_a_client_that_leaves_while_its_answer_is_made_holds_nothing(served: Fro
     served.door.held = True
     client = served.connect()
     client.send(
-        b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(picture()), picture())
+        b"POST /detect?overlay=1 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
+        % (len(picture()), picture())
     )
     call = served.wait_for_call()
     with holding(served) as go:

@@ -166,6 +166,7 @@ def _placement(memory_size: int = 8192) -> tuple[Placement, memoryview]:
         "timeout": 0.0,
         "source": "",
         "latest": False,
+        "encoded": False,
     }
     template = ServedTemplate(document, MODELS[0])
     return Placement(1, template, memory, 4096, 4096, 1 << 20), memoryview(memory)

@@ -19,7 +19,7 @@ from carpool.servers.asked_fields import (
     read_latest,
     read_source,
 )
-from carpool.servers.http.compression import choose_encoding
+from carpool.servers.http.compression import body_encoding, choose_encoding
 from carpool.servers.http.image_body import Layout, read_layout
 from carpool.servers.http.parsing import RequestHead
 
@@ -42,6 +42,7 @@ class ImageHead(NamedTuple):
     budget: float  # seconds from the head to the client's deadline
     sender: Sender
     encoding: bytes | None  # how JSON may be compressed
+    in_place: bool  # the body is one picture, as it is, of a known size
 
 
 def read_image_head(head: RequestHead) -> ImageHead:
@@ -50,8 +51,10 @@ def read_image_head(head: RequestHead) -> ImageHead:
     query = read_query(head.query)
     form, wanted = read_accept(headers.get(b"accept", b""))
     accepted = headers.get(b"accept-encoding")
+    layout = read_layout(headers.get(b"content-type"))
+    compressed = body_encoding(headers.get(b"content-encoding")) is not None
     return ImageHead(
-        read_layout(headers.get(b"content-type")),
+        layout,
         query.pop("model", ""),
         query.pop("version", ""),
         query,
@@ -60,6 +63,7 @@ def read_image_head(head: RequestHead) -> ImageHead:
         read_budget(headers.get(_DEADLINE_FIELD)),
         checked(Sender(read_source(headers.get(_SOURCE_FIELD)), read_latest(headers.get(_LATEST_FIELD)))),
         None if accepted is None else choose_encoding(accepted),
+        bool(head.content_length) and not compressed and layout.kind == "raw",
     )
 
 

@@ -167,6 +167,7 @@ class EngineLink(asyncio.Protocol):
             latest=template.latest,
             shape=template.shape,
             place=placement,
+            encoded=template.encoded,
         )
         self._works[call] = work
         try:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from carpool.engine.work import ENCODED
 from carpool.errors import CarpoolError, ModelError
 from carpool.servers.door import ModelEntry
 from carpool.servers.link.places import Place, declared_places, end_of, line_up
@@ -21,6 +22,7 @@ from carpool.servers.link.records import (
     MAX_TEMPLATE_BYTES,
     ProtocolError,
 )
+from carpool.servers.slot_files import FILE_AT, bind_file
 from carpool.types import DATATYPES, Array, Datatype, RequestedOutput, RequestOptions, Signature, Tensor
 from carpool.wire.tensors import to_binary
 from carpool.wire.v2 import Buffer, RequestHead, TensorHead, bind, check_head
@@ -49,6 +51,7 @@ class ServedTemplate:
         self.timeout: float = document["timeout"]
         self.source: str = document["source"]
         self.latest: bool = document["latest"]
+        self.encoded: bool = document["encoded"]
         self.images = 1
         self.shape: Hashable = None
         self.outputs: list[str] = []
@@ -58,6 +61,9 @@ class ServedTemplate:
 
     def _fit(self, signature: Signature) -> None:
         """The same check that the front end has made: a batch is no place to find out that it was not."""
+        if self.encoded:
+            self._fit_file(signature)
+            return
         requested = [RequestedOutput(name, binary=True) for name in self.wanted]
         head = RequestHead("", self.heads, requested, RequestOptions(), True, self.extent)
         self.images = check_head(head, signature).batch
@@ -65,8 +71,23 @@ class ServedTemplate:
         self.outputs = list(self.wanted) or [spec.name for spec in signature.outputs]
         self.places = declared_places(signature, self.wanted, self.images)
 
+    def _fit_file(self, signature: Signature) -> None:
+        vision = self.entry.vision if self.entry is not None else None
+        if vision is None or not vision["encoded"]:
+            raise ValueError("the model takes no files")
+        if [(head.name, head.offset, head.size) for head in self.heads] != [(vision["input"][0], 0, FILE_AT)]:
+            raise ValueError("inputs of a file")
+        self.shape = ENCODED
+        self.outputs = list(self.wanted) or [spec.name for spec in signature.outputs]
+        self.places = declared_places(signature, self.wanted, self.images)
+
     def bind(self, memory: mmap, offset: int) -> dict[str, Array]:
         """The inputs where they lie. Raises `InvalidInput` for bytes that are no tensor of that type."""
+        if self.encoded:
+            try:
+                return {self.heads[0].name: bind_file(memory, offset)}
+            except ValueError as error:
+                raise ProtocolError(str(error)) from None
         if self.plain:
             return {
                 name: np.ndarray(shape, dtype, memory, offset + start)
@@ -100,6 +121,8 @@ def _check_options(document: Mapping[str, Any]) -> None:
         raise ValueError("latest")
     if not all(type(name) is str for name in document["wanted"]):
         raise ValueError("wanted")
+    if type(document["encoded"]) is not bool:
+        raise ValueError("encoded")
 
 
 def _read_tensor(listed: Sequence[Any]) -> TensorHead:

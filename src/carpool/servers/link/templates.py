@@ -77,6 +77,7 @@ class Templates:
             options.priority,
             options.timeout,
             sender,
+            head.encoded,
         )
         template = self._by_value.get(value)
         if template is not None and template.entry is entry:
@@ -101,5 +102,6 @@ def _describe(entry: ModelEntry, head: RequestHead, heads: Sequence[TensorHead],
         "timeout": min(float(head.options.timeout or 0.0), _LONGEST_S),
         "source": sender.source[:MAX_SOURCE_CHARS],
         "latest": sender.latest,
+        "encoded": head.encoded,
     }
     return orjson.dumps(document)

@@ -42,8 +42,8 @@ class PictureService:
     def refuses(self, entry: ModelEntry, deadline: float, now: float, sender: Sender) -> CarpoolError | None:
         """Before anything is done for a picture: the gate's word, and that of the threads."""
         refusal = self.door.refuses(entry, deadline, now, sender)
-        if refusal is not None:
-            return refusal
+        if refusal is not None or self._models.find(entry).encoded:
+            return refusal  # one that the device decodes waits for no thread
         return self.workers.refuses(entry.name, promised(entry, now, deadline), now)
 
     def hold(self, size: int) -> bool:

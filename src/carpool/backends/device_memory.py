@@ -1,0 +1,116 @@
+"""Who holds how much of a device's memory, and whether one more model fits, told before it is tried.
+
+One ledger for each device of this process: memory belongs to the device, whichever engine asks for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from carpool.errors import ModelError
+
+SHARE = 0.9  # of what is free when the first model comes, where nobody says how much we may take
+
+
+class Measured(Protocol):
+    name: str
+
+    def free(self) -> int: ...
+
+    def allocated(self) -> int: ...
+
+    def limit(self, most: int) -> None: ...
+
+
+class Ledger:
+    """Bytes by holder. A model's instances share its weights, and hold their own buffers."""
+
+    def __init__(self, device: str, most: int) -> None:
+        self.device = device
+        self.most = most
+        self._held: dict[object, tuple[str, int]] = {}
+        self._lock = threading.Lock()
+        self._loading = threading.RLock()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """One at a time: what the device holds more afterwards is then this one's."""
+        with self._loading:
+            yield
+
+    @property
+    def used(self) -> int:
+        with self._lock:
+            return sum(size for _, size in self._held.values())
+
+    @property
+    def room(self) -> int:
+        return max(0, self.most - self.used)
+
+    def check(self, model: str, needed: int, what: str) -> None:
+        """Raises with the numbers where so much more does not fit."""
+        if needed > self.room:
+            raise ModelError(
+                f"{model}: {what} {in_words(needed)} on {self.device}, and {self._left()}; unload another "
+                "model, lower max_batch, or allow more (device_memory_gb)",
+                reason="device-memory",
+            )
+
+    def hold(self, holder: object, model: str, size: int) -> None:
+        with self._lock:
+            self._held[holder] = (model, max(0, size))
+
+    def drop(self, holder: object) -> None:
+        with self._lock:
+            self._held.pop(holder, None)
+
+    def by_model(self) -> dict[str, int]:
+        with self._lock:
+            sizes: dict[str, int] = {}
+            for model, size in self._held.values():
+                sizes[model] = sizes.get(model, 0) + size
+            return sizes
+
+    def _left(self) -> str:
+        held = ", ".join(f"{model} {in_words(size)}" for model, size in sorted(self.by_model().items()))
+        return (
+            f"{in_words(self.room)} of the budget of {in_words(self.most)} is left "
+            f"({held or 'no other model'} in use)"
+        )
+
+
+_ledgers: dict[str, Ledger] = {}
+_lock = threading.Lock()
+_limit: list[int] = []  # bytes that somebody set for every device, or nothing
+
+
+def limit_device_memory(gigabytes: float | None) -> None:
+    """For devices that no model was loaded on yet; None leaves it to what is free then."""
+    with _lock:
+        _limit[:] = [] if gigabytes is None else [round(gigabytes * 1e9)]
+
+
+def ledger_of(device: Measured) -> Ledger:
+    """Made when the first model comes: whatever others hold of the device then is not ours to give away."""
+    with _lock:
+        ledger = _ledgers.get(device.name)
+        if ledger is None:
+            most = _limit[0] if _limit else round(SHARE * device.free())
+            device.limit(device.allocated() + most)
+            ledger = _ledgers[device.name] = Ledger(device.name, most)
+        return ledger
+
+
+def forget_ledgers() -> None:
+    """For tests, whose devices come and go."""
+    with _lock:
+        _ledgers.clear()
+
+
+def in_words(size: int) -> str:
+    if size >= 10**9:
+        return f"{size / 1e9:.2f} GB"
+    return f"{size / 1e6:.1f} MB" if size >= 10**5 else f"{size} bytes"

@@ -1,0 +1,307 @@
+"""Where a PyTorch model runs, behind one seam: a GPU with a stream of its own, or the CPU.
+
+Everything that differs between the two is here, so that batches, buckets and padding are one code path, which
+tests can walk without a GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+import torch
+
+# A waiting thread sleeps instead of spinning: the cores belong to the front ends. Spinning would end a wait
+# some ten microseconds earlier.
+_BLOCKING_WAIT = True
+_WARM_UPS = 3
+_ONE_THREAD = 1  # copies for a GPU are short, and a team of threads costs more than it saves
+
+Run = Callable[[], Mapping[str, torch.Tensor]]
+
+
+class Program(Protocol):
+    """A model prepared for one batch size, from its static inputs to its outputs."""
+
+    @property
+    def outputs(self) -> Mapping[str, torch.Tensor]:
+        """Of the last `replay`, until the next."""
+
+    def replay(self) -> None: ...
+
+
+class Called:
+    """Calls the model each time."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.outputs: Mapping[str, torch.Tensor] = {}
+
+    def replay(self) -> None:
+        self.outputs = self._run()
+
+
+class Captured:
+    """A CUDA graph: all kernels of the model in one launch, with the outputs always in the same place."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Mapping[str, torch.Tensor]) -> None:
+        self.outputs = outputs
+        self.replay: Callable[[], None] = graph.replay
+
+
+class Device(Protocol):
+    """One instance's share of a device. Used by one thread at a time."""
+
+    name: str
+    place: torch.device
+    bounded: bool  # whether its memory is counted and limited
+
+    def enter(self) -> None:
+        """What this thread does from here on is this instance's: its device, its stream, its threads."""
+
+    def staging(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Zeros in host memory that the device copies from and to without a detour."""
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor: ...
+
+    def warm(self, run: Run) -> None:
+        """So often that libraries have chosen their kernels and made their workspaces."""
+
+    def capture(self, run: Run) -> Program:
+        """Of a run that is warm. Raises RuntimeError where the model cannot be captured."""
+
+    def call(self, run: Run) -> Program:
+        """Not captured: run anew each time."""
+
+    def wait(self) -> None:
+        """Until everything that was asked of the device is done."""
+
+    def turn(self) -> threading.Lock:
+        """Held while a batch runs, so that nobody captures beside it."""
+
+    def allocated(self) -> int:
+        """Bytes of the device that this process holds."""
+
+    def free(self) -> int:
+        """Bytes of the device that nobody holds."""
+
+    def limit(self, most: int) -> None:
+        """This process may hold so many bytes, and not one more."""
+
+    def release(self) -> None:
+        """Memory that nothing uses goes back to the device."""
+
+    def close(self) -> None: ...
+
+
+class _Here(threading.local):
+    owner: object = None  # the device that this thread was set up for
+
+
+_here = _Here()
+
+
+class CpuDevice:
+    """Memory is the host's, and programs are plain calls."""
+
+    name = "cpu"
+    bounded = False
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.place = torch.device("cpu")
+        self._threads = threads
+        self._turn = threading.Lock()
+
+    def enter(self) -> None:
+        if _here.owner is not self:
+            _here.owner = self
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)  # of this thread, whatever the name says
+
+    def staging(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    def warm(self, run: Run) -> None:
+        run()
+
+    def capture(self, run: Run) -> Program:
+        return Called(run)
+
+    def call(self, run: Run) -> Program:
+        return Called(run)
+
+    def wait(self) -> None:
+        pass
+
+    def turn(self) -> threading.Lock:
+        return self._turn
+
+    def allocated(self) -> int:
+        return 0
+
+    def free(self) -> int:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def limit(self, most: int) -> None:
+        pass
+
+    def release(self) -> None:
+        gc.collect()
+
+    def close(self) -> None:
+        if _here.owner is self:
+            _here.owner = None
+
+
+class Turns:
+    """Batches run side by side on one GPU; a capture has it alone, for some milliseconds.
+
+    While a graph is captured, other threads may not do what a capture forbids (allocate, wait for the whole
+    device), and what decoders do inside is not ours to know. So every instance holds its own lock for each
+    batch, which nobody contends, and whoever captures takes them all.
+    """
+
+    def __init__(self) -> None:
+        self._locks: list[threading.Lock] = []
+        self._door = threading.Lock()
+
+    def join(self) -> threading.Lock:
+        lock = threading.Lock()
+        with self._door:
+            self._locks.append(lock)
+        return lock
+
+    def leave(self, lock: threading.Lock) -> None:
+        with self._door, suppress(ValueError):
+            self._locks.remove(lock)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._door:
+            held = list(self._locks)
+            for lock in held:
+                lock.acquire()
+            try:
+                yield
+            finally:
+                for lock in held:
+                    lock.release()
+
+
+_turns: dict[int, Turns] = {}
+_turns_lock = threading.Lock()
+
+
+class CudaDevice:
+    """One stream on one GPU. Its graphs share a pool of memory, since they never run at the same time."""
+
+    bounded = True
+
+    def __init__(self, index: int) -> None:
+        self.name = f"cuda:{index}"
+        self.place = torch.device("cuda", index)
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.backends.cudnn.benchmark = True  # shapes never change, so looking for the best kernel pays
+        with torch.cuda.device(self.place):
+            self._stream = torch.cuda.Stream(self.place)  # type: ignore[no-untyped-call]
+            self._done = torch.cuda.Event(blocking=_BLOCKING_WAIT)  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
+        with _turns_lock:
+            self._turns = _turns.setdefault(index, Turns())
+        self._turn = self._turns.join()
+
+    def enter(self) -> None:
+        if _here.owner is not self:
+            _here.owner = self
+            torch.cuda.set_device(self.place)
+            torch.cuda.set_stream(self._stream)
+            torch.set_num_threads(_ONE_THREAD)  # of this thread, whatever the name says
+
+    def staging(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        self.enter()
+        return torch.zeros(tuple(shape), dtype=dtype, device=self.place)
+
+    def warm(self, run: Run) -> None:
+        self.enter()
+        for _ in range(_WARM_UPS):
+            run()
+        self.wait()
+
+    def capture(self, run: Run) -> Program:
+        self.enter()
+        graph = torch.cuda.CUDAGraph()
+        with self._turns.alone(), _no_collection():
+            # Other threads may copy and run meanwhile: only what this one does is forbidden to it.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outputs = run()
+            except BaseException:
+                with suppress(Exception):  # the error that matters is on its way already
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        program = Captured(graph, outputs)
+        program.replay()
+        self.wait()
+        return program
+
+    def call(self, run: Run) -> Program:
+        return Called(run)
+
+    def wait(self) -> None:
+        self._done.record(self._stream)
+        self._done.synchronize()
+
+    def turn(self) -> threading.Lock:
+        return self._turn
+
+    def allocated(self) -> int:
+        return int(torch.cuda.memory_reserved(self.place))
+
+    def free(self) -> int:
+        return int(torch.cuda.mem_get_info(self.place)[0])
+
+    def limit(self, most: int) -> None:
+        total = int(torch.cuda.mem_get_info(self.place)[1])
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most / total), self.place)
+
+    def release(self) -> None:
+        gc.collect()
+        with self._turns.alone():
+            torch.cuda.synchronize(self.place)
+            with torch.cuda.device(self.place):
+                torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        self._turns.leave(self._turn)
+        if _here.owner is self:
+            _here.owner = None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What the collector frees may belong to the device, and must not be freed in the middle of a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Also where a library below PyTorch says so in words only."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+    )

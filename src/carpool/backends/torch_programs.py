@@ -1,0 +1,147 @@
+"""What one instance prepares when it is loaded: its static inputs, and a program for each batch size."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from carpool.backends.backend import Finish
+from carpool.backends.device_memory import Ledger, in_words
+from carpool.backends.torch_buffers import FixedInputs, Inputs, VaryingInputs
+from carpool.backends.torch_device import Device, Program, Run, is_out_of_memory
+from carpool.backends.torch_files import in_one_line
+from carpool.backends.torch_network import Tell, network_for
+from carpool.config.model import DYNAMIC, ModelConfig
+from carpool.errors import ModelError
+
+_log = logging.getLogger(__name__)
+
+
+class Programs:
+    """`sizes` are the batches that run; none: each as it comes. `footprint` is what each was seen to take of
+    the device's memory, in bytes."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        file: Path,
+        device: Device,
+        ledger: Ledger | None,
+        tell: Tell,
+        finish: Finish | None = None,
+    ) -> None:
+        self._config = config
+        self._finish = finish
+        self._device = device
+        self._ready: dict[int, Program] = {}
+        self.footprint: dict[int, int] = {}
+        self.sizes = config.pytorch.buckets if config.max_batch else (1,)
+        self.varying = any(DYNAMIC in tensor.dims for tensor in config.inputs)
+        self.bytes = 0  # beside the weights
+        device.enter()
+        self._network = network_for(_own(config, finish), file, device, ledger)
+        before = device.allocated()
+        self.inputs: Inputs
+        if self.varying:  # nothing can be laid out for tensors of any size
+            self.inputs = VaryingInputs(device, config.inputs)
+            self.sizes = ()
+            return
+        self.inputs = FixedInputs(device, config.inputs, config.max_batch or None)
+        self._warm(ledger, before, tell)
+        self._capture(tell)
+        self.bytes = device.allocated() - before
+
+    def _warm(self, ledger: Ledger | None, before: int, tell: Tell) -> None:
+        """Small batches first: what they take tells whether the next larger one would fit."""
+        seen: list[tuple[int, int]] = []
+        for size in self.sizes or (1,):
+            if ledger is not None:
+                needed = _expected(seen, size)
+                ledger.check(self._config.name, needed, f"with batches of {size} it would take about")
+            rows = self.inputs.rows(size)
+            self._network.compile_for(rows, size, tell)
+            self._device.warm(self._runs(rows, size))
+            self.footprint[size] = self._device.allocated() - before
+            seen.append((size, self.footprint[size]))
+
+    def _capture(self, tell: Tell) -> None:
+        self._device.release()  # what warming up took is not needed beside the graphs
+        for size in sorted(self.sizes, reverse=True):  # the smaller ones find room where the largest had it
+            tell(f"preparing batches of {size}")
+            self._ready[size] = self._program(size)
+        self._device.release()
+
+    def _runs(self, rows: Sequence[torch.Tensor], size: int) -> Run:
+        run, finish = self._network.runs(rows, size), self._finish
+        return run if finish is None else lambda: finish(run())
+
+    def _program(self, size: int) -> Program:
+        run = self._runs(self.inputs.rows(size), size)
+        if not self._config.pytorch.graphs or size not in self.sizes:
+            return self._device.call(run)
+        try:
+            return self._device.capture(run)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            model = self._config.name
+            _log.warning("%s: batches of %d run without a graph: %s", model, size, in_one_line(error))
+            return self._device.call(run)
+
+    # ---- running ----------------------------------------------------------------------------------------
+
+    def padded(self, count: int) -> int:
+        """The batch that runs for so many images."""
+        if not self.sizes:
+            return count
+        place = bisect_left(self.sizes, count)
+        if place == len(self.sizes):
+            model, most = self._config.name, self.sizes[-1]
+            raise ModelError(f"{model}: batches end at {most} images, and this one has {count}")
+        return self.sizes[place]
+
+    def smaller(self, count: int) -> int:
+        """The largest batch that is at most half of this one, or else the smallest there is; 0: none."""
+        size = self.padded(count)
+        if not self.sizes:
+            return size // 2
+        below = [other for other in self.sizes if other < size]
+        return next((other for other in reversed(below) if other <= size // 2), below[0] if below else 0)
+
+    def replay(self, count: int, stage: Callable[[Inputs], object]) -> tuple[Mapping[str, torch.Tensor], int]:
+        """The outputs, on their way, and the size of the batch that ran."""
+        stage(self.inputs)
+        size = self.padded(count)
+        program = self._ready.get(size)
+        if program is None:
+            program = self._program(size)
+            if not self.varying:
+                self._ready[size] = program
+        program.replay()
+        return program.outputs, size
+
+
+def _own(config: ModelConfig, finish: Finish | None) -> ModelConfig:
+    """Without the outputs that the network does not make itself."""
+    added = () if finish is None else finish.adds
+    return replace(config, outputs=tuple(tensor for tensor in config.outputs if tensor.name not in added))
+
+
+def _expected(seen: Sequence[tuple[int, int]], size: int) -> int:
+    """What a batch of this size will take, on the line through the two largest that were tried."""
+    if not seen:
+        return 0
+    last, used = seen[-1]
+    if len(seen) == 1:
+        return used
+    before, less = seen[-2]
+    return used + max(0, used - less) * (size - last) // (last - before)
+
+
+def said(footprint: Mapping[int, int]) -> str:
+    return ", ".join(f"{size}: {in_words(used)}" for size, used in footprint.items())
