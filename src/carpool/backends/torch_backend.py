@@ -7,6 +7,7 @@ A batch that runs cannot be interrupted: an abort takes effect when it is done.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -226,6 +227,8 @@ class TorchBackend:
         self._programs = None
         self._fill = None
         self._answers.close()
+        if self._device.bounded:  # compiled networks are full of circles
+            gc.collect()
         self._device.release()
         if self._ledger is not None:
             self._ledger.drop(self)

@@ -153,7 +153,7 @@ class CpuDevice:
         pass
 
     def release(self) -> None:
-        gc.collect()
+        pass
 
     def close(self) -> None:
         if _here.owner is self:
@@ -276,7 +276,6 @@ class CudaDevice:
         torch.cuda.set_per_process_memory_fraction(min(1.0, most / total), self.place)
 
     def release(self) -> None:
-        gc.collect()
         with self._turns.alone():
             torch.cuda.synchronize(self.place)
             with torch.cuda.device(self.place):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -53,7 +54,7 @@ def _open(config: ModelConfig, file: Path, place: torch.device) -> tuple[torch.n
         return _built(config, file, module).eval(), None
     kind = _kind(file)
     if kind == "script":
-        return torch.jit.load(str(file), map_location="cpu").eval(), None  # type: ignore[no-untyped-call]
+        return _script(file).eval(), None
     if kind == "exported":
         _check_no_pickles(config, file)
         program = torch.export.load(file)
@@ -65,6 +66,13 @@ def _open(config: ModelConfig, file: Path, place: torch.device) -> tuple[torch.n
         'which returns the network, beside it and set module = "model.py:build" in [pytorch]; or save the '
         "network itself with torch.jit.save or torch.export.save"
     )
+
+
+def _script(file: Path) -> torch.nn.Module:
+    with warnings.catch_warnings():  # which form a model comes in is not for us to judge
+        warnings.simplefilter("ignore", DeprecationWarning)
+        module: torch.nn.Module = torch.jit.load(str(file), map_location="cpu")  # type: ignore[no-untyped-call]
+    return module
 
 
 def _module_of(program: Any) -> torch.nn.Module:
