@@ -15,6 +15,8 @@ from typing import Protocol
 
 import torch
 
+from carpool.backends.device_turns import turns_of
+
 # A waiting thread sleeps instead of spinning: the cores belong to the front ends. Spinning would end a wait
 # some ten microseconds earlier.
 _BLOCKING_WAIT = True
@@ -160,45 +162,6 @@ class CpuDevice:
             _here.owner = None
 
 
-class Turns:
-    """Batches run side by side on one GPU; a capture has it alone, for some milliseconds.
-
-    While a graph is captured, other threads may not do what a capture forbids (allocate, wait for the whole
-    device), and what decoders do inside is not ours to know. So every instance holds its own lock for each
-    batch, which nobody contends, and whoever captures takes them all.
-    """
-
-    def __init__(self) -> None:
-        self._locks: list[threading.Lock] = []
-        self._door = threading.Lock()
-
-    def join(self) -> threading.Lock:
-        lock = threading.Lock()
-        with self._door:
-            self._locks.append(lock)
-        return lock
-
-    def leave(self, lock: threading.Lock) -> None:
-        with self._door, suppress(ValueError):
-            self._locks.remove(lock)
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        with self._door:
-            held = list(self._locks)
-            for lock in held:
-                lock.acquire()
-            try:
-                yield
-            finally:
-                for lock in held:
-                    lock.release()
-
-
-_turns: dict[int, Turns] = {}
-_turns_lock = threading.Lock()
-
-
 class CudaDevice:
     """One stream on one GPU. Its graphs share a pool of memory, since they never run at the same time."""
 
@@ -213,8 +176,7 @@ class CudaDevice:
             self._stream = torch.cuda.Stream(self.place)  # type: ignore[no-untyped-call]
             self._done = torch.cuda.Event(blocking=_BLOCKING_WAIT)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
-        with _turns_lock:
-            self._turns = _turns.setdefault(index, Turns())
+        self._turns = turns_of(index)
         self._turn = self._turns.join()
 
     def enter(self) -> None:

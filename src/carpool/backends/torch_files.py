@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.export.passes import move_to_device_pass
 
 from carpool.backends.user_model import explain
 from carpool.config.model import ModelConfig
@@ -58,9 +57,7 @@ def _open(config: ModelConfig, file: Path, place: torch.device) -> tuple[torch.n
     if kind == "exported":
         _check_no_pickles(config, file)
         program = torch.export.load(file)
-        if place.type != "cpu":
-            program = move_to_device_pass(program, place)
-        return _module_of(program), program
+        return _module_of(_moved(program, place)), program
     raise ConfigError(
         f"{config.name}: {file.name} holds weights but no network: put a model.py with a function build(), "
         'which returns the network, beside it and set module = "model.py:build" in [pytorch]; or save the '
@@ -73,6 +70,15 @@ def _script(file: Path) -> torch.nn.Module:
         warnings.simplefilter("ignore", DeprecationWarning)
         module: torch.nn.Module = torch.jit.load(str(file), map_location="cpu")  # type: ignore[no-untyped-call]
     return module
+
+
+def _moved(program: Any, place: torch.device) -> Any:
+    """Devices are written into exported programs, wherever they make tensors."""
+    if place.type == "cpu":
+        return program
+    from torch.export.passes import move_to_device_pass  # since 2.6
+
+    return move_to_device_pass(program, place)
 
 
 def _module_of(program: Any) -> torch.nn.Module:

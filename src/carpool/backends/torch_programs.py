@@ -80,6 +80,21 @@ class Programs:
             _log.warning("%s: batches of %d run without a graph: %s", model, size, in_one_line(error))
             return self._device.call(run)
 
+    def said(self) -> str:
+        """What was settled, and what it takes, in words."""
+        used, device = self._config.pytorch, self._device
+        form = ", channels last" if used.channels_last else ""
+        how = f"On {device.name} in {used.precision}{form}"
+        if self.sizes and used.graphs:
+            how += f", as {'CUDA graphs' if device.place.type == 'cuda' else 'plain calls'}"
+        if self._network.is_compiled:
+            how += ", compiled"
+        if not device.bounded:
+            return f"{how}."
+        sizes = ", ".join(f"{size}: {in_words(taken)}" for size, taken in self.footprint.items())
+        weights = in_words(self._network.weights)
+        return f"{how}; weights {weights}, each instance {in_words(self.bytes)} more (by batch {sizes})."
+
     # ---- running ----------------------------------------------------------------------------------------
 
     def padded(self, count: int) -> int:
@@ -122,7 +137,3 @@ def _expected(seen: Sequence[tuple[int, int]], size: int) -> int:
         return used
     before, less = seen[-2]
     return used + max(0, used - less) * (size - last) // (last - before)
-
-
-def said(footprint: Mapping[int, int]) -> str:
-    return ", ".join(f"{size}: {in_words(used)}" for size, used in footprint.items())

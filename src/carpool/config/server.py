@@ -45,6 +45,7 @@ class ServerSettings:
     log_format: str = "text"
     log_level: str = "info"
     trace_file: str = ""  # where traces are written; none can be taken without
+    device_memory_gb: float | None = None  # of each GPU that models may take; None: most of what is free
     cache_dir: Path | None = None  # where measured profiles are kept; None keeps none
 
     def __post_init__(self) -> None:
@@ -86,6 +87,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "slots": (1, 1 << 20),
     "slot_bytes": (1 << 12, 1 << 32),
     "drain_s": (0.0, 86400.0),
+    "device_memory_gb": (0.001, 1e6),
     "poll_s": (0.1, 86400.0),
 }
 _CHOICES: Mapping[str, tuple[str, ...]] = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import monotonic
 
-from carpool.backends.backend import Backend, Gathers
+from carpool.backends.backend import Backend, Gathers, OnDevice
 from carpool.engine.collate import Collator, split
 from carpool.engine.work import Outcome, Timing, Work
 from carpool.errors import CarpoolError, ModelError
@@ -23,6 +23,7 @@ class BatchResult:
     seconds: float  # on the instance, gathering included
     timing: Timing = field(default_factory=Timing)
     clean: bool = True  # nothing failed, so the time says something about the device
+    out_of_memory: int = 0  # batches that the device had no room for in one piece
 
 
 Report = Callable[["Executor", Sequence[Work], BatchResult], None]
@@ -59,13 +60,18 @@ class Executor:
             began = monotonic()
             timing = Timing(batch=sum(work.images for work in works))
             outcomes: list[Outcome] = []
+            before = self._out_of_memory()
             for chunk in self._chunks(works):
                 outcomes += self._run(chunk, timing)
-            clean = all(outcome.error is None for outcome in outcomes)
+            short = self._out_of_memory() - before
+            clean = not short and all(outcome.error is None for outcome in outcomes)
             for outcome in outcomes:
                 outcome.timing = timing
-            self._report(self, works, BatchResult(outcomes, monotonic() - began, timing, clean))
+            self._report(self, works, BatchResult(outcomes, monotonic() - began, timing, clean, short))
         self.backend.close()
+
+    def _out_of_memory(self) -> int:
+        return self.backend.out_of_memory if isinstance(self.backend, OnDevice) else 0
 
     def _chunks(self, works: Sequence[Work]) -> list[Sequence[Work]]:
         """Some models run a large batch faster in pieces that stay in the cache; riders see one batch."""
