@@ -6,12 +6,14 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import carpool
 from backends import torch_models as tm
 from carpool.engine.inputs import signature_of
 from carpool.engine.profile_store import profile_key
 from carpool.engine.served import Served
+from carpool.observe import columns
 from carpool.types import Datatype
 from carpool.vision.settings import describe
 
@@ -43,6 +45,28 @@ def test_requests_share_padded_batches(tmp_path: Path) -> None:
         assert served.vision is not None
         image = served.vision.image
         assert (image.scale, image.mean, image.std) == (None, (0.0,), (1.0,))  # front ends leave pixels alone
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_batch_beyond_the_devices_memory_is_answered_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tm.PretendedDevice(10**6, per_row=100, name="pretended:engine")
+    monkeypatch.setattr("carpool.backends.torch_backend.CpuDevice", lambda _threads: device)
+
+    async def story() -> None:
+        async with carpool.Engine(model(tmp_path)) as engine:
+            served = engine.find("m")
+            assert any("each instance" in sentence for sentence in served.choices)
+            device.release()
+            device.most = device.allocated() + 450  # somebody else took the rest
+            answer = await engine.infer("m", tm.pictures(6), outputs=["scores"])
+            np.testing.assert_allclose(
+                answer["scores"], tm.answers(tm.floats(6))["scores"], rtol=1e-4, atol=1e-6
+            )
+            assert engine.table.cells(served.slot)[columns.OUT_OF_MEMORY] == 1
+            device.most = device.size
 
     asyncio.run(asyncio.wait_for(story(), 60))
 

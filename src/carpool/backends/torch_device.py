@@ -21,7 +21,7 @@ from carpool.backends.device_turns import turns_of
 # some ten microseconds earlier.
 _BLOCKING_WAIT = True
 _WARM_UPS = 3
-_ONE_THREAD = 1  # copies for a GPU are short, and a team of threads costs more than it saves
+_COPY_THREADS = 1  # that gather a batch for a GPU: a team has to be woken for each image, and spins meanwhile
 
 Run = Callable[[], Mapping[str, torch.Tensor]]
 
@@ -184,7 +184,7 @@ class CudaDevice:
             _here.owner = self
             torch.cuda.set_device(self.place)
             torch.cuda.set_stream(self._stream)
-            torch.set_num_threads(_ONE_THREAD)  # of this thread, whatever the name says
+            torch.set_num_threads(_COPY_THREADS)  # of this thread, whatever the name says
 
     def staging(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)

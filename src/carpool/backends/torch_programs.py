@@ -108,12 +108,11 @@ class Programs:
         return self.sizes[place]
 
     def smaller(self, count: int) -> int:
-        """The largest batch that is at most half of this one, or else the smallest there is; 0: none."""
+        """What to try where the batch for so many images did not fit: half, or the next bucket; 0: none."""
         size = self.padded(count)
         if not self.sizes:
             return size // 2
-        below = [other for other in self.sizes if other < size]
-        return next((other for other in reversed(below) if other <= size // 2), below[0] if below else 0)
+        return max((other for other in self.sizes if other < size), default=0)
 
     def replay(self, count: int, stage: Callable[[Inputs], object]) -> tuple[Mapping[str, torch.Tensor], int]:
         """The outputs, on their way, and the size of the batch that ran."""

@@ -39,6 +39,7 @@ class Executor:
         self._signature = signature
         self._collator = Collator(signature, max(1, largest))
         self._gathers = backend if isinstance(backend, Gathers) else None
+        self._on_device = backend if isinstance(backend, OnDevice) else None
         self._chunk = max(1, chunk)
         self._report = report
         self._queue: SimpleQueue[Sequence[Work] | None] = SimpleQueue()
@@ -71,7 +72,7 @@ class Executor:
         self.backend.close()
 
     def _out_of_memory(self) -> int:
-        return self.backend.out_of_memory if isinstance(self.backend, OnDevice) else 0
+        return 0 if self._on_device is None else self._on_device.out_of_memory
 
     def _chunks(self, works: Sequence[Work]) -> list[Sequence[Work]]:
         """Some models run a large batch faster in pieces that stay in the cache; riders see one batch."""
