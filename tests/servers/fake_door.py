@@ -15,7 +15,10 @@ from carpool.engine.work import Timing
 from carpool.errors import CarpoolError, NotFound
 from carpool.observe import statistics
 from carpool.observe.counters import Table, table_bytes
+from carpool.servers.asked_fields import NOBODY, Sender
 from carpool.servers.door import Answer, Catalog, IndexEntry, ModelEntry, Slot
+from carpool.servers.pictures.models import PictureModel
+from carpool.servers.slot_files import bind_file
 from carpool.types import Array, Datatype, Signature, Tensor, TensorSpec
 from carpool.wire.v2 import RequestHead, bind
 
@@ -99,13 +102,27 @@ class FakeCall:
     done: Callable[[Answer], None]
     arrived: float
     deadline: float
-    source: str
+    sender: Sender
     cancelled: bool = False
     released: bool = False
     answered: bool = False
 
+    @property
+    def source(self) -> str:
+        return self.sender.source
+
     def inputs(self) -> dict[str, Array]:
+        if self.head.encoded:
+            return self._decoded()
         return {tensor.name: tensor.data for tensor in bind(self.head.inputs, self.slot.view[self.tail :])}
+
+    def _decoded(self) -> dict[str, Array]:
+        """As a device would see the file."""
+        file = bind_file(self.slot.view, self.tail)
+        model = PictureModel(self.entry)
+        into = np.empty((1, *model.transform.shape), np.uint8)
+        model.prepare(file.data, memoryview(into).cast("B"))
+        return {self.head.inputs[0].name: into}
 
     def finish(self, error: CarpoolError | None = None) -> None:
         """Answer now, in the loop's thread; without an error, with what the model's function says."""
@@ -184,7 +201,9 @@ class FakeDoor:
         self.slots_in_use.append(slot)
         return slot
 
-    def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
+    def refuses(
+        self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
+    ) -> CarpoolError | None:
         self.gate_deadlines.append(deadline - now)
         return self.refusal
 
@@ -198,9 +217,9 @@ class FakeDoor:
         *,
         arrived: float,
         deadline: float = INFINITY,
-        source: str = "",
+        sender: Sender = NOBODY,
     ) -> FakeCall:
-        call = FakeCall(self, entry, head, slot, tail, done, arrived, deadline, source)
+        call = FakeCall(self, entry, head, slot, tail, done, arrived, deadline, sender)
         self.calls.append(call)
         if not self.held:
             asyncio.get_running_loop().call_soon(call.finish)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,21 @@ def classifier(name: str = "namer", **settings: Any) -> FakeModel:
     )
 
 
+def device_classifier(name: str = "chip", **settings: Any) -> FakeModel:
+    """As `classifier`, but its device decodes pictures."""
+    images = TensorSpec("images", Datatype.UINT8, (3, SIDE, SIDE))
+    outputs = [TensorSpec("logits", Datatype.FP32, (3,))]
+    return _model(
+        name,
+        outputs,
+        lambda given: {"logits": 10 / 255 * _means(given)},
+        "task = 'classify'",
+        images=images,
+        encoded=True,
+        **settings,
+    )
+
+
 def segmenter(name: str = "cutter", **settings: Any) -> FakeModel:
     outputs = [TensorSpec("map", Datatype.FP32, (1, SIDE, SIDE))]
     return _model(
@@ -83,19 +99,21 @@ def _model(
     toml: str,
     max_batch: int = 8,
     mode: str = "eager",  # with a promise, a slow machine would have its answers refused
+    images: TensorSpec = _IMAGES,
+    encoded: bool = False,
     **settings: Any,
 ) -> FakeModel:
     config = toml_config(toml, Path(f"models/{name}/model.toml"))
-    signature = Signature(name, (_IMAGES,), tuple(outputs), max_batch)
+    signature = Signature(name, (images,), tuple(outputs), max_batch)
     vision, _ = describe(config, signature, {outputs[0].name: LABELS})
     assert vision is not None
     return FakeModel(
         name,
-        [_IMAGES],
+        [images],
         outputs,
         function,
         max_batch=max_batch,
         mode=mode,
-        vision=write(vision),
+        vision=write(replace(vision, encoded=encoded)),
         **settings,
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
-from carpool.backends.backend import Backend, Filling, Loader, Placement
+from carpool.backends.backend import Backend, Filling, Finish, Loader, Placement
 from carpool.backends.declarations import read_declarations
 from carpool.config.complete import complete
 from carpool.config.model import ModelConfig, ModelSignature
@@ -30,6 +30,7 @@ def load(
     threads: int | None = None,
     gpu: int | None = None,
     fill: Filling | None = None,
+    finish: Finish | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Backend:
     """One more instance of this version, ready to run; `config` should come from `describe`.
@@ -37,7 +38,8 @@ def load(
     Raises ModelError where the model cannot be loaded, Unsupported where its kind is not served here, and
     ConfigError where a setting of the runtime is wrong.
     """
-    return _loader(config, version).load(config, version, Placement(instance, threads, gpu, fill, tell))
+    placement = Placement(instance, threads, gpu, fill, finish, tell)
+    return _loader(config, version).load(config, version, placement)
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:

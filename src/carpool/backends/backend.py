@@ -92,18 +92,30 @@ class Encoded(Protocol):
         read, whose rows of the outputs then hold anything."""
 
 
+class Finish(Protocol):
+    """Makes further outputs of a batch's outputs, on the device and within its graph."""
+
+    @property
+    def adds(self) -> Sequence[str]: ...
+
+    def __call__(self, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """All of the outputs, by name, on the device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where one instance goes: its number within the version, its GPU if any, and its share of the cores.
 
-    With `fill`, an instance on a device that it suits also takes encoded pictures. `tell` hears in words what
-    a long load is at.
+    With `fill`, an instance on a device that it suits also takes encoded pictures; `finish` is run after the
+    model, and what it adds is declared among the model's outputs. `tell` hears in words what a long load is
+    at.
     """
 
     instance: int = 0
     threads: int | None = None
     gpu: int | None = None
     fill: Filling | None = None
+    finish: Finish | None = None
     tell: Callable[[str], None] = lambda _: None
 
 

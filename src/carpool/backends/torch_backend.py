@@ -72,7 +72,7 @@ class TorchBackend:
             raise failure
 
     def _open(self, config: ModelConfig, file: Path, placement: Placement) -> None:
-        self._programs = Programs(config, file, self._device, self._ledger, placement.tell)
+        self._programs = Programs(config, file, self._device, self._ledger, placement.tell, placement.finish)
         if placement.fill is not None and not self._programs.varying:
             self._fill = placement.fill(self._device.place)
         if self._ledger is not None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from carpool.backends.backend import Finish
 from carpool.backends.device_memory import Ledger, in_words
 from carpool.backends.torch_buffers import FixedInputs, Inputs, VaryingInputs
-from carpool.backends.torch_device import Device, Program, is_out_of_memory
+from carpool.backends.torch_device import Device, Program, Run, is_out_of_memory
 from carpool.backends.torch_files import in_one_line
 from carpool.backends.torch_network import Tell, network_for
 from carpool.config.model import DYNAMIC, ModelConfig
@@ -25,9 +27,16 @@ class Programs:
     the device's memory, in bytes."""
 
     def __init__(
-        self, config: ModelConfig, file: Path, device: Device, ledger: Ledger | None, tell: Tell
+        self,
+        config: ModelConfig,
+        file: Path,
+        device: Device,
+        ledger: Ledger | None,
+        tell: Tell,
+        finish: Finish | None = None,
     ) -> None:
         self._config = config
+        self._finish = finish
         self._device = device
         self._ready: dict[int, Program] = {}
         self.footprint: dict[int, int] = {}
@@ -35,7 +44,7 @@ class Programs:
         self.varying = any(DYNAMIC in tensor.dims for tensor in config.inputs)
         self.bytes = 0  # beside the weights
         device.enter()
-        self._network = network_for(config, file, device, ledger)
+        self._network = network_for(_own(config, finish), file, device, ledger)
         before = device.allocated()
         self.inputs: Inputs
         if self.varying:  # nothing can be laid out for tensors of any size
@@ -56,7 +65,7 @@ class Programs:
                 ledger.check(self._config.name, needed, f"with batches of {size} it would take about")
             rows = self.inputs.rows(size)
             self._network.compile_for(rows, size, tell)
-            self._device.warm(self._network.runs(rows, size))
+            self._device.warm(self._runs(rows, size))
             self.footprint[size] = self._device.allocated() - before
             seen.append((size, self.footprint[size]))
 
@@ -67,8 +76,12 @@ class Programs:
             self._ready[size] = self._program(size)
         self._device.release()
 
+    def _runs(self, rows: Sequence[torch.Tensor], size: int) -> Run:
+        run, finish = self._network.runs(rows, size), self._finish
+        return run if finish is None else lambda: finish(run())
+
     def _program(self, size: int) -> Program:
-        run = self._network.runs(self.inputs.rows(size), size)
+        run = self._runs(self.inputs.rows(size), size)
         if not self._config.pytorch.graphs or size not in self.sizes:
             return self._device.call(run)
         try:
@@ -125,6 +138,12 @@ class Programs:
                 self._ready[size] = program
         program.replay()
         return program.outputs, size
+
+
+def _own(config: ModelConfig, finish: Finish | None) -> ModelConfig:
+    """Without the outputs that the network does not make itself."""
+    added = () if finish is None else finish.adds
+    return replace(config, outputs=tuple(tensor for tensor in config.outputs if tensor.name not in added))
 
 
 def _expected(seen: Sequence[tuple[int, int]], size: int) -> int:

@@ -112,6 +112,7 @@ class ImageSettings:
     pad: int = 114  # grey level around a letterboxed picture
     anchor: str = "center"  # where a letterboxed picture lies
     crop: float = 1.0  # share of the picture's shorter side that is kept, for resize = "crop"
+    decode: str = "auto"  # where pictures are decoded: "cpu", or the model's "device"; auto: on a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class DetectSettings:
     per_class: bool = True
     normalized: bool = False  # boxes from 0 to 1 instead of in pixels of the input
     max_detections: int = 300
+    nms: str = "auto"  # where boxes are suppressed: "cpu", or the model's "device"; auto: on a GPU
 
 
 @dataclass(frozen=True, slots=True)

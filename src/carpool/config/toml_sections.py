@@ -22,6 +22,7 @@ KERNELS = ("auto", "area", "bilinear", "bicubic")
 ANCHORS = ("center", "top_left")
 CHANNELS = ("rgb", "bgr")
 LAYOUTS = ("nchw", "nhwc")
+WHERE = ("auto", "cpu", "device")
 DETECT_FORMATS = ("yolov5", "yolov8", "boxes_scores")
 MAX_DETECTIONS = 1000
 CLASS_ACTIVATIONS = ("softmax", "sigmoid", "none")
@@ -55,6 +56,7 @@ def image(table: Table | None) -> ImageSettings | None:
         pad=default.pad if pad is None else pad,
         anchor=table.text("anchor", ANCHORS) or default.anchor,
         crop=table.number("crop", 0, 1, above=True) or default.crop,
+        decode=table.text("decode", WHERE) or default.decode,
     )
 
 
@@ -94,6 +96,7 @@ def detect(table: Table | None) -> DetectSettings | None:
         per_class=table.flag("per_class", default.per_class),
         normalized=table.flag("normalized", default.normalized),
         max_detections=table.integer("max_detections", 1, MAX_DETECTIONS) or default.max_detections,
+        nms=table.text("nms", WHERE) or default.nms,
     )
 
 

@@ -9,26 +9,26 @@ from datetime import UTC, datetime
 from math import inf
 
 from carpool import backends
-from carpool.backends.backend import Backend, OnDevice
+from carpool.backends.backend import Backend, Finish, OnDevice
 from carpool.clock import now as monotonic
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.capacity import promised_batch
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
+from carpool.engine.device_pictures import SAMPLE_TOLD, filling, sample_picture
 from carpool.engine.inputs import signature_of
 from carpool.engine.labels import read_labels
 from carpool.engine.layout import Chosen, Layout
 from carpool.engine.measuring import Effort, Measured, Measuring, sizes
+from carpool.engine.picture_settings import settle
 from carpool.engine.placing import choose_on_cpu, choose_on_gpus, instance_count, places
 from carpool.engine.profile import Profile, best_piece, choices
 from carpool.engine.profile_store import Key, ProfileStore, profile_key
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
-from carpool.types import Signature
-from carpool.vision.input_form import read_form
-from carpool.vision.lookup import lookup_tables
-from carpool.vision.settings import VisionSettings, describe
+from carpool.types import Array, Signature
+from carpool.vision.settings import VisionSettings
 
 log = logger("engine")
 
@@ -71,13 +71,17 @@ class Loading:
         self._profiles = profiles
         self._now = now
         self._threads: int | None = None
+        self._vision: VisionSettings | None = None
+        self._finish: Finish | None = None
         self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
 
     def prepare(self, tell: Tell) -> Ready:
         config = backends.describe(self._config, self._version)
         signature = signature_of(config)
         labels = read_labels(config)
-        vision = _vision(config, signature, labels)  # what is wrong there is told before anything is loaded
+        settled = settle(config, signature, labels)  # what is wrong there is told before anything is loaded
+        config, signature, self._vision, self._finish = settled
+        vision = self._vision
         if config.fake is not None:
             return self._ready(config, signature, labels, vision, *self._fake(config, signature, tell))
         key = self._key(config)
@@ -93,7 +97,16 @@ class Loading:
         """One more instance; how many threads it has was found out at the first."""
         threads = self._threads or backends.default_threads(count, _cores())
         gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
-        return backends.load(config, self._version, instance=index, threads=threads, gpu=gpu, tell=tell)
+        return backends.load(
+            config,
+            self._version,
+            instance=index,
+            threads=threads,
+            gpu=gpu,
+            fill=filling(config, self._vision),
+            finish=self._finish,
+            tell=tell,
+        )
 
     # ---- instances --------------------------------------------------------------------------------------
 
@@ -125,8 +138,10 @@ class Loading:
                 tell(f"loading instance {index + 1}")
                 return self.backend(config, index, 1, tell)
 
+            picture = self._sample()
+
             def measuring(opened: Sequence[Backend], effort: Effort) -> Measuring:
-                return Measuring(opened, signature, effort, now=self._now)
+                return Measuring(opened, signature, effort, now=self._now, picture=picture)
 
             return choose_on_gpus(config, self._gpus, _slo(config), open_one, measuring)
         return choose_on_cpu(config, _cores(), signature, lambda it: self.open(config, it), tell, self._now)
@@ -161,7 +176,7 @@ class Loading:
         opened = self.open(config, kept.layout, tell)
         try:
             tell("checking the kept profile")
-            ratios = Measuring(opened, signature, now=self._now).ratios(sorted(wanted), curve, _STILL_TRUE)
+            ratios = self._measuring(opened, signature).ratios(sorted(wanted), curve, _STILL_TRUE)
         except ModelError as error:
             log.warning("profile-outdated", model=config.name, error=error.message)
             _close(opened)
@@ -212,9 +227,16 @@ class Loading:
     def _look(
         self, config: ModelConfig, opened: Sequence[Backend], signature: Signature, tell: Tell
     ) -> Measured:
-        measuring = Measuring(opened, signature, now=self._now)
+        measuring = self._measuring(opened, signature)
         wanted = config.pytorch.buckets or sizes(max(1, signature.max_batch))
         return measuring.points(wanted, _slo(config), lambda size: tell(f"measuring a batch of {size}"))
+
+    def _measuring(self, opened: Sequence[Backend], signature: Signature) -> Measuring:
+        return Measuring(opened, signature, now=self._now, picture=self._sample())
+
+    def _sample(self) -> Array | None:
+        """What a model is measured with that decodes pictures on its device."""
+        return sample_picture() if self._vision is not None and self._vision.encoded else None
 
     def _ready(
         self,
@@ -238,30 +260,13 @@ class Loading:
             group = replace(config.instances[0], count=profile.layout.instances)
             config = replace(config, instances=(group,))
         piece = curve.max_batch if config.fake is not None else best_piece(curve)
-        said = choices(profile, curve, piece, slo)
+        told = SAMPLE_TOLD if vision is not None and vision.encoded else ""
+        said = choices(profile, curve, piece, slo, told)
         if isinstance(opened[0], OnDevice):
             said += tuple(opened[0].notes)
         for sentence in said:
             log.info("choice", model=config.name, why=sentence)
         return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
-
-
-def _vision(
-    config: ModelConfig, signature: Signature, labels: Mapping[str, Sequence[str]]
-) -> VisionSettings | None:
-    """How the model answers pictures; raises what its settings say and its tensors cannot be."""
-    vision, notes = describe(config, signature, labels)
-    try:
-        if vision is not None:
-            form = read_form(vision.image, vision.input, config.name)
-            lookup_tables(vision.image, form, vision.input.datatype, config.name)
-    except ConfigError as error:
-        if config.task is not None or config.image is not None:
-            raise
-        vision, notes = None, [f"it has no image route: {error.message}"]  # nobody asked for one
-    for note in notes:
-        log.info("pictures", model=config.name, note=note)
-    return vision
 
 
 def _unmeasured(config: ModelConfig, error: ModelError) -> ModelError:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf, sqrt
+from typing import cast
 
 import numpy as np
 
-from carpool.backends.backend import Backend, Gathers
+from carpool.backends.backend import Backend, Encoded, Gathers
 from carpool.clock import now as monotonic
 from carpool.core.curve import BatchCurve
 from carpool.types import Array, Datatype, Signature
@@ -97,12 +98,15 @@ class Measuring:
         *,
         now: Callable[[], float] = monotonic,
         synchronise: Callable[[], None] = lambda: None,
+        picture: Array | None = None,
     ) -> None:
+        """With a `picture`, a file, the backends get so many of it instead of tensors."""
         self._backends = backends
         self._signature = signature
         self._effort = effort
         self._now = now
         self._synchronise = synchronise
+        self._picture = picture
 
     def points(
         self, wanted: Iterable[int], budget: float = inf, tell: Callable[[int], None] = lambda _: None
@@ -146,7 +150,7 @@ class Measuring:
 
     def _times(self, images: int) -> list[float]:
         effort = self._effort
-        with _Runs(self._backends, self._signature, images, self._now, self._synchronise) as runs:
+        with self._runs(images) as runs:
             times = self._warm_up(runs)
             began = self._now()
             while len(times) < 2 or (
@@ -156,6 +160,11 @@ class Measuring:
             ):
                 times += runs.once()
         return times
+
+    def _runs(self, images: int) -> _Runs:
+        if self._picture is not None:
+            return _PictureRuns(self._backends, self._picture, images, self._now, self._synchronise)
+        return _Runs(self._backends, sample(self._signature, images), images, self._now, self._synchronise)
 
     def _warm_up(self, runs: _Runs) -> list[float]:
         """Until the last few runs agree; those count. None do if that takes too long."""
@@ -181,12 +190,12 @@ class _Runs:
     def __init__(
         self,
         backends: Sequence[Backend],
-        signature: Signature,
+        requests: dict[str, Array],
         images: int,
         now: Callable[[], float],
         synchronise: Callable[[], None],
     ) -> None:
-        self._requests = sample(signature, images)
+        self._requests = requests
         self._gathers = images > 1  # one request alone is run where it lies
         self._images = images
         self._parts = [{name: array[:1].copy() for name, array in self._requests.items()}] * images
@@ -218,6 +227,29 @@ class _Runs:
                 for name, array in self._requests.items():
                     batch[name][...] = array
             backend.run(batch, ())
+        self._synchronise()
+        return max(self._now() - start, 1e-9)
+
+
+class _PictureRuns(_Runs):
+    """The same with files, which lie where they are until the device reads them."""
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        picture: Array,
+        images: int,
+        now: Callable[[], float],
+        synchronise: Callable[[], None],
+    ) -> None:
+        super().__init__(backends, {}, images, now, synchronise)
+        self._pictures = [picture] * images
+
+    def _run(self, backend: Backend, batch: dict[str, Array]) -> float:
+        start = self._now()
+        _, errors = cast(Encoded, backend).run_encoded(self._pictures, ())
+        for error in errors.values():
+            raise error
         self._synchronise()
         return max(self._now() - start, 1e-9)
 

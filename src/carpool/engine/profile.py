@@ -76,7 +76,9 @@ def best_piece(curve: BatchCurve) -> int:
     return piece if cheaper else whole
 
 
-def choices(profile: Profile, curve: BatchCurve, piece: int, slo: float | None) -> tuple[str, ...]:
+def choices(
+    profile: Profile, curve: BatchCurve, piece: int, slo: float | None, measured_with: str = ""
+) -> tuple[str, ...]:
     """What was chosen and why, a sentence each."""
     said = []
     if profile.layout_reason:
@@ -84,7 +86,8 @@ def choices(profile: Profile, curve: BatchCurve, piece: int, slo: float | None) 
     if profile.points:
         sizes = ", ".join(str(point.size) for point in profile.points)
         why = f"; no larger ones, since {profile.measured.ended}" if profile.measured.ended else ""
-        said.append(f"Measured and warm: batches of {sizes}{why}.")
+        how = f", {measured_with}" if measured_with else ""
+        said.append(f"Measured and warm: batches of {sizes}{how}{why}.")
     if slo is not None:
         said += _promised(curve, slo, profile.layout.instances)
     elif profile.points:

@@ -56,6 +56,7 @@ def profile_key(config: ModelConfig, version: ModelVersion, machine: Hardware | 
             "instances": fixed,
             "onnxruntime": [list(part) if isinstance(part, tuple) else part for part in _runtime(config)],
             "pytorch": _pytorch(config, version.file),
+            "on device": _on_device(config),
             "parameters": dict(sorted(config.parameters.items())),
         },
         "hardware": {**asdict(machine := machine or hardware()), "gpus": list(machine.gpus)},
@@ -65,6 +66,12 @@ def profile_key(config: ModelConfig, version: ModelVersion, machine: Hardware | 
 def _runtime(config: ModelConfig) -> tuple[object, ...]:
     used = config.onnxruntime
     return used.providers, used.intra_op_threads, used.inter_op_threads
+
+
+def _on_device(config: ModelConfig) -> list[str | None]:
+    """What is asked of the device besides the model: it takes its time."""
+    image, detect = config.image, config.detect
+    return [image.decode if image else None, detect.nms if detect else None]
 
 
 def _pytorch(config: ModelConfig, file: Path) -> dict[str, Any] | None:

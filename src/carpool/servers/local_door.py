@@ -9,11 +9,14 @@ from typing import Any
 
 from carpool.core.job import INFINITY
 from carpool.engine.inputs import shape_key
-from carpool.engine.work import Outcome, Work
+from carpool.engine.work import ENCODED, Outcome, Work
 from carpool.errors import CarpoolError
+from carpool.servers.advice import Gate, open_gate
 from carpool.servers.arena import Arena, check_fits
+from carpool.servers.asked_fields import NOBODY, Sender
 from carpool.servers.door import Answer, Catalog, ModelEntry, Slot
 from carpool.servers.host import EngineHost
+from carpool.servers.slot_files import bind_file
 from carpool.types import Tensor
 from carpool.wire.v2 import RequestHead, bind
 
@@ -66,7 +69,7 @@ class LocalDoor:
         self.host = host
         self.loop = asyncio.get_running_loop()
         self.arena = Arena(mmap.mmap(-1, max_bytes))
-        self.advice: Callable[[ModelEntry, float, float], CarpoolError | None] = lambda *_: None
+        self.advice: Gate = open_gate
 
     @property
     def catalog(self) -> Catalog:
@@ -84,8 +87,10 @@ class LocalDoor:
         check_fits(self.arena, size)
         return self.arena.allocate(size)
 
-    def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
-        return self.advice(entry, deadline, now)
+    def refuses(
+        self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
+    ) -> CarpoolError | None:
+        return self.advice(entry, deadline, now, sender, certain)
 
     def infer(
         self,
@@ -97,10 +102,13 @@ class LocalDoor:
         *,
         arrived: float,
         deadline: float = INFINITY,
-        source: str = "",
+        sender: Sender = NOBODY,
     ) -> LocalCall:
         call = LocalCall(self, entry, slot, done)
-        inputs = {tensor.name: tensor.data for tensor in bind(head.inputs, slot.view[tail:])}
+        if head.encoded:
+            inputs = {head.inputs[0].name: bind_file(slot.view, tail)}
+        else:
+            inputs = {tensor.name: tensor.data for tensor in bind(head.inputs, slot.view[tail:])}
         options = head.options
         work = Work(
             inputs,
@@ -111,8 +119,10 @@ class LocalDoor:
             deadline=deadline,
             timeout=options.timeout or 0.0,
             priority=options.priority,
-            source=source or options.source,
-            shape=shape_key(entry.signature, inputs),
+            source=sender.source,
+            latest=sender.latest,
+            shape=ENCODED if head.encoded else shape_key(entry.signature, inputs),
+            encoded=head.encoded,
         )
         self.host.submit(entry.key, work)
         call.work = work

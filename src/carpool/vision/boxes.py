@@ -9,6 +9,9 @@ from carpool.types import Array
 _BLOCK = 128  # boxes settled at a time: more compare in vain, fewer pay for more calls
 _LARGEST_BLOCK = 1024
 
+KEPT = "kept"
+"""The format of boxes that the model's device has chosen: rows of x1, y1, x2, y2, score and class."""
+
 
 def from_centres(boxes: Array) -> Array:
     """Centre x, centre y, width, height → corners."""

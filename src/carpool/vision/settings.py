@@ -43,6 +43,7 @@ class VisionSettings:
     outputs: tuple[TensorSpec, ...]  # those the task reads: for boxes_scores the boxes, then the scores
     table: TaskSettings | None = None  # the task's own; raw has none
     labels: tuple[str, ...] = ()
+    encoded: bool = False  # the model's device decodes pictures; `image` says what is left to do elsewhere
 
     def label(self, class_id: int) -> str:
         name = self.labels[class_id] if class_id < len(self.labels) else ""
@@ -58,6 +59,7 @@ def write(settings: VisionSettings) -> dict[str, Any]:
         "outputs": [_write_spec(spec) for spec in settings.outputs],
         "table": None if settings.table is None else asdict(settings.table),
         "labels": list(settings.labels),
+        "encoded": settings.encoded,
     }
 
 
@@ -71,6 +73,7 @@ def read(document: Mapping[str, Any]) -> VisionSettings:
         outputs=tuple(_read_spec(spec) for spec in document["outputs"]),
         table=None if document["table"] is None else _TABLES[task](**document["table"]),
         labels=tuple(document["labels"]),
+        encoded=document["encoded"],
     )
 
 

@@ -47,6 +47,10 @@ class Transform:
         """How many times smaller such a picture may be decoded and still give the same input."""
         return place(width, height, self._form.size, self._settings).grid
 
+    def geometry(self, width: int, height: int) -> Geometry:
+        """Where such a picture lies in the input."""
+        return place(width, height, self._form.size, self._settings).geometry(width, height, self._form.size)
+
     def prepare(self, decoded: Decoded, out: Array) -> Geometry:
         """Fills `out`, which has the shape and dtype above, and tells where the picture lies in it."""
         if out.shape != self._shape or out.dtype != self._dtype:

@@ -54,6 +54,7 @@ class RequestHead:
     binary_output: bool
     tail_size: int
     batch: int = 1  # right once the head was checked against a model
+    encoded: bool = False  # the tail is a picture's file behind its length; only within the server
 
 
 def parse_head(json: Buffer) -> RequestHead:

@@ -47,6 +47,8 @@ def template(number: int = 1, **changes: Any) -> bytes:
         "priority": 0,
         "timeout": 0.0,
         "source": "",
+        "latest": False,
+        "encoded": False,
     }
     return to_engine(TEMPLATE, number, orjson.dumps(document | changes))
 
@@ -65,6 +67,11 @@ def submit(
 
 def x(datatype: str = "FP32", shape: Any = (1, 4), offset: Any = 0, size: Any = 16, name: Any = "x") -> Any:
     return [(name, datatype, shape, offset, size, True)]
+
+
+def file(number: int = 1, **changes: Any) -> bytes:
+    """The template of a picture's file."""
+    return template(number, **{"key": 6, "inputs": x("UINT8", (8,), size=8), "encoded": True} | changes)
 
 
 LIES = {
@@ -110,6 +117,13 @@ LIES = {
     "source too long": template(source="s" * 257),
     "key of another type": template(key="1"),
     "strings without lengths": template(key=3, inputs=[("x", "BYTES", (1, 2), 0, 16, False)]) + submit(),
+    "a file for a model that takes none": file(key=1),
+    "a file that is no flag": file(encoded=1),
+    "a file with another name": file(inputs=x("UINT8", (8,), size=8, name="z")),
+    "a file without room for its length": file(inputs=x("UINT8", (4,), size=4)),
+    "a file that begins elsewhere": file(inputs=x("UINT8", (8,), offset=8, size=8)),
+    "a file and a tensor": file(inputs=x("UINT8", (8,), size=8) + x(name="z")),
+    "a file beyond the arena": file() + submit(at=SIZE - 4),
     "huge empty shape": template(key=2, inputs=x("UINT8", (0, 2**62), size=0)) + submit(),
 }
 
@@ -126,6 +140,23 @@ def test_a_lie_costs_the_liar_its_link_and_nobody_else_anything(lie: bytes) -> N
                 assert link.dropped == [13]
                 assert liar.calls == 0
                 assert await honest.infer("fixed", FOUR).output() == FOUR.tolist()
+
+    run(main())
+
+
+@pytest.mark.parametrize("length", [SIZE - 107, SIZE, 2**32, 2**63, 2**64 - 1])
+def test_a_file_that_claims_more_bytes_than_there_are_costs_the_liar_its_link(length: int) -> None:
+    async def main() -> None:
+        async with joined() as link:
+            arena = create_memory("liar", SIZE)
+            ours, sock = socket.socketpair()
+            sock.setblocking(False)
+            map_memory(arena)[100:108] = length.to_bytes(8, "little")
+            await link.side.attach(13, ours, arena)
+            with sock:
+                await send(sock, file() + submit(at=100))
+                await until(lambda: link.dropped == [13])
+            assert link.engine.submitted == 0
 
     run(main())
 

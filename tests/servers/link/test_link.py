@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carpool.engine.work import Timing
+from carpool.engine.work import ENCODED, Timing, Work
 from carpool.errors import (
     CarpoolError,
     InvalidInput,
@@ -23,9 +23,11 @@ from carpool.errors import (
 )
 from carpool.servers.door import Answer
 from carpool.servers.link.records import MAX_TEMPLATES, to_frontend
+from carpool.servers.slot_files import FILE_AT, write_file
 from carpool.types import Datatype, RequestOptions
+from carpool.wire.v2 import RequestHead, TensorHead
 from servers.link.echo import MODELS, TIMING, entry
-from servers.link.joined import joined, packed, run, until
+from servers.link.joined import Client, Joined, joined, packed, run, until
 
 FOUR = np.array([[1, 2, 3, 4]], np.float32)
 
@@ -62,6 +64,41 @@ def test_every_kind_of_tensor_goes_there_and_back(model: str, x: np.ndarray) -> 
             assert client.door.arena.slots_used == 0
 
     run(main())
+
+
+def test_files_of_any_length_are_one_kind_of_request() -> None:
+    """They share one template, although each is as long as it is, and ride among tensors."""
+
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            entry = client.model("pictures")
+            tensor = TensorHead("x", Datatype.UINT8, (FILE_AT,), 0, FILE_AT)
+            head = RequestHead("", (tensor,), (), RequestOptions(), True, FILE_AT, 1, encoded=True)
+            for data in (b"", b"one", bytes(range(256)) * 40, b"one"):
+                slot = client.door.slot(FILE_AT + len(data))
+                assert slot is not None
+                write_file(slot.view, data)
+                answers: list[Answer] = []
+                call = client.door.infer(entry, head, slot, 0, answers.append, arrived=time.monotonic())
+                await until(lambda found=answers: found)
+                assert answers[0].error is None
+                assert bytes(answers[0].outputs[0].data.reshape(-1)) == data
+                assert call.template.number == 1
+                call.release()
+            assert client.door.arena.slots_used == 0
+            pixels = np.arange(12, dtype=np.uint8).reshape(1, 3, 2, 2)
+            (work,) = await held(link, client, "pictures", pixels)
+            assert not work.encoded
+            assert work.shape != ENCODED
+
+    run(main())
+
+
+async def held(link: Joined, client: Client, model: str, x: np.ndarray) -> list[Work]:
+    client.infer(model, x, "hold")
+    await until(lambda: link.engine.waiting)
+    return link.engine.waiting
 
 
 def test_the_answer_says_where_the_time_went() -> None:

@@ -13,6 +13,7 @@ from carpool.errors import ModelError
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
 from carpool.vision.results import schema
+from carpool.vision.tasks.classify import best_first
 from vision.models import task
 from vision.schemas import complaints
 
@@ -68,6 +69,12 @@ def test_any_numbers_give_scores(values: list[float], activation: str) -> None:
     assert all(isinstance(score, float) and 0.0 <= score <= 1.0 for score in scores)
     assert scores == sorted(scores, reverse=True)  # type: ignore[type-var]
     json.dumps(found, allow_nan=False)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=40), st.integers(1, 50))
+def test_the_best_come_first_as_if_all_were_sorted(values: list[float], most: int) -> None:
+    scores = np.array(values)
+    assert best_first(scores, most).tolist() == np.argsort(-scores, kind="stable")[:most].tolist()
 
 
 def test_what_is_not_a_number_never_wins() -> None:

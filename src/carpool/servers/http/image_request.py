@@ -7,9 +7,11 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from carpool.errors import CarpoolError, Refused
+from carpool.errors import CarpoolError, InvalidInput, Refused
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.failures import count_failure
+from carpool.servers.asked_fields import LATEST
+from carpool.servers.door import Slot
 from carpool.servers.http.compressing import WORTH_COMPRESSING, answer_compressed
 from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.image_body import Sent, read_pictures
@@ -20,7 +22,10 @@ from carpool.servers.http.responses import JSON_FIELDS
 from carpool.servers.http.service import log
 from carpool.servers.pictures.picture import Asked, Outcome, Picture
 from carpool.servers.server_timing import Times
+from carpool.servers.slot_files import FILE_AT, write_length
 from carpool.vision.formats import Buffer
+from carpool.vision.geometry import Geometry
+from carpool.vision.options import Options
 from carpool.wire.v2 import encode_error
 
 if TYPE_CHECKING:
@@ -37,7 +42,7 @@ _DRAWN_ANSWER = b"Content-Type: image/%b\r\nVary: Accept\r\n" + TIMING
 class ImageRequest:
     __slots__ = (
         *("_arrived", "_asked", "_exchange", "_held", "_outcomes", "_route", "_several", "_target"),
-        *("_under_way", "_waiting"),
+        *("_under_way", "_waiting", "slot"),
     )
 
     def __init__(self, route: ImageRoute, exchange: Exchange, target: Target) -> None:
@@ -51,6 +56,7 @@ class ImageRequest:
         self._outcomes: list[Outcome | None] = []
         self._under_way: dict[int, Picture] = {}
         self._waiting: deque[tuple[int, Buffer]] = deque()
+        self.slot: Slot | None = None  # the body comes into it
         exchange.on_disconnect = self._left
 
     # ── the request ──
@@ -75,6 +81,32 @@ class ImageRequest:
         work = loop.run_in_executor(service.threads, read_pictures, body, route.asked.layout)
         work.add_done_callback(self._read)
 
+    def received_in_slot(self, at: float) -> None:
+        """The body is in the slot. If the device cannot take it from there, it goes the way of all others."""
+        slot, size = self.slot, self._route.size
+        assert slot is not None
+        picture = slot.view[FILE_AT : FILE_AT + size]
+        try:
+            target = self._target = self._route.current()
+            geometry = target.model.seen_as_file(picture)
+            options, drawn = self._route.read_options(target, {}, several=False)
+        except CarpoolError as error:
+            self._arrived = at
+            self._fail(error)
+            return
+        if geometry is None or drawn is not None:
+            body = bytes(picture)
+            self._drop_slot()
+            self.received(body, at)
+            return
+        self._arrived = at
+        self._route.service.server_row.add(BYTES_RECEIVED, size)
+        write_length(slot.view, size)
+        self._ask(options, None, 1)
+        self.slot = None
+        self._start(0, b"", slot, geometry)
+        self._go_on()
+
     def _read(self, work: asyncio.Future[Sent]) -> None:
         """A long body was taken apart in a thread."""
         error = None if work.cancelled() else work.exception()
@@ -92,15 +124,19 @@ class ImageRequest:
             self._fail(CarpoolError(f"the server failed on this request: {type(unknown).__name__}"))
 
     def _begin(self, sent: Sent) -> None:
-        route = self._route
-        asked = route.asked
-        options, drawn = route.read_options(self._target, sent.fields, several=sent.several)
-        deadline = self._exchange.head_at + asked.budget
-        self._asked = Asked(options, drawn, self._arrived, deadline, asked.source)
+        if self._route.asked.sender.latest and sent.several:
+            raise InvalidInput(f"with {LATEST} send one picture at a time", field=LATEST)
+        options, drawn = self._route.read_options(self._target, sent.fields, several=sent.several)
         self._several = sent.several
-        self._outcomes = [None] * len(sent.pictures)
+        self._ask(options, drawn, len(sent.pictures))
         self._waiting.extend(enumerate(sent.pictures))
         self._go_on()
+
+    def _ask(self, options: Options, drawn: str | None, pictures: int) -> None:
+        asked = self._route.asked
+        deadline = self._exchange.head_at + asked.budget
+        self._asked = Asked(options, drawn, self._arrived, deadline, asked.sender)
+        self._outcomes = [None] * pictures
 
     def _go_on(self) -> None:
         """Start what may be under way; answer when nothing is any more."""
@@ -109,7 +145,11 @@ class ImageRequest:
         if not self._under_way:
             self._answer()
 
-    def _start(self, number: int, data: Buffer) -> None:
+    def _start(
+        self, number: int, data: Buffer, slot: Slot | None = None, geometry: Geometry | None = None
+    ) -> None:
+        """With a slot that holds the picture's file, and how the device will see it."""
+
         def done(outcome: Outcome) -> None:
             del self._under_way[number]
             self._outcomes[number] = outcome
@@ -117,7 +157,10 @@ class ImageRequest:
 
         picture = Picture(self._route.service.pictures, self._target.model, data, self._asked, done)
         try:
-            picture.start()
+            if slot is None or geometry is None:
+                picture.start()
+            else:
+                picture.start_in(slot, geometry)
         except CarpoolError as error:
             self._outcomes[number] = Outcome(b"", error, Times())
         else:
@@ -150,12 +193,14 @@ class ImageRequest:
 
     def _fail(self, error: CarpoolError) -> None:
         """Before there was any picture."""
+        self._drop_slot()
         self._let_go()
         answer_error(self._exchange, error)
         count_failure(self._target.row, error, monotonic() - self._arrived)
 
     def _left(self) -> None:
         """No answer is wanted any more."""
+        self._drop_slot()
         begun = list(self._under_way.values())
         self._waiting.clear()
         self._under_way.clear()
@@ -164,6 +209,11 @@ class ImageRequest:
         self._let_go()
         if not begun:
             count_failure(self._target.row, _LEFT, 0.0)
+
+    def _drop_slot(self) -> None:
+        slot, self.slot = self.slot, None
+        if slot is not None:
+            slot.release()
 
     def _let_go(self) -> None:
         held, self._held = self._held, 0

@@ -11,7 +11,7 @@ from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
 from carpool.servers.door import Catalog, ModelEntry
-from carpool.servers.http.exchange import BodyPlan, Collect, Exchange
+from carpool.servers.http.exchange import BodyPlan, Collect, Exchange, Receive
 from carpool.servers.http.handlers import Start, Starter
 from carpool.servers.http.image_head import read_image_head
 from carpool.servers.http.image_request import ImageRequest
@@ -20,6 +20,7 @@ from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.service import Service
 from carpool.servers.lookup import not_serving
 from carpool.servers.pictures.models import PictureModel, task_of
+from carpool.servers.slot_files import FILE_AT
 from carpool.vision.options import Options, names, read_options
 from carpool.vision.tasks.task import cannot_draw
 
@@ -78,16 +79,26 @@ class ImageRoute:
                 raise not_serving()
             target = self.current()
             now = exchange.head_at
-            refusal = service.pictures.refuses(target.entry, now + self.asked.budget, now)
+            refusal = service.pictures.refuses(target.entry, now + self.asked.budget, now, self.asked.sender)
             if refusal is None:
-                request = ImageRequest(self, exchange, target)
-                return Collect(service.max_body_bytes, request.received)
+                return self._plan(exchange, target)
         except CarpoolError as error:
             refusal = error
         answer_error(exchange, refusal)
         if target is not None:  # else nobody knows whose failure it is
             count_failure(target.row, refusal, 0.0)
         return None
+
+    def _plan(self, exchange: Exchange, target: Target) -> BodyPlan:
+        """A picture that the device may decode comes straight into a slot."""
+        service = self.service
+        request = ImageRequest(self, exchange, target)
+        if target.model.encoded and self.asked.in_place and self.size <= service.max_body_bytes:
+            slot = service.door.slot(FILE_AT + self.size)
+            if slot is not None:
+                request.slot = slot
+                return Receive(slot.view[FILE_AT:], request.received_in_slot)
+        return Collect(service.max_body_bytes, request.received)
 
     def current(self) -> Target:
         """What serves these requests now: a change of the catalogue holds from the next look on."""

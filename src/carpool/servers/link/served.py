@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from carpool.engine.work import ENCODED
 from carpool.errors import CarpoolError, ModelError
 from carpool.servers.door import ModelEntry
 from carpool.servers.link.places import Place, declared_places, end_of, line_up
@@ -21,11 +22,18 @@ from carpool.servers.link.records import (
     MAX_TEMPLATE_BYTES,
     ProtocolError,
 )
+from carpool.servers.slot_files import FILE_AT, bind_file
 from carpool.types import DATATYPES, Array, Datatype, RequestedOutput, RequestOptions, Signature, Tensor
 from carpool.wire.tensors import to_binary
 from carpool.wire.v2 import Buffer, RequestHead, TensorHead, bind, check_head
 
+_COPIED_AT_ONCE = 64 * 1024
+"""Bytes to copy without letting other threads run: shorter than waiting for one's turn again, if they do."""
+
 _CHECKED = (Datatype.BYTES, Datatype.BOOL)  # not every sequence of bytes is one of these
+
+
+_NOTHING: Mapping[str, Array] = {}
 
 
 class ServedTemplate:
@@ -42,6 +50,8 @@ class ServedTemplate:
         self.priority: int = document["priority"]
         self.timeout: float = document["timeout"]
         self.source: str = document["source"]
+        self.latest: bool = document["latest"]
+        self.encoded: bool = document["encoded"]
         self.images = 1
         self.shape: Hashable = None
         self.outputs: list[str] = []
@@ -51,6 +61,9 @@ class ServedTemplate:
 
     def _fit(self, signature: Signature) -> None:
         """The same check that the front end has made: a batch is no place to find out that it was not."""
+        if self.encoded:
+            self._fit_file(signature)
+            return
         requested = [RequestedOutput(name, binary=True) for name in self.wanted]
         head = RequestHead("", self.heads, requested, RequestOptions(), True, self.extent)
         self.images = check_head(head, signature).batch
@@ -58,8 +71,23 @@ class ServedTemplate:
         self.outputs = list(self.wanted) or [spec.name for spec in signature.outputs]
         self.places = declared_places(signature, self.wanted, self.images)
 
+    def _fit_file(self, signature: Signature) -> None:
+        vision = self.entry.vision if self.entry is not None else None
+        if vision is None or not vision["encoded"]:
+            raise ValueError("the model takes no files")
+        if [(head.name, head.offset, head.size) for head in self.heads] != [(vision["input"][0], 0, FILE_AT)]:
+            raise ValueError("inputs of a file")
+        self.shape = ENCODED
+        self.outputs = list(self.wanted) or [spec.name for spec in signature.outputs]
+        self.places = declared_places(signature, self.wanted, self.images)
+
     def bind(self, memory: mmap, offset: int) -> dict[str, Array]:
         """The inputs where they lie. Raises `InvalidInput` for bytes that are no tensor of that type."""
+        if self.encoded:
+            try:
+                return {self.heads[0].name: bind_file(memory, offset)}
+            except ValueError as error:
+                raise ProtocolError(str(error)) from None
         if self.plain:
             return {
                 name: np.ndarray(shape, dtype, memory, offset + start)
@@ -89,8 +117,12 @@ def _check_options(document: Mapping[str, Any]) -> None:
         raise ValueError("timeout")
     if type(source) is not str or len(source) > MAX_SOURCE_CHARS:
         raise ValueError("source")
+    if type(document["latest"]) is not bool:
+        raise ValueError("latest")
     if not all(type(name) is str for name in document["wanted"]):
         raise ValueError("wanted")
+    if type(document["encoded"]) is not bool:
+        raise ValueError("encoded")
 
 
 def _read_tensor(listed: Sequence[Any]) -> TensorHead:
@@ -158,37 +190,39 @@ class Placement:
         return not self._busy
 
     def __call__(self, rows: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The same outputs, as copies that outlive the batch; none where they went another way."""
+        """Always nothing: what was to be answered is on its way to the front end."""
         self._busy = True
         try:
-            if not self._closed:
-                return self._copy_as_declared(rows) or self._copy_as_found(rows)
+            if not self._closed and not self._copied_as_declared(rows):
+                self._copy_as_found(rows)
         except CarpoolError as error:
             self.error = error
         except Exception as error:  # whatever a model's code left in an array
             self.error = ModelError(f"the model's outputs cannot be sent: {error}")
         finally:
             self._busy = False
-        return {}
+        return _NOTHING
 
-    def _copy_as_declared(self, rows: Mapping[str, Array]) -> dict[str, Array] | None:
+    def _copied_as_declared(self, rows: Mapping[str, Array]) -> bool:
         places = self._template.places
         if places is None or not self._capacity:
-            return None
-        copies: dict[str, Array] = {}
+            return False
+        memory = self._memory
         for name, datatype, shape, offset, size in places:
             row = rows.get(name)
             if row is None or row.shape != shape or row.dtype != datatype.dtype:
-                return None
+                return False
             if offset + size > self._capacity:
-                return None
-            copy: Array = np.ndarray(shape, datatype.dtype, self._memory, self._offset + offset)
-            copy[...] = row
-            copies[name] = copy
+                return False
+            start = self._offset + offset
+            if size <= _COPIED_AT_ONCE and row.flags.c_contiguous:
+                memory[start : start + size] = row.data
+            else:
+                np.ndarray(shape, datatype.dtype, memory, start)[...] = row
         self.form = AS_DECLARED
-        return copies
+        return True
 
-    def _copy_as_found(self, rows: Mapping[str, Array]) -> dict[str, Array]:
+    def _copy_as_found(self, rows: Mapping[str, Array]) -> None:
         entry = self._template.entry
         assert entry is not None  # else it was not submitted
         tensors = [_tensor(name, rows, entry.signature) for name in self._template.outputs]
@@ -201,7 +235,6 @@ class Placement:
             self._write(places, buffers)
         else:
             self._send_along(places, buffers)
-        return {}
 
     def _write(self, places: Sequence[Place], buffers: Sequence[Buffer]) -> None:
         view = memoryview(self._memory)

@@ -1,10 +1,12 @@
 """Pictures inside a v2 request: a BYTES tensor that becomes the model's own input, a batch in one slot.
 
-Besides the model's outputs such a request may ask for `answer`, one JSON document per picture.
+Besides the model's outputs such a request may ask for `answer`, one JSON document per picture. A picture that
+comes alone may go to the model's device as a file; several are decoded here.
 """
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
@@ -16,6 +18,7 @@ from carpool.servers.door import ModelEntry
 from carpool.servers.pictures.models import PictureModel
 from carpool.servers.pictures.picture import document
 from carpool.servers.pictures.text import from_base64
+from carpool.servers.slot_files import FILE_AT, write_file
 from carpool.types import Array, Datatype, RequestedOutput, Signature, Tensor, TensorSpec
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import names, read_options
@@ -65,6 +68,7 @@ class PictureBatch:
         self._given = asked.inputs[0]
         self._pictures: Sequence[bytes] = _elements(self._given, tail)
         self._geometries: list[Geometry] = []
+        self.unwanted = False  # nobody waits for it: what has not begun need not
         own = model.entry.signature.output_named
         self.wants_answer = ANSWER not in own and any(output.name == ANSWER for output in asked.outputs)
         self._options = read_options(_options_of(asked, model), model.task)
@@ -72,16 +76,32 @@ class PictureBatch:
         if self.wants_answer:
             known = {output.name for output in wanted}
             wanted += [output for output in model.outputs if output.name not in known]
-        self.head = model.head_of(len(self._pictures), wanted, asked.options)
-        self.size = self.head.tail_size
+        self._as_file = model.seen_as_file(self._pictures[0]) if len(self._pictures) == 1 else None
+        if self._as_file is None:
+            self.head = model.head_of(len(self._pictures), wanted, asked.options)
+            self.size = self.head.tail_size
+        else:
+            self.head = model.file_head_of(wanted, asked.options)
+            self.size = FILE_AT + len(self._pictures[0])
 
     def prepare(self, memory: memoryview, deadline: float) -> float:
         """In a thread: all of them into the slot; returns the seconds. One that is bad fails the request."""
         started = monotonic()
+        if self.unwanted:
+            raise CancelledError("a newer frame took its place")
         if started > deadline:
             raise DeadlineExceeded(
                 f"{self._model.entry.name}: the deadline passed before the pictures' turn to be decoded"
             )
+        if self._as_file is None:
+            self._decode(memory)
+        else:
+            write_file(memory, self._pictures[0])
+            self._geometries.append(self._as_file)
+        self._pictures = ()
+        return monotonic() - started
+
+    def _decode(self, memory: memoryview) -> None:
         size = self._model.bytes
         for number, data in enumerate(self._pictures):
             try:
@@ -91,8 +111,6 @@ class PictureBatch:
                 if len(self._pictures) > 1:
                     error.message = f"picture {number}: {error.message}"
                 raise
-        self._pictures = ()
-        return monotonic() - started
 
     def with_answers(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """In a thread: the outputs, and what they mean for each picture."""

@@ -1,4 +1,8 @@
-"""One picture's way: a slot, a thread that decodes into it, the door, a thread that makes the answer."""
+"""One picture's way: a slot, a thread that decodes into it, the door, a thread that makes the answer.
+
+Where the model's device decodes, an ordinary JPEG goes into the slot as it is. What takes no longer than to
+wake a thread is done in the loop.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,12 @@ from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
 from carpool.observe.failures import count_failure
 from carpool.observe.logs import logger
+from carpool.servers.asked_fields import Sender
 from carpool.servers.door import Answer, Call, Slot
 from carpool.servers.pictures.models import PictureModel
 from carpool.servers.pictures.service import PictureService, promised
 from carpool.servers.server_timing import Times, times_of
+from carpool.servers.slot_files import FILE_AT, write_file
 from carpool.types import Tensor
 from carpool.vision import draw
 from carpool.vision.decode import decode
@@ -37,7 +43,7 @@ class Asked(NamedTuple):
     drawn: str | None  # the format of the picture to answer with, instead of JSON
     arrived: float
     deadline: float  # the client's own
-    source: str
+    sender: Sender
 
 
 class Outcome(NamedTuple):
@@ -52,8 +58,8 @@ class Picture:
     """`done` gets the outcome, once and never within `start`, unless the client has left."""
 
     __slots__ = (
-        *("_answer", "_asked", "_call", "_data", "_done", "_geometry", "_left", "_model", "_offered"),
-        *("_post_at", "_row", "_service", "_slot", "_threaded"),
+        *("_answer", "_asked", "_call", "_data", "_decoded", "_done", "_geometry", "_head", "_left"),
+        *("_model", "_offered", "_post_at", "_row", "_service", "_slot", "_threaded"),
     )
 
     def __init__(
@@ -72,31 +78,69 @@ class Picture:
         self._row = service.row(model.entry)
         self._slot: Slot | None = None
         self._call: Call | None = None
+        self._head = model.head
         self._geometry: Geometry
         self._answer: Answer
         self._offered = self._post_at = asked.arrived
+        self._decoded: Callable[[], None]
         self._threaded = False  # a thread works for it, and may touch the slot or the outputs
         self._left = False
 
     def start(self) -> None:
         """Raises, counted, what stands in the way of beginning at all."""
-        service, entry, asked = self._service, self._model.entry, self._asked
+        geometry = self._model.seen_as_file(self._data)
         try:
-            refusal = service.workers.refuses(
-                entry.name, promised(entry, asked.arrived, asked.deadline), monotonic()
-            )
-            if refusal is not None:
-                raise refusal
-            self._slot = service.door.slot(self._model.bytes)
-            if self._slot is None:
-                raise Unavailable("all memory for requests is in use", reason="no-slots")
+            if geometry is None:
+                self._start_decoding()
+            else:
+                slot = self._room(FILE_AT + len(self._data))
+                write_file(slot.view, self._data)
+                self._offer_file(slot, geometry)
         except CarpoolError as error:
-            count_failure(self._row, error, monotonic() - asked.arrived)
+            self._release()
+            count_failure(self._row, error, monotonic() - self._asked.arrived)
             raise
-        self._threaded = True
-        service.workers.begin(self._prepare, self._prepared)
+
+    def start_in(self, slot: Slot, geometry: Geometry) -> None:
+        """As `start`, for a file that is in the slot already, which is the picture's from here on."""
+        try:
+            self._slot = slot
+            self._offer_file(slot, geometry)
+        except CarpoolError as error:
+            self._release()
+            count_failure(self._row, error, monotonic() - self._asked.arrived)
+            raise
+
+    def _offer_file(self, slot: Slot, geometry: Geometry) -> None:
+        if self._asked.drawn is None:
+            self._data = b""
+        self._geometry = geometry
+        self._head = self._model.file_head
+        self._offered = monotonic()
+        if (
+            self._asked.sender.latest
+        ):  # whoever is still being decoded is older; from here the engine knows it
+            self._service.frames.enter(self._model.entry, self._asked.sender, self._replaced)()
+        self._infer(slot)
+
+    def _room(self, size: int) -> Slot:
+        self._slot = slot = self._service.door.slot(size)
+        if slot is None:
+            raise Unavailable("all memory for requests is in use", reason="no-slots")
+        return slot
 
     # ── decoding ──
+
+    def _start_decoding(self) -> None:
+        service, entry, asked = self._service, self._model.entry, self._asked
+        until = promised(entry, asked.arrived, asked.deadline)
+        refusal = service.workers.refuses(entry.name, until, monotonic())
+        if refusal is not None:
+            raise refusal
+        self._room(self._model.bytes)
+        self._threaded = True
+        self._decoded = service.frames.enter(entry, asked.sender, self._replaced)
+        service.workers.begin(self._prepare, self._prepared)
 
     def _prepare(self) -> tuple[Geometry, float]:
         """In a thread: the picture into the slot; the seconds that took."""
@@ -116,6 +160,7 @@ class Picture:
 
     def _prepared(self, prepared: tuple[Geometry, float] | None, error: BaseException | None) -> None:
         self._threaded = False
+        self._decoded()
         if self._asked.drawn is None:
             self._data = b""
         slot = self._slot
@@ -138,13 +183,13 @@ class Picture:
         asked, model = self._asked, self._model
         self._call = self._service.door.infer(
             model.entry,
-            model.head,
+            self._head,
             slot,
             0,
             self._inferred,
             arrived=asked.arrived,
             deadline=asked.deadline,
-            source=asked.source,
+            sender=asked.sender,
         )
         self._slot = None
 
@@ -157,17 +202,28 @@ class Picture:
             self._release()
             self._fail(answer.error, answer.timing)
             return
+        if self._model.quick and self._asked.drawn is None:
+            self._compose_here()
+            return
         self._threaded = True
         self._service.workers.finish(self._compose, self._composed)
+
+    def _compose_here(self) -> None:
+        try:
+            composed = self._compose()
+        except Exception as error:
+            self._composed(None, error)
+        else:
+            self._composed(composed, None)
 
     def _compose(self) -> tuple[bytes, float]:
         """In a thread: the answer as it leaves; the seconds that took."""
         started = monotonic()
         asked, model = self._asked, self._model
-        outputs = model.of_one(self._answer.outputs, 0)
         if asked.drawn is None:
             body = document(model, self._answer.outputs, 0, self._geometry, asked.options)
         else:  # decoded again, in full: to keep the pixels while the model runs could take any memory
+            outputs = model.of_one(self._answer.outputs, 0)
             pixels = decode(self._data).pixels
             drawn = model.answers.draw(pixels, outputs, self._geometry, asked.options)
             body = draw.encode(drawn, asked.drawn)
@@ -189,10 +245,16 @@ class Picture:
         tracer = self._service.tracer
         if tracer.on:
             model = self._model
-            tracer.answered(model.entry, model.head, timing, asked.arrived, self._offered, now)
+            tracer.answered(model.entry, self._head, timing, asked.arrived, self._offered, now)
         self._done(Outcome(body, None, self._times(timing, now - self._post_at)))
 
     # ── the end ──
+
+    def _replaced(self, error: CarpoolError) -> None:
+        """A newer frame came before this one was decoded; the thread's slot is released when it is done."""
+        if not self._left:
+            self._left = True
+            self._fail(error)
 
     def leave(self) -> None:
         """The client has gone: nothing more is done for it than has been begun."""

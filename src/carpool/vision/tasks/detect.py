@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from carpool.config.model import DetectSettings
-from carpool.errors import ModelError
+from carpool.errors import InvalidInput, ModelError
 from carpool.types import Array
 from carpool.vision import boxes as box_math
 from carpool.vision import draw
+from carpool.vision.boxes import KEPT
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
 from carpool.vision.results import Detection, Detections
@@ -43,6 +44,8 @@ class Detect:
         self, outputs: Mapping[str, Array], geometry: Geometry, options: Options
     ) -> list[Detection]:
         table = self._table
+        if table.format == KEPT:
+            _check_within(options, table)
         least = table.score if options.score is None else options.score
         most = options.max_detections or table.max_detections
         arrays = [read_floats(outputs, spec) for spec in self._settings.outputs]
@@ -60,6 +63,8 @@ class Detect:
         return self._listed(placed[kept], scores[kept], classes[kept])
 
     def _candidates(self, arrays: list[Array], least: float) -> Candidates:
+        if self._table.format == KEPT:
+            return kept(arrays[0], least)
         if self._table.format == "boxes_scores":
             boxes, scores = arrays
             if len(boxes) != len(scores):
@@ -77,6 +82,30 @@ class Detect:
                 strict=True,
             )
         ]
+
+
+def _check_within(options: Options, table: DetectSettings) -> None:
+    """What the device has dropped nobody can bring back: better no answer than one that hides it."""
+    if options.score is not None and options.score < table.score:
+        raise _beyond("score", f"at least {table.score:g}")
+    if options.max_detections is not None and options.max_detections > table.max_detections:
+        raise _beyond("max_detections", f"at most {table.max_detections}")
+    if options.iou not in (None, table.iou):
+        raise _beyond("iou", f"only {table.iou:g}")
+
+
+def _beyond(name: str, allowed: str) -> InvalidInput:
+    return InvalidInput(
+        f"{name} can be {allowed} for this model, whose device has chosen the boxes by its settings; "
+        'those can be changed, or nms = "cpu" leaves the choice to each request',
+        field=name,
+    )
+
+
+def kept(rows: Array, least: float) -> Candidates:
+    """[most, 6]; a class below 0 marks a row without a box."""
+    rows = rows[(rows[:, 5] >= 0) & (rows[:, 4] >= least)]
+    return rows[:, :4], rows[:, 4], rows[:, 5].astype(np.intp)
 
 
 def boxes_scores(boxes: Array, scores: Array, least: float) -> Candidates:

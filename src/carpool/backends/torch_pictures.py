@@ -1,0 +1,112 @@
+"""Pictures' files into a model's uint8 input, on its device: a whole batch is decoded, then resized, at once.
+
+On CUDA the chip's own decoder reads JPEGs. What it cannot read is decoded on the CPU, which also says what is
+wrong with a file. On a CPU that is the way of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+
+import torch
+
+from carpool.backends.picture_form import Decode, PictureForm, Place, Placed
+from carpool.backends.torch_resize import PlainResize
+from carpool.errors import CarpoolError
+from carpool.types import Array
+
+Resize = Callable[[Sequence[torch.Tensor], Sequence[Placed], Sequence[int], torch.Tensor], None]
+DecodeAll = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+_MOST_SIZES = 4096  # whose places are kept
+
+
+def can_decode(device: torch.device) -> bool:
+    """Whether the device reads JPEGs itself, and not merely through the CPU."""
+    return device.type == "cuda" and find_spec("torchvision") is not None
+
+
+class DevicePictures:
+    """One per instance of a model; `fill` is called from one thread at a time."""
+
+    def __init__(
+        self,
+        device: torch.device | str,
+        form: PictureForm,
+        place: Place,
+        decode: Decode,
+        decode_all: DecodeAll | None = None,
+    ) -> None:
+        """`decode` reads one file on the CPU; `decode_all` a batch on the device, by default as that can."""
+        self._device = torch.device(device)
+        self._place = place
+        self._decode = decode
+        self._decode_all = decode_all or (_chip_decoder(self._device) if can_decode(self._device) else None)
+        self._resize = _resizer(form, self._device)
+        self._places: dict[tuple[int, int], Placed] = {}
+
+    def fill(self, pictures: Sequence[Array], into: torch.Tensor) -> dict[int, CarpoolError]:
+        """See `FillPictures`. What the device has no memory for raises, for the caller to halve its batch."""
+        errors: dict[int, CarpoolError] = {}
+        sources = self._decoded(pictures, 0, errors)
+        if sources:
+            rows = [row for row in range(len(pictures)) if row not in errors]
+            places = [self._placed(source.shape[2], source.shape[1]) for source in sources]
+            self._resize(sources, places, rows, into)
+        return errors
+
+    def _decoded(
+        self, pictures: Sequence[Array], first: int, errors: dict[int, CarpoolError]
+    ) -> list[torch.Tensor]:
+        """Each as [3, h, w]; without those that are in `errors` now. `first` is the number of the first.
+
+        One bad file fails them all, so they are halved until it is alone: its neighbours stay on the device,
+        and a client who sends bad ones costs the others little.
+        """
+        if self._decode_all is not None:
+            try:
+                return self._decode_all([torch.from_numpy(picture) for picture in pictures])
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except RuntimeError:
+                if len(pictures) > 1:
+                    half = len(pictures) // 2
+                    left = self._decoded(pictures[:half], first, errors)
+                    return left + self._decoded(pictures[half:], first + half, errors)
+        decoded = []
+        for number, picture in enumerate(pictures, first):
+            try:
+                pixels = torch.from_numpy(self._decode(picture))
+            except CarpoolError as error:
+                errors[number] = error
+            else:
+                decoded.append(pixels.to(self._device).permute(2, 0, 1))
+        return decoded
+
+    def _placed(self, width: int, height: int) -> Placed:
+        found = self._places.get((width, height))
+        if found is None:
+            if len(self._places) >= _MOST_SIZES:
+                self._places.clear()
+            found = self._place(width, height)
+            self._places[width, height] = found
+        return found
+
+
+def _chip_decoder(device: torch.device) -> DecodeAll:
+    from torchvision.io import ImageReadMode, decode_jpeg  # only where it is needed
+
+    def decode_all(files: list[torch.Tensor]) -> list[torch.Tensor]:
+        decoded: list[torch.Tensor] = decode_jpeg(files, mode=ImageReadMode.RGB, device=device)
+        return decoded
+
+    return decode_all
+
+
+def _resizer(form: PictureForm, device: torch.device) -> Resize:
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from carpool.backends.triton_resize import FusedResize  # needs a compiler's runtime, and the device
+
+        return FusedResize(form, device)
+    return PlainResize(form, device)

@@ -1,0 +1,122 @@
+"""Pictures that go to the model's device as files: which models take them, and what their decoder needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from carpool.backends.backend import Filling, FillPictures
+from carpool.backends.picture_form import PictureForm, Placed
+from carpool.config.model import ImageSettings, ModelConfig
+from carpool.errors import ConfigError
+from carpool.types import Array, Datatype, Signature
+from carpool.vision.input_form import read_form
+from carpool.vision.placement import place
+from carpool.vision.settings import VisionSettings
+
+_SAMPLE = (640, 480)
+_SAMPLE_QUALITY = 90
+
+
+def divided(config: ModelConfig, signature: Signature, vision: VisionSettings) -> VisionSettings:
+    """With the word for front ends whether they send files."""
+    return replace(vision, encoded=_encoded(config, signature, vision))
+
+
+def _encoded(config: ModelConfig, signature: Signature, vision: VisionSettings) -> bool:
+    asked = vision.image.decode
+    if asked == "cpu" or (asked == "auto" and not (on_a_gpu(config) and _chip_decodes())):
+        return False
+    why = _cannot(config, signature, vision)
+    if why is None:
+        return True
+    if asked == "auto":
+        return False
+    raise ConfigError(f'{config.name}: image.decode = "device" {why}; leave it out, or set it to "cpu"')
+
+
+def on_a_gpu(config: ModelConfig) -> bool:
+    """The settings are settled: nothing is left to "auto"."""
+    return config.backend == "pytorch" and config.pytorch.device.startswith("cuda")
+
+
+def _chip_decodes() -> bool:
+    import torch  # only for a model that has loaded it already
+
+    from carpool.backends.torch_pictures import can_decode
+
+    return can_decode(torch.device("cuda"))
+
+
+def _cannot(config: ModelConfig, signature: Signature, vision: VisionSettings) -> str | None:
+    if config.backend not in ("pytorch", "fake"):
+        return f"is for the pytorch backend, and this model runs on {config.backend}"
+    if not signature.max_batch:
+        return "needs a model that takes batches"
+    form = read_form(vision.image, vision.input, config.name)
+    if vision.input.datatype is not Datatype.UINT8 or form.channels != 3:
+        found = f"{vision.input.datatype.value} with {form.channels} channels"
+        return f'needs an input of UINT8 with 3 channels, and "{vision.input.name}" is {found}'
+    return None
+
+
+def filling(config: ModelConfig, vision: VisionSettings | None) -> Filling | None:
+    """For `backends.load`: makes what decodes pictures on the device it is given."""
+    if vision is None or not vision.encoded:
+        return None
+    settings = vision.image
+    form = read_form(settings, vision.input, config.name)
+    height, width = form.size
+    wanted = PictureForm(height, width, form.planar, settings.channels == "bgr", settings.pad)
+
+    def place_one(picture_width: int, picture_height: int) -> Placed:
+        return _placed(picture_width, picture_height, form.size, settings)
+
+    def fill(device: Any) -> FillPictures:
+        from carpool.backends.torch_pictures import DevicePictures  # with torch, which is there by now
+
+        return DevicePictures(device, wanted, place_one, _pixels)
+
+    return fill
+
+
+def _placed(width: int, height: int, size: tuple[int, int], settings: ImageSettings) -> Placed:
+    at = place(width, height, size, settings)
+    return Placed(
+        at.left,
+        at.top,
+        at.width,
+        at.height,
+        at.into_left,
+        at.into_top,
+        at.into_width,
+        at.into_height,
+        at.kernel(settings.kernel),
+    )
+
+
+def _pixels(file: Array) -> Array:
+    from carpool.vision.decode import decode  # brings OpenCV along, which most engines never need
+
+    return decode(file.data).pixels
+
+
+@lru_cache(maxsize=1)
+def sample_picture() -> Array:
+    """An ordinary photo, as a file: what a model that decodes on its device is measured with."""
+    import cv2
+    import simplejpeg
+
+    from carpool.vision.decode import decode
+
+    photo = decode(files("carpool.demo").joinpath("pictures/coffee.jpg").read_bytes()).pixels
+    pixels = np.ascontiguousarray(cv2.resize(photo, _SAMPLE, interpolation=cv2.INTER_AREA))
+    file = simplejpeg.encode_jpeg(pixels, quality=_SAMPLE_QUALITY, colorspace="RGB", colorsubsampling="420")
+    return np.frombuffer(file, np.uint8).copy()  # decoders want memory that could be written to
+
+
+SAMPLE_TOLD = f"with JPEGs of {_SAMPLE[0]}×{_SAMPLE[1]} pixels, which the device decodes"
