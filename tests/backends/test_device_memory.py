@@ -92,6 +92,13 @@ def test_a_load_that_would_not_fit_is_refused_before_it_is_tried(tmp_path: Path,
     assert tm.load(place(tmp_path, script, "small", max_batch=4), device).alive
 
 
+def test_inputs_that_would_not_fit_are_never_laid_out(tmp_path: Path, script: bytes) -> None:
+    device = PretendedDevice(10**6)
+    with pytest.raises(ModelError, match=r"its inputs for batches of 65536 take 28\.3 MB on pretended:0"):
+        tm.load(place(tmp_path, script, max_batch=65536), device)
+    assert device.held == 0
+
+
 def test_running_out_all_the_same_is_a_refusal_too(tmp_path: Path, script: bytes) -> None:
     with pytest.raises(
         ModelError, match=r"ran out of memory while it was loaded, with .* of .* left"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +122,9 @@ def folder(
     return home / name
 
 
-def described(place: Path, **changes: Any) -> tuple[ModelConfig, ModelVersion]:
-    source, _ = read_model(place)
-    config = replace(source.config, **changes)
-    return backends.describe(config, source.versions[0]), source.versions[0]
+def described(place: Path, gpus: int = 0) -> tuple[ModelConfig, ModelVersion]:
+    source, _ = read_model(place, gpus=gpus)
+    return backends.describe(source.config, source.versions[0]), source.versions[0]
 
 
 def load(place: Path, device: Device | None = None, **placement: Any) -> TorchBackend:

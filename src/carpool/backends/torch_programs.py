@@ -12,7 +12,7 @@ import torch
 
 from carpool.backends.backend import Finish
 from carpool.backends.device_memory import Ledger, in_words
-from carpool.backends.torch_buffers import FixedInputs, Inputs, VaryingInputs
+from carpool.backends.torch_buffers import FixedInputs, Inputs, VaryingInputs, bytes_of
 from carpool.backends.torch_device import Device, Program, Run, is_out_of_memory
 from carpool.backends.torch_files import in_one_line
 from carpool.backends.torch_network import Tell, network_for
@@ -51,7 +51,11 @@ class Programs:
             self.inputs = VaryingInputs(device, config.inputs)
             self.sizes = ()
             return
-        self.inputs = FixedInputs(device, config.inputs, config.max_batch or None)
+        largest = config.max_batch or None
+        if ledger is not None:
+            needed = bytes_of(config.inputs, largest)
+            ledger.check(config.name, needed, f"its inputs for batches of {largest or 1} take")
+        self.inputs = FixedInputs(device, config.inputs, largest)
         self._warm(ledger, before, tell)
         self._capture(tell)
         self.bytes = device.allocated() - before
