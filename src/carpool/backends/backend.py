@@ -69,6 +69,19 @@ class Gathers(Protocol):
         """As `run`, for the inputs of requests that stand one behind the other, with their images each."""
 
 
+@runtime_checkable
+class OnDevice(Protocol):
+    """A backend with memory of its own that can run short."""
+
+    @property
+    def out_of_memory(self) -> int:
+        """How many batches did not fit, and were run in smaller ones or failed."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was found and chosen when it was loaded, a sentence each."""
+
+
 class Encoded(Protocol):
     """A backend that takes encoded pictures."""
 

@@ -7,6 +7,7 @@ A batch that runs cannot be interrupted: an abort takes effect when it is done.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -21,7 +22,7 @@ from carpool.backends.device_memory import in_words, ledger_of
 from carpool.backends.torch_buffers import Answers, Inputs
 from carpool.backends.torch_device import CpuDevice, CudaDevice, Device, is_out_of_memory
 from carpool.backends.torch_files import in_one_line
-from carpool.backends.torch_programs import Programs, said
+from carpool.backends.torch_programs import Programs
 from carpool.config.model import ModelConfig, ModelSignature
 from carpool.errors import CarpoolError, ModelError
 from carpool.types import Array
@@ -76,14 +77,6 @@ class TorchBackend:
             self._fill = placement.fill(self._device.place)
         if self._ledger is not None:
             self._ledger.hold(self, self._model, self._programs.bytes)
-            held, by_size = in_words(self._programs.bytes), said(self._programs.footprint)
-            _log.info(
-                "%s: %s of %s for buffers and graphs; batches %s",
-                self._model,
-                held,
-                self._device.name,
-                by_size,
-            )
 
     def _not_loaded(self, error: Exception) -> Exception:
         if isinstance(error, CarpoolError):
@@ -101,6 +94,12 @@ class TorchBackend:
     @property
     def alive(self) -> bool:
         return self._programs is not None and not self._aborted
+
+    @property
+    def notes(self) -> Sequence[str]:
+        if self._programs is None:
+            return ()
+        return (self._programs.said(),)
 
     @property
     def footprint(self) -> Mapping[int, int]:
@@ -226,6 +225,8 @@ class TorchBackend:
         self._programs = None
         self._fill = None
         self._answers.close()
+        if self._device.bounded:  # compiled networks are full of circles
+            gc.collect()
         self._device.release()
         if self._ledger is not None:
             self._ledger.drop(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,14 @@ class Inputs(Protocol):
 
     def gather(self, parts: Sequence[Mapping[str, Array]], count: int) -> None:
         """The inputs of these requests, one behind the other, into those rows."""
+
+
+def bytes_of(tensors: Sequence[TensorConfig], largest: int | None) -> int:
+    """What the inputs of the largest batch take."""
+    return sum(
+        (largest or 1) * math.prod(tensor.dims) * carried(DATATYPES[tensor.datatype]).itemsize
+        for tensor in tensors
+    )
 
 
 class FixedInputs:

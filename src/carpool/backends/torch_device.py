@@ -15,11 +15,13 @@ from typing import Protocol
 
 import torch
 
+from carpool.backends.device_turns import turns_of
+
 # A waiting thread sleeps instead of spinning: the cores belong to the front ends. Spinning would end a wait
 # some ten microseconds earlier.
 _BLOCKING_WAIT = True
 _WARM_UPS = 3
-_ONE_THREAD = 1  # copies for a GPU are short, and a team of threads costs more than it saves
+_COPY_THREADS = 1  # that gather a batch for a GPU: a team has to be woken for each image, and spins meanwhile
 
 Run = Callable[[], Mapping[str, torch.Tensor]]
 
@@ -153,50 +155,11 @@ class CpuDevice:
         pass
 
     def release(self) -> None:
-        gc.collect()
+        pass
 
     def close(self) -> None:
         if _here.owner is self:
             _here.owner = None
-
-
-class Turns:
-    """Batches run side by side on one GPU; a capture has it alone, for some milliseconds.
-
-    While a graph is captured, other threads may not do what a capture forbids (allocate, wait for the whole
-    device), and what decoders do inside is not ours to know. So every instance holds its own lock for each
-    batch, which nobody contends, and whoever captures takes them all.
-    """
-
-    def __init__(self) -> None:
-        self._locks: list[threading.Lock] = []
-        self._door = threading.Lock()
-
-    def join(self) -> threading.Lock:
-        lock = threading.Lock()
-        with self._door:
-            self._locks.append(lock)
-        return lock
-
-    def leave(self, lock: threading.Lock) -> None:
-        with self._door, suppress(ValueError):
-            self._locks.remove(lock)
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        with self._door:
-            held = list(self._locks)
-            for lock in held:
-                lock.acquire()
-            try:
-                yield
-            finally:
-                for lock in held:
-                    lock.release()
-
-
-_turns: dict[int, Turns] = {}
-_turns_lock = threading.Lock()
 
 
 class CudaDevice:
@@ -213,8 +176,7 @@ class CudaDevice:
             self._stream = torch.cuda.Stream(self.place)  # type: ignore[no-untyped-call]
             self._done = torch.cuda.Event(blocking=_BLOCKING_WAIT)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
-        with _turns_lock:
-            self._turns = _turns.setdefault(index, Turns())
+        self._turns = turns_of(index)
         self._turn = self._turns.join()
 
     def enter(self) -> None:
@@ -222,7 +184,7 @@ class CudaDevice:
             _here.owner = self
             torch.cuda.set_device(self.place)
             torch.cuda.set_stream(self._stream)
-            torch.set_num_threads(_ONE_THREAD)  # of this thread, whatever the name says
+            torch.set_num_threads(_COPY_THREADS)  # of this thread, whatever the name says
 
     def staging(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
@@ -276,7 +238,6 @@ class CudaDevice:
         torch.cuda.set_per_process_memory_fraction(min(1.0, most / total), self.place)
 
     def release(self) -> None:
-        gc.collect()
         with self._turns.alone():
             torch.cuda.synchronize(self.place)
             with torch.cuda.device(self.place):

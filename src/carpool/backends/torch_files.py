@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.export.passes import move_to_device_pass
 
 from carpool.backends.user_model import explain
 from carpool.config.model import ModelConfig
@@ -53,18 +53,32 @@ def _open(config: ModelConfig, file: Path, place: torch.device) -> tuple[torch.n
         return _built(config, file, module).eval(), None
     kind = _kind(file)
     if kind == "script":
-        return torch.jit.load(str(file), map_location="cpu").eval(), None  # type: ignore[no-untyped-call]
+        return _script(file).eval(), None
     if kind == "exported":
         _check_no_pickles(config, file)
         program = torch.export.load(file)
-        if place.type != "cpu":
-            program = move_to_device_pass(program, place)
-        return _module_of(program), program
+        return _module_of(_moved(program, place)), program
     raise ConfigError(
         f"{config.name}: {file.name} holds weights but no network: put a model.py with a function build(), "
         'which returns the network, beside it and set module = "model.py:build" in [pytorch]; or save the '
         "network itself with torch.jit.save or torch.export.save"
     )
+
+
+def _script(file: Path) -> torch.nn.Module:
+    with warnings.catch_warnings():  # which form a model comes in is not for us to judge
+        warnings.simplefilter("ignore", DeprecationWarning)
+        module: torch.nn.Module = torch.jit.load(str(file), map_location="cpu")  # type: ignore[no-untyped-call]
+    return module
+
+
+def _moved(program: Any, place: torch.device) -> Any:
+    """Devices are written into exported programs, wherever they make tensors."""
+    if place.type == "cpu":
+        return program
+    from torch.export.passes import move_to_device_pass  # since 2.6
+
+    return move_to_device_pass(program, place)
 
 
 def _module_of(program: Any) -> torch.nn.Module:

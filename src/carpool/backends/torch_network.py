@@ -58,6 +58,10 @@ class Network:
         self._sizes: set[int] = set()  # those that were compiled, or are not to be
         self._end = 0.0
 
+    @property
+    def is_compiled(self) -> bool:
+        return self._compiled is not None and bool(self._sizes)
+
     def runs(self, rows: Sequence[torch.Tensor], size: int) -> Run:
         """The whole way from these rows to the outputs, for a program to repeat."""
         compiled = self._compiled if size in self._sizes else None

@@ -12,7 +12,7 @@ import torch
 
 from carpool.backends.backend import Finish
 from carpool.backends.device_memory import Ledger, in_words
-from carpool.backends.torch_buffers import FixedInputs, Inputs, VaryingInputs
+from carpool.backends.torch_buffers import FixedInputs, Inputs, VaryingInputs, bytes_of
 from carpool.backends.torch_device import Device, Program, Run, is_out_of_memory
 from carpool.backends.torch_files import in_one_line
 from carpool.backends.torch_network import Tell, network_for
@@ -51,7 +51,11 @@ class Programs:
             self.inputs = VaryingInputs(device, config.inputs)
             self.sizes = ()
             return
-        self.inputs = FixedInputs(device, config.inputs, config.max_batch or None)
+        largest = config.max_batch or None
+        if ledger is not None:
+            needed = bytes_of(config.inputs, largest)
+            ledger.check(config.name, needed, f"its inputs for batches of {largest or 1} take")
+        self.inputs = FixedInputs(device, config.inputs, largest)
         self._warm(ledger, before, tell)
         self._capture(tell)
         self.bytes = device.allocated() - before
@@ -93,6 +97,21 @@ class Programs:
             _log.warning("%s: batches of %d run without a graph: %s", model, size, in_one_line(error))
             return self._device.call(run)
 
+    def said(self) -> str:
+        """What was settled, and what it takes, in words."""
+        used, device = self._config.pytorch, self._device
+        form = ", channels last" if used.channels_last else ""
+        how = f"On {device.name} in {used.precision}{form}"
+        if self.sizes and used.graphs:
+            how += f", as {'CUDA graphs' if device.place.type == 'cuda' else 'plain calls'}"
+        if self._network.is_compiled:
+            how += ", compiled"
+        if not device.bounded:
+            return f"{how}."
+        sizes = ", ".join(f"{size}: {in_words(taken)}" for size, taken in self.footprint.items())
+        weights = in_words(self._network.weights)
+        return f"{how}; weights {weights}, each instance {in_words(self.bytes)} more (by batch {sizes})."
+
     # ---- running ----------------------------------------------------------------------------------------
 
     def padded(self, count: int) -> int:
@@ -106,12 +125,11 @@ class Programs:
         return self.sizes[place]
 
     def smaller(self, count: int) -> int:
-        """The largest batch that is at most half of this one, or else the smallest there is; 0: none."""
+        """What to try where the batch for so many images did not fit: half, or the next bucket; 0: none."""
         size = self.padded(count)
         if not self.sizes:
             return size // 2
-        below = [other for other in self.sizes if other < size]
-        return next((other for other in reversed(below) if other <= size // 2), below[0] if below else 0)
+        return max((other for other in self.sizes if other < size), default=0)
 
     def replay(self, count: int, stage: Callable[[Inputs], object]) -> tuple[Mapping[str, torch.Tensor], int]:
         """The outputs, on their way, and the size of the batch that ran."""
@@ -141,7 +159,3 @@ def _expected(seen: Sequence[tuple[int, int]], size: int) -> int:
         return used
     before, less = seen[-2]
     return used + max(0, used - less) * (size - last) // (last - before)
-
-
-def said(footprint: Mapping[int, int]) -> str:
-    return ", ".join(f"{size}: {in_words(used)}" for size, used in footprint.items())

@@ -57,6 +57,12 @@ AllowClientShm = Annotated[
         show_default=False,
     ),
 ]
+DeviceMemoryGb = Annotated[
+    float | None,
+    typer.Option(
+        help="Gigabytes of each GPU that models may take; without, 0.9 of what is free.", show_default=False
+    ),
+]
 TraceFile = Annotated[
     str | None, typer.Option(help="File for traces of single requests; none without.", show_default=False)
 ]
@@ -103,6 +109,7 @@ class Serve:
     load_models: LoadModels = None
     poll_s: PollS = None
     allow_client_shm: AllowClientShm = None
+    device_memory_gb: DeviceMemoryGb = None
     trace_file: TraceFile = None
     record: Record = None
     record_limit_mb: RecordLimitMb = None

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from carpool.backends.device_memory import limit_device_memory
 from carpool.clock import now
 from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import find_models, with_promise
@@ -45,10 +46,12 @@ class Engine:
         table: Table | None = None,
         block: Block | None = None,
         cache_dir: Path | None = None,
+        device_memory_gb: float | None = None,
     ) -> None:
         self._paths = [Path(path) for path in paths]
         self._slo_ms = slo_ms
         self.table = table or Table(bytearray(table_bytes(1)))
+        limit_device_memory(device_memory_gb)
         profiles = None if cache_dir is None else ProfileStore(cache_dir)
         self.fleet = Fleet(self.table, block or self.table.block(0), profiles)
         self.control = ModelControl(self._paths, self.fleet, self._with_promise)

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import cast
 
-from carpool.backends.backend import Backend, Encoded, Gathers
+from carpool.backends.backend import Backend, Encoded, Gathers, OnDevice
 from carpool.engine.collate import Collator, split
 from carpool.engine.work import Outcome, Timing, Work
 from carpool.errors import CarpoolError, ModelError
@@ -24,6 +24,7 @@ class BatchResult:
     seconds: float  # on the instance, gathering included
     timing: Timing = field(default_factory=Timing)
     clean: bool = True  # nothing failed, so the time says something about the device
+    out_of_memory: int = 0  # batches that the device had no room for in one piece
 
 
 Report = Callable[["Executor", Sequence[Work], BatchResult], None]
@@ -39,6 +40,7 @@ class Executor:
         self._signature = signature
         self._collator = Collator(signature, max(1, largest))
         self._gathers = backend if isinstance(backend, Gathers) else None
+        self._on_device = backend if isinstance(backend, OnDevice) else None
         self._every_output = tuple(signature.output_named)
         self._chunk = max(1, chunk)
         self._report = report
@@ -61,11 +63,16 @@ class Executor:
             began = monotonic()
             timing = Timing(batch=sum(work.images for work in works))
             outcomes: list[Outcome] = []
+            before = self._out_of_memory()
             for chunk in self._chunks(works):
                 outcomes += self._run(chunk, timing)
-            clean = all(outcome.error is None for outcome in outcomes)
-            self._report(self, works, BatchResult(outcomes, monotonic() - began, timing, clean))
+            short = self._out_of_memory() - before
+            clean = not short and all(outcome.error is None for outcome in outcomes)
+            self._report(self, works, BatchResult(outcomes, monotonic() - began, timing, clean, short))
         self.backend.close()
+
+    def _out_of_memory(self) -> int:
+        return 0 if self._on_device is None else self._on_device.out_of_memory
 
     def _chunks(self, works: Sequence[Work]) -> list[Sequence[Work]]:
         """Some models run a large batch faster in pieces that stay in the cache; riders see one batch."""

@@ -1,14 +1,24 @@
-"""Arrays that a Python program gives, checked against what a model takes."""
+"""What a model takes, and arrays that a Python program gives, checked against it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from carpool.config.model import ModelConfig, TensorConfig
 from carpool.errors import InvalidInput
-from carpool.types import Array, Datatype, Signature, TensorSpec
+from carpool.types import DATATYPES, Array, Datatype, Signature, TensorSpec
+
+
+def signature_of(config: ModelConfig) -> Signature:
+    """What the engine checks requests against; the settings are complete."""
+
+    def specs(tensors: Sequence[TensorConfig]) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(t.name, DATATYPES[t.datatype], t.dims) for t in tensors)
+
+    return Signature(config.name, specs(config.inputs), specs(config.outputs), config.max_batch or 0)
 
 
 def shape_key(signature: Signature, arrays: Mapping[str, Array]) -> tuple[Any, ...] | None:

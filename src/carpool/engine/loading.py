@@ -9,14 +9,15 @@ from datetime import UTC, datetime
 from math import inf
 
 from carpool import backends
-from carpool.backends.backend import Backend, Finish
+from carpool.backends.backend import Backend, Finish, OnDevice
 from carpool.clock import now as monotonic
-from carpool.config.model import ModelConfig, TensorConfig
+from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.capacity import promised_batch
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
 from carpool.engine.device_pictures import SAMPLE_TOLD, filling, sample_picture
+from carpool.engine.inputs import signature_of
 from carpool.engine.labels import read_labels
 from carpool.engine.layout import Chosen, Layout
 from carpool.engine.measuring import Effort, Measured, Measuring, sizes
@@ -26,13 +27,12 @@ from carpool.engine.profile import Profile, best_piece, choices
 from carpool.engine.profile_store import Key, ProfileStore, profile_key
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
-from carpool.types import DATATYPES, Array, Signature, TensorSpec
+from carpool.types import Array, Signature
 from carpool.vision.settings import VisionSettings
 
 log = logger("engine")
 
 _STILL_TRUE = 1.3  # times in a kept profile may be off by this factor, for machines are never quite quiet
-_LOOKS = 2  # before a kept profile is given up: whatever disturbs a first look may be gone
 
 Tell = Callable[[str], None]
 
@@ -176,7 +176,7 @@ class Loading:
         opened = self.open(config, kept.layout, tell)
         try:
             tell("checking the kept profile")
-            ratios = _check(self._measuring(opened, signature), sorted(wanted), curve)
+            ratios = self._measuring(opened, signature).ratios(sorted(wanted), curve, _STILL_TRUE)
         except ModelError as error:
             log.warning("profile-outdated", model=config.name, error=error.message)
             _close(opened)
@@ -262,22 +262,11 @@ class Loading:
         piece = curve.max_batch if config.fake is not None else best_piece(curve)
         told = SAMPLE_TOLD if vision is not None and vision.encoded else ""
         said = choices(profile, curve, piece, slo, told)
+        if isinstance(opened[0], OnDevice):
+            said += tuple(opened[0].notes)
         for sentence in said:
             log.info("choice", model=config.name, why=sentence)
         return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
-
-
-def _check(measuring: Measuring, wanted: Sequence[int], curve: BatchCurve) -> dict[int, float]:
-    """By size: what it takes now over what the profile says, the nearest of a few looks."""
-    ratios: dict[int, float] = {}
-    for size in wanted:
-        for _ in range(_LOOKS):
-            ratio = measuring.point(size).seconds / curve.times[size]
-            if size not in ratios or max(ratio, 1 / ratio) < max(ratios[size], 1 / ratios[size]):
-                ratios[size] = ratio
-            if max(ratio, 1 / ratio) <= _STILL_TRUE:
-                break
-    return ratios
 
 
 def _unmeasured(config: ModelConfig, error: ModelError) -> ModelError:
@@ -299,10 +288,3 @@ def _cores() -> int:
 
 def _slo(config: ModelConfig) -> float:
     return config.policy.slo if isinstance(config.policy, Promise) else inf
-
-
-def signature_of(config: ModelConfig) -> Signature:
-    def specs(tensors: Sequence[TensorConfig]) -> tuple[TensorSpec, ...]:
-        return tuple(TensorSpec(t.name, DATATYPES[t.datatype], t.dims) for t in tensors)
-
-    return Signature(config.name, specs(config.inputs), specs(config.outputs), config.max_batch or 0)

@@ -23,6 +23,7 @@ _ANY_LENGTH = 64  # stands in for a dimension that differs from request to reque
 _STEADY_RUNS = 3
 _STEADY = 1.15  # the longest of the last few over the shortest
 _CLEAR = 0.03  # half the width of what is not known, over the time itself
+_LOOKS = 2
 _NO_GAIN = 0.95  # of the best rate: larger batches that do worse, twice in a row, are not looked at
 
 
@@ -133,6 +134,19 @@ class Measuring:
 
     def point(self, images: int) -> Point:
         return _point(images, self._times(images))
+
+    def ratios(self, wanted: Sequence[int], curve: BatchCurve, near: float) -> dict[int, float]:
+        """By size: what it takes now over what the curve says, the nearest of a few looks. Whatever disturbs
+        a first look may be gone."""
+        found: dict[int, float] = {}
+        for size in wanted:
+            for _ in range(_LOOKS):
+                ratio = self.point(size).seconds / curve.times[size]
+                if size not in found or max(ratio, 1 / ratio) < max(found[size], 1 / found[size]):
+                    found[size] = ratio
+                if max(ratio, 1 / ratio) <= near:
+                    break
+        return found
 
     def _times(self, images: int) -> list[float]:
         effort = self._effort

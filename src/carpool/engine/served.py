@@ -147,6 +147,8 @@ class Served:
 
     def batch_ended(self, works: Sequence[Work], result: BatchResult, batch: Batch) -> None:
         self._watch_speed()
+        if result.out_of_memory:
+            self.row.add(columns.OUT_OF_MEMORY, result.out_of_memory)
         good = [
             max(0.0, batch.started - work.arrived)
             for work, outcome in zip(works, result.outcomes, strict=True)

@@ -15,8 +15,9 @@ from carpool.config.repository import ModelSource, ModelVersion, find_models
 from carpool.core.curve import BatchCurve
 from carpool.core.shape import Shape, shape_of
 from carpool.engine.hardware import Steal, gpu_count, hardware
+from carpool.engine.inputs import signature_of
 from carpool.engine.layout import Chosen, Layout
-from carpool.engine.loading import Loading, signature_of
+from carpool.engine.loading import Loading
 from carpool.engine.measuring import Effort, Measuring, Point, sizes
 from carpool.errors import InvalidInput
 from carpool.types import Signature

@@ -106,6 +106,7 @@ PENDING = _layout.gauge(Merge.SUM)
 SATURATION = _layout.gauge(Merge.MAX)
 SPEED_RATIO = _layout.gauge(Merge.MAX)
 LOAD_SECONDS = _layout.gauge(Merge.MAX)
+OUT_OF_MEMORY = _layout.counter()
 
 # The server.
 UP = _layout.gauge(Merge.MAX)

@@ -176,6 +176,12 @@ _SERVER = (
         _cell(columns.SPEED_RATIO),
         "Time that batches take over what was measured at loading; 0 for a model without a promise.",
     ),
+    _one(
+        "carpool_out_of_memory_total",
+        "counter",
+        _cell(columns.OUT_OF_MEMORY),
+        "Batches that did not fit into their device's memory and were run in smaller ones.",
+    ),
     _several(
         "carpool_shed_total", "reason", columns.SHED, "Requests the scheduler chose not to run, by reason."
     ),

@@ -47,7 +47,13 @@ async def serve(
     """
     table = Table(bytearray(table_bytes(1)))
     block = table.block(0)
-    engine = Engine(*paths, slo_ms=settings.slo_ms, table=table, cache_dir=settings.cache_dir)
+    engine = Engine(
+        *paths,
+        slo_ms=settings.slo_ms,
+        table=table,
+        cache_dir=settings.cache_dir,
+        device_memory_gb=settings.device_memory_gb,
+    )
     gates = GateTable(bytearray(GATE_BYTES))
     host = EngineHost(engine, gates.write)
     teach(host, settings)

@@ -63,7 +63,14 @@ async def engine(
     """Load the models; the front ends answer that they are alive, but not ready, until this returns."""
     log = logger("engine")
     mine = table.block(block)
-    served = Engine(*paths, slo_ms=settings.slo_ms, table=table, block=mine, cache_dir=settings.cache_dir)
+    served = Engine(
+        *paths,
+        slo_ms=settings.slo_ms,
+        table=table,
+        block=mine,
+        cache_dir=settings.cache_dir,
+        device_memory_gb=settings.device_memory_gb,
+    )
     host = EngineHost(served, write_gate)
     teach(host, settings)
     await ControlDesk(host, settings).open(lambda model, step: log.debug("loading", model=model, step=step))

@@ -20,7 +20,7 @@ from carpool.lab.load.plan import Closed, Open, Plan
 from carpool.lab.load.processes import run_shared
 from carpool.lab.load.report import Report
 from carpool.lab.load.schedule import Phase
-from device.watching import Seen, Watch
+from chip.watching import Seen, Watch
 
 READY_S = 400.0
 STOP_S = 30.0

@@ -1,0 +1,134 @@
+"""Instances on GPUs: where they go, and how many of them are worth it. No GPU is needed to decide that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from carpool.config.model import InstanceGroup, Kind, ModelConfig, ModelSignature
+from carpool.engine.hardware import gpu_count
+from carpool.engine.measuring import Effort, Measuring
+from carpool.engine.placing import choose_on_gpus, places
+from carpool.errors import ConfigError, ModelError
+from carpool.types import Array, Datatype, Signature, TensorSpec
+
+SIGNATURE = Signature("m", (TensorSpec("x", Datatype.UINT8, (2,)),), (), 8)
+
+
+def config(*groups: InstanceGroup) -> ModelConfig:
+    return ModelConfig(
+        name="m",
+        path=Path(),
+        backend="pytorch",
+        max_batch=8,
+        instances=groups or (InstanceGroup(given=False),),
+    )
+
+
+def test_without_settings_there_is_one_on_each_gpu() -> None:
+    assert places(config(), (0, 1)) == [0, 1]
+
+
+def test_groups_say_how_many_and_where() -> None:
+    groups = (InstanceGroup(2, Kind.GPU, (1,)), InstanceGroup(1, Kind.AUTO))
+    assert places(config(*groups), (0, 1)) == [1, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("group", "match"),
+    [(InstanceGroup(1, Kind.GPU, (3,)), "asks for GPU 3"), (InstanceGroup(1, Kind.CPU), "not on both")],
+)
+def test_what_cannot_be_is_a_mistake_in_the_settings(group: InstanceGroup, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        places(config(InstanceGroup(1, Kind.AUTO), group), (0, 1))
+
+
+@dataclass
+class Gpu:
+    """`rates` are the images per second of one, two, three instances, all of them together."""
+
+    rates: Sequence[float]
+    room: int = 9
+    opened: list[Instance] = field(default_factory=list)
+    time: float = 0.0
+
+    def open_one(self, index: int) -> Instance:
+        if len(self.opened) >= self.room:
+            raise ModelError("m: it would take 1 GB, and 0.5 GB is left")
+        made = Instance(self)
+        self.opened.append(made)
+        assert index == len(self.opened) - 1
+        return made
+
+    @property
+    def alive(self) -> list[Instance]:
+        return [instance for instance in self.opened if instance.alive]
+
+    def measuring(self, opened: Sequence[Instance], effort: Effort) -> Measuring:
+        return Measuring(opened[:1], SIGNATURE, effort, now=lambda: self.time)  # the clock is one for all
+
+
+class Instance:
+    signature = ModelSignature()
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self.alive = True
+
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        instances = len(self._gpu.alive)
+        self._gpu.time += len(inputs["x"]) * instances / self._gpu.rates[instances - 1]
+        return {}
+
+    def abort(self) -> None: ...
+
+    def close(self) -> None:
+        self.alive = False
+
+
+@pytest.mark.parametrize("slo", [inf, 0.5])
+@pytest.mark.parametrize(
+    ("rates", "best"), [((100, 104, 900), 1), ((100, 150, 155), 2), ((100, 150, 200), 3)]
+)
+def test_another_instance_must_bring_a_tenth_more(rates: Sequence[float], best: int, slo: float) -> None:
+    gpu = Gpu(rates)
+    chosen = choose_on_gpus(config(), [0], slo, gpu.open_one, gpu.measuring)
+    assert chosen.layout.instances == best
+    assert list(chosen.backends) == gpu.alive == gpu.opened[:best]
+    assert "images/s with 1, " in chosen.reason
+
+
+def test_memory_may_say_that_one_is_enough() -> None:
+    gpu = Gpu((100, 200, 300), room=1)
+    chosen = choose_on_gpus(config(), [0], inf, gpu.open_one, gpu.measuring)
+    assert chosen.layout.instances == 1
+    assert chosen.reason.endswith("no more, since m: it would take 1 GB, and 0.5 GB is left")
+
+
+def test_if_not_even_the_first_fits_that_is_told() -> None:
+    gpu = Gpu((100,), room=0)
+    with pytest.raises(ModelError, match=r"0\.5 GB is left"):
+        choose_on_gpus(config(), [0], inf, gpu.open_one, gpu.measuring)
+
+
+def test_what_the_settings_say_is_not_tried() -> None:
+    gpu = Gpu(())
+    chosen = choose_on_gpus(config(InstanceGroup(2)), [0, 0, 1, 1], inf, gpu.open_one, gpu.measuring)
+    assert chosen.layout.instances == 4
+    assert not gpu.opened
+
+
+def test_gpus_are_counted_where_either_folder_shows_them(tmp_path: Path) -> None:
+    proc, dev = tmp_path / "proc", tmp_path / "dev"
+    dev.mkdir()
+    assert gpu_count(proc, dev) == 0
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (dev / name).touch()
+    assert gpu_count(proc, dev) == 2
+    (proc / "driver" / "nvidia" / "gpus" / "0000:01:00.0").mkdir(parents=True)
+    (proc / "driver" / "nvidia" / "gpus" / "0000:01:00.0" / "information").write_text("Model: \t\t X\n")
+    assert gpu_count(proc, dev) == 2

@@ -1,0 +1,94 @@
+"""A PyTorch model in the engine: gathered by its backend, padded to buckets, measured at them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import carpool
+from backends import torch_models as tm
+from carpool.engine.inputs import signature_of
+from carpool.engine.profile_store import profile_key
+from carpool.engine.served import Served
+from carpool.observe import columns
+from carpool.types import Datatype
+from carpool.vision.settings import describe
+
+
+def model(tmp_path: Path, extra: str = "") -> Path:
+    text = f"slo_ms = 1000\nmax_batch = 6\ninstances = 1\n[image]\nsize = {tm.SIDE}\n"
+    text += f"[pytorch]\nbuckets = [1, 4]\n{extra}"
+    return tm.folder(tmp_path, text, {"model.pt": tm.write_script})
+
+
+def test_requests_share_padded_batches(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with carpool.Engine(model(tmp_path), cache_dir=tmp_path / "cache") as engine:
+            pixels = tm.pictures(12)
+            found = await asyncio.gather(
+                *(engine.infer("m", picture, outputs=["scores"]) for picture in pixels)
+            )
+            expected = tm.answers(tm.floats(12))["scores"]
+            np.testing.assert_allclose(np.stack([f["scores"] for f in found]), expected, rtol=1e-4, atol=1e-6)
+            check(engine.find("m"))
+
+    def check(served: Served) -> None:
+        curve = served.driver.scheduler.curve
+        assert curve.buckets == (1, 4, 6)
+        assert curve.times[2] == curve.times[4]
+        assert served.profile is not None
+        assert {point.size for point in served.profile.points} <= {1, 4, 6}
+        assert "On cpu in fp32." in served.choices
+        assert served.vision is not None
+        image = served.vision.image
+        assert (image.scale, image.mean, image.std) == (None, (0.0,), (1.0,))  # front ends leave pixels alone
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_batch_beyond_the_devices_memory_is_answered_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tm.PretendedDevice(10**6, per_row=100, name="pretended:engine")
+    monkeypatch.setattr("carpool.backends.torch_backend.CpuDevice", lambda _threads: device)
+
+    async def story() -> None:
+        async with carpool.Engine(model(tmp_path)) as engine:
+            served = engine.find("m")
+            assert any("each instance" in sentence for sentence in served.choices)
+            device.release()
+            device.most = device.allocated() + 450  # somebody else took the rest
+            answer = await engine.infer("m", tm.pictures(6), outputs=["scores"])
+            np.testing.assert_allclose(
+                answer["scores"], tm.answers(tm.floats(6))["scores"], rtol=1e-4, atol=1e-6
+            )
+            assert engine.table.cells(served.slot)[columns.OUT_OF_MEMORY] == 1
+            device.most = device.size
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_profile_is_for_one_precision_one_compiler_and_these_buckets(tmp_path: Path) -> None:
+    keys = []
+    for number, extra in enumerate(
+        ("", 'precision = "bf16"\n', "compile = true\n", "channels_last = true\n")
+    ):
+        config, version = tm.described(model(tmp_path / str(number), extra))
+        keys.append(profile_key(config, version))
+    assert all(key != other for n, key in enumerate(keys) for other in keys[:n])
+    key = keys[0]
+    assert key is not None
+    assert key["backend"][1][0].isdigit()
+    assert key["settings"]["pytorch"]["buckets"] == [1, 4, 6]
+    assert key["settings"]["pytorch"]["devices"] == []
+
+
+def test_pictures_are_answered_with_what_the_network_says(tmp_path: Path) -> None:
+    config, _ = tm.described(model(tmp_path))
+    vision, _ = describe(config, signature_of(config))
+    assert vision is not None
+    assert vision.input.datatype is Datatype.UINT8
+    assert vision.image.layout == "nchw"
