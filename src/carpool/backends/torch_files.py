@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export.passes import move_to_device_pass
 
 from carpool.backends.user_model import explain
 from carpool.config.model import ModelConfig
@@ -26,10 +27,15 @@ _MOST_JSON = 256 << 20
 _WHOLE_LINE = 500  # characters of a library's message that an error repeats
 
 
-def open_module(config: ModelConfig, file: Path) -> tuple[torch.nn.Module, Any]:
-    """The network, on the CPU and ready to answer, and the exported program where it came from one."""
+def open_module(
+    config: ModelConfig, file: Path, place: torch.device | None = None
+) -> tuple[torch.nn.Module, Any]:
+    """The network, ready to answer, and the exported program where it came from one.
+
+    Weights are on the CPU yet; `place` is where they will go, which is written into exported programs.
+    """
     try:
-        module, exported = _open(config, file)
+        module, exported = _open(config, file, place or torch.device("cpu"))
     except CarpoolError:
         raise
     except Exception as error:  # what is wrong with a file can be anything
@@ -39,7 +45,7 @@ def open_module(config: ModelConfig, file: Path) -> tuple[torch.nn.Module, Any]:
     return module, exported
 
 
-def _open(config: ModelConfig, file: Path) -> tuple[torch.nn.Module, Any]:
+def _open(config: ModelConfig, file: Path, place: torch.device) -> tuple[torch.nn.Module, Any]:
     module = config.pytorch.module
     if module is None and file.suffix == ".py":
         module = f"{file.name}:{BUILD}"
@@ -51,6 +57,8 @@ def _open(config: ModelConfig, file: Path) -> tuple[torch.nn.Module, Any]:
     if kind == "exported":
         _check_no_pickles(config, file)
         program = torch.export.load(file)
+        if place.type != "cpu":
+            program = move_to_device_pass(program, place)
         return _module_of(program), program
     raise ConfigError(
         f"{config.name}: {file.name} holds weights but no network: put a model.py with a function build(), "

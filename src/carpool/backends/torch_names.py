@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,40 +77,39 @@ def _parameters(module: torch.nn.Module) -> tuple[list[str], set[str]]:
 # ---- answers --------------------------------------------------------------------------------------------
 
 
-def flatten(answer: Any) -> Iterator[Named]:
+def flatten(answer: Any) -> list[Named]:
     """Every tensor of an answer, with the key of the dict or the field of the named tuple that holds it."""
     if isinstance(answer, torch.Tensor):
-        yield None, answer
-    elif isinstance(answer, Mapping):
+        return [(None, answer)]
+    if hasattr(answer, "_fields"):
+        answer = answer._asdict()
+    found: list[Named] = []
+    if isinstance(answer, Mapping):
         for key, value in answer.items():
-            yield from ((key if isinstance(key, str) else name, tensor) for name, tensor in flatten(value))
-    elif hasattr(answer, "_fields"):
-        yield from flatten(answer._asdict())
+            found += [(key if isinstance(key, str) else name, tensor) for name, tensor in flatten(value)]
     elif isinstance(answer, tuple | list):
         for value in answer:
-            yield from flatten(value)
+            found += flatten(value)
+    return found
 
 
-def names_of(found: Sequence[Named]) -> list[str]:
+def names_of(keys: Sequence[str | None]) -> list[str]:
     """The keys, where there are keys and no two alike; else numbers."""
-    keys = [key for key, _ in found]
     if None not in keys and len(set(keys)) == len(keys):
         return [str(key) for key in keys]
     return [OUTPUT.format(number) for number in range(len(keys))]
 
 
-def pick(model: str, names: Sequence[str], found: Sequence[Named]) -> list[torch.Tensor]:
-    """The tensors of these names: by key, else by number, else in the order in which they are declared."""
-    by_key = dict(zip(names_of(found), (tensor for _, tensor in found), strict=True))
-    if set(names) <= set(by_key):
-        return [by_key[name] for name in names]
+def places_of(model: str, names: Sequence[str], keys: Sequence[str | None]) -> list[int]:
+    """Where the outputs of these names are: by key, else by number, else in the order they are declared."""
+    known = names_of(keys)
+    if set(names) <= set(known):
+        return [known.index(name) for name in names]
     matches = [_NUMBERED.fullmatch(name) for name in names]
     places = [int(match[1]) for match in matches if match]
     if len(places) < len(names):
         places = list(range(len(names)))
-    if max(places) >= len(found):
-        known = ", ".join(by_key) or "none"
-        raise ModelError(
-            f"{model} answers {len(found)} tensors ({known}), and {', '.join(names)} are declared"
-        )
-    return [found[place][1] for place in places]
+    if max(places) >= len(keys):
+        found, declared = ", ".join(known) or "none", ", ".join(names)
+        raise ModelError(f"{model} answers {len(keys)} tensors ({found}), and {declared} are declared")
+    return places

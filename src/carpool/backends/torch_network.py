@@ -18,7 +18,7 @@ from carpool.backends.torch_datatypes import PRECISIONS
 from carpool.backends.torch_device import Device, Run, is_out_of_memory
 from carpool.backends.torch_files import in_one_line, open_module
 from carpool.backends.torch_names import call_for
-from carpool.backends.torch_pipeline import Pipeline, compiled
+from carpool.backends.torch_pipeline import Pipeline, compile_pipeline
 from carpool.config.fingerprint import beside
 from carpool.config.model import ModelConfig
 from carpool.errors import ModelError
@@ -34,7 +34,7 @@ Tell = Callable[[str], None]
 
 class Network:
     def __init__(self, config: ModelConfig, file: Path, device: Device, ledger: Ledger | None) -> None:
-        module, exported = open_module(config, file)
+        module, exported = open_module(config, file, device.place)
         precision = PRECISIONS[config.pytorch.precision]
         self.model = config.name
         self.weights = sum(
@@ -60,7 +60,8 @@ class Network:
 
     def runs(self, rows: Sequence[torch.Tensor], size: int) -> Run:
         """The whole way from these rows to the outputs, for a program to repeat."""
-        call: Callable[..., Any] = self._compiled if size in self._sizes and self._compiled else self.pipeline
+        compiled = self._compiled if size in self._sizes else None
+        call: Callable[..., Any] = self.pipeline if compiled is None else compiled
 
         def run() -> dict[str, torch.Tensor]:
             if self._tf32 is not None:  # switches of the whole process: each model sets its own
@@ -79,6 +80,7 @@ class Network:
         if time.monotonic() > self._end:
             _log.warning("%s: batches of %d are not compiled: it takes too long", self.model, size)
             return
+        self.runs(rows, size)()  # as it is: what fails here is the network's fault, not the compiler's
         tell(f"compiling for batches of {size}")
         self._sizes.add(size)
         try:
@@ -130,4 +132,4 @@ def _compile(config: ModelConfig, pipeline: Pipeline, module: torch.nn.Module) -
     if isinstance(module, torch.jit.ScriptModule):
         _log.warning("%s: runs without torch.compile: TorchScript cannot be compiled", config.name)
         return None
-    return compiled(pipeline, config.pytorch.compile)
+    return compile_pipeline(pipeline, config.pytorch.compile)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from carpool.backends.torch_datatypes import PRECISIONS, TORCH_TYPES
-from carpool.backends.torch_names import Call, flatten, pick
+from carpool.backends.torch_names import Call, flatten, places_of
 from carpool.config.model import ImageSettings, ModelConfig, TensorConfig
 from carpool.config.pixels import values_on_device
 from carpool.types import DATATYPES, Datatype
@@ -52,11 +52,15 @@ class Pipeline(torch.nn.Module):
         self._outputs = config.outputs
         self._names = [tensor.name for tensor in config.outputs]
         self._batched = config.max_batch != 0
+        self._places: list[int] = []
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        tensors = pick(self._model, self._names, list(flatten(self._feed(*given))))
+        found = flatten(self._feed(*given))
+        if not self._places:  # the first answer tells; compilers come later
+            self._places = places_of(self._model, self._names, [key for key, _ in found])
         return tuple(
-            self._answered(tensor, config) for tensor, config in zip(tensors, self._outputs, strict=True)
+            self._answered(found[place][1], config)
+            for place, config in zip(self._places, self._outputs, strict=True)
         )
 
     def _answered(self, tensor: torch.Tensor, config: TensorConfig) -> torch.Tensor:
@@ -116,7 +120,7 @@ def _layout(image: ImageSettings, tensor: TensorConfig) -> str:
     return told or ("nchw" if tensor.dims[-3] in (1, 3) else "nhwc")
 
 
-def compiled(pipeline: Pipeline, mode: str) -> Callable[..., Any]:
+def compile_pipeline(pipeline: Pipeline, mode: str) -> Callable[..., Any]:
     """Compiled anew for each batch size, when it first comes; CUDA graphs are ours, not the compiler's."""
     torch._dynamo.config.cache_size_limit = max(128, torch._dynamo.config.cache_size_limit)
     named = None if mode == "default" else f"{mode}-no-cudagraphs"

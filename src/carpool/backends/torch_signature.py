@@ -153,10 +153,9 @@ def _tried(config: ModelConfig, module: torch.nn.Module) -> ModelSignature:
     assumed = assumed_input(config)
     inputs = config.inputs or ((assumed,) if assumed else ())
     batched = config.max_batch != 0
-    found = list(_run_once(config, module, inputs, batched))
-    outputs = tuple(
-        _found(config, name, tensor) for name, (_, tensor) in zip(names_of(found), found, strict=True)
-    )
+    found = _run_once(config, module, inputs, batched)
+    names = names_of([key for key, _ in found])
+    outputs = tuple(_found(config, name, tensor) for name, (_, tensor) in zip(names, found, strict=True))
     if batched:
         outputs = tuple(_with_batch(tensor) for tensor in outputs)
     told = () if config.inputs else tuple(_whole(tensor, batched) for tensor in inputs)
@@ -179,7 +178,7 @@ def _run_once(
     call = call_for(config.name, [tensor.name for tensor in inputs], module, None)
     try:
         with torch.inference_mode():
-            return list(flatten(Feed(trial, module.float(), call, torch.device("cpu"))(*given)))
+            return flatten(Feed(trial, module.float(), call, torch.device("cpu"))(*given))
     except Exception as error:  # a network may raise anything
         raise ModelError(f"{config.name}: it cannot be run on zeros: {in_one_line(error)}") from None
 

@@ -16,7 +16,7 @@ from carpool.engine.layout import Chosen, Layout, Open, choose_by_capacity, choo
 from carpool.engine.measuring import Effort, Measuring
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
-from carpool.types import Array, Signature
+from carpool.types import Signature
 
 log = logger("engine")
 
@@ -81,10 +81,8 @@ def choose_on_gpus(
     config: ModelConfig,
     gpus: Sequence[int],
     slo: float,
-    signature: Signature,
     open_one: OpenOne,
-    now: Callable[[], float] = monotonic,
-    picture: Array | None = None,
+    measuring: Callable[[Sequence[Backend], Effort], Measuring],
 ) -> Chosen:
     """As many as the settings say; else one more on every GPU for as long as that clearly brings more. The
     first ones are kept: an instance is slow to prepare."""
@@ -104,8 +102,12 @@ def choose_on_gpus(
                     raise
                 ended = f"; no more, since {error.message}"
                 break
-            measuring = Measuring(opened, signature, _TRIAL, now=now, picture=picture)
-            tried.append((len(opened), _rate(opened, slo, measuring, max(1, signature.max_batch))))
+            tried.append(
+                (
+                    per_device * devices,
+                    _rate(measuring(opened, _TRIAL), len(opened), slo, config.max_batch or 1),
+                )
+            )
             if len(tried) > 1 and tried[-1][1] < _WORTH_ANOTHER * tried[-2][1]:
                 _close(opened[before:])
                 del opened[before:]
@@ -127,17 +129,16 @@ def _open(open_one: OpenOne, numbers: Sequence[int]) -> list[Backend]:
     return opened
 
 
-def _rate(opened: Sequence[Backend], slo: float, measuring: Measuring, largest: int) -> float:
+def _rate(measuring: Measuring, instances: int, slo: float, largest: int) -> float:
     """Images per second that all of them can promise together, or do at all."""
-    points = [(1, measuring.point(1).seconds)]
+    points = {1: measuring.point(1).seconds}
     size = largest
-    while size > 1 and measuring.point(size).seconds > slo / 2:
+    while size > 1 and (points.setdefault(size, measuring.point(size).seconds)) > slo / 2:
+        del points[size]
         size //= 2
-    if size > 1:
-        points.append((size, measuring.point(size).seconds))
-    curve = BatchCurve.measured(points, largest)
+    curve = BatchCurve.measured(sorted(points.items()), largest)
     promised = 0.0 if isinf(slo) else slo_capacity(curve, slo)
-    return len(opened) * (promised or curve.throughput(size))
+    return instances * (promised or curve.throughput(size))
 
 
 def _close(opened: Sequence[Backend]) -> None:
