@@ -16,18 +16,28 @@ CarpoolError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class CarpoolError(Exception):
     """Base of everything Carpool raises on purpose."""
 
     reason = "internal"
 
-    def __init__(self, message: str, *, reason: str | None = None, field: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str | None = None,
+        field: str | None = None,
+        numbers: Mapping[str, float] | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         if reason is not None:
             self.reason = reason
         self.field = field
+        self.numbers: Mapping[str, float] = numbers or {}  # of the message, for programs
 
 
 class InvalidInput(CarpoolError):
@@ -62,10 +72,21 @@ class Refused(CarpoolError):
         reason: str | None = None,
         predicted_ms: float | None = None,
         retry_after_s: float | None = None,
+        numbers: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(message, reason=reason)
+        super().__init__(message, reason=reason, numbers=numbers)
         self.predicted_ms = predicted_ms
         self.retry_after_s = retry_after_s
+
+    def again(self) -> Refused:
+        """The same for somebody else: one exception that is raised twice keeps both stacks."""
+        return Refused(
+            self.message,
+            reason=self.reason,
+            predicted_ms=self.predicted_ms,
+            retry_after_s=self.retry_after_s,
+            numbers=self.numbers,
+        )
 
 
 class Replaced(CarpoolError):

@@ -24,6 +24,8 @@ KEYS = {
     "wasted_fraction",
     "shed_at_arrival_fraction",
     "busy_fraction",
+    "replaced_fraction",
+    "staleness_ms",
 }
 BASE = ("simulate", "--curve", "4+1", "--slo-ms", "50", "--seconds", "2")
 

@@ -73,6 +73,7 @@ class Player:
             shape=pick % 2 if pick % 7 == 0 else None,
             priority=pick % 4,
             source=f"source-{pick % 3}",
+            latest=pick % 2 == 1,
             timeout=0.005 if pick % 4 == 0 else 0.0,
         )
         self.jobs.append(job)
@@ -134,6 +135,8 @@ class Player:
         waiting = [j for j in self.jobs if j.state in (JobState.OFFERED, JobState.READY)]
         ready = [j for j in waiting if j.state is JobState.READY]
         running = [j for j in self.jobs if j.state is JobState.RUNNING]
+        live = [job.source for job in waiting if job.latest]
+        assert len(live) == len(set(live)) == len(core.lanes.frames)
         assert core.lanes.requests == len(waiting) == sum(lane.requests for lane in core.lanes)
         assert core.lanes.ready == sum(j.images for j in ready) == sum(lane.ready for lane in core.lanes)
         assert core.lanes.waiting == sum(j.images for j in waiting)

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from carpool.core.arrivals import Arrival, poisson
+from carpool.core.arrivals import Arrival, cameras, poisson
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
@@ -68,3 +68,20 @@ def test_percentiles_by_nearest_rank() -> None:
     values = [float(n) for n in range(1, 101)]
     assert (percentile(values, 0.5), percentile(values, 0.99), percentile(values, 1.0)) == (50, 99, 100)
     assert percentile([], 0.5) == 0.0
+
+
+def test_cameras_that_send_faster_than_they_are_served_see_fresher_answers_with_latest() -> None:
+    curve = BatchCurve.parse("20+10", 64)
+    arrivals = cameras(8, 30.0, 8.0, Random(1))
+    reports = {}
+    for latest in (False, True):
+        scheduler = Scheduler(curve, Promise(0.2, 64))
+        run = Simulation(scheduler, Device(curve), slo=0.2, latest=latest).play(arrivals)
+        reports[latest] = report(run, 0.2, 1)
+        assert all(
+            (ride.latency is not None) + ride.refused + ride.given_up == 1 for ride in run.rides
+        )  # everybody ends once
+    assert reports[False].replaced_fraction == 0
+    assert reports[True].replaced_fraction > 0.5
+    assert reports[True].staleness_ms < 0.9 * reports[False].staleness_ms
+    assert reports[True].p99_ms < reports[False].p99_ms

@@ -22,6 +22,7 @@ from carpool.errors import (
     ModelError,
     NotFound,
     Refused,
+    Replaced,
     Unavailable,
 )
 from engine import repositories
@@ -317,3 +318,23 @@ def carpool_metrics(engine: Engine) -> str:
     from carpool.observe.prometheus import Exposition
 
     return Exposition(engine.table, version="test").page().decode()
+
+
+def test_a_newer_frame_of_a_source_replaces_the_one_that_waits(tmp_path: Path) -> None:
+    repositories.fake(tmp_path, curve="20+1", head="slo_ms = 2000")
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            x = np.zeros((1, 4), np.float32)
+            running = asyncio.ensure_future(engine.infer("fake", x))
+            await asyncio.sleep(0)
+            await until(lambda: engine.find("fake").driver.scheduler.ledger.running == 1)
+            frames = [engine.infer("fake", x, source="gate", latest=True) for _ in range(3)]
+            answers = await asyncio.gather(*frames, return_exceptions=True)
+            assert [type(answer) for answer in answers] == [Replaced, Replaced, dict]
+            assert "a newer frame of source 'gate'" in str(answers[0])
+            await running
+            with pytest.raises(InvalidInput, match="latest needs a source"):
+                await engine.infer("fake", x, latest=True)
+
+    run(story())

@@ -41,7 +41,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         model = folder / "models" / name
         model.mkdir(parents=True)
         (model / "model.toml").write_text(MODEL.format(mode=mode, curve=curve))
-    with serving(folder / "models", frontends=1, grpc=1, folder=folder) as running:
+    allowed = {"CARPOOL_ALLOW_CLIENT_SHM": "1"}
+    with serving(folder / "models", frontends=1, grpc=1, folder=folder, environment=allowed) as running:
         yield running
 
 
@@ -139,3 +140,10 @@ def test_pictures_are_uploaded(tmp_path: Path) -> None:
     assert (found["offered"], found["failed"]) == (6, {})
     assert found["answered"] >= 1
     assert found["batch"]["count"] == found["answered"]
+
+
+def test_tensors_in_shared_memory(server: Live) -> None:
+    before = {path.name for path in Path("/dev/shm").glob("carpool-load-*")}
+    found = load(server.url, "--model quick --concurrency 4 --requests 40 --shared-memory")
+    assert found["answered"] == 40
+    assert {path.name for path in Path("/dev/shm").glob("carpool-load-*")} <= before

@@ -187,3 +187,30 @@ def test_the_body_of_a_refused_request_need_not_be_sent(tmp_path: Path, frontend
         finally:
             for client in crowd:
                 client.socket.close()
+
+
+def test_a_newer_frame_of_a_camera_replaces_the_one_that_waits(server: Live) -> None:
+    """From ten connections at once, until one was replaced: who waits is told, and somebody is answered."""
+    who = b"X-Carpool-Source: gate\r\nX-Carpool-Latest: 1\r\n"
+    seen: Counter[int] = Counter()
+
+    def send(_: int) -> Response:
+        with server.connect() as client:
+            return ask(client, who)
+
+    def burst() -> bool:
+        with ThreadPoolExecutor(10) as pool:
+            for response in pool.map(send, range(20)):
+                seen[response.status] += 1
+                if response.status == 409:
+                    document = error_of(response, 409)
+                    assert document["reason"] == "replaced"
+                    assert "a newer frame of source 'gate'" in document["error"]
+        return seen[409] > 0
+
+    wait_until(burst, "a frame that was replaced")
+    assert seen[200] > 0
+    assert set(seen) <= {200, 409, 429, 504}
+    with server.connect() as client:
+        document = error_of(ask(client, b"X-Carpool-Latest: 1\r\n"), 400)
+    assert document["field"] == "X-Carpool-Latest"

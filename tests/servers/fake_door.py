@@ -15,6 +15,7 @@ from carpool.engine.work import Timing
 from carpool.errors import CarpoolError, NotFound
 from carpool.observe import statistics
 from carpool.observe.counters import Table, table_bytes
+from carpool.servers.asked_fields import NOBODY, Sender
 from carpool.servers.door import Answer, Catalog, IndexEntry, ModelEntry, Slot
 from carpool.servers.pictures.models import PictureModel
 from carpool.servers.slot_files import bind_file
@@ -101,10 +102,14 @@ class FakeCall:
     done: Callable[[Answer], None]
     arrived: float
     deadline: float
-    source: str
+    sender: Sender
     cancelled: bool = False
     released: bool = False
     answered: bool = False
+
+    @property
+    def source(self) -> str:
+        return self.sender.source
 
     def inputs(self) -> dict[str, Array]:
         if self.head.encoded:
@@ -196,7 +201,9 @@ class FakeDoor:
         self.slots_in_use.append(slot)
         return slot
 
-    def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
+    def refuses(
+        self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
+    ) -> CarpoolError | None:
         self.gate_deadlines.append(deadline - now)
         return self.refusal
 
@@ -210,9 +217,9 @@ class FakeDoor:
         *,
         arrived: float,
         deadline: float = INFINITY,
-        source: str = "",
+        sender: Sender = NOBODY,
     ) -> FakeCall:
-        call = FakeCall(self, entry, head, slot, tail, done, arrived, deadline, source)
+        call = FakeCall(self, entry, head, slot, tail, done, arrived, deadline, sender)
         self.calls.append(call)
         if not self.held:
             asyncio.get_running_loop().call_soon(call.finish)

@@ -35,6 +35,7 @@ def scenario(given: Simulate) -> Scenario:
         stall_share=checks.number("--stall-share", given.stall_share, most=1),
         stall_factor=checks.number("--stall-factor", given.stall_factor, least=1, most=1000),
         profile_error=checks.number("--profile-error", given.profile_error, least=0.1, most=10),
+        latest=given.latest,
     )
     found = replace(found, rate=_mean_rate(given, found))
     checks.affordable(found.rate, found.seconds)
@@ -85,6 +86,8 @@ def _load(given: Simulate, found: Scenario) -> float:
 
 
 def _traffic(given: Simulate) -> Traffic:
+    if given.latest and given.arrivals in ("poisson", "bursty"):
+        raise InvalidInput("--latest needs sources: give --arrivals cameras or a trace that names them")
     if given.arrivals == "poisson":
         return Poisson()
     if given.arrivals == "bursty":
@@ -93,7 +96,8 @@ def _traffic(given: Simulate) -> Traffic:
         return _cameras(given)
     if given.arrivals.startswith("trace:"):
         try:
-            return Recording.read(Path(given.arrivals.removeprefix("trace:")), per_source=given.per_source)
+            path = Path(given.arrivals.removeprefix("trace:"))
+            return Recording.read(path, per_source=given.per_source or given.latest)
         except InvalidInput as error:
             raise InvalidInput(f"--arrivals: {error.message}") from None
     raise InvalidInput(f"--arrivals must be poisson, bursty, cameras or trace:FILE, not {given.arrivals!r}")
@@ -115,5 +119,5 @@ def _cameras(given: Simulate) -> Cameras:
         count=checks.whole("--cameras", given.cameras, least=1, most=10**6),
         fps=checks.number("--fps", 10.0 if given.fps is None else given.fps, above=0, most=10_000),
         aligned=given.aligned,
-        per_source=given.per_source,
+        per_source=given.per_source or given.latest,
     )

@@ -73,6 +73,14 @@ Shapes = Annotated[
     ),
 ]
 Batch = Annotated[int, typer.Option(help="Images in a request.", rich_help_panel=_REQUESTS)]
+SharedMemory = Annotated[
+    bool,
+    typer.Option(
+        "--shared-memory",
+        help="Tensors lie in system shared memory; requests only say where. Same machine.",
+        rich_help_panel=_REQUESTS,
+    ),
+]
 Distinct = Annotated[
     int, typer.Option(help="Different random requests that take turns.", rich_help_panel=_REQUESTS)
 ]
@@ -86,6 +94,14 @@ Sources = Annotated[
     list[str] | None,
     typer.Option(
         "--source", help="Who asks, NAME or NAME:WEIGHT; again for more.", rich_help_panel=_REQUESTS
+    ),
+]
+Latest = Annotated[
+    bool,
+    typer.Option(
+        "--latest",
+        help="A newer request of a source takes the place of one that waits.",
+        rich_help_panel=_REQUESTS,
     ),
 ]
 Priorities = Annotated[
@@ -163,8 +179,10 @@ class Load:
     shapes: Shapes = None
     batch: Batch = 1
     distinct: Distinct = 8
+    shared_memory: SharedMemory = False
     headers: Headers = None
     sources: Sources = None
+    latest: Latest = False
     priorities: Priorities = None
     deadline_ms: DeadlineMs = None
     slo_ms: SloMs = None

@@ -10,7 +10,7 @@ from carpool.cli.load import Load
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim
 from carpool.lab.load.inputs import Filling
-from carpool.lab.load.messages import Header, check_headers, check_source
+from carpool.lab.load.messages import LATEST, Header, check_headers, check_source
 from carpool.lab.load.mix import Mix
 from carpool.lab.load.plan import Closed, Open, Plan
 from carpool.lab.load.schedule import MOST_REQUESTS, Constant, Phase, check_length
@@ -43,6 +43,12 @@ def plan(given: Load) -> Plan:
 def aim(given: Load) -> Aim:
     headers = tuple(_header(text) for text in given.headers or ())
     check_headers(headers)
+    if given.latest:
+        if not given.sources and given.arrivals in ("poisson", "bursty", "constant"):
+            raise InvalidInput(
+                "--latest needs sources: give --source, or --arrivals cameras", field="--latest"
+            )
+        headers += ((LATEST, "1"),)
     if given.images and (given.priorities or given.shapes or given.batch != 1 or given.data != "random"):
         raise InvalidInput("--priority, --shape, --batch and --data go with tensors, not with --image")
     filling = Filling(
@@ -63,6 +69,7 @@ def aim(given: Load) -> Aim:
         headers,
         None if deadline is None else checks.number("--deadline-ms", deadline, above=0, most=1e8),
         connections(given),
+        given.shared_memory,
     )
 
 

@@ -83,6 +83,14 @@ Aligned = Annotated[
     bool,
     typer.Option("--aligned", help="cameras: all send at the same moment.", rich_help_panel=_TRAFFIC),
 ]
+Latest = Annotated[
+    bool,
+    typer.Option(
+        "--latest",
+        help="A newer frame of a source takes the place of one that waits; each camera is a source.",
+        rich_help_panel=_TRAFFIC,
+    ),
+]
 PerSource = Annotated[
     bool,
     typer.Option(

@@ -23,6 +23,10 @@ _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("sheds decided at arrival", lambda o: percent(o.shed_at_arrival_fraction) if o.shed_any else "–"),
     ("device busy", lambda o: percent(o.busy_fraction)),
 )
+_LIVE_ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
+    ("replaced by a newer frame", lambda o: percent(o.replaced_fraction)),
+    ("age of a source's newest answer", lambda o: f"{o.staleness_ms:,.1f} ms"),
+)
 
 
 def percent(share: float) -> str:
@@ -41,6 +45,9 @@ def outcomes(columns: Mapping[str, Outcome]) -> None:
         table.add_column(name, justify="right")
     for label, of in _ROWS:
         table.add_row(Text(label), *(of(outcome) for outcome in columns.values()))
+    if any(outcome.staleness_ms for outcome in columns.values()):
+        for label, of in _LIVE_ROWS:
+            table.add_row(Text(label), *(of(outcome) for outcome in columns.values()))
     Console().print(table)
 
 

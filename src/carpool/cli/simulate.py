@@ -35,6 +35,7 @@ class Simulate:
     fps: o.Fps = None
     aligned: o.Aligned = False
     per_source: o.PerSource = False
+    latest: o.Latest = False
     mode: o.ModeOption = o.Mode.promise
     max_delay_ms: o.MaxDelayMs = 5.0
     preferred: o.Preferred = None

@@ -66,7 +66,7 @@ def _settings(options: Simulate, scenario: Scenario) -> dict[str, object]:
     }
     kinds = {
         "bursty": ("burst_factor", "burst_seconds", "burst_period"),
-        "cameras": ("cameras", "fps", "aligned", "per_source"),
+        "cameras": ("cameras", "fps", "aligned", "per_source", "latest"),
     }
     knobs = ("max_delay_ms", "preferred", "max_queue", "queue_timeout_ms", "timeout_action")
     names = kinds.get(scenario.traffic.name, ())
@@ -86,7 +86,7 @@ def _notes(options: Simulate, scenario: Scenario) -> list[str]:
             f"The device takes {scenario.profile_error:g} × what --curve says. Load and capacity are the "
             "profile's; the fluid bound is the device's own."
         )
-    if not options.per_source and scenario.traffic.own_rate is not None:
+    if not (options.per_source or options.latest) and scenario.traffic.own_rate is not None:
         notes.append("All requests count as one source; --per-source gives each its fair share.")
     return notes
 

@@ -31,11 +31,14 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
         if is_probe(core, job, slo, now):
             return None
         return _refusal(core, Reason.CANNOT_FINISH, instance, job, wait, now)
+    if room >= batch:
+        return None  # whatever gathers, it rides in a batch of the best size
+    most = core.instances.pace * core.curve.throughput(batch) * share
     rate = lane.rate.at(now) if share < 1.0 else shares.to_keep_up_with(core, lane, now)
     gathered = oversell * rate * wait / share
     if room < min(batch, gathered) and core.instances.pace * core.curve.throughput(room) * share < rate:
         reason = Reason.OVERLOAD if share == 1.0 else Reason.OVER_SHARE
-        return _refusal(core, reason, instance, job, wait, now)
+        return _refusal(core, reason, instance, job, wait, now, rate, most)
     return None
 
 
@@ -60,7 +63,23 @@ def _starts_on(core: Scheduler, job: Job, behind: float, now: float) -> tuple[In
 
 
 def _refusal(
-    core: Scheduler, reason: Reason, instance: Instance, job: Job, wait: float, now: float
+    core: Scheduler,
+    reason: Reason,
+    instance: Instance,
+    job: Job,
+    wait: float,
+    now: float,
+    asked: float = 0.0,
+    answerable: float = 0.0,
 ) -> Refusal:
+    """With when to come back: after the wait, when those ahead are served. Who has too little time even for
+    an idle instance would be refused then as well."""
     takes = instance.speed.cautious * core.curve.times[job.images]
-    return Refusal(reason, predicted_finish=now + wait + takes, retry_after=wait)
+    return Refusal(
+        reason,
+        predicted_finish=now + wait + takes,
+        retry_after=wait if takes <= job.deadline - now else 0.0,
+        waiting=core.lanes.waiting,
+        asked=asked,
+        answerable=answerable,
+    )

@@ -92,13 +92,14 @@ def _fill(
         if shape in lane.lines
     ]
     heapify(lanes)
+    several = len(core.lanes) > 1
     while lanes and used < size:
         level, _, order, lane, line = lanes[0]
         job = line.head()
         if job is None or used + job.images > size:
             heappop(lanes)  # nobody is passed over within a lane, so that large requests get their turn
             continue
-        if len(core.lanes) > 1:
+        if several:
             size_for_job = _size(core, shares, instance, job, lane, size, now)
             if size_for_job < used + job.images:
                 _give_up(core, job, now, given_up)
@@ -107,7 +108,8 @@ def _fill(
         core.lanes.serve(job)
         batch.append(job)
         used += job.images
-        heapreplace(lanes, (level, lane.served, order, lane, line))
+        if several:
+            heapreplace(lanes, (level, lane.served, order, lane, line))
     return batch
 
 

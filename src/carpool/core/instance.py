@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from carpool.core.constants import Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.job import Job
 from carpool.core.learning import Speed
+
+if TYPE_CHECKING:
+    from carpool.core.arbiter import Turn
 
 _MUCH_FASTER = 0.8  # speeds closer than this are noise, and their instances are equals
 
@@ -25,9 +29,13 @@ class Batch:
 
 
 class Instance:
-    """One executor of the model; `free_at` is when it is expected to take the next batch."""
+    """One executor of the model; `free_at` is when it is expected to take the next batch.
 
-    __slots__ = ("available", "batch", "free_at", "idle_since", "index", "speed")
+    Where other models use the same device, it runs when it is their `turn`, counts on `share` of the time,
+    and on no batch that takes longer than `longest` seconds.
+    """
+
+    __slots__ = ("available", "batch", "free_at", "idle_since", "index", "longest", "share", "speed", "turn")
 
     def __init__(self, index: int, constants: Constants) -> None:
         self.index = index
@@ -36,6 +44,9 @@ class Instance:
         self.idle_since = float("-inf")
         self.batch: Batch | None = None
         self.available = True
+        self.turn: Turn | None = None
+        self.share = 1.0
+        self.longest = float("inf")
 
     @property
     def idle(self) -> bool:
@@ -45,7 +56,7 @@ class Instance:
 class Instances:
     """The group, with what every arrival asks for kept ready."""
 
-    __slots__ = ("_all", "_curve", "idle", "next_free", "pace", "uneven")
+    __slots__ = ("_all", "_curve", "idle", "longest", "next_free", "pace", "uneven")
 
     def __init__(self, count: int, curve: BatchCurve, constants: Constants) -> None:
         self._all = [Instance(index, constants) for index in range(count)]
@@ -65,7 +76,8 @@ class Instances:
         """Work out again what follows from the instances' state: after every dispatch and finish."""
         available = [i for i in self._all if i.available] or self._all
         means = [i.speed.mean for i in available]
-        self.pace = sum(1.0 / mean for mean in means)  # worth this many instances at the profile's speed
+        self.pace = sum(i.share / i.speed.mean for i in available)  # instances at the profile's speed
+        self.longest = min(i.longest for i in available)
         self.uneven = min(means) < _MUCH_FASTER * max(means)
         self.next_free = min(available, key=lambda i: i.free_at)
         self.idle = sorted((i for i in available if i.idle), key=lambda i: i.speed.mean)
@@ -75,6 +87,8 @@ class Instances:
         instance.batch = Batch(instance, jobs, images, self._curve.padded(images), now)
         instance.free_at = now + instance.speed.mean * self._curve.times[images]
         self.refresh()
+        if instance.turn is not None:
+            instance.turn.began(instance.batch, now)
         return instance.batch
 
     def finish(self, batch: Batch, now: float, seconds: float | None) -> None:
@@ -85,6 +99,8 @@ class Instances:
         if seconds is not None:
             instance.speed.learn(seconds / self._curve.times[batch.images])
         self.refresh()
+        if instance.turn is not None:
+            instance.turn.ended(batch, now)
 
     def adopt(self, curve: BatchCurve, factor: float) -> None:
         """From now on this is what is believed, which is slower by this factor."""

@@ -35,6 +35,7 @@ class Reason(enum.Enum):
     QUEUE_FULL = "queue-full"
     TIMEOUT = "timeout"  # Triton's queue timeout
     TOO_LARGE = "too-large"  # more images than a batch may hold
+    REPLACED = "replaced"  # a newer frame of its source took its place
 
 
 class Job:
@@ -45,6 +46,7 @@ class Job:
         "deadline",
         "images",
         "lane",
+        "latest",
         "payload",
         "priority",
         "rank",
@@ -63,6 +65,7 @@ class Job:
         shape: Hashable = None,
         priority: int = 0,
         source: str = "",
+        latest: bool = False,
         timeout: float = 0.0,
         payload: Any = None,
     ) -> None:
@@ -72,6 +75,7 @@ class Job:
         self.shape = shape
         self.priority = priority
         self.source = source
+        self.latest = latest  # a newer frame of the source takes its place while it waits
         self.timeout = timeout
         self.payload = payload
         self.state = JobState.NEW
@@ -85,11 +89,19 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A no at the gate: why, when the job would have finished, and when asking again makes sense."""
+    """A no at the gate: why, when the job would have finished, and when asking again makes sense.
+
+    The rest is what it was weighed against: the images that wait, the most that may, and in images per
+    second what is asked and what can be answered in time. Of the job's source, where its share decided.
+    """
 
     reason: Reason
     predicted_finish: float = INFINITY
-    retry_after: float = 0.0  # seconds
+    retry_after: float = 0.0  # seconds; 0: asking again would not help
+    waiting: int = 0
+    most: int = 0
+    asked: float = 0.0
+    answerable: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

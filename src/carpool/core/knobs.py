@@ -69,6 +69,7 @@ class KnobsPolicy:
             or limits.max_size
         )
         self._wait_until: float | None = None
+        self._seated: Job | None = None  # is about to be ready, and has a place already
 
     def adopt(self, curve: BatchCurve) -> None:
         """Knobs are what they are, however long batches take."""
@@ -78,6 +79,16 @@ class KnobsPolicy:
         knobs = self.settings
         known = 1 <= job.priority <= knobs.priority_levels
         return (job.priority if known else knobs.default_priority), ""
+
+    def succeed(self, old: Job, new: Job) -> None:
+        """First come, first served: a source that sends faster than the queue moves would never be served."""
+        if old.rank < _BEHIND_ALL:
+            new.rank = old.rank
+        alike = old.shape == new.shape and old.images == new.images
+        for jobs in (*(batch.jobs for batch in self._aside if alike), self._behind):
+            if old in jobs:
+                jobs[jobs.index(old)] = new
+                self._seated = new
 
     def expires(self, job: Job) -> float:
         return min(job.deadline, self._times_out(job))
@@ -108,7 +119,8 @@ class KnobsPolicy:
         if not self._looks_ahead:
             return
         self._drop_deserted()
-        if job is not None:
+        seated, self._seated = self._seated, None
+        if job is not None and job is not seated:
             if not self._behind and self._joins(job, _AHEAD * len(core.instances)):
                 return
             self._behind.append(job)

@@ -69,7 +69,7 @@ class Rate:
         self._value = 0.0
         self._at = 0.0
 
-    def add(self, images: int, now: float) -> None:
+    def add(self, images: float, now: float) -> None:
         self._value = self.at(now) + images / self._memory
         self._at = now
 

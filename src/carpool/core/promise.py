@@ -41,6 +41,9 @@ class PromisePolicy:
         job.rank = job.deadline
         return level_of(job.priority), job.source
 
+    def succeed(self, old: Job, new: Job) -> None:
+        """Its lane keeps its turn; within the lane the earliest deadline still goes first."""
+
     def expires(self, job: Job) -> float:
         return job.deadline
 

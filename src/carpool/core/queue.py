@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator
 from operator import attrgetter
 
 from carpool.core.constants import CONSTANTS, Constants
+from carpool.core.frames import Frames
 from carpool.core.job import Job, JobState
 from carpool.core.learning import Rate
 
@@ -45,6 +46,11 @@ class Line:
         self.requests -= 1
         self.images -= job.images
 
+    def returned(self, job: Job) -> None:
+        """It is ready after all, in its old place."""
+        self.requests += 1
+        self.images += job.images
+
     def head(self) -> Job | None:
         jobs = self._jobs
         for at in range(self._start, len(jobs)):
@@ -75,7 +81,9 @@ class Line:
 class Lane:
     """The jobs of one (level, source): lower levels go first, then whoever was served least."""
 
-    __slots__ = ("level", "lines", "offered", "rate", "ready", "requests", "seen", "served", "source")
+    __slots__ = (
+        *("level", "lines", "offered", "rate", "ready", "refused", "requests", "seen", "served", "source"),
+    )
 
     def __init__(self, level: int, source: str, memory: float) -> None:
         self.level = level
@@ -86,6 +94,7 @@ class Lane:
         self.requests = 0  # jobs, of either kind
         self.served = 0.0  # images, on the level's common scale (see Lanes.ready_now)
         self.seen = float("-inf")
+        self.refused = float("-inf")  # when the gate last said no to it
         self.rate = Rate(memory)
 
     @property
@@ -110,13 +119,16 @@ class Lane:
 class Lanes:
     """All lanes of one model and their totals. The number of sources with a lane of their own is bounded."""
 
-    __slots__ = ("_by_key", "_constants", "_served", "by_shape", "credit", "offered", "ready", "requests")
+    __slots__ = (
+        *("_by_key", "_constants", "_served", "by_shape", "credit", "frames", "offered", "ready", "requests"),
+    )
 
     def __init__(self, *, by_shape: bool, constants: Constants = CONSTANTS) -> None:
         self.by_shape = by_shape  # False keeps one line per lane, so that the order of arrival is kept
         self._constants = constants
         self._by_key: dict[tuple[int, str], Lane] = {}
         self._served: dict[int, float] = {}
+        self.frames = Frames()
         self.credit = 0  # images
         self.ready = 0
         self.offered = 0
@@ -162,10 +174,13 @@ class Lanes:
         lane.requests += 1
         self.offered += job.images
         self.requests += 1
+        if job.latest:
+            self.frames.entered(job)
 
-    def ready_now(self, job: Job) -> None:
+    def ready_now(self, job: Job, *, in_place: bool = False) -> None:
+        """It may run. With `in_place` it has the position of one that waited, and its lane was never away."""
         lane = self._lane_of(job)
-        if lane.ready == 0:
+        if lane.ready == 0 and not in_place:
             # Whoever was away may be a batch ahead of the others, for a burst, but hoards no more credit.
             lane.served = max(lane.served, self._served.get(lane.level, 0.0) - self.credit)
         job.state = JobState.READY
@@ -192,6 +207,24 @@ class Lanes:
         lane.requests -= 1
         self.requests -= 1
         job.state = state
+        if job.latest:
+            self.frames.left(job)
+
+    def put_back(self, job: Job, state: JobState) -> None:
+        """Undo a removal, before anything else happened."""
+        lane = self._lane_of(job)
+        job.state = state
+        if state is JobState.READY:
+            lane.ready += job.images
+            self.ready += job.images
+            lane.lines[job.shape if self.by_shape else None].returned(job)
+        else:
+            lane.offered += job.images
+            self.offered += job.images
+        lane.requests += 1
+        self.requests += 1
+        if job.latest:
+            self.frames.entered(job)
 
     def serve(self, job: Job) -> None:
         """Take a ready job for a batch, on its source's account."""

@@ -5,7 +5,7 @@ It is told what happened and when; it answers with values. It never waits, and n
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Protocol
@@ -17,6 +17,7 @@ from carpool.core.instance import Batch, Instance, Instances
 from carpool.core.job import INFINITY, GivenUp, Job, JobState, Reason, Refusal
 from carpool.core.knobs import KnobsPolicy
 from carpool.core.learning import Rate
+from carpool.core.ledger import Ledger
 from carpool.core.policy import Knobs, Promise
 from carpool.core.promise import PromisePolicy
 from carpool.core.queue import Lane, Lanes
@@ -46,6 +47,9 @@ class Policy(Protocol):
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
         """Rank the job and name its lane."""
 
+    def succeed(self, old: Job, new: Job) -> None:
+        """`new`, which is about to be ready, takes the place of `old`, which has left."""
+
     def expires(self, job: Job) -> float: ...
 
     def expired(self, core: Scheduler, job: Job, now: float) -> Reason | None: ...
@@ -58,18 +62,6 @@ class Decision:
     batch: Batch | None = None
     look_again: float | None = None
     given_up: list[GivenUp] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Ledger:
-    """Where every job went: offered = refused + given up + cancelled + answered + waiting + running."""
-
-    offered: int = 0
-    answered: int = 0
-    cancelled: int = 0
-    running: int = 0
-    refused: Counter[Reason] = field(default_factory=Counter)
-    given_up: Counter[Reason] = field(default_factory=Counter)
 
 
 class Scheduler:
@@ -95,6 +87,7 @@ class Scheduler:
         self._sequence = 0
         self._expiries: list[tuple[float, int, Job]] = []
         self._in_order: deque[Job] = deque()
+        self._replaced: list[GivenUp] = []  # not told yet
 
     # ---- what happened ------------------------------------------------------------------------------
 
@@ -107,35 +100,39 @@ class Scheduler:
         self._sequence += 1
         level, source = self.policy.place(job, self._sequence)
         job.lane = lane = self.lanes.lane(level, source, now)
-        self._count_arrival(job, lane, now)
-        refusal = self._limits(job) or self.policy.admit(self, job, now)
+        old = self.lanes.frames.waiting(job.source) if job.latest else None
+        self._count_arrival(job, lane, now, more=old is None)
+        refusal = self._admit(job, old, now)
         if refusal is not None:
             job.state = JobState.GONE
+            lane.refused = now
             self.ledger.refused[refusal.reason] += 1
             return refusal
         self.lanes.offer(job, lane)
         self._watch(job)
         if ready:
-            self.ready(job, now)
+            self._ready(job, old, now)
         return None
 
     def refuses(self, job: Job, now: float) -> Refusal | None:
         """What the gate says to a request that is still on its way: nothing is counted yet."""
         job.lane = self.lanes.peek(*self.policy.place(job, self._sequence))
-        return self._limits(job) or self.policy.admit(self, job, now)
+        return self._limits(job, now) or self.policy.admit(self, job, now)
 
-    def refused_elsewhere(self, images: int, requests: int, reason: Reason, now: float) -> None:
+    def refused_elsewhere(
+        self, images: int, requests: int, reason: Reason, now: float, source: str = ""
+    ) -> None:
         """A front end said no on its own: the traffic counts as offered all the same."""
         self.ledger.offered += requests
         self.ledger.refused[reason] += requests
         self._rate.add(images, now)
-        self.lanes.lane(ORDINARY, "", now).rate.add(images, now)
+        lane = self.lanes.lane(ORDINARY, source, now)
+        lane.rate.add(images, now)
+        lane.refused = now
 
     def ready(self, job: Job, now: float) -> None:
         """The job's input is there: it may run. Too late for one that has left meanwhile."""
-        if job.state is JobState.OFFERED:
-            self.lanes.ready_now(job)
-            self.policy.look_ahead(self, now, job)
+        self._ready(job, None, now)
 
     def cancel(self, job: Job, now: float) -> bool:
         """The client has gone. True if that spared the work; a running batch goes on without an answer."""
@@ -175,18 +172,24 @@ class Scheduler:
     def decide(self, now: float) -> Decision:
         """The next thing to do. Ask again after a batch was returned: another instance may be free."""
         decision = Decision()
+        if self._replaced:
+            decision.given_up, self._replaced = self._replaced, []
         self._expire(now, decision.given_up)
         self.policy.look_ahead(self, now)
         for instance in self.instances.idle:
             if not self.lanes.ready:
                 break
+            if instance.turn is not None and not instance.turn.granted(now):
+                continue
             jobs, look_again = self.policy.take(self, instance, now, decision.given_up)
             if jobs:
                 decision.batch = self._dispatch(instance, jobs, now)
                 return decision
+            if instance.turn is not None:
+                instance.turn.declines()
             decision.look_again = look_again
-        if self._expiries:
-            expiry = self._expiries[0][0]
+        expiry = self.next_expiry
+        if expiry < INFINITY:
             decision.look_again = min(expiry, decision.look_again or expiry)
         return decision
 
@@ -194,6 +197,13 @@ class Scheduler:
         self.lanes.remove(job, JobState.GONE)
         self.ledger.given_up[reason] += 1
         return GivenUp(job, reason)
+
+    @property
+    def next_expiry(self) -> float:
+        """When somebody has to be told that it will not run; not before that is `decide` needed for it."""
+        if self._replaced:
+            return -INFINITY
+        return self._expiries[0][0] if self._expiries else INFINITY
 
     # ---- what the policies ask ------------------------------------------------------------------------
 
@@ -222,18 +232,52 @@ class Scheduler:
         self.instances.adopt(self.curve, factor)
         self.policy.adopt(self.curve)
 
-    def _count_arrival(self, job: Job, lane: Lane, now: float) -> None:
+    def _count_arrival(self, job: Job, lane: Lane, now: float, *, more: bool) -> None:
+        """A frame that takes the place of another asks for no `more` than that one did."""
         if self.instances.idle:
             self.instances.rest(now)
-        self._rate.add(job.images, now)
-        lane.rate.add(job.images, now)
+        if more:
+            self._rate.add(job.images, now)
+            lane.rate.add(job.images, now)
 
-    def _limits(self, job: Job) -> Refusal | None:
+    def _admit(self, job: Job, old: Job | None, now: float) -> Refusal | None:
+        """Ask the gate. It sees the room that the old frame would leave; who is refused replaces nobody."""
+        if job.latest and self.lanes.frames.overtaken(job):
+            return Refusal(Reason.REPLACED)
+        if old is None:
+            return self._limits(job, now) or self.policy.admit(self, job, now)
+        state = old.state
+        self.lanes.remove(old, JobState.GONE)
+        refusal = self._limits(job, now) or self.policy.admit(self, job, now)
+        if refusal is not None:
+            self.lanes.put_back(old, state)
+        else:
+            self.ledger.given_up[Reason.REPLACED] += 1
+            self._replaced.append(GivenUp(old, Reason.REPLACED))
+        return refusal
+
+    def _ready(self, job: Job, old: Job | None, now: float) -> None:
+        if job.state is JobState.OFFERED:
+            if old is not None:
+                self.policy.succeed(old, job)
+            self.lanes.ready_now(job, in_place=old is not None and old.lane is job.lane)
+            self.policy.look_ahead(self, now, job)
+
+    def _limits(self, job: Job, now: float) -> Refusal | None:
         if job.images > self.policy.max_images:
-            return Refusal(Reason.TOO_LARGE)
-        if self.lanes.waiting + job.images > self.policy.max_queue:
-            return Refusal(Reason.QUEUE_FULL)
+            return Refusal(Reason.TOO_LARGE, most=self.policy.max_images)
+        waiting, most = self.lanes.waiting, self.policy.max_queue
+        if waiting + job.images > most:
+            wait = self._until_room_for(waiting + job.images - most, now)
+            return Refusal(Reason.QUEUE_FULL, retry_after=wait, waiting=waiting, most=most)
         return None
+
+    def _until_room_for(self, images: int, now: float) -> float:
+        """Until so many have left the queue, if nobody else comes."""
+        batch = self.curve.efficient[min(self.policy.max_images, self.curve.max_batch)]
+        batches = (images - 1) // batch
+        ahead = max(self.curve.times[1], self.instances.next_free.free_at - now)
+        return ahead + batches * self.curve.times[batch] / self.instances.pace
 
     def _dispatch(self, instance: Instance, jobs: list[Job], now: float) -> Batch:
         self.ledger.running += len(jobs)
@@ -254,16 +298,15 @@ class Scheduler:
         expires = self.policy.expires(job)
         if expires < INFINITY:
             if len(self._expiries) > 1024 + 2 * self.lanes.requests:
-                self._expiries = [e for e in self._expiries if e[2].state < JobState.RUNNING]
+                self._expiries[:] = [e for e in self._expiries if e[2].state < JobState.RUNNING]
                 heapify(self._expiries)
             self._sequence += 1
             heappush(self._expiries, (expires, self._sequence, job))
 
     def _expire(self, now: float, given_up: list[GivenUp]) -> None:
-        while self._expiries and (
-            self._expiries[0][0] <= now or self._expiries[0][2].state >= JobState.RUNNING
-        ):
-            job = heappop(self._expiries)[2]
+        expiries = self._expiries
+        while expiries and (expiries[0][0] <= now or expiries[0][2].state >= JobState.RUNNING):
+            job = heappop(expiries)[2]
             if job.state in (JobState.OFFERED, JobState.READY):
                 reason = self.policy.expired(self, job, now)
                 if reason is not None:

@@ -57,6 +57,9 @@ class Shares:
 
     def refresh(self, core: Scheduler, now: float) -> None:
         self._open()
+        if core.instances.longest < float("inf"):  # for the sake of other models on the same device
+            size = core.instances.fits(core.instances.next_free, core.instances.longest)
+            self.largest = max(1, min(core.curve.efficient[size], self._largest))
         since = now - core.constants.lately_s
         active = [lane for lane in core.lanes if lane.seen > since]
         protected = [lane.rate.at(now) for lane in active if lane.level == PROTECTED]
@@ -68,7 +71,7 @@ class Shares:
         fair = water_level(others, max(0.0, supply - sum(protected)))
         modest = [rate for rate in others if rate <= fair]
         if protected or modest:
-            self.largest, self.fair, self.supply = guard, fair, supply
+            self.largest, self.fair, self.supply = min(guard, self.largest), fair, supply
             self._with_right_of_way = sum(protected) + sum(modest)
 
     def _guard(self, core: Scheduler, *, protected: bool) -> int:

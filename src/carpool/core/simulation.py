@@ -10,7 +10,7 @@ from random import Random
 from carpool.core.arrivals import Arrival
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
-from carpool.core.job import Job
+from carpool.core.job import Job, Reason
 from carpool.core.scheduler import Scheduler
 
 
@@ -41,6 +41,7 @@ class Ride:
     latency: float | None = None
     refused: bool = False  # at the gate
     given_up: bool = False  # later
+    replaced: bool = False  # by a newer frame of its source
 
 
 @dataclass(slots=True)
@@ -55,10 +56,13 @@ class Run:
 class Simulation:
     """Feeds arrivals to a scheduler and plays the device."""
 
-    def __init__(self, scheduler: Scheduler, device: Device, *, slo: float = inf, seed: int = 0) -> None:
+    def __init__(
+        self, scheduler: Scheduler, device: Device, *, slo: float = inf, seed: int = 0, latest: bool = False
+    ) -> None:
         self.scheduler = scheduler
         self.device = device
         self.slo = slo
+        self.latest = latest  # requests that name a source are frames, of which the newest counts
         self._random = Random(seed)
         self._running: list[tuple[float, Batch]] = []
         self.run = Run()
@@ -80,6 +84,7 @@ class Simulation:
             arrival.at,
             images=arrival.images,
             source=arrival.source,
+            latest=self.latest and bool(arrival.source),
             priority=arrival.priority,
             payload=ride,
         )
@@ -102,6 +107,7 @@ class Simulation:
             decision = self.scheduler.decide(now)
             for gone in decision.given_up:
                 gone.job.payload.given_up = True
+                gone.job.payload.replaced = gone.reason is Reason.REPLACED
             if decision.batch is None:
                 return decision.look_again
             batch = decision.batch
@@ -130,6 +136,8 @@ class Report:
     wasted_fraction: float
     shed_at_arrival_fraction: float
     busy_fraction: float
+    replaced_fraction: float  # of what was offered
+    staleness_ms: float  # age of the newest answered frame, over time and sources; 0 without sources
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -160,7 +168,27 @@ def report(run: Run, slo: float, instances: int, *, warm_up: float | None = None
         p99_ms=percentile(latencies, 0.99),
         **_device_use(run, begin, end, instances),
         shed_at_arrival_fraction=at_arrival / shed if shed else 1.0,
+        replaced_fraction=sum(ride.replaced for ride in rides) / len(rides) if rides else 0.0,
+        staleness_ms=1e3 * _staleness(run, begin, end),
     )
+
+
+def _staleness(run: Run, begin: float, end: float) -> float:
+    """How old the newest answer of a source is on average: what somebody who watches its picture sees."""
+    answers: dict[str, list[tuple[float, float]]] = {}
+    for ride in run.rides:
+        if ride.arrival.source:
+            seen = answers.setdefault(ride.arrival.source, [])
+            if ride.latency is not None:
+                seen.append((ride.arrival.at + ride.latency, ride.arrival.at))
+    area = 0.0
+    for seen in answers.values():
+        newest, since = 0.0, begin
+        for at, taken in [*sorted(seen), (inf, inf)]:
+            until = min(max(at, since), end)
+            area += (until - since) * ((until + since) / 2 - newest)
+            newest, since = max(newest, taken), until
+    return area / max(end - begin, 1e-9) / len(answers) if answers else 0.0
 
 
 def _device_use(run: Run, begin: float, end: float, instances: int) -> dict[str, float]:

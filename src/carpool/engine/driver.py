@@ -9,12 +9,14 @@ from time import monotonic
 from typing import Protocol
 
 from carpool.core.instance import Batch, Instance
-from carpool.core.job import Job, JobState
+from carpool.core.job import INFINITY, GivenUp, Job, JobState, Reason
 from carpool.core.scheduler import Scheduler
 from carpool.engine.executor import BatchResult, Executor
 from carpool.engine.refusals import given_up, refused
 from carpool.engine.work import Outcome, Timing, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
+
+_LOOK_S = 0.001  # while every instance is busy, looking more often than this finds nothing to do
 
 
 class Watcher(Protocol):
@@ -50,6 +52,8 @@ class Driver:
         self._alarms: dict[Executor, asyncio.TimerHandle] = {}
         self._turn_planned = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = INFINITY
+        self._looked_at = -INFINITY
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._closed: CarpoolError | None = None
 
@@ -72,15 +76,26 @@ class Driver:
             shape=work.shape,
             priority=work.priority,
             source=work.source,
+            latest=work.latest,
             timeout=work.timeout,
             payload=work,
         )
-        refusal = self.scheduler.offer(job, monotonic())
+        now = monotonic()
+        refusal = self.scheduler.offer(job, now)
         if refusal is not None:
             error = refused(self._model, job, refusal, knobs=self._knobs)
             work.done(work, Outcome(error=error))
-        else:
+        if self._is_worth_a_turn(now):  # after a refusal as well: the front ends' advice has to be fresh
             self._plan_turn()
+
+    def _is_worth_a_turn(self, now: float) -> bool:
+        """A newcomer who finds every instance busy waits for the end of a batch, and nothing is decided."""
+        scheduler = self.scheduler
+        return (
+            bool(scheduler.instances.idle)
+            or now - self._looked_at > _LOOK_S
+            or scheduler.next_expiry < self._timer_at
+        )
 
     def cancel(self, work: Work) -> None:
         """The client has gone. `done` is still called, when nothing reads the inputs any more."""
@@ -124,12 +139,12 @@ class Driver:
 
     def _turn(self) -> None:
         self._turn_planned = False
-        now = monotonic()
+        self._looked_at = now = monotonic()
         while True:
             decision = self.scheduler.decide(now)
             for gone in decision.given_up:
                 work: Work = gone.job.payload
-                wait = max(0.0, self.scheduler.instances.next_free.free_at - now)
+                wait = self._until_welcome(gone, now)
                 error = given_up(self._model, gone.job, gone.reason, now, wait)
                 work.done(work, Outcome(error=error, timing=Timing(queue=max(0.0, now - work.arrived))))
             if decision.batch is None:
@@ -143,14 +158,33 @@ class Driver:
                     waiter.set_result(None)
             self._idle_waiters.clear()
 
+    def _until_welcome(self, gone: GivenUp, now: float) -> float:
+        """When the same request would be let in again."""
+        if gone.reason is not Reason.GIVEN_UP:
+            return 0.0
+        job = gone.job
+        again = Job(now, images=job.images, shape=job.shape, priority=job.priority, source=job.source)
+        refusal = self.scheduler.refuses(again, now)
+        return 0.0 if refusal is None else refusal.retry_after
+
     def _set_timer(self, at: float | None, now: float) -> None:
+        """One that rings before that is left alone: its turn finds nothing to do and sets the next."""
+        if at is not None and at < self._timer_at:
+            self._stop_timer()
+            self._timer_at = at
+            # Timers tick in milliseconds: round up, or the turn would come early and spin.
+            delay = ceil(max(0.0, at - now) * 1e3) / 1e3
+            self._timer = self._loop.call_later(delay, self._ring)
+
+    def _ring(self) -> None:
+        self._stop_timer()
+        self._turn()
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if at is not None:
-            # Timers tick in milliseconds: round up, or the turn would come early and spin.
-            delay = ceil(max(0.0, at - now) * 1e3) / 1e3
-            self._timer = self._loop.call_later(delay, self._turn)
+            self._timer_at = INFINITY
 
     def _start(self, batch: Batch) -> None:
         executor = self._executors[batch.instance.index]
@@ -180,28 +214,25 @@ class Driver:
             self._lose(batch.instance, "its backend died")
         # The next batch is on its way before the answers of this one are written.
         self._turn()
-        timing = result.timing
-        for work, outcome in zip(works, result.outcomes, strict=True):
-            waited = max(0.0, batch.started - work.arrived)
-            outcome.timing = Timing(waited, timing.input, timing.infer, timing.output, timing.batch)
-            job = work.job
-            if job is not None and job.state is JobState.GONE:
-                work.done(work, outcome)  # cancelled while it ran: only releases what it held
-            elif self.scheduler.policy.preserve_ordering:
-                work.held = outcome
-        self._answer(released, works, result)
-        self._watcher.batch_ended(works, result, batch)
-
-    def _answer(self, released: Sequence[Job], works: Sequence[Work], result: BatchResult) -> None:
+        self._answer(batch, result)
         if self.scheduler.policy.preserve_ordering:
             for job in released:
-                work: Work = job.payload
-                assert work.held is not None
-                work.done(work, work.held)
-            return
-        for work, outcome in zip(works, result.outcomes, strict=True):
-            if work.job is not None and work.job.state is JobState.DONE:
-                work.done(work, outcome)
+                job.payload.done(job.payload, job.payload.held)
+        self._watcher.batch_ended(works, result, batch)
+
+    def _answer(self, batch: Batch, result: BatchResult) -> None:
+        """Tell the riders, or keep their answers until it is their turn."""
+        started, timing = batch.started, result.timing
+        input_s, infer_s, output_s, images = timing.input, timing.infer, timing.output, timing.batch
+        kept = JobState.DONE if self.scheduler.policy.preserve_ordering else None
+        for job, outcome in zip(batch.jobs, result.outcomes, strict=True):
+            work: Work = job.payload
+            waited = started - work.arrived
+            outcome.timing = Timing(waited if waited > 0.0 else 0.0, input_s, infer_s, output_s, images)
+            if job.state is kept:
+                work.held = outcome
+            else:
+                work.done(work, outcome)  # who was cancelled while it ran gives back what it held
 
     def _overran(self, executor: Executor) -> None:
         """The model hangs: its riders are told, the instance is given up and replaced."""
@@ -240,7 +271,7 @@ class Driver:
         """Stop for good: whoever still waits is told. Returns the executors, which end by themselves."""
         self.refuse_from_now_on(Unavailable(f"{self._model} is being unloaded", reason="unloading"))
         self.fail_waiting(Unavailable(f"{self._model} was unloaded", reason="unloading"))
-        self._set_timer(None, 0.0)
+        self._stop_timer()
         executors = list(self._executors.values())
         for executor in executors:
             executor.close()

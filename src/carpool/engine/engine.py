@@ -164,8 +164,14 @@ class Engine:
         deadline_ms: float | None = None,
         priority: int = 0,
         source: str = "",
+        latest: bool = False,
     ) -> dict[str, Array]:
-        """Answer one request. Arrays may come with or without the batch dimension; the answer matches."""
+        """Answer one request. Arrays may come with or without the batch dimension; the answer matches.
+
+        With `latest`, a newer frame of the same `source` takes its place while it waits (`errors.Replaced`).
+        """
+        if latest and not source:
+            raise InvalidInput("latest needs a source: say whose newer frames take its place", field="latest")
         served = self.find(model, version)
         signature = served.signature
         given = inputs if isinstance(inputs, Mapping) else {only_input(signature).name: inputs}
@@ -184,6 +190,7 @@ class Engine:
             deadline=INFINITY if deadline_ms is None else arrived + deadline_ms / 1e3,
             priority=priority,
             source=source,
+            latest=latest,
             shape=shape_key(signature, arrays),
         )
         served.driver.submit(work)

@@ -18,7 +18,7 @@ from carpool.types import Signature
 
 @dataclass(slots=True)
 class BatchResult:
-    """What became of a batch: an outcome for every request, in order."""
+    """What became of a batch: an outcome for every request, in order, still without its own timing."""
 
     outcomes: list[Outcome]
     seconds: float  # on the instance, gathering included
@@ -39,6 +39,7 @@ class Executor:
         self._signature = signature
         self._collator = Collator(signature, max(1, largest))
         self._gathers = backend if isinstance(backend, Gathers) else None
+        self._every_output = tuple(signature.output_named)
         self._chunk = max(1, chunk)
         self._report = report
         self._queue: SimpleQueue[Sequence[Work] | None] = SimpleQueue()
@@ -63,8 +64,6 @@ class Executor:
             for chunk in self._chunks(works):
                 outcomes += self._run(chunk, timing)
             clean = all(outcome.error is None for outcome in outcomes)
-            for outcome in outcomes:
-                outcome.timing = timing
             self._report(self, works, BatchResult(outcomes, monotonic() - began, timing, clean))
         self.backend.close()
 
@@ -143,7 +142,7 @@ class Executor:
         return outcomes
 
     def _wanted(self, works: Sequence[Work]) -> Sequence[str]:
+        if not all(work.wanted for work in works):
+            return self._every_output
         names = {name for work in works for name in work.wanted}
-        if not names or any(not work.wanted for work in works):
-            return tuple(self._signature.output_named)
-        return tuple(name for name in self._signature.output_named if name in names)
+        return tuple(name for name in self._every_output if name in names)

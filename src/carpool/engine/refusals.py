@@ -3,49 +3,103 @@
 from __future__ import annotations
 
 from carpool.core.job import INFINITY, Job, Reason, Refusal
-from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Unavailable
+from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Replaced, Unavailable
 
 _WHY = {
-    Reason.CANNOT_FINISH: "would finish {predicted} ms after it arrived, its deadline is {budget} ms",
-    Reason.OVERLOAD: "is offered more than it can answer in time; a new request would drag the others down",
-    Reason.OVER_SHARE: "is saturated, and this source already has its fair share of it",
-    Reason.QUEUE_FULL: "has a full queue",
-    Reason.GIVEN_UP: "is saturated; after {waited} ms this request was given up for those behind it",
+    Reason.CANNOT_FINISH: (
+        "would finish {predicted_ms} ms after it arrived, its deadline is {deadline_ms} ms; "
+        "{waiting} images wait"
+    ),
+    Reason.OVERLOAD: (
+        "is offered {offered_rps} images/s and can answer {answerable_rps} in time; "
+        "a new request would drag the {waiting} that wait down"
+    ),
+    Reason.OVER_SHARE: (
+        "is saturated; this source asks {offered_rps} images/s, and its fair share is {answerable_rps}"
+    ),
+    Reason.QUEUE_FULL: "has a full queue: {waiting} images wait, and at most {max_waiting} may",
+    Reason.GIVEN_UP: (
+        "is saturated; after {waited_ms} of its {deadline_ms} ms this request was given up "
+        "for those behind it"
+    ),
 }
+_LONGEST_NAME = 80
 
 
 def refused(model: str, job: Job, refusal: Refusal, *, knobs: bool) -> CarpoolError:
     """A no at the gate."""
-    if refusal.reason is Reason.TOO_LARGE:
-        return InvalidInput(f"{model} takes no request of {job.images} images", reason="too-many-images")
-    if refusal.reason is Reason.QUEUE_FULL and knobs:
-        return Unavailable("Exceeds maximum queue size", reason="queue-full")
+    reason = refusal.reason
+    numbers = _numbers(job, refusal)
+    if reason is Reason.TOO_LARGE:
+        why = f"{model} takes no request of {job.images} images: at most {refusal.most} at once"
+        return InvalidInput(why, reason="too-many-images", numbers=numbers)
+    if reason is Reason.REPLACED:
+        return replaced(model, job.source)
+    if reason is Reason.QUEUE_FULL and knobs:
+        return Unavailable("Exceeds maximum queue size", reason="queue-full", numbers=numbers)
     predicted = refusal.predicted_finish - job.arrived
+    predicted_ms = _round(predicted * 1e3) if predicted < INFINITY else None
+    told = numbers if predicted_ms is None else {**numbers, "predicted_ms": predicted_ms}
     return Refused(
-        _sentence(model, refusal.reason, job, predicted=predicted),
-        reason=refusal.reason.value,
-        predicted_ms=predicted * 1e3 if predicted < INFINITY else None,
+        _sentence(model, reason, told),
+        reason=reason.value,
+        predicted_ms=predicted_ms,
         # Who would be late on an idle server gains nothing by coming back.
         retry_after_s=refusal.retry_after if refusal.retry_after > 0 else None,
+        numbers=numbers,
     )
 
 
 def given_up(model: str, job: Job, reason: Reason, now: float, retry_after: float) -> CarpoolError:
     """Accepted, and not run after all."""
+    waited = max(0.0, now - job.arrived)
+    numbers = {"waited_ms": _round(waited * 1e3)} | _deadline(job)
     if reason is Reason.TIMEOUT:
-        return Unavailable("Request timeout expired", reason="timeout")
-    waited = now - job.arrived
+        return Unavailable("Request timeout expired", reason="timeout", numbers=numbers)
+    if reason is Reason.REPLACED:
+        return replaced(model, job.source, numbers)
     if reason is Reason.DEADLINE and job.deadline <= job.arrived:
         return DeadlineExceeded(f"{model}: the deadline had passed before the whole request was here")
     if reason is Reason.DEADLINE:
-        return DeadlineExceeded(f"{model}: the deadline passed after {waited * 1e3:.0f} ms in the queue")
+        why = f"{model}: the deadline of {numbers['deadline_ms']:.4g} ms passed in the queue"
+        return DeadlineExceeded(why, numbers=numbers)
     return Refused(
-        _sentence(model, reason, job, waited=waited), reason=reason.value, retry_after_s=retry_after
+        _sentence(model, reason, numbers), reason=reason.value, retry_after_s=retry_after, numbers=numbers
     )
 
 
-def _sentence(model: str, reason: Reason, job: Job, *, predicted: float = 0.0, waited: float = 0.0) -> str:
+def replaced(model: str, source: str, numbers: dict[str, float] | None = None) -> Replaced:
+    """A live source has sent something newer."""
+    name = source if len(source) <= _LONGEST_NAME else source[:_LONGEST_NAME] + "…"
+    waited = f" after {numbers['waited_ms']:.4g} ms in the queue" if numbers else ""
+    return Replaced(
+        f"{model}: a newer frame of source '{name}' took this one's place{waited}", numbers=numbers
+    )
+
+
+def _numbers(job: Job, refusal: Refusal) -> dict[str, float]:
+    numbers = _deadline(job)
+    if refusal.reason not in (Reason.TOO_LARGE, Reason.REPLACED):
+        numbers["waiting"] = refusal.waiting
+    if refusal.reason is Reason.QUEUE_FULL:
+        numbers["max_waiting"] = refusal.most
+    if refusal.asked:
+        numbers |= {"offered_rps": _round(refusal.asked), "answerable_rps": _round(refusal.answerable)}
+    return numbers
+
+
+def _deadline(job: Job) -> dict[str, float]:
     budget = max(0.0, job.deadline - job.arrived)
-    numbers = {"predicted": predicted, "budget": budget, "waited": waited}
-    shown = {name: f"{value * 1e3:.3g}" for name, value in numbers.items() if value < INFINITY}
-    return f"{model} " + _WHY[reason].format_map({name: shown.get(name, "?") for name in numbers})
+    return {"deadline_ms": _round(budget * 1e3)} if budget < INFINITY else {}
+
+
+def _round(value: float) -> float:
+    return round(value, 3)
+
+
+def _sentence(model: str, reason: Reason, numbers: dict[str, float]) -> str:
+    known = dict.fromkeys(
+        ("predicted_ms", "deadline_ms", "waiting", "max_waiting", "offered_rps", "answerable_rps"), "?"
+    )
+    shown = {name: f"{value:.4g}" for name, value in numbers.items()}
+    return f"{model} " + _WHY[reason].format_map(known | shown)

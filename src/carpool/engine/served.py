@@ -182,10 +182,12 @@ class Served:
             self.row.set(columns.SATURATION, scheduler.saturation(now))
             self.gate(scheduler, now)
 
-    def refused_elsewhere(self, requests: int, reason: Reason) -> None:
-        """Front ends said no on our advice: their traffic counts all the same."""
+    def refused_elsewhere(self, requests: int, reason: Reason, source: str) -> None:
+        """Front ends said no on our advice: their traffic counts all the same, and they need it fresh."""
         if self._driver is not None:
-            self.driver.scheduler.refused_elsewhere(requests, requests, reason, monotonic())
+            scheduler, now = self.driver.scheduler, monotonic()
+            scheduler.refused_elsewhere(requests, requests, reason, now, source)
+            self.turned(scheduler, now)
 
     def instance_lost(self, instance: Instance, why: str) -> None:
         log.warning("instance-lost", model=self.name, version=self.version, instance=instance.index, why=why)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from carpool.core.job import INFINITY, Job
 from carpool.errors import CarpoolError
@@ -13,7 +13,7 @@ ENCODED = "encoded"
 """The shape of requests that are pictures' files: they never ride with tensors."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Timing:
     """Where the time went, in seconds. `batch` is the number of images it rode with."""
 
@@ -24,13 +24,16 @@ class Timing:
     batch: int = 0
 
 
+_UNTIMED = Timing()  # shared: a timing is replaced by the next owner's, not changed
+
+
 @dataclass(slots=True)
 class Outcome:
     """Either outputs by name, in the order asked for, or an error."""
 
     outputs: Mapping[str, Array] | None = None
     error: CarpoolError | None = None
-    timing: Timing = field(default_factory=Timing)
+    timing: Timing = _UNTIMED
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +53,7 @@ class Work:
     timeout: float = 0.0  # Triton's queue timeout, seconds
     priority: int = 0
     source: str = ""
+    latest: bool = False  # a newer frame of the source takes its place while it waits
     shape: Hashable = None  # what must be equal to share a batch; None where all requests are alike
     place: Callable[[Mapping[str, Array]], Mapping[str, Array]] | None = None
     encoded: bool = False  # the one input is a picture's file, for the model's device to decode

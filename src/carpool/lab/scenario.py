@@ -38,6 +38,7 @@ class Scenario:
     stall_share: float = 0.002
     stall_factor: float = 2.0
     profile_error: float = 1.0
+    latest: bool = False  # a newer frame of a source takes the place of a waiting one
 
     @property
     def capacity(self) -> float:
@@ -70,6 +71,8 @@ class Outcome:
     wasted_fraction: float
     shed_at_arrival_fraction: float
     busy_fraction: float
+    replaced_fraction: float
+    staleness_ms: float
     worst_seed_attainment: float
     shed_any: bool
 
@@ -84,7 +87,8 @@ def play(scenario: Scenario, seed: int | None = None) -> Run:
     arrivals = scenario.traffic.arrivals(scenario.rate, scenario.seconds, Random(seed))
     device = Device(scenario.device_curve(), scenario.noise, scenario.stall_share, scenario.stall_factor)
     scheduler = Scheduler(scenario.curve, scenario.settings, scenario.instances)
-    return Simulation(scheduler, device, slo=scenario.slo, seed=seed).play(arrivals)
+    simulation = Simulation(scheduler, device, slo=scenario.slo, seed=seed, latest=scenario.latest)
+    return simulation.play(arrivals)
 
 
 def measure(scenario: Scenario, on_step: Step | None = None) -> Outcome:

@@ -79,7 +79,7 @@ SECONDS_BOUNDS = (
 BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
 FAILURE_WORDS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
-SHED_WORDS = (*(reason.value for reason in Reason), "replaced")
+SHED_WORDS = tuple(reason.value for reason in Reason)
 PROCESS_WORDS = ("engine", "http", "grpc", "worker")
 
 _layout = _Layout()

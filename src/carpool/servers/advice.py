@@ -10,33 +10,68 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from hashlib import blake2b
 from typing import Any, TypeAlias
 
 from carpool.core.job import Job, Reason, Refusal
 from carpool.core.scheduler import Scheduler
 from carpool.core.shares import ORDINARY
 from carpool.engine.refusals import refused
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, Refused
+from carpool.servers.asked_fields import Sender
 from carpool.servers.door import ModelEntry
+from carpool.servers.link.gates import MAX_VALUES
 
 WriteGate: TypeAlias = Callable[..., None]
 ReadGate: TypeAlias = Callable[[int], tuple[float, ...] | None]
+Gate: TypeAlias = Callable[[ModelEntry, float, float, Sender, bool], CarpoolError | None]
+"""Takes what `Door.refuses` takes, and refuses what the engine would refuse as well."""
 
 _REASONS = list(Reason)
-_OPEN = -1.0
 _STALE_S = 0.05  # an engine that is busy turns far more often: older advice says nothing
 _REPORT_S = 0.02
+_MOST_SAID = 256
+_VERDICT = 7  # numbers of one: see `_verdict`
+_MOST_SOURCES = (MAX_VALUES - 2) // _VERDICT  # that are told apart: those who flood
+
+
+def open_gate(*_: object) -> None:
+    """Nothing is known: everybody is offered to the engine."""
 
 
 def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> None:
-    """Write the verdict on a newcomer with the whole promise ahead of it. Fair shares need the engine."""
-    alike = all(lane.level == ORDINARY and not lane.source for lane in scheduler.lanes)
-    refusal = scheduler.refuses(Job(now), now) if alike else None
+    """Write the verdicts on newcomers with the whole promise ahead of them.
+
+    Without sources there is one, on everybody. With them, each that was lately refused has its own, so that
+    a flood of one is turned away at the door while the others are not. Who is more urgent than the others
+    can only be seen by the engine: as long as such requests come, it decides alone.
+    """
+    lanes = list(scheduler.lanes)
+    verdicts: list[float] = []
+    nameless = not any(lane.source for lane in lanes)
+    if all(lane.level == ORDINARY for lane in lanes):
+        since = now - _STALE_S
+        lately = [lane.source for lane in lanes if lane.refused > since and lane.source != "*"]
+        for source in [""] if nameless else lately[:_MOST_SOURCES]:
+            verdicts += _verdict(scheduler, source, now)
+    write(key, now, float(nameless), *verdicts)
+
+
+def _verdict(scheduler: Scheduler, source: str, now: float) -> tuple[float, ...]:
+    """Nothing, or a refusal in numbers."""
+    refusal = scheduler.refuses(Job(now, source=source), now)
     if refusal is None:
-        write(key, now, _OPEN, 0.0, 0.0)
-    else:
-        code = float(_REASONS.index(refusal.reason))
-        write(key, now, code, refusal.predicted_finish, refusal.retry_after)
+        return ()
+    code = float(_REASONS.index(refusal.reason))
+    times = (refusal.predicted_finish - now, refusal.retry_after)
+    return _number(source), code, *times, float(refusal.waiting), refusal.asked, refusal.answerable
+
+
+def _number(source: str) -> float:
+    """The source as a number that a double holds exactly; 0 for requests that name none."""
+    if not source:
+        return 0.0
+    return 1.0 + int.from_bytes(blake2b(source.encode(errors="replace"), digest_size=6).digest())
 
 
 class Advice:
@@ -46,30 +81,58 @@ class Advice:
         self._read = read
         self._ask = ask
         self._loop = asyncio.get_running_loop()
-        self._refused: Counter[tuple[int, str]] = Counter()
+        self._refused: Counter[tuple[int, str, str]] = Counter()
+        self._said: dict[tuple[int, str], tuple[float, Refused]] = {}
         self._report: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def __call__(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
-        if entry.slo is None:
+    def __call__(
+        self, entry: ModelEntry, deadline: float, now: float, sender: Sender, certain: bool
+    ) -> CarpoolError | None:
+        if entry.slo is None or sender.latest:  # a newer frame asks for no more room than the one it replaces
             return None
         row = self._read(entry.key)
-        if row is None:
+        if row is None or len(row) < 2 + _VERDICT or now - row[0] > _STALE_S:
             return None
-        written, code, predicted_finish, retry_after = row
-        if code == _OPEN or now - written > _STALE_S:
+        nameless = row[1]
+        if not (sender.source or nameless or certain):
             return None
-        reason = _REASONS[int(code)]
-        self._refused[entry.key, reason.value] += 1
+        number = _number(sender.source)
+        for at in range(2, len(row), _VERDICT):
+            if row[at] == number:
+                return self._refuse(entry, deadline, now, sender.source, row[at : at + _VERDICT], row[0])
+        return None
+
+    def _refuse(
+        self,
+        entry: ModelEntry,
+        deadline: float,
+        now: float,
+        source: str,
+        verdict: tuple[float, ...],
+        written: float,
+    ) -> CarpoolError:
+        """Between two turns of the engine a flood is told the same sentence many times: it is kept."""
+        assert entry.slo is not None
+        reason = _REASONS[int(verdict[1])]
+        self._refused[entry.key, source, reason.value] += 1
         if self._report is None:
             self._report = self._loop.call_later(_REPORT_S, self._send_report)
-        job = Job(now, min(deadline, now + entry.slo))
-        finish = predicted_finish - written + now
-        return refused(entry.name, job, Refusal(reason, finish, retry_after), knobs=False)
+        whole = deadline >= now + entry.slo
+        said = self._said.get((entry.key, source)) if whole else None
+        if said is not None and said[0] == written:
+            return said[1].again()
+        error = _error(entry, Job(now, min(deadline, now + entry.slo)), reason, verdict)
+        if whole and isinstance(error, Refused):
+            if len(self._said) >= _MOST_SAID:
+                self._said.clear()
+            self._said[entry.key, source] = written, error
+            return error.again()
+        return error
 
     def _send_report(self) -> None:
         self._report = None
-        counts = [[key, reason, count] for (key, reason), count in self._refused.items()]
+        counts = [[*what, count] for what, count in self._refused.items()]
         self._refused.clear()
         task = self._loop.create_task(self._tell({"refused": counts}))
         self._tasks.add(task)
@@ -80,3 +143,16 @@ class Advice:
             await self._ask("refused", counts)
         except CarpoolError:
             """The engine is gone: the next one starts with its own count."""
+
+
+def _error(entry: ModelEntry, job: Job, reason: Reason, verdict: tuple[float, ...]) -> CarpoolError:
+    _, _, predicted, retry_after, waiting, asked, answerable = verdict
+    refusal = Refusal(
+        reason,
+        job.arrived + predicted,
+        retry_after,
+        waiting=int(waiting),
+        asked=asked,
+        answerable=answerable,
+    )
+    return refused(entry.name, job, refusal, knobs=False)

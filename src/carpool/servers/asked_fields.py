@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from carpool.core.job import INFINITY
 from carpool.errors import InvalidInput
+from carpool.types import RequestOptions
 
 DEADLINE = "X-Carpool-Deadline-Ms"
 SOURCE = "X-Carpool-Source"
+LATEST = "X-Carpool-Latest"
 MAX_SOURCE_CHARS = 128
 
 _MILLISECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
+
+
+class Sender(NamedTuple):
+    """Who asks. `latest`: a newer frame of this source takes the place of one that waits."""
+
+    source: str = ""
+    latest: bool = False
+
+    def with_options(self, options: RequestOptions) -> Sender:
+        """Together with what the request's own parameters say."""
+        if not (options.source or options.latest or self.latest):
+            return self
+        return checked(Sender(self.source or options.source, self.latest or options.latest))
+
+
+NOBODY = Sender()
+
+
+def checked(sender: Sender) -> Sender:
+    if sender.latest and not sender.source:
+        raise InvalidInput(
+            f"{LATEST} needs a source: name the camera in {SOURCE} or in the parameter source", field=LATEST
+        )
+    return sender
 
 
 def read_budget(field: bytes | None) -> float:
@@ -36,3 +63,11 @@ def read_source(field: bytes | None) -> str:
             f"{SOURCE} must be printable text of at most {MAX_SOURCE_CHARS} characters", field=SOURCE
         )
     return source
+
+
+def read_latest(field: bytes | None) -> bool:
+    if field in (None, b"0"):
+        return False
+    if field != b"1":
+        raise InvalidInput(f"{LATEST} must be 1 or 0", field=LATEST)
+    return True

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from carpool.core.job import INFINITY
 from carpool.engine.work import Timing
 from carpool.errors import CarpoolError
+from carpool.servers.asked_fields import NOBODY, Sender
 from carpool.types import Signature, Tensor
 from carpool.wire.v2 import RequestHead
 
@@ -119,8 +120,13 @@ class Door(Protocol):
     def slot(self, size: int) -> Slot | None:
         """Memory for a body, or None when all of it is in use. Raises `TooLarge` for what can never fit."""
 
-    def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
-        """The gate's advice before the body is read: a refusal that the engine would make as well."""
+    def refuses(
+        self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
+    ) -> CarpoolError | None:
+        """The gate's advice before the body is read: a refusal that the engine would make as well.
+
+        Not `certain` is what the body may still change: whose it is, and how urgent.
+        """
 
     def infer(
         self,
@@ -132,7 +138,7 @@ class Door(Protocol):
         *,
         arrived: float,
         deadline: float = INFINITY,
-        source: str = "",
+        sender: Sender = NOBODY,
     ) -> Call:
         """Run a request whose tensors lie in `slot.view[tail:]` at the offsets of `head`.
 

@@ -129,11 +129,11 @@ class EngineHost:
         return await answer(arguments)
 
     async def _count_refused(self, arguments: Mapping[str, Any]) -> None:
-        """What front ends refused on the gate's advice: [[key, reason, how many], …]."""
-        for key, reason, count in arguments["refused"]:
+        """What front ends refused on the gate's advice: [[key, source, reason, how many], …]."""
+        for key, source, reason, count in arguments["refused"]:
             served = self.engine.served.get(key)
             if served is not None:
-                served.refused_elsewhere(count, Reason(reason))
+                served.refused_elsewhere(count, Reason(reason), source)
 
     async def _statistics(self, arguments: Mapping[str, Any]) -> Any:
         name, version = str(arguments.get("name", "")), str(arguments.get("version", ""))

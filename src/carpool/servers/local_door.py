@@ -11,7 +11,9 @@ from carpool.core.job import INFINITY
 from carpool.engine.inputs import shape_key
 from carpool.engine.work import ENCODED, Outcome, Work
 from carpool.errors import CarpoolError
+from carpool.servers.advice import Gate, open_gate
 from carpool.servers.arena import Arena, check_fits
+from carpool.servers.asked_fields import NOBODY, Sender
 from carpool.servers.door import Answer, Catalog, ModelEntry, Slot
 from carpool.servers.host import EngineHost
 from carpool.servers.slot_files import bind_file
@@ -67,7 +69,7 @@ class LocalDoor:
         self.host = host
         self.loop = asyncio.get_running_loop()
         self.arena = Arena(mmap.mmap(-1, max_bytes))
-        self.advice: Callable[[ModelEntry, float, float], CarpoolError | None] = lambda *_: None
+        self.advice: Gate = open_gate
 
     @property
     def catalog(self) -> Catalog:
@@ -85,8 +87,10 @@ class LocalDoor:
         check_fits(self.arena, size)
         return self.arena.allocate(size)
 
-    def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
-        return self.advice(entry, deadline, now)
+    def refuses(
+        self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
+    ) -> CarpoolError | None:
+        return self.advice(entry, deadline, now, sender, certain)
 
     def infer(
         self,
@@ -98,7 +102,7 @@ class LocalDoor:
         *,
         arrived: float,
         deadline: float = INFINITY,
-        source: str = "",
+        sender: Sender = NOBODY,
     ) -> LocalCall:
         call = LocalCall(self, entry, slot, done)
         if head.encoded:
@@ -115,7 +119,8 @@ class LocalDoor:
             deadline=deadline,
             timeout=options.timeout or 0.0,
             priority=options.priority,
-            source=source or options.source,
+            source=sender.source,
+            latest=sender.latest,
             shape=ENCODED if head.encoded else shape_key(entry.signature, inputs),
             encoded=head.encoded,
         )

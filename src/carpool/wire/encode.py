@@ -108,6 +108,7 @@ def encode_error(error: CarpoolError) -> bytes:
         value = getattr(error, name, None)
         if value is not None:
             document[name] = value
+    document |= error.numbers
     try:
         return orjson.dumps(document)
     except TypeError:  # text from outside may hold lone surrogates

@@ -59,6 +59,7 @@ _OPTIONS: Mapping[str, Callable[[Any, str], Any]] = {
     "priority": read_uint,
     "timeout": _read_timeout,
     "source": _read_source,
+    "latest": read_bool,
     "sequence_id": _read_sequence_id,
     "sequence_start": read_bool,
     "sequence_end": read_bool,

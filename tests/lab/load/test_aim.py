@@ -145,3 +145,10 @@ def test_pictures_need_a_place_and_must_be_there(tmp_path: Path) -> None:
         loaded({"path": "/detect", "pictures": (tmp_path / "b.jpg",)}, Stub(fine))
     with pytest.raises(InvalidInput, match="over gRPC"):
         take_aim(Aim("grpc://127.0.0.1:1", pictures=(tmp_path / "a.jpg",)))
+
+
+@pytest.mark.parametrize("url", ["grpc://h", "http://h/detect"])
+def test_shared_memory_is_for_tensors_over_http(url: str) -> None:
+    pictures = (Path("a.jpg"),) if "detect" in url else ()
+    with pytest.raises(InvalidInput, match="--shared-memory"):
+        take_aim(Aim(url, pictures=pictures, shared_memory=True))

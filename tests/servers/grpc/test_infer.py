@@ -628,3 +628,17 @@ def test_successes_and_bytes_are_counted() -> None:
         assert front.count("e", "nv_inference_request_success") == 3
         refusal(lambda: infer(connected, one_input("e", "UINT8", [1, 100], bytes(99))))
         assert front.count("e", "nv_inference_request_failure", reason="OTHER") == 1
+
+
+def test_latest_goes_through_the_door_and_needs_a_source(front: FrontEnd, connected: grpc.Channel) -> None:
+    latest = ("x-carpool-latest", "1")
+    infer(connected, image_request(), metadata=(latest, ("x-carpool-source", "cam")))
+    assert front.door.calls[-1].sender == ("cam", True)
+    request = image_request()
+    request.parameters["latest"].bool_param = True
+    request.parameters["source"].string_param = "cam"
+    infer(connected, request)
+    assert front.door.calls[-1].sender == ("cam", True)
+    status, _, metadata = refusal(lambda: infer(connected, image_request(), metadata=(latest,)))
+    assert status is Code.INVALID_ARGUMENT
+    assert metadata["carpool-field"] == "X-Carpool-Latest"

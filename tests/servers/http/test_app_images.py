@@ -500,3 +500,34 @@ def test_pictures_are_counted(served: FrontEnd) -> None:
     assert served.count("finder", "carpool_decode_duration_seconds_count") == 1
     assert served.count("finder", "carpool_post_duration_seconds_count") == 1
     assert failures(served, "finder") == 1
+
+
+# ── live sources ──
+
+LIVE = b"X-Carpool-Source: cam\r\nX-Carpool-Latest: 1\r\n"
+
+
+def test_a_frame_that_waits_to_be_decoded_is_replaced_by_a_newer_one(served: FrontEnd) -> None:
+    frame = b"POST /detect HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (LIVE, len(picture()))
+    with holding(served) as go, served.connect() as first, served.connect() as second:
+        first.send(frame + picture())
+        until(lambda: served.app._service.pictures.workers.waiting == 1)
+        second.send(frame + picture())
+        response = first.response()
+        assert (response.status, orjson.loads(response.body)["reason"]) == (409, "replaced")
+        go.set()
+        assert second.response().status == 200
+    assert [call.sender for call in served.door.calls] == [("cam", True)]
+    served.until_slots_are_back()
+    until(lambda: len(served.app._service.pictures.frames) == 0)
+
+
+def test_frames_name_their_source_and_come_alone(served: FrontEnd) -> None:
+    assert ask(served, "/detect", picture(), b"X-Carpool-Latest: 1\r\n").status == 400
+    two = b"".join(
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n' % picture()
+        for _ in range(2)
+    )
+    form = b"Content-Type: multipart/form-data; boundary=b\r\n"
+    assert ask(served, "/detect", two + b"--b--\r\n", form).status == 200
+    assert ask(served, "/detect", two + b"--b--\r\n", form + LIVE).status == 400

@@ -448,3 +448,24 @@ def test_counters(front: FrontEnd, client: Client) -> None:
     received = len(sent[0]) + 2 * len(infer_body([])[0])
     assert f"carpool_bytes_received_total {received}\n" in page
     assert f"carpool_bytes_sent_total {len(answer.body)}\n" in page
+
+
+def test_latest_goes_through_the_door_with_its_source(front: FrontEnd, client: Client) -> None:
+    infer(client, "image", image_body(), b"X-Carpool-Source: cam\r\nX-Carpool-Latest: 1\r\n")
+    assert front.door.calls[-1].sender == ("cam", True)
+    infer(client, "image", image_body(parameters={"source": "cam", "latest": True}))
+    assert front.door.calls[-1].sender == ("cam", True)
+    infer(client, "image", image_body(), b"X-Carpool-Source: cam\r\nX-Carpool-Latest: 0\r\n")
+    assert front.door.calls[-1].sender == ("cam", False)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "extra"),
+    [({}, b"X-Carpool-Latest: 1\r\n"), ({"latest": True}, b""), ({}, b"X-Carpool-Latest: yes\r\n")],
+)
+def test_latest_without_a_source_says_to_name_one(
+    client: Client, parameters: dict[str, Any], extra: bytes
+) -> None:
+    response = infer(client, "image", image_body(parameters=parameters), extra)
+    assert response.status == 400
+    assert orjson.loads(response.body)["field"] == "X-Carpool-Latest"

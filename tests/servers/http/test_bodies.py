@@ -375,3 +375,11 @@ def test_plans_can_alternate_on_one_connection() -> None:
             client.send(chunked("/", b"7\r\ngathers\r\n0\r\n\r\n"))
             assert client.response().body == b"gathers"
             assert client.get().body == b""
+
+
+def test_a_request_that_follows_a_body_at_once_loses_nothing(client: Client) -> None:
+    """A body may be received with one byte more: the first of what comes behind it."""
+    bodies = [bytes([number]) * 100_000 for number in range(1, 5)]
+    for body in bodies:
+        client.send(b"POST /place HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    assert [client.response().body for _ in bodies] == bodies

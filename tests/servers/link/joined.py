@@ -15,6 +15,7 @@ import numpy as np
 import uvloop
 
 from carpool.servers.arena import Arena, create_memory, map_memory
+from carpool.servers.asked_fields import Sender
 from carpool.servers.door import Answer, ModelEntry
 from carpool.servers.link.engine_link import EngineLink
 from carpool.servers.link.engine_side import EngineSide
@@ -87,7 +88,7 @@ class Client:
             tail,
             lambda answer: asked[0].answers.append(answer),
             arrived=time.monotonic(),
-            source=source,
+            sender=Sender(source).with_options(head.options),
         )
         asked.append(Asked(call))
         return asked[0]

@@ -22,6 +22,7 @@ from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import configure
+from carpool.servers.asked_fields import Sender
 from carpool.servers.door import Answer
 from carpool.servers.processes import FrontendParts
 from carpool.servers.supervisor import FrontendKind, Supervisor
@@ -97,7 +98,7 @@ class LineFrontend:
         slot.view[:] = body
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         call = self._door.infer(
-            entry, head, slot, tail, answered.set_result, arrived=time.monotonic(), source=source
+            entry, head, slot, tail, answered.set_result, arrived=time.monotonic(), sender=Sender(source)
         )
         answer = await answered
         try:

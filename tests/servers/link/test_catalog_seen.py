@@ -88,7 +88,7 @@ def test_the_gate_is_asked_when_there_is_one() -> None:
             client = await link.door()
             fixed = client.model("fixed")
             assert client.door.refuses(fixed, 1.0, 0.5) is None
-            client.door.advise(lambda entry, deadline, now: NotFound(f"{entry.name} {deadline} {now}"))
+            client.door.advise(lambda entry, deadline, now, *_: NotFound(f"{entry.name} {deadline} {now}"))
             refusal = client.door.refuses(fixed, 1.0, 0.5)
             assert refusal is not None
             assert refusal.message == "fixed 1.0 0.5"

@@ -47,6 +47,7 @@ def template(number: int = 1, **changes: Any) -> bytes:
         "priority": 0,
         "timeout": 0.0,
         "source": "",
+        "latest": False,
         "encoded": False,
     }
     return to_engine(TEMPLATE, number, orjson.dumps(document | changes))

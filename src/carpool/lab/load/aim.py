@@ -14,6 +14,7 @@ from carpool.lab.load.inputs import Filling, make_tensors
 from carpool.lab.load.messages import Asking, Header, picture_messages, tensor_messages
 from carpool.lab.load.mix import Draw, Mix
 from carpool.lab.load.outcome import Ticket
+from carpool.lab.load.regions import ClientRegion, RegionTarget, region_messages
 from carpool.lab.load.target import Target
 from carpool.types import Tensor
 from carpool.wire.v2 import decode_error, decode_response, read_header_length
@@ -48,6 +49,7 @@ class Aim:
     headers: tuple[Header, ...] = ()
     deadline_ms: float | None = None
     connections: int | None = None
+    shared_memory: bool = False  # tensors lie in a region instead of in the requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,10 @@ def read_url(url: str) -> Address:
 def take_aim(aim: Aim) -> Target:
     """Ask the server what is needed, and send it one request to see that it is right. Blocks for moments."""
     address = read_url(aim.url)
+    if aim.shared_memory and (address.scheme == "grpc" or aim.pictures):
+        raise InvalidInput(
+            "--shared-memory goes with tensors to an http:// address of this machine", field="--shared-memory"
+        )
     if address.scheme == "grpc":
         return _grpc(aim, address)
     facts = HttpFacts(address.host, address.port)
@@ -99,14 +105,23 @@ def _tensors(aim: Aim, address: Address, facts: HttpFacts) -> Target:
     path = f"/v2/models/{quote(model, safe='')}{version}/infer"
     asking = Asking(address.authority, path, aim.headers, aim.deadline_ms)
     bodies = _Bodies(facts, model, aim)
-    message = tensor_messages(asking, model, bodies, Draw(aim.mix, aim.filling.seed))
+    draw = Draw(aim.mix, aim.filling.seed)
+    name = f"http://{address.authority}, model {model}"
+    connections = aim.connections or _CONNECTIONS
+    if aim.shared_memory:
+        region = ClientRegion(facts, bodies(1))
+        message = region_messages(asking, region, draw)
+        placed = RegionTarget(address.host, address.port, message, connections=connections, name=name)
+        placed.region = region
+        target: HttpTarget = placed
+    else:
+        message = tensor_messages(asking, model, bodies, draw)
+        target = HttpTarget(address.host, address.port, message, connections=connections, name=name)
     status, body, length = facts.try_one(message(Ticket(0, 0.0)))
     _check(status, body)
     if status == 200:
         decode_response(body, read_header_length(length, len(body)))
-    name = f"http://{address.authority}, model {model}"
-    connections = aim.connections or _CONNECTIONS
-    return HttpTarget(address.host, address.port, message, connections=connections, name=name)
+    return target
 
 
 def _pictures(aim: Aim, address: Address, facts: HttpFacts) -> Target:

@@ -99,6 +99,12 @@ class HttpFacts:
                 response.getheader("Inference-Header-Content-Length"),
             )
 
+    def post(self, path: str, body: bytes, what: str) -> None:
+        """Have the server do something about `what`; raises `Unreachable` if it does not."""
+        status, said = self._ask("POST", path, body)
+        if status != 200:
+            raise Unreachable(f"the server does not take {what}: {decode_error(said)[0] or status}")
+
     def _ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         head = f"{method} {path} HTTP/1.1\r\nHost: {self._where}\r\nConnection: close\r\n"
         request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body

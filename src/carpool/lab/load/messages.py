@@ -21,6 +21,7 @@ Header: TypeAlias = tuple[str, str]
 
 SOURCE = "X-Carpool-Source"
 DEADLINE = "X-Carpool-Deadline-Ms"
+LATEST = "X-Carpool-Latest"
 _SETS = 64  # of tensors that are kept
 _KINDS = 8192  # messages that are kept: sources × priorities × bodies
 _SMALL = 16 * 1024
@@ -100,10 +101,14 @@ def picture_messages(
     @lru_cache(maxsize=_KINDS)
     def build(number: int, source: str) -> Message:
         picture, content_type = pictures[number]
-        fields = [*asked_headers(asking, source), ("Content-Type", content_type)]
-        return _joined(_head(asking, fields, len(picture)), picture)
+        return head_and_body(asking, source, content_type, picture)
 
     return lambda ticket: build(ticket.number % len(pictures), draw.source(ticket))
+
+
+def head_and_body(asking: Asking, source: str, content_type: str, body: bytes) -> Message:
+    fields = [*asked_headers(asking, source), ("Content-Type", content_type)]
+    return _joined(_head(asking, fields, len(body)), body)
 
 
 def _joined(head: bytes, body: bytes) -> Message:

@@ -9,12 +9,21 @@ import grpc
 
 from carpool.core.job import INFINITY
 from carpool.errors import InvalidInput
-from carpool.servers.asked_fields import DEADLINE, SOURCE, read_budget, read_source
+from carpool.servers.asked_fields import (
+    DEADLINE,
+    LATEST,
+    SOURCE,
+    Sender,
+    read_budget,
+    read_latest,
+    read_source,
+)
 
 COMPRESSION = "x-carpool-compression"
 
 _DEADLINE = DEADLINE.lower()
 _SOURCE = SOURCE.lower()
+_LATEST = LATEST.lower()
 _ALGORITHMS = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
 
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -23,11 +32,11 @@ Metadata = Iterable[tuple[str, str | bytes]]
 class Asking:
     """One call's wishes. `budget` is in seconds, `compression` is for its answers."""
 
-    __slots__ = ("budget", "compression", "source")
+    __slots__ = ("budget", "compression", "sender")
 
     def __init__(self) -> None:
         self.budget = INFINITY
-        self.source = ""
+        self.sender = Sender()
         self.compression: grpc.Compression | None = None
 
 
@@ -41,7 +50,9 @@ def read_metadata(metadata: Metadata) -> Asking:
         if key == _DEADLINE:
             asking.budget = read_budget(field)
         elif key == _SOURCE:
-            asking.source = read_source(field)
+            asking.sender = asking.sender._replace(source=read_source(field))
+        elif key == _LATEST:
+            asking.sender = asking.sender._replace(latest=read_latest(field))
         elif key == COMPRESSION:
             asking.compression = _algorithm(value)
     return asking

@@ -15,6 +15,7 @@ from carpool.errors import CarpoolError, TooLarge
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT, REQUEST_SECONDS
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
+from carpool.servers.asked_fields import Sender
 from carpool.servers.client_memory import Fetch, Outlets, names_regions
 from carpool.servers.door import Answer, Call, ModelEntry, Slot
 from carpool.servers.grpc.answers import encode_answer, list_outputs
@@ -38,7 +39,7 @@ class Asked(NamedTuple):
     """What a call says beside its message."""
 
     deadline: float
-    source: str
+    sender: Sender
 
 
 class Inference:
@@ -119,9 +120,11 @@ class Inference:
     async def _offer(self, family: Family, parts: Parts) -> None:
         """Into a slot, and through the door."""
         service, head = self._service, self._head
-        refusal = service.door.refuses(self._entry, self.asked.deadline, self._arrived)
-        if refusal is not None:
-            raise refusal
+        sender = self.asked.sender.with_options(head.options)
+        if not head.options.priority:  # else only the engine can say
+            refusal = service.door.refuses(self._entry, self.asked.deadline, self._arrived, sender)
+            if refusal is not None:
+                raise refusal
         if head.tail_size > service.max_body_bytes:
             raise TooLarge(
                 f"the inputs take {head.tail_size} bytes, more than the {service.max_body_bytes} allowed"
@@ -145,8 +148,9 @@ class Inference:
 
     async def _offer_pictures(self, family: Family, parts: Parts) -> None:
         tail = b"".join(input_bytes(family, parts))
-        times = (self._arrived, self.asked.deadline)
-        self._batch, slot = await prepare(self._service, self._entry, family.row, self._head, tail, *times)
+        sender = self.asked.sender.with_options(self._head.options)
+        about = (self._arrived, self.asked.deadline, sender)
+        self._batch, slot = await prepare(self._service, self._entry, family.row, self._head, tail, *about)
         self._slot = slot
         self._outlets = self._service.memory.outlets(self._head.outputs)
         self._renew(family)
@@ -201,7 +205,7 @@ class Inference:
             self._done,
             arrived=self._arrived,
             deadline=deadline,
-            source=asked.source or options.source,
+            sender=asked.sender.with_options(options),
         )
         self._slot = None
 

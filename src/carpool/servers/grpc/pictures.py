@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from carpool.errors import CarpoolError
 from carpool.observe.columns import DECODE_SECONDS
 from carpool.observe.counters import Row
+from carpool.servers.asked_fields import Sender
 from carpool.servers.door import Answer, ModelEntry, Slot
 from carpool.servers.grpc.service import Service
 from carpool.servers.http.inference import no_slots
@@ -28,6 +30,7 @@ async def prepare(
     tail: Buffer,
     arrived: float,
     deadline: float,
+    sender: Sender,
 ) -> tuple[PictureBatch, Slot]:
     """A slot that holds the inputs. Whoever stops waiting loses it: the thread gives it back."""
     until = promised(entry, arrived, deadline)
@@ -52,8 +55,17 @@ async def prepare(
         else:
             ready.set_result(seconds)
 
-    workers.begin(partial(batch.prepare, slot.view, until), then)
-    row.observe(DECODE_SECONDS, await ready)
+    def replaced(error: CarpoolError) -> None:
+        batch.unwanted = True
+        if not ready.done():
+            ready.set_exception(error)
+
+    decoded = service.pictures.frames.enter(entry, sender, replaced)
+    try:
+        workers.begin(partial(batch.prepare, slot.view, until), then)
+        row.observe(DECODE_SECONDS, await ready)
+    finally:
+        decoded()
     return batch, slot
 
 

@@ -90,7 +90,7 @@ class Stream:
             self._answers.put_nowait(answer)
 
         now = monotonic()
-        asked = Asked(deadline_of(context, now, asking), asking.source)
+        asked = Asked(deadline_of(context, now, asking), asking.sender)
         inference = Inference(self._service, asked, finish, _FINAL)
         self._waiting.add(inference)
         await inference.begin(message)

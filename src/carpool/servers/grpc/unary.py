@@ -41,7 +41,7 @@ class UnaryInfer:
                 raise
             if asking.compression is not None:
                 context.set_compression(asking.compression)
-            asked = Asked(deadline_of(context, self._head_at, asking), asking.source)
+            asked = Asked(deadline_of(context, self._head_at, asking), asking.sender)
             result = await self._infer(message, asked)
             if isinstance(result, Failure):
                 await refuse(context, result.error, result.times)

@@ -72,7 +72,9 @@ class Connection(Answering):
         into = intake.into
         if into is not None:
             intake.got += nbytes
-            if intake.got == len(into):
+            if intake.got >= intake.size:
+                if intake.got > intake.size:
+                    self._ahead = intake.beyond()
                 self._body_done()
         elif self._phase == LINGER:
             intake.got += nbytes

@@ -9,13 +9,23 @@ from urllib.parse import parse_qsl
 
 from carpool.config.rules import shown
 from carpool.errors import InvalidInput
-from carpool.servers.asked_fields import DEADLINE, SOURCE, read_budget, read_source
+from carpool.servers.asked_fields import (
+    DEADLINE,
+    LATEST,
+    SOURCE,
+    Sender,
+    checked,
+    read_budget,
+    read_latest,
+    read_source,
+)
 from carpool.servers.http.compression import body_encoding, choose_encoding
 from carpool.servers.http.image_body import Layout, read_layout
 from carpool.servers.http.parsing import RequestHead
 
 _DEADLINE_FIELD = DEADLINE.lower().encode()
 _SOURCE_FIELD = SOURCE.lower().encode()
+_LATEST_FIELD = LATEST.lower().encode()
 _MOST_PARAMETERS = 32
 _WEIGHT = re.compile(rb"q=([01](?:\.[0-9]{0,3})?)")
 _PICTURES = {b"image/jpeg": "jpeg", b"image/png": "png", b"image/webp": "webp", b"image/*": "jpeg"}
@@ -30,7 +40,7 @@ class ImageHead(NamedTuple):
     drawn: str  # the format of a drawn answer, should one be wanted
     wants_drawn: bool  # it is, by the Accept field
     budget: float  # seconds from the head to the client's deadline
-    source: str
+    sender: Sender
     encoding: bytes | None  # how JSON may be compressed
     in_place: bool  # the body is one picture, as it is, of a known size
 
@@ -51,7 +61,7 @@ def read_image_head(head: RequestHead) -> ImageHead:
         form,
         wanted,
         read_budget(headers.get(_DEADLINE_FIELD)),
-        read_source(headers.get(_SOURCE_FIELD)),
+        checked(Sender(read_source(headers.get(_SOURCE_FIELD)), read_latest(headers.get(_LATEST_FIELD)))),
         None if accepted is None else choose_encoding(accepted),
         bool(head.content_length) and not compressed and layout.kind == "raw",
     )

@@ -7,9 +7,10 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from carpool.errors import CarpoolError, Refused
+from carpool.errors import CarpoolError, InvalidInput, Refused
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.failures import count_failure
+from carpool.servers.asked_fields import LATEST
 from carpool.servers.door import Slot
 from carpool.servers.http.compressing import WORTH_COMPRESSING, answer_compressed
 from carpool.servers.http.exchange import Exchange
@@ -123,6 +124,8 @@ class ImageRequest:
             self._fail(CarpoolError(f"the server failed on this request: {type(unknown).__name__}"))
 
     def _begin(self, sent: Sent) -> None:
+        if self._route.asked.sender.latest and sent.several:
+            raise InvalidInput(f"with {LATEST} send one picture at a time", field=LATEST)
         options, drawn = self._route.read_options(self._target, sent.fields, several=sent.several)
         self._several = sent.several
         self._ask(options, drawn, len(sent.pictures))
@@ -132,7 +135,7 @@ class ImageRequest:
     def _ask(self, options: Options, drawn: str | None, pictures: int) -> None:
         asked = self._route.asked
         deadline = self._exchange.head_at + asked.budget
-        self._asked = Asked(options, drawn, self._arrived, deadline, asked.source)
+        self._asked = Asked(options, drawn, self._arrived, deadline, asked.sender)
         self._outcomes = [None] * pictures
 
     def _go_on(self) -> None:

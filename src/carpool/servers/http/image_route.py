@@ -79,7 +79,7 @@ class ImageRoute:
                 raise not_serving()
             target = self.current()
             now = exchange.head_at
-            refusal = service.pictures.refuses(target.entry, now + self.asked.budget, now)
+            refusal = service.pictures.refuses(target.entry, now + self.asked.budget, now, self.asked.sender)
             if refusal is None:
                 return self._plan(exchange, target)
         except CarpoolError as error:

@@ -50,7 +50,9 @@ class InferRoute:
             if not door.serving:
                 raise not_serving()
             now = exchange.head_at
-            refusal: CarpoolError | None = door.refuses(self.current().entry, now + self.asked.budget, now)
+            refusal: CarpoolError | None = door.refuses(
+                self.current().entry, now + self.asked.budget, now, self.asked.sender, certain=False
+            )
             if refusal is None:
                 return self._plan(exchange)
         except CarpoolError as error:
@@ -75,7 +77,7 @@ class InferRoute:
         kind = Inference if self.current().entry.vision is None else PictureInference
         if not self.asked.in_place:
             return Collect(service.max_body_bytes, kind(self, exchange, None).collected)
-        slot = service.door.slot(self.size)
+        slot = service.door.slot(self.size + 1)  # see `Intake` for what the byte is good for
         if slot is None:
             raise no_slots()
         return Receive(slot.view, kind(self, exchange, slot).received)

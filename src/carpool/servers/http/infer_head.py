@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from carpool.servers.asked_fields import DEADLINE, SOURCE, read_budget, read_source
+from carpool.servers.asked_fields import (
+    DEADLINE,
+    LATEST,
+    SOURCE,
+    Sender,
+    read_budget,
+    read_latest,
+    read_source,
+)
 from carpool.servers.http.compression import body_encoding, choose_encoding
 from carpool.servers.http.packing import AT_ONCE
 from carpool.servers.http.parsing import RequestHead
@@ -13,13 +21,14 @@ from carpool.wire.v2 import HEADER_LENGTH, read_header_length
 _LENGTH_FIELD = HEADER_LENGTH.lower().encode()
 _DEADLINE_FIELD = DEADLINE.lower().encode()
 _SOURCE_FIELD = SOURCE.lower().encode()
+_LATEST_FIELD = LATEST.lower().encode()
 
 
 class InferHead(NamedTuple):
     header_length: int | None  # of the JSON; None when the whole body is JSON, 0 for a raw request
     in_place: bool  # the body can be received where it will be used
     budget: float  # seconds from the head to the client's deadline
-    source: str
+    sender: Sender
     json_encoding: bytes | None  # how an answer in JSON may be compressed
     binary_encoding: bytes | None
 
@@ -35,7 +44,7 @@ def read_infer_head(head: RequestHead) -> InferHead:
         header_length,
         known_size is not None and header_length is not None and header_length <= AT_ONCE,
         read_budget(headers.get(_DEADLINE_FIELD)),
-        read_source(headers.get(_SOURCE_FIELD)),
+        Sender(read_source(headers.get(_SOURCE_FIELD)), read_latest(headers.get(_LATEST_FIELD))),
         json_encoding,
         binary_encoding,
     )

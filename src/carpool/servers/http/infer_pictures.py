@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 from carpool.errors import CarpoolError
@@ -21,9 +22,10 @@ from carpool.wire.v2 import check_tail, parse_head, read_header_length
 class PictureInference(Inference):
     """As any other inference, unless its head lists BYTES."""
 
-    __slots__ = ("_batch",)
+    __slots__ = ("_batch", "_decoded")
 
     _batch: PictureBatch | None
+    _decoded: Callable[[], None]
 
     def received(self, at: float) -> None:
         slot, end = self._slot, self._route.asked.header_length
@@ -77,12 +79,21 @@ class PictureInference(Inference):
         if slot is None:
             raise no_slots()
         self._batch = batch
+        sender = route.asked.sender.with_options(batch.asked.options)
+        self._decoded = service.pictures.frames.enter(entry, sender, partial(self._replaced, batch))
         work = partial(batch.prepare, slot.view, deadline)
         service.pictures.workers.begin(work, partial(self._prepared, slot))
+
+    def _replaced(self, batch: PictureBatch, error: CarpoolError) -> None:
+        """A newer frame came before this one was decoded."""
+        batch.unwanted = True
+        if self._exchange.pending:
+            self._fail(error)
 
     def _prepared(self, slot: Slot, seconds: float | None, error: BaseException | None) -> None:
         batch = self._batch
         assert batch is not None
+        self._decoded()
         self._slot = slot  # while the thread wrote to it nobody could give it back
         if not self._exchange.pending:
             self._let_go()

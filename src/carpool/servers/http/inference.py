@@ -192,7 +192,7 @@ class Inference:
             self._done,
             arrived=self._arrived,
             deadline=deadline,
-            source=asked.source or options.source,
+            sender=asked.sender.with_options(options),
         )
         self._slot = None
 

@@ -23,9 +23,13 @@ _NOTHING = bytearray()
 
 
 class Intake:
-    """One per connection, used again for every request. The connection's hot path uses `into` and `got`."""
+    """One per connection, used again for every request. The hot path uses `into`, `got` and `size`.
 
-    __slots__ = ("_gather", "_ledger", "_limits", "_reader", "got", "into")
+    `into` may be a byte longer than the body. A read that leaves room is known to have taken all there was;
+    one that fills its buffer is followed by another, most often for nothing.
+    """
+
+    __slots__ = ("_gather", "_ledger", "_limits", "_reader", "got", "into", "size")
 
     def __init__(self, limits: Limits, ledger: Ledger) -> None:
         self._limits = limits
@@ -34,6 +38,7 @@ class Intake:
         self._gather: Gather | None = None
         self.into: memoryview | None = None
         self.got = 0
+        self.size = 0  # of the body that goes into `into`
 
     def start(self, head: RequestHead, plan: BodyPlan) -> None:
         """Follow the app's plan; raises `Fault` for a body that will not do."""
@@ -42,7 +47,8 @@ class Intake:
             size = head.content_length
             if size is None or plan.buffer.nbytes < size:
                 raise ValueError("a body can only be received into a buffer that is long enough for it")
-            self.into = plan.buffer[:size]
+            self.into = plan.buffer[: size + 1]
+            self.size = size
         elif isinstance(plan, Collect):
             self._gather = Gather(self._gather_limit(head, plan), self._ledger)
             self._read_into(self._gather, head)
@@ -53,7 +59,7 @@ class Intake:
         """Read past what is left of the body."""
         discard = Discard(self._limits.drain_bytes)
         if self.into is not None:
-            self._reader = LengthReader(len(self.into) - self.got, discard)
+            self._reader = LengthReader(self.size - self.got, discard)
             self.into = None
         elif self._reader is not None:
             self._reader.sink = discard
@@ -85,7 +91,7 @@ class Intake:
     @property
     def finished(self) -> bool:
         if self.into is not None:
-            return self.got == len(self.into)
+            return self.got >= self.size
         return self._reader is not None and self._reader.finished
 
     @property
@@ -97,10 +103,14 @@ class Intake:
         if self._reader is not None:
             return position + self._reader.feed(memoryview(data)[position:end])
         into = cast(memoryview, self.into)
-        count = min(end - position, len(into) - self.got)
+        count = min(end - position, self.size - self.got)
         into[self.got : self.got + count] = memoryview(data)[position : position + count]
         self.got += count
         return position + count
+
+    def beyond(self) -> bytes:
+        """What was received behind the body: at most the first byte of the next request."""
+        return b"" if self.into is None else bytes(self.into[self.size : self.got])
 
     def skip_in_kernel(self, descriptor: int) -> None:
         """Throw away what the socket already holds of a body that is being skipped, without copying it."""

@@ -164,6 +164,7 @@ class EngineLink(asyncio.Protocol):
             timeout=template.timeout,
             priority=template.priority,
             source=template.source,
+            latest=template.latest,
             shape=template.shape,
             place=placement,
             encoded=template.encoded,

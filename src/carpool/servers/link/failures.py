@@ -49,12 +49,11 @@ def read_failure(status: int, payload: bytes) -> CarpoolError:
     number = status - GONE - 1
     kind = _CLASSES[number] if 0 <= number < len(_CLASSES) else CarpoolError
     document = load_object(payload, "error")
-    message, reason = str(document.get("error", "")), str(document.get("reason", kind.reason))
+    message, reason = str(document.pop("error", "")), str(document.pop("reason", kind.reason))
+    field, predicted, retry = (
+        document.pop(name, None) for name in ("field", "predicted_ms", "retry_after_s")
+    )
+    numbers = {name: value for name, value in document.items() if type(value) in (int, float)}
     if kind is Refused:
-        return Refused(
-            message,
-            reason=reason,
-            predicted_ms=document.get("predicted_ms"),
-            retry_after_s=document.get("retry_after_s"),
-        )
-    return kind(message, reason=reason, field=document.get("field"))
+        return Refused(message, reason=reason, predicted_ms=predicted, retry_after_s=retry, numbers=numbers)
+    return kind(message, reason=reason, field=field, numbers=numbers)

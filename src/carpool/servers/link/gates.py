@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 Buffer: TypeAlias = bytearray | mmap | memoryview
 
-MAX_VALUES = 14
+MAX_VALUES = 58
 _ROWS = 1024
 _HEAD = struct.Struct("<IIQ")  # checksum of the rest, number of values, key
 _ROW = _HEAD.size + 8 * MAX_VALUES

@@ -11,7 +11,9 @@ from typing import Any
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.observe.logs import logger
+from carpool.servers.advice import Gate, open_gate
 from carpool.servers.arena import Arena, ArenaSlot, check_fits
+from carpool.servers.asked_fields import NOBODY, Sender
 from carpool.servers.door import Answer, Catalog, ModelEntry, Slot
 from carpool.servers.link.front_link import FrontLink
 from carpool.servers.link.remote_call import RemoteCall
@@ -19,9 +21,6 @@ from carpool.servers.link.templates import Template
 from carpool.wire.v2 import RequestHead
 
 _log = logger("link")
-
-Gate = Callable[[ModelEntry, float, float], CarpoolError | None]
-"""Takes the entry, the deadline and the time, and refuses what the engine would refuse as well."""
 
 
 class RemoteDoor:
@@ -36,7 +35,7 @@ class RemoteDoor:
     ) -> None:
         self.arena = arena
         self._max_answer_bytes = max_answer_bytes
-        self._gate: Gate | None = None
+        self._gate: Gate = open_gate
         self._broken = broken
         self._loop = asyncio.get_running_loop()
         self._link: FrontLink | None = None
@@ -80,8 +79,10 @@ class RemoteDoor:
         check_fits(self.arena, size)
         return self.arena.allocate(size)
 
-    def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
-        return None if self._gate is None else self._gate(entry, deadline, now)
+    def refuses(
+        self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
+    ) -> CarpoolError | None:
+        return self._gate(entry, deadline, now, sender, certain)
 
     def infer(
         self,
@@ -93,7 +94,7 @@ class RemoteDoor:
         *,
         arrived: float,
         deadline: float = INFINITY,
-        source: str = "",
+        sender: Sender = NOBODY,
     ) -> RemoteCall:
         link = self._link
         call = RemoteCall(slot, done)
@@ -102,7 +103,7 @@ class RemoteDoor:
         try:
             if self._known.get(entry.key) is not entry:
                 entry = self._current(entry)
-            template = link.templates.find(entry, head, source) or self._learn(link, entry, head, source)
+            template = link.templates.find(entry, head, sender) or self._learn(link, entry, head, sender)
         except CarpoolError as error:
             return self._fail(call, error)
         if type(slot) is not ArenaSlot or template.extent > len(slot.view) - tail:
@@ -155,11 +156,11 @@ class RemoteDoor:
         self._loop.call_soon(call.finish, Answer(error=error))
         return call
 
-    def _learn(self, link: FrontLink, entry: ModelEntry, head: RequestHead, source: str) -> Template:
+    def _learn(self, link: FrontLink, entry: ModelEntry, head: RequestHead, sender: Sender) -> Template:
         """The template of a head that was not seen before."""
         if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
             raise CarpoolError("tensors come through the door in a slot, and in no other way")
-        return link.templates.learn(entry, head, source)
+        return link.templates.learn(entry, head, sender)
 
     def _current(self, entry: ModelEntry) -> ModelEntry:
         """A request can outlive what it was meant for: a model that was loaded again and has no riders left,

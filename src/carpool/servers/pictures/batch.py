@@ -6,6 +6,7 @@ comes alone may go to the model's device as a file; several are decoded here.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
@@ -67,6 +68,7 @@ class PictureBatch:
         self._given = asked.inputs[0]
         self._pictures: Sequence[bytes] = _elements(self._given, tail)
         self._geometries: list[Geometry] = []
+        self.unwanted = False  # nobody waits for it: what has not begun need not
         own = model.entry.signature.output_named
         self.wants_answer = ANSWER not in own and any(output.name == ANSWER for output in asked.outputs)
         self._options = read_options(_options_of(asked, model), model.task)
@@ -85,6 +87,8 @@ class PictureBatch:
     def prepare(self, memory: memoryview, deadline: float) -> float:
         """In a thread: all of them into the slot; returns the seconds. One that is bad fails the request."""
         started = monotonic()
+        if self.unwanted:
+            raise CancelledError("a newer frame took its place")
         if started > deadline:
             raise DeadlineExceeded(
                 f"{self._model.entry.name}: the deadline passed before the pictures' turn to be decoded"

@@ -18,6 +18,7 @@ from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
 from carpool.observe.failures import count_failure
 from carpool.observe.logs import logger
+from carpool.servers.asked_fields import Sender
 from carpool.servers.door import Answer, Call, Slot
 from carpool.servers.pictures.models import PictureModel
 from carpool.servers.pictures.service import PictureService, promised
@@ -42,7 +43,7 @@ class Asked(NamedTuple):
     drawn: str | None  # the format of the picture to answer with, instead of JSON
     arrived: float
     deadline: float  # the client's own
-    source: str
+    sender: Sender
 
 
 class Outcome(NamedTuple):
@@ -57,19 +58,8 @@ class Picture:
     """`done` gets the outcome, once and never within `start`, unless the client has left."""
 
     __slots__ = (
-        *(
-            "_answer",
-            "_asked",
-            "_call",
-            "_data",
-            "_done",
-            "_geometry",
-            "_head",
-            "_left",
-            "_model",
-            "_offered",
-        ),
-        *("_post_at", "_row", "_service", "_slot", "_threaded"),
+        *("_answer", "_asked", "_call", "_data", "_decoded", "_done", "_geometry", "_head", "_left"),
+        *("_model", "_offered", "_post_at", "_row", "_service", "_slot", "_threaded"),
     )
 
     def __init__(
@@ -92,6 +82,7 @@ class Picture:
         self._geometry: Geometry
         self._answer: Answer
         self._offered = self._post_at = asked.arrived
+        self._decoded: Callable[[], None]
         self._threaded = False  # a thread works for it, and may touch the slot or the outputs
         self._left = False
 
@@ -126,6 +117,10 @@ class Picture:
         self._geometry = geometry
         self._head = self._model.file_head
         self._offered = monotonic()
+        if (
+            self._asked.sender.latest
+        ):  # whoever is still being decoded is older; from here the engine knows it
+            self._service.frames.enter(self._model.entry, self._asked.sender, self._replaced)()
         self._infer(slot)
 
     def _room(self, size: int) -> Slot:
@@ -144,6 +139,7 @@ class Picture:
             raise refusal
         self._room(self._model.bytes)
         self._threaded = True
+        self._decoded = service.frames.enter(entry, asked.sender, self._replaced)
         service.workers.begin(self._prepare, self._prepared)
 
     def _prepare(self) -> tuple[Geometry, float]:
@@ -164,6 +160,7 @@ class Picture:
 
     def _prepared(self, prepared: tuple[Geometry, float] | None, error: BaseException | None) -> None:
         self._threaded = False
+        self._decoded()
         if self._asked.drawn is None:
             self._data = b""
         slot = self._slot
@@ -192,7 +189,7 @@ class Picture:
             self._inferred,
             arrived=asked.arrived,
             deadline=asked.deadline,
-            source=asked.source,
+            sender=asked.sender,
         )
         self._slot = None
 
@@ -252,6 +249,12 @@ class Picture:
         self._done(Outcome(body, None, self._times(timing, now - self._post_at)))
 
     # ── the end ──
+
+    def _replaced(self, error: CarpoolError) -> None:
+        """A newer frame came before this one was decoded; the thread's slot is released when it is done."""
+        if not self._left:
+            self._left = True
+            self._fail(error)
 
     def leave(self) -> None:
         """The client has gone: nothing more is done for it than has been begun."""

@@ -8,7 +8,9 @@ import cv2
 
 from carpool.errors import CarpoolError
 from carpool.observe.counters import Row
+from carpool.servers.asked_fields import Sender
 from carpool.servers.door import Catalog, Door, ModelEntry
+from carpool.servers.pictures.frames import Frames
 from carpool.servers.pictures.models import PictureModel, PictureModels
 from carpool.servers.pictures.workers import Workers
 from carpool.servers.tracing import Tracer
@@ -25,6 +27,7 @@ class PictureService:
         self.row = row
         self.tracer = tracer
         self.workers = Workers(threads)
+        self.frames = Frames()
         self._models = PictureModels()
         self._held = 0
         door.watch(self._renewed)
@@ -36,9 +39,9 @@ class PictureService:
         """Raises `InvalidInput` for a model that takes no pictures."""
         return self._models.find(entry)
 
-    def refuses(self, entry: ModelEntry, deadline: float, now: float) -> CarpoolError | None:
+    def refuses(self, entry: ModelEntry, deadline: float, now: float, sender: Sender) -> CarpoolError | None:
         """Before anything is done for a picture: the gate's word, and that of the threads."""
-        refusal = self.door.refuses(entry, deadline, now)
+        refusal = self.door.refuses(entry, deadline, now, sender)
         if refusal is not None or self._models.find(entry).encoded:
             return refusal  # one that the device decodes waits for no thread
         return self.workers.refuses(entry.name, promised(entry, now, deadline), now)

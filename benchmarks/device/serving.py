@@ -1,0 +1,164 @@
+"""A server on the GPU under load, and what its clients saw."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from carpool.lab.load.aim import Aim
+from carpool.lab.load.plan import Closed, Open, Plan
+from carpool.lab.load.processes import run_shared
+from carpool.lab.load.report import Report
+from carpool.lab.load.schedule import Phase
+from device.watching import Seen, Watch
+from peers.server import free_port
+
+READY_S = 400.0
+STOP_S = 30.0
+_SERVE = "import sys; from carpool.cli.main import main; sys.argv[0] = 'carpool'; main()"
+
+
+class NotReady(Exception):
+    """A server did not come up; the message has the end of its log."""
+
+
+@dataclass(frozen=True)
+class Running:
+    pid: int
+    url: str
+    log: Path
+    ready_after_s: float
+
+
+@contextlib.contextmanager
+def running(
+    command: list[str], port: int, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Running]:
+    began = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait(process, f"{url}/v2/health/ready", log)
+        yield Running(process.pid, url, log, round(time.monotonic() - began, 1))
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the session that was begun here
+            process.wait(STOP_S)
+
+
+@contextlib.contextmanager
+def carpool(repository: Path, log: Path, *, frontends: int, slo_ms: float | None = None) -> Iterator[Running]:
+    port = free_port()
+    command = [sys.executable, "-P", "-c", _SERVE, "serve", str(repository), "--http-port", str(port)]
+    command += ["--grpc-port", "0", "--grpc-frontends", "0", "--metrics-port", str(free_port())]
+    command += ["--frontends", str(frontends), "--allow-client-shm", "--log-format", "json"]
+    if slo_ms is not None:
+        command += ["--slo-ms", f"{slo_ms:g}"]
+    with running(command, port, log) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def fastapi(network: str, log: Path, *, workers: int, max_batch: int) -> Iterator[Running]:
+    port = free_port()
+    folder = Path(__file__).parents[1] / "peers"
+    command = [sys.executable, str(folder / "fastapi_torch.py")]
+    environment = {
+        "BENCH_PORT": str(port),
+        "BENCH_NETWORK": network,
+        "BENCH_MAX_BATCH": str(max_batch),
+        "BENCH_WAIT_MS": "10",
+        "BENCH_WORKERS": str(workers),
+        "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}",
+    }
+    with running(command, port, log, environment) as server:
+        yield server
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    end = time.monotonic() + READY_S
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2.0) as answer:
+            if answer.status == 200:
+                return
+        time.sleep(0.1)
+    raise NotReady(f"{url} did not come up:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+@dataclass(frozen=True)
+class Load:
+    """Tensors, tensors in shared memory, or pictures; a closed loop of clients or a rate."""
+
+    aim: Aim
+    seconds: float
+    processes: int
+    concurrency: int | None = None
+    rate: float | None = None
+    slo: float | None = None
+    warmup: float = 1.0
+
+    def plan(self) -> Plan:
+        if self.concurrency is not None:
+            clients = Closed(self.concurrency, self.seconds, warmup=self.warmup)
+            return Plan(clients, slo=self.slo, timeout=5.0, drain=5.0)
+        assert self.rate is not None
+        phases = (Phase(self.rate, self.warmup, warmup=True), Phase(self.rate, self.seconds))
+        return Plan(Open(phases), slo=self.slo, timeout=5.0, drain=5.0)
+
+
+def drive(server: Running, load: Load) -> tuple[Report, Seen]:
+    watch = Watch(server.pid)
+    watch.start()
+    report = uvloop.run(run_shared(load.plan(), load.aim, load.processes))
+    return report, watch.stop()
+
+
+def row(what: str, load: Load, report: Report, seen: Seen) -> dict[str, Any]:
+    """What is kept of a run."""
+    counted = report.phases[-1] if report.phases else report
+    per_request = 1e6 / counted.answered_rps if counted.answered_rps else 0.0
+    return {
+        "what": what,
+        "concurrency": load.concurrency,
+        "rate": load.rate,
+        "offered_rps": counted.offered_rps,
+        "images_per_s": counted.answered_rps,
+        "goodput_rps": counted.goodput_rps,
+        "attainment": counted.attainment,
+        "p50_ms": counted.response_ms.get("p50"),
+        "p99_ms": counted.response_ms.get("p99"),
+        "infer_p50_ms": counted.infer_ms.get("p50"),
+        "queue_p50_ms": counted.queue_ms.get("p50"),
+        "batch_mean": counted.batch.get("mean"),
+        "refused": dict(counted.refused),
+        "failed": dict(counted.failed),
+        "generator_late": report.generator_late,
+        "generator_us_per_request": report.generator.processor_us_per_request,
+        "processes": seen.processes,
+        "engine_threads": seen.engine_threads,
+        "engine_loop_us_per_request": round(seen.engine_threads[0] * per_request, 2)
+        if seen.engine_threads
+        else None,
+        "device": seen.device,
+    }

@@ -1,0 +1,139 @@
+"""A time line of the device: the same backends as in the server, kept busy with JPEGs, seen by the profiler.
+
+python -m device.timeline MODEL_FOLDER OUT.png PHOTO…
+"""
+
+import argparse
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from carpool.backends.backend import Encoded
+from carpool.config.repository import find_models
+from carpool.engine.loading import Loading
+
+WINDOW_S = 0.1
+BATCH = 64
+KINDS = {
+    "copy to the device": "#4c78a8",
+    "copy to the host": "#72b7b2",
+    "decode": "#f58518",
+    "resize": "#e45756",
+    "model": "#54a24b",
+}
+
+
+def kind_of(event: dict[str, Any]) -> str | None:
+    name, category = str(event.get("name", "")).lower(), event.get("cat")
+    if category == "gpu_memcpy":
+        return "copy to the host" if "dtoh" in name else "copy to the device"
+    if category != "kernel":
+        return None
+    if "jpeg" in name or "idct" in name or "ycc" in name or "ycbcr" in name:
+        return "decode"
+    return "resize" if "resize" in name or "fill_pictures" in name else "model"
+
+
+def profile(backends: Sequence[Encoded], files: Sequence[np.ndarray], seconds: float) -> list[dict[str, Any]]:
+    """Events of the device while every instance runs one batch after the other."""
+    stop = threading.Event()
+    batch = [files[number % len(files)] for number in range(BATCH)]
+
+    def work(backend: Encoded) -> None:
+        while not stop.is_set():
+            backend.run_encoded(batch, ())
+
+    threads = [threading.Thread(target=work, args=(backend,)) for backend in backends]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.0)
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profiler:
+        time.sleep(seconds)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profiler.export_chrome_trace(file.name)
+        return list(json.loads(Path(file.name).read_text())["traceEvents"])
+
+
+def spans(events: list[dict[str, Any]]) -> dict[str, list[tuple[int, float, float]]]:
+    """By kind: stream, begin and length in ms."""
+    found: dict[str, list[tuple[int, float, float]]] = {kind: [] for kind in KINDS}
+    for event in events:
+        kind = kind_of(event)
+        if kind is not None and "dur" in event:
+            stream = int(event["args"].get("stream", 0))
+            found[kind].append((stream, event["ts"] / 1e3, event["dur"] / 1e3))
+    begin = min((at for rows in found.values() for _, at, _ in rows), default=0.0)
+    return {kind: [(stream, at - begin, long) for stream, at, long in rows] for kind, rows in found.items()}
+
+
+def busy(rows: Sequence[tuple[int, float, float]]) -> float:
+    """Milliseconds in which at least one of them runs."""
+    total, until = 0.0, -1.0
+    for _, at, long in sorted(rows, key=lambda row: row[1]):
+        total += max(0.0, at + long - max(at, until))
+        until = max(until, at + long)
+    return total
+
+
+def draw(found: dict[str, list[tuple[int, float, float]]], target: Path, title: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    streams = sorted({stream for rows in found.values() for stream, _, _ in rows})
+    figure, axes = plt.subplots(figsize=(12, 1.2 + 0.7 * len(streams)))
+    for kind, rows in found.items():
+        for number, stream in enumerate(streams):
+            bars = [(at, long) for of, at, long in rows if of == stream]
+            axes.broken_barh(
+                bars, (number - 0.35, 0.7), color=KINDS[kind], label=kind if not number else None
+            )
+    axes.set_yticks(range(len(streams)), [f"stream {stream}" for stream in streams])
+    axes.set_xlim(0, 1e3 * WINDOW_S)
+    axes.set_xlabel("ms")
+    axes.set_title(title)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=len(KINDS), frameon=False)
+    figure.tight_layout()
+    figure.savefig(target, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("photos", type=Path, nargs="+")
+    given = parser.parse_args()
+    (source,) = find_models([given.model])
+    (version,) = source.versions
+    ready = Loading(source.config, version).prepare(lambda _: None)
+    files = [np.frombuffer(path.read_bytes(), np.uint8) for path in given.photos]
+    try:
+        found = spans(profile(ready.backends, files, 3 * WINDOW_S))  # type: ignore[arg-type]
+    finally:
+        ready.close()
+    length = max((at + long for rows in found.values() for _, at, long in rows), default=0.0)
+    everything = [row for rows in found.values() for row in rows]
+    shares = {kind: round(busy(rows) / length, 3) for kind, rows in found.items() if length}
+    shares["anything"] = round(busy(everything) / length, 3) if length else 0.0
+    draw(
+        found,
+        given.target,
+        f"{given.model.name}, {len(ready.backends)} instances, JPEGs in batches of {BATCH}",
+    )
+    print(json.dumps({"ms": round(length, 1), "busy": shares}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Several models on one device: whose turn it is, by weight, so that a busy one cannot starve another.
+
+Time-division, by start tags: whoever has used least of its share goes next, and nobody saves up what it did
+not use. A batch that runs is never interrupted, so while another model with a promise is active no batch may
+take longer than half of that promise: the other half is for the batch of whoever had to wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from carpool.core.learning import Rate
+from carpool.core.policy import Promise
+
+if TYPE_CHECKING:
+    from carpool.core.instance import Batch, Instance
+    from carpool.core.scheduler import Scheduler
+
+_INFINITY = float("inf")
+
+
+class Turn:
+    """The place of one model on a shared device. Its instances there ask before they run."""
+
+    __slots__ = ("_arbiter", "_declined", "_recent", "instances", "scheduler", "tag", "wake", "weight")
+
+    def __init__(
+        self,
+        arbiter: Arbiter,
+        scheduler: Scheduler,
+        instances: list[Instance],
+        weight: float,
+        wake: Callable[[], None],
+    ) -> None:
+        self._arbiter = arbiter
+        self._declined = False  # it was asked, and waits for something else than the device
+        self._recent = Rate(scheduler.constants.lane_memory_s)  # seconds of device per second
+        self.scheduler = scheduler
+        self.instances = instances
+        self.weight = weight
+        self.wake = wake
+        self.tag = 0.0  # device time it has had, over its weight
+
+    def granted(self, now: float) -> bool:
+        """May a batch of this model start now? Whoever may not is woken when that changes."""
+        self._declined = False
+        return self._arbiter.grants(self, now)
+
+    def declines(self) -> None:
+        """It might have run, and did not want to: the others need not wait for it."""
+        self._declined = True
+        self._arbiter.wake_others(self)
+
+    def began(self, batch: Batch, now: float) -> None:
+        self._arbiter.began(self, batch, now)
+
+    def ended(self, batch: Batch, now: float) -> None:
+        self._arbiter.ended(self, batch, now)
+
+    @property
+    def wants(self) -> bool:
+        """Somebody is ready to ride, and an instance here could carry them."""
+        waiting = self.scheduler.lanes.ready and not self._declined
+        return bool(waiting) and any(instance.idle for instance in self.instances)
+
+    def used(self, seconds: float, now: float) -> None:
+        self.tag += seconds / self.weight
+        self._recent.add(seconds, now)
+
+    def use(self, now: float) -> float:
+        """The part of the device that it has taken lately."""
+        return self._recent.at(now)
+
+    def active(self, now: float) -> bool:
+        """Whoever came lately may come again, and must find the others' batches short enough."""
+        since = now - self.scheduler.constants.lately_s
+        return any(lane.seen > since for lane in self.scheduler.lanes)
+
+    @property
+    def longest_of_others(self) -> float:
+        """Seconds that a batch of somebody else may take without breaking the promise of this model."""
+        settings = getattr(self.scheduler.policy, "settings", None)
+        if not isinstance(settings, Promise):
+            return _INFINITY
+        return settings.slo / (2 * self.scheduler.constants.guard_margin)
+
+
+class Arbiter:
+    """One device. It runs as many batches at once as its busiest model has instances there."""
+
+    def __init__(self) -> None:
+        self._turns: list[Turn] = []
+        self._running: dict[int, tuple[Batch, float]] = {}  # by id, with the seconds that were expected
+        self._tag = 0.0  # of the batch that started last
+
+    def join(
+        self,
+        scheduler: Scheduler,
+        instances: list[Instance],
+        weight: float = 1.0,
+        wake: Callable[[], None] = lambda: None,
+    ) -> Turn:
+        """These instances of that model are on this device from now on. `wake` has it decide again."""
+        turn = Turn(self, scheduler, instances, weight, wake)
+        for instance in instances:
+            instance.turn = turn
+        self._turns.append(turn)
+        return turn
+
+    def leave(self, turn: Turn) -> None:
+        """The model is gone; what it still had running counts no more."""
+        self._turns.remove(turn)
+        for number, (batch, _) in list(self._running.items()):
+            if batch.instance in turn.instances:
+                del self._running[number]
+        for instance in turn.instances:
+            instance.turn = None
+        if len(self._turns) == 1:
+            self._alone(self._turns[0])
+        self.wake_others(turn)
+
+    # ---- for the turns ------------------------------------------------------------------------------
+
+    def grants(self, turn: Turn, now: float) -> bool:
+        if len(self._turns) == 1:
+            return True
+        self._divide(turn, now)
+        if len(self._running) >= self._width:
+            return False
+        first = min((other for other in self._turns if other.wants), key=self._start_tag, default=turn)
+        if first is not turn and self._start_tag(first) < self._start_tag(turn):
+            first.wake()
+            return False
+        return True
+
+    def began(self, turn: Turn, batch: Batch, now: float) -> None:
+        expected = batch.instance.free_at - now
+        self._tag = turn.tag = self._start_tag(turn)
+        turn.used(expected, now)
+        self._running[id(batch)] = (batch, expected)
+        self._hold(now)
+
+    def ended(self, turn: Turn, batch: Batch, now: float) -> None:
+        known = self._running.pop(id(batch), None)
+        if known is None:
+            return
+        turn.used(now - batch.started - known[1], now)
+        self._hold(now)
+        self.wake_others(turn)
+
+    def wake_others(self, turn: Turn) -> None:
+        for other in self._turns:
+            if other is not turn and other.wants:
+                other.wake()
+
+    # ---- inside -------------------------------------------------------------------------------------
+
+    @property
+    def _width(self) -> int:
+        return max(len(turn.instances) for turn in self._turns)
+
+    def _start_tag(self, turn: Turn) -> float:
+        return max(self._tag, turn.tag)
+
+    def _hold(self, now: float) -> None:
+        """Idle instances start when the device is free, which is what their models must reckon with."""
+        if len(self._turns) == 1:
+            return
+        free = now
+        if len(self._running) >= self._width:
+            free = max(now, min(batch.instance.free_at for batch, _ in self._running.values()))
+        for turn in self._turns:
+            for instance in turn.instances:
+                if instance.idle:
+                    instance.free_at = free
+            turn.scheduler.instances.refresh()
+
+    def _divide(self, turn: Turn, now: float) -> None:
+        """What this model may count on: what the others leave, and at least its weight's part."""
+        others = [other for other in self._turns if other is not turn and other.active(now)]
+        least = turn.weight / (turn.weight + sum(other.weight for other in others))
+        left = 1.0 - sum(other.use(now) for other in others) / self._width
+        share = min(1.0, max(least, left))
+        longest = min((other.longest_of_others for other in others), default=_INFINITY)
+        for instance in turn.instances:
+            instance.share, instance.longest = share, longest
+        turn.scheduler.instances.refresh()
+
+    @staticmethod
+    def _alone(turn: Turn) -> None:
+        for instance in turn.instances:
+            instance.share, instance.longest = 1.0, _INFINITY
+        turn.scheduler.instances.refresh()

@@ -1,0 +1,151 @@
+"""When the driver takes a turn: on a loop that is turned by hand, at times that the test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from carpool.core.curve import BatchCurve
+from carpool.core.instance import Batch, Instance
+from carpool.core.policy import Promise
+from carpool.core.scheduler import Scheduler
+from carpool.engine import driver as driver_module
+from carpool.engine.driver import Driver
+from carpool.engine.executor import BatchResult, Executor
+from carpool.engine.work import Outcome, Timing, Work
+
+SLO = 0.2
+
+
+class Handle:
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Hand:
+    """The loop, the clock, the only executor and the watcher of one driver."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.turns = 0
+        self.given: list[Sequence[Work]] = []
+        self.answers: dict[str, Outcome] = {}
+        self._soon: list[Callable[[], None]] = []
+        self._timers: list[tuple[float, Callable[[], None], Handle]] = []
+        scheduler = Scheduler(BatchCurve.linear(0.016, 0.004, 8), Promise(SLO, 8))
+        self.driver = Driver("m", scheduler, False, self, cast(Any, self))
+        self.driver.place(scheduler.instances[0], cast(Executor, self))
+        self.turn()
+
+    # As the loop.
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self._soon.append(call)
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> Handle:
+        handle = Handle()
+        self._timers.append((self.now + delay, call, handle))
+        return handle
+
+    def turn(self) -> None:
+        soon, self._soon = self._soon, []
+        for call in soon:
+            call()
+
+    def wait(self, seconds: float) -> None:
+        """Let timers ring that are due by then."""
+        end = self.now + seconds
+        while due := [timer for timer in self._timers if timer[0] <= end and not timer[2].cancelled]:
+            timer = min(due, key=lambda one: one[0])
+            self._timers.remove(timer)
+            self.now = max(self.now, timer[0])
+            timer[1]()
+        self.now = end
+
+    # As the executor and the watcher.
+
+    def run(self, works: Sequence[Work]) -> None:
+        self.given.append(works)
+
+    def batch_ended(self, works: Sequence[Work], result: BatchResult, batch: Batch) -> None: ...
+
+    def instance_lost(self, instance: Instance, why: str) -> None: ...
+
+    def turned(self, scheduler: Scheduler, now: float) -> None:
+        self.turns += 1
+
+    # What a test does.
+
+    def submit(self, source: str, budget: float = SLO) -> Work:
+        def done(_work: Work, outcome: Outcome) -> None:
+            self.answers[source] = outcome
+
+        work = Work({"x": np.zeros(1)}, done, arrived=self.now, deadline=self.now + budget)
+        self.driver.submit(work)
+        self.turn()
+        return work
+
+    def end_batch(self) -> None:
+        works = self.given[-1]
+        result = BatchResult([Outcome(outputs={}) for _ in works], 0.02, Timing(batch=len(works)))
+        self.backend = self
+        self.alive = True
+        self.driver._ended(cast(Executor, self), works, result)
+
+
+@pytest.fixture
+def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
+    found: list[Hand] = []
+    monkeypatch.setattr(driver_module, "monotonic", lambda: found[0].now if found else 100.0)
+    found.append(Hand())
+    return found[0]
+
+
+def test_newcomers_cost_no_turn_while_the_instance_is_busy(hand: Hand) -> None:
+    hand.submit("first")
+    hand.submit("second")  # sets the timer for its deadline
+    before = hand.turns
+    for number in range(5):
+        hand.submit(f"later {number}")
+    assert hand.turns == before
+    hand.end_batch()
+    assert [len(works) for works in hand.given] == [1, 6]
+
+
+def test_the_gate_is_shown_what_gathers_meanwhile(hand: Hand) -> None:
+    """Front ends refuse by it: a long batch must not leave it as it was when the batch began."""
+    hand.submit("first")
+    before = hand.turns
+    for _ in range(5):
+        hand.wait(0.002)
+        hand.submit("later")
+    assert hand.turns == before + 5
+
+
+def test_a_deadline_that_passes_before_the_others_is_told_in_time(hand: Hand) -> None:
+    hand.submit("first")
+    hand.submit("patient")
+    hand.submit("hasty", budget=0.045)
+    hand.wait(0.046)
+    assert hand.answers["hasty"].error is not None
+    assert "patient" not in hand.answers
+    hand.wait(SLO)
+    assert hand.answers["patient"].error is not None
+
+
+def test_a_timer_that_nobody_needs_any_more_does_no_harm(hand: Hand) -> None:
+    hand.submit("first")
+    hand.submit("second")
+    hand.end_batch()
+    hand.end_batch()
+    assert [hand.answers[name].error for name in ("first", "second")] == [None, None]
+    hand.wait(10 * SLO)
+    hand.submit("third")
+    hand.end_batch()
+    assert hand.answers["third"].error is None

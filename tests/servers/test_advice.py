@@ -1,0 +1,113 @@
+"""The gate's advice with sources: who floods is turned away at the door, the others are not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from carpool.core.curve import BatchCurve
+from carpool.core.job import Job, Reason
+from carpool.core.policy import Promise
+from carpool.core.scheduler import Scheduler
+from carpool.errors import CarpoolError, Refused
+from carpool.servers.advice import Advice, publish
+from carpool.servers.asked_fields import NOBODY, Sender
+from carpool.servers.door import ModelEntry
+from carpool.servers.link.gates import GATE_BYTES, GateTable
+from carpool.types import Signature
+
+ENTRY = ModelEntry(3, "m", "1", Signature("m", (), ()), "fake", "promise", 0.05, {})
+FLOOD, MODEST = Sender("flood"), Sender("modest")
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.core = Scheduler(BatchCurve.parse("4+1"), Promise(0.05, 64))
+        self.table = GateTable(bytearray(GATE_BYTES))
+        self.reports: list[Mapping[str, Any]] = []
+        self.now = 0.0
+        self.advice = Advice(self.table.read, self._ask)
+
+    async def _ask(self, _what: str, counts: Mapping[str, Any]) -> None:
+        self.reports.append(counts)
+
+    def flood(self, source: str, count: int = 300, priority: int = 0) -> None:
+        for _ in range(count):
+            self.now += 1e-4
+            self.core.offer(Job(self.now, source=source, priority=priority), self.now)
+            self.core.decide(self.now)
+        publish(self.table.write, ENTRY.key, self.core, self.now)
+
+    def ask(self, sender: Sender, *, certain: bool = True, later: float = 0.0) -> CarpoolError | None:
+        return self.advice(ENTRY, float("inf"), self.now + later, sender, certain)
+
+
+def with_gate(story: Any) -> None:
+    async def main() -> None:
+        await story(Gate())
+
+    asyncio.run(main())
+
+
+def test_without_sources_one_verdict_is_for_everybody_who_names_none() -> None:
+    async def story(gate: Gate) -> None:
+        gate.flood("")
+        error = gate.ask(NOBODY, certain=False)
+        assert isinstance(error, Refused)
+        assert error.retry_after_s is not None
+        assert error.numbers["waiting"] > 0
+        assert gate.ask(NOBODY, certain=False) is not error  # raised twice, one would keep both stacks
+        assert gate.ask(NOBODY, later=0.06) is None  # old advice says nothing
+        assert gate.ask(MODEST) is None
+        gate.advice._send_report()
+        await asyncio.gather(*gate.advice._tasks)
+        assert gate.reports == [{"refused": [[3, "", error.reason, 2]]}]
+
+    with_gate(story)
+
+
+def test_with_sources_only_the_one_that_floods_is_turned_away() -> None:
+    async def story(gate: Gate) -> None:
+        gate.flood("modest", 2)
+        gate.flood("flood")
+        assert isinstance(gate.ask(FLOOD), Refused)
+        assert gate.ask(MODEST) is None
+        assert gate.ask(NOBODY) is None
+
+    with_gate(story)
+
+
+def test_a_flood_without_a_name_beside_sources_is_turned_away_where_no_body_can_name_one() -> None:
+    async def story(gate: Gate) -> None:
+        gate.flood("modest", 2)
+        gate.flood("")
+        assert isinstance(gate.ask(NOBODY), Refused)
+        assert gate.ask(NOBODY, certain=False) is None
+
+    with_gate(story)
+
+
+def test_frames_that_may_replace_one_another_are_for_the_engine_to_judge() -> None:
+    async def story(gate: Gate) -> None:
+        gate.flood("flood")
+        assert gate.ask(FLOOD._replace(latest=True)) is None
+
+    with_gate(story)
+
+
+def test_while_urgent_requests_come_the_engine_decides_alone() -> None:
+    async def story(gate: Gate) -> None:
+        gate.flood("", 1, priority=1)
+        gate.flood("")
+        assert gate.ask(NOBODY) is None
+
+    with_gate(story)
+
+
+def test_what_was_refused_here_counts_for_its_source() -> None:
+    core = Scheduler(BatchCurve.parse("4+1"), Promise(0.05, 64))
+    core.refused_elsewhere(5, 5, Reason.OVERLOAD, 1.0, "flood")
+    lane = next(iter(core.lanes))
+    assert (lane.source, core.ledger.refused[Reason.OVERLOAD]) == ("flood", 5)
+    assert lane.rate.at(1.0) > 0
