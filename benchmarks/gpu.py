@@ -177,8 +177,8 @@ def show(entry: dict[str, Any]) -> None:
         f"  {entry['what']:<22} {asked:>16}  {entry['images_per_s']:>9,.0f} images/s  "
         f"p50 {entry['p50_ms'] or 0:6.2f}  p99 {entry['p99_ms'] or 0:6.2f} ms  "
         f"batch {entry['batch_mean'] or 0:5.1f}  in time {entry['attainment']:.4f}  "
-        f"loop {entry['engine_loop_us_per_request']} µs  gpu {entry['device'].get('busy')}"
-        + ("  (generator late)" if entry["generator_late"] else ""),
+        f"loop {entry['engine_loop_us_per_request']} µs  gpu {entry['device'].get('busy')}  "
+        f"threads {entry['engine_threads']}" + ("  (generator late)" if entry["generator_late"] else ""),
         flush=True,
     )
 

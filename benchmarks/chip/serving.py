@@ -135,10 +135,18 @@ class Load:
 
 
 def drive(server: Running, load: Load) -> tuple[Report, Seen]:
+    """Who is busy is looked at while the load counts, and not while it begins or ends."""
     watch = Watch(server.pid)
-    watch.start()
-    report = uvloop.run(run_shared(load.plan(), load.aim, load.processes))
-    return report, watch.stop()
+    seen: list[Seen] = []
+
+    def look(elapsed: float, _: object) -> None:
+        if not watch.started and elapsed >= load.warmup:
+            watch.start()
+        elif watch.started and not seen and elapsed >= load.warmup + 0.9 * load.seconds:
+            seen.append(watch.stop())
+
+    report = uvloop.run(run_shared(load.plan(), load.aim, load.processes, watch=look))
+    return report, seen[0] if seen else Seen()
 
 
 def row(what: str, load: Load, report: Report, seen: Seen) -> dict[str, Any]:

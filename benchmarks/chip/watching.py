@@ -41,14 +41,16 @@ class Watch:
 
     def __init__(self, root: int) -> None:
         self._root = root
+        self.started = False
         self._ending = threading.Event()
         self._samples: list[dict[str, float]] = []
         self._thread = threading.Thread(target=self._look, daemon=True)
 
     def start(self) -> None:
+        self.started = True
         self._before = tree_cpu(self._root)
         engines = [pid for pid in self._before if uses_device(pid)]
-        self._engine = engines[0] if engines else None
+        self._engine = max(engines, key=lambda pid: self._before[pid], default=None)
         self._threads = thread_seconds(self._engine) if self._engine else {}
         self._began = time.perf_counter()
         self._thread.start()

@@ -59,6 +59,25 @@ class Speed:
         return len(self._surprises) >= self._constants.surprises
 
 
+class Lag:
+    """How old requests are when they are offered: what a front end and the way from it take of a promise."""
+
+    __slots__ = ("_at", "_constants", "_value")
+
+    def __init__(self, constants: Constants = CONSTANTS) -> None:
+        self._constants = constants
+        self._value = 0.0
+        self._at = 0.0
+
+    def seen(self, age: float, now: float) -> None:
+        self._value += self._constants.lag_weight * (max(0.0, age) - self._value)
+        self._at = now
+
+    def at(self, now: float) -> float:
+        """Forgotten when nobody comes: a gate that is shut for it would never learn that it is over."""
+        return self._value * exp(-max(0.0, now - self._at) / self._constants.rate_memory_s)
+
+
 class Rate:
     """Images offered per second, refusals included: exponential with a short memory, decayed when read."""
 

@@ -16,7 +16,7 @@ from carpool.core.drift import Drift
 from carpool.core.instance import Batch, Instance, Instances
 from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING, GivenUp, Job, Reason, Refusal
 from carpool.core.knobs import KnobsPolicy
-from carpool.core.learning import Rate
+from carpool.core.learning import Lag, Rate
 from carpool.core.ledger import Ledger
 from carpool.core.policy import Knobs, Promise
 from carpool.core.promise import PromisePolicy
@@ -83,6 +83,7 @@ class Scheduler:
         )
         self.lanes = Lanes(by_shape=self.policy.by_shape, constants=constants)
         self.ledger = Ledger()
+        self.lag = Lag(constants)
         self._rate = Rate(constants.rate_memory_s)
         self._sequence = 0
         self._expiries: list[tuple[float, int, Job]] = []
@@ -97,6 +98,7 @@ class Scheduler:
         With `ready=False` it waits for its picture: call `ready` when the tensor is there.
         """
         self.ledger.offered += 1
+        self.lag.seen(now - job.arrived, now)
         self._sequence += 1
         level, source = self.policy.place(job, self._sequence)
         job.lane = lane = self.lanes.lane(level, source, now)
@@ -149,9 +151,10 @@ class Scheduler:
     def finished(self, batch: Batch, now: float, seconds: float | None = None) -> list[Job]:
         """A batch has ended. Returns the jobs to answer now, in order where that was promised.
 
-        `seconds` is what it took on the instance, if that is worth learning from.
+        `seconds` is what it took on the instance, if that is worth learning from: the curve does. How fast
+        the instance is counts from its dispatch until we hear of its end, for that is what riders wait for.
         """
-        self.instances.finish(batch, now, seconds)
+        self.instances.finish(batch, now, None if seconds is None else now - batch.started)
         if seconds is not None:
             self.drift.ran(batch.images, seconds, self.curve, now)
             self._relearn(now)

@@ -20,7 +20,7 @@ from carpool.engine.device_pictures import SAMPLE_TOLD, filling, sample_picture
 from carpool.engine.inputs import signature_of
 from carpool.engine.labels import read_labels
 from carpool.engine.layout import Chosen, Layout
-from carpool.engine.measuring import FOR_SERVING, Effort, Measured, Measuring, sizes
+from carpool.engine.measuring import FOR_DEVICES, FOR_SERVING, Effort, Measured, Measuring, sizes
 from carpool.engine.picture_settings import settle
 from carpool.engine.placing import choose_on_cpu, choose_on_gpus, instance_count, places
 from carpool.engine.profile import Profile, best_piece, choices
@@ -225,7 +225,7 @@ class Loading:
     def _look(
         self, config: ModelConfig, opened: Sequence[Backend], signature: Signature, tell: Tell
     ) -> Measured:
-        measuring = self._measuring(opened, signature)
+        measuring = self._measuring(opened, signature, FOR_DEVICES if self._gpus else FOR_SERVING)
         wanted = config.pytorch.buckets or sizes(max(1, signature.max_batch))
         return measuring.points(wanted, _slo(config), lambda size: tell(f"measuring a batch of {size}"))
 

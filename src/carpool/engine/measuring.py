@@ -54,6 +54,8 @@ class Effort:
 
 
 FOR_SERVING = Effort()
+FOR_DEVICES = Effort(total=10.0)
+"""Every size that was prepared: beside seconds of compiling for each, and one is not like the next."""
 
 
 @dataclass(frozen=True, slots=True)

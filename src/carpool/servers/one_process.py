@@ -63,14 +63,8 @@ async def serve(
     recording = Recording(settings, began=time.monotonic())
     door = recording.door(local)
     metrics = Exposition(table, version=carpool.__version__).page
-    app = HttpApp(
-        door,
-        block,
-        metrics,
-        table=table,
-        max_body_bytes=settings.max_body_bytes,
-        picture_threads=threads_for(1),
-    )
+    limit = settings.max_body_bytes
+    app = HttpApp(door, block, metrics, table=table, max_body_bytes=limit, picture_threads=threads_for(1))
     sockets = _sockets(settings)
     ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}
     servers = {
