@@ -26,9 +26,9 @@ from typing import Any
 
 from carpool.lab.load.aim import Aim
 from carpool.lab.load.inputs import Filling
-from device import serving
-from device.repository import write_model, write_photos
-from device.serving import Load, Running, drive, row
+from chip import serving
+from chip.repository import write_model, write_photos
+from chip.serving import Load, Running, drive, row
 
 SECTIONS = ("ceiling", "jpeg", "tensor", "shared", "light", "promise", "fastapi", "timeline")
 BUCKETS = [1, 8, 32, 64, 128]
@@ -88,7 +88,7 @@ class Bench:
 
     def ceiling(self) -> None:
         """One process without a network."""
-        command = [sys.executable, "-m", "device.ceiling", self.network, *map(str, self.photos)]
+        command = [sys.executable, "-m", "chip.ceiling", self.network, *map(str, self.photos)]
         command += ["--seconds", f"{self.given.seconds / 2:g}"] + ["--eager"] * self.given.eager
         done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=300)
         if done.returncode:
@@ -157,7 +157,7 @@ class Bench:
 
     def timeline(self) -> None:
         """A second of the device, drawn, with the same backends in one process."""
-        command = [sys.executable, "-m", "device.timeline", str(self.repository / self.network)]
+        command = [sys.executable, "-m", "chip.timeline", str(self.repository / self.network)]
         command += [str(self.given.out / f"timeline-{self.network}.png"), *map(str, self.photos)]
         done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=300)
         if done.returncode:

@@ -37,6 +37,12 @@ def tree_cpu(root: int) -> dict[int, float]:
     return {pid: seconds[pid] for pid in members}
 
 
+def session(leader: int) -> list[int]:
+    """Who is in the session that this process began, even if it has ended and others took its children."""
+    numbers = [entry for entry in _PROC.iterdir() if entry.name.isdigit()]
+    return [int(e.name) for e in numbers if (fields := _stat(e)) and int(fields[3]) == leader]
+
+
 def spent(before: dict[int, float], after: dict[int, float]) -> float:
     """CPU seconds between two readings of a tree; a process born in between counts from zero."""
     return sum(value - before.get(pid, 0.0) for pid, value in after.items())

@@ -93,7 +93,7 @@ def measure(servers: Sequence[Served], plan: Plan, end: float, tell: Callable[[s
             here = [turn for turn in turns if (turn.group, turn.concurrency) == (group, concurrency)]
             done = sum(turn.quiet for turn in here)
             if done < plan.rounds and (_room(groups[group], plan, end) or not here):
-                _wait_for_quiet(plan.patience_s)
+                wait_for_quiet(plan.patience_s)
                 turns.append(_take_turn(groups[group], concurrency, plan, end))
                 tell(f"round {number}, {_describe(turns[-1])}")
     except KeyboardInterrupt:
@@ -103,9 +103,9 @@ def measure(servers: Sequence[Served], plan: Plan, end: float, tell: Callable[[s
 
 def run_slice(server: Served, concurrency: int, seconds: float) -> Slice:
     """Load one server for a moment and see what it, the generator and everybody else spent."""
-    cpu, machine, start, own = server.cpu(), processes.machine(), time.monotonic(), _own_cpu()
+    cpu, machine, start, own = server.cpu(), processes.machine(), time.monotonic(), own_cpu()
     burst = server.fire(concurrency, seconds)
-    elapsed, ended, own_spent = time.monotonic() - start, processes.machine(), _own_cpu() - own
+    elapsed, ended, own_spent = time.monotonic() - start, processes.machine(), own_cpu() - own
     spent = processes.spent(cpu, server.cpu())
     if burst.failures or not burst.requests:
         raise LoadError(
@@ -132,7 +132,7 @@ def _take_turn(servers: Sequence[Served], concurrency: int, plan: Plan, end: flo
         for _ in range(plan.repeats):
             if one.quiet or not _room(order[position:], plan, end):
                 break
-            _wait_for_quiet(plan.patience_s)
+            wait_for_quiet(plan.patience_s)
             one = run_slice(server, concurrency, plan.seconds)
         slices[server.name] = one
     return Turn(servers[0].group, concurrency, slices)
@@ -143,7 +143,7 @@ def _room(servers: Sequence[Served], plan: Plan, end: float) -> bool:
     return time.monotonic() + plan.patience_s + len(servers) * (plan.seconds + SLICE_EXTRA_S) < end
 
 
-def _wait_for_quiet(patience_s: float) -> None:
+def wait_for_quiet(patience_s: float) -> None:
     """Return when the machine has been idle for a moment, or when patience is over."""
     end = time.monotonic() + patience_s
     while time.monotonic() < end:
@@ -162,6 +162,6 @@ def _describe(turn: Turn) -> str:
     return f"{turn.group}, concurrency {turn.concurrency}: " + "; ".join(cells)
 
 
-def _own_cpu() -> float:
+def own_cpu() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime

@@ -2,20 +2,25 @@
 
 An asyncio queue, one worker that gathers a batch for a few milliseconds, the model called on the event
 loop, one uvicorn process. The tensor is the raw body, which is the cheapest thing FastAPI can receive.
-Environment: BENCH_PORT, BENCH_MAX_BATCH, BENCH_MAX_WAIT_MS, and that of `onnx_session.py`.
+Environment: BENCH_PORT, BENCH_MAX_BATCH, BENCH_MAX_WAIT_MS, and that of the model, `onnx_session.py` or
+with BENCH_LOADER=device `device.py`. BENCH_SHAPE is an image's if it is not 224,224,3, BENCH_IN_THREAD=1
+keeps the event loop free while the model runs.
 """
 
 import asyncio
+import importlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
-import onnx_session
 import uvicorn
 from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
 
-SHAPE = (224, 224, 3)
+LOADER = importlib.import_module(os.environ.get("BENCH_LOADER", "onnx_session"))
+SHAPE = tuple(int(length) for length in os.environ.get("BENCH_SHAPE", "224,224,3").split(","))
+IN_THREAD = os.environ.get("BENCH_IN_THREAD") == "1"
 Waiting = tuple[np.ndarray, asyncio.Future[list[float]]]
 
 
@@ -26,7 +31,7 @@ class Batcher:
         self._max_batch = max_batch
         self._max_wait_s = max_wait_s
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
-        self._model = onnx_session.load()
+        self._model = LOADER.load()
 
     async def infer(self, image: np.ndarray) -> list[float]:
         answer: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
@@ -36,7 +41,8 @@ class Batcher:
     async def work(self) -> None:
         while True:
             batch = await self._gather()
-            scores = self._model(np.stack([image for image, _ in batch]))
+            images = np.stack([image for image, _ in batch])
+            scores = await run_in_threadpool(self._model, images) if IN_THREAD else self._model(images)
             for (_, answer), row in zip(batch, scores.tolist(), strict=True):
                 if not answer.done():
                     answer.set_result(row)

@@ -76,7 +76,7 @@ def fastapi(job: Job, peers_dir: Path, delay_ms: float) -> Recipe:
     }
     headers = {"Content-Type": "application/octet-stream"}
     target = Target(port, "/infer", headers, tiny.image().tobytes())
-    way = HttpWay(HTTP, "HTTP raw body", target, _read_json)
+    way = HttpWay(HTTP, "HTTP raw body", target, read_json)
     return Recipe(FASTAPI, [str(python), str(_HERE / "fastapi_app.py")], env, [way])
 
 
@@ -106,22 +106,28 @@ def triton(job: Job, peers_dir: Path, delay_ms: float) -> Iterator[Recipe]:
         (version / "onnx_session.py").write_text((_HERE / "onnx_session.py").read_text())
         install.link_backend(backends / "python")
         port, grpc_port = free_port(), free_port()
-        command = [
-            str(install.server),
-            f"--model-repository={repository}",
-            f"--backend-directory={backends}",
-            "--http-address=127.0.0.1",
-            f"--http-port={port}",
-            f"--allow-grpc={str(job.over_grpc).lower()}",
-            "--grpc-address=127.0.0.1",
-            f"--grpc-port={grpc_port}",
-            "--metrics-address=127.0.0.1",
-            f"--metrics-port={free_port()}",
-            "--allow-gpu-metrics=false",
-        ]
+        command = tritonserver(install, repository, backends, port, grpc_port if job.over_grpc else None)
         env = {**install.env, "BENCH_MODEL": str(job.model), "BENCH_THREADS": str(threads)}
         yield Recipe(TRITON, command, env, job.ways(port, grpc_port), setting, job.first(port))
 
 
-def _read_json(_headers: Mapping[str, str], body: bytes) -> np.ndarray:
+def tritonserver(
+    install: setup.TritonInstall, repository: Path, backends: Path, port: int, grpc_port: int | None
+) -> list[str]:
+    return [
+        str(install.server),
+        f"--model-repository={repository}",
+        f"--backend-directory={backends}",
+        "--http-address=127.0.0.1",
+        f"--http-port={port}",
+        f"--allow-grpc={str(grpc_port is not None).lower()}",
+        "--grpc-address=127.0.0.1",
+        f"--grpc-port={grpc_port or free_port()}",
+        "--metrics-address=127.0.0.1",
+        f"--metrics-port={free_port()}",
+        "--allow-gpu-metrics=false",
+    ]
+
+
+def read_json(_headers: Mapping[str, str], body: bytes) -> np.ndarray:
     return np.array(json.loads(body)["output"], np.float32)

@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,7 +83,6 @@ class Server:
         self.name = recipe.name
         self._folder = folder
         self._log = folder / f"{_slug(recipe.name)}.log"
-        self._family: Iterable[int] = ()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 recipe.command,
@@ -113,17 +112,17 @@ class Server:
         return processes.tree_cpu(self._process.pid)
 
     def ask_to_stop(self) -> None:
-        self._family = processes.tree_cpu(self._process.pid).keys()
         self._process.terminate()
 
     def wait_stopped(self) -> None:
-        """Wait for it; past the limit, end what is left of the tree, by process id."""
+        """Wait for it; past the limit it is ended, and so is what outlives it, by process id."""
         try:
             self._process.wait(STOP_WITHIN_S)
         except subprocess.TimeoutExpired:
-            for pid in self._family:
-                _kill_if_ours(pid, session=self._process.pid)
+            _kill_if_ours(self._process.pid, session=self._process.pid)
             self._process.wait(STOP_WITHIN_S)
+        for pid in processes.session(self._process.pid):
+            _kill_if_ours(pid, session=self._process.pid)
 
     def _retry(self, step: Callable[[], Answer], give_up: float) -> Answer:
         last = "no answer"

@@ -1,4 +1,4 @@
-"""The peers' own environments: made once by `overhead.py --setup`, found again by later runs."""
+"""The peers' own environments: made once by a benchmark's `--setup`, found again by later runs."""
 
 import os
 import subprocess
@@ -9,6 +9,9 @@ _RUNTIME = ("numpy", "onnxruntime")
 FASTAPI_PACKAGES = ("fastapi", "uvicorn[standard]", *_RUNTIME)
 VISION_PACKAGES = (*FASTAPI_PACKAGES, "opencv-python-headless")
 TRITON_PACKAGES = ("nvidia-pytriton", *_RUNTIME)
+BENTOML_PACKAGES = ("bentoml", "numpy")
+LITSERVE_PACKAGES = ("litserve", "python-multipart", "numpy")
+OVERLOAD_PEERS = ("fastapi", "triton", "bentoml", "litserve")
 DEBIAN_PYTHON = Path("/usr/bin/python3")
 
 
@@ -23,12 +26,16 @@ def default_dir() -> Path:
     return Path(given) if given else cache / "carpool" / "peers"
 
 
+def peer_python(peers_dir: Path, peer: str) -> Path:
+    return peers_dir / f"venv-{peer}" / "bin" / "python"
+
+
 def fastapi_python(peers_dir: Path) -> Path:
-    return peers_dir / "venv-fastapi" / "bin" / "python"
+    return peer_python(peers_dir, "fastapi")
 
 
 def vision_python(peers_dir: Path) -> Path:
-    return peers_dir / "venv-fastapi-vision" / "bin" / "python"
+    return peer_python(peers_dir, "fastapi-vision")
 
 
 def make_vision(peers_dir: Path) -> None:
@@ -72,25 +79,65 @@ class TritonInstall:
         (folder / self.stub.name).symlink_to(self.stub)
 
 
+def is_there(peers_dir: Path, peer: str) -> bool:
+    if peer == "triton":
+        triton = TritonInstall(peers_dir)
+        return triton.server.exists() and triton.stub.exists()
+    return peer_python(peers_dir, peer).exists()
+
+
 def missing(peers_dir: Path) -> list[str]:
-    """The peers that are not set up in this folder."""
-    triton = TritonInstall(peers_dir)
-    absent = []
-    if not fastapi_python(peers_dir).exists():
-        absent.append("fastapi")
-    if not (triton.server.exists() and triton.stub.exists()):
-        absent.append("triton")
-    return absent
+    """The peers of `overhead.py` that are not set up in this folder."""
+    return [peer for peer in ("fastapi", "triton") if not is_there(peers_dir, peer)]
 
 
-def make(peers_dir: Path, peer_python: Path | None) -> None:
-    """Make both environments. Triton's stub needs the shared libpython of a system interpreter."""
-    _make_venv(peers_dir / "venv-fastapi", Path(sys.executable), FASTAPI_PACKAGES)
-    python = peer_python or (DEBIAN_PYTHON if DEBIAN_PYTHON.exists() else Path(sys.executable))
-    _check_libpython(python)
-    _make_venv(peers_dir / "venv-pytriton", python, TRITON_PACKAGES)
+def why_missing(peers_dir: Path, peer: str) -> str | None:
+    """None for a peer that is set up; else why not, as far as the last attempt could tell."""
+    if is_there(peers_dir, peer):
+        return None
+    note = _note(peers_dir, peer)
+    return note.read_text().strip() if note.exists() else "not set up: run it with --setup"
+
+
+def make(peers_dir: Path, system_python: Path | None) -> None:
+    """Both environments of `overhead.py`."""
+    for peer in ("fastapi", "triton"):
+        _make_peer(peers_dir, peer, system_python)
     if absent := missing(peers_dir):
         raise SetupError(f"still missing after the installation: {', '.join(absent)}")
+
+
+def make_overload(peers_dir: Path, system_python: Path | None) -> None:
+    """What `overload.py` compares with and is not there yet. Who cannot be installed is noted, not fatal."""
+    for peer in OVERLOAD_PEERS:
+        note = _note(peers_dir, peer)
+        note.unlink(missing_ok=True)
+        if is_there(peers_dir, peer):
+            continue
+        try:
+            _make_peer(peers_dir, peer, system_python)
+            if not is_there(peers_dir, peer):
+                raise SetupError(f"{peer} is still missing after the installation")
+        except SetupError as error:
+            peer_python(peers_dir, peer).unlink(missing_ok=True)  # half an environment is none
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            note.write_text(f"could not be installed: {lines[-1][:300]}\n")
+            print(f"{peer} {note.read_text().strip()}", file=sys.stderr, flush=True)
+
+
+def _note(peers_dir: Path, peer: str) -> Path:
+    return peers_dir / f"{peer}.failed"
+
+
+def _make_peer(peers_dir: Path, peer: str, system_python: Path | None) -> None:
+    """Triton's stub needs the shared libpython of a system interpreter; the others take ours."""
+    if peer == "triton":
+        python = system_python or (DEBIAN_PYTHON if DEBIAN_PYTHON.exists() else Path(sys.executable))
+        _check_libpython(python)
+        _make_venv(peers_dir / "venv-pytriton", python, TRITON_PACKAGES)
+        return
+    packages = {"fastapi": FASTAPI_PACKAGES, "bentoml": BENTOML_PACKAGES, "litserve": LITSERVE_PACKAGES}
+    _make_venv(peers_dir / f"venv-{peer}", Path(sys.executable), packages[peer])
 
 
 def _check_libpython(python: Path) -> None:

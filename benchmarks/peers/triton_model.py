@@ -1,15 +1,21 @@
-"""The tiny model behind Triton's Python backend: gather the requests' tensors, run once, split."""
+"""A model behind Triton's Python backend: gather the requests' tensors, run once, split.
 
+It is `onnx_session.py`'s, or with BENCH_LOADER=device the pretended device's.
+"""
+
+import importlib
+import os
 from typing import Any
 
 import numpy as np
-import onnx_session
 import triton_python_backend_utils as pb
+
+LOADER = importlib.import_module(os.environ.get("BENCH_LOADER", "onnx_session"))
 
 
 class TritonPythonModel:
     def initialize(self, _args: dict[str, str]) -> None:
-        self._model = onnx_session.load()
+        self._model = LOADER.load()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         parts = [pb.get_input_tensor_by_name(request, "input").as_numpy() for request in requests]

@@ -124,11 +124,11 @@ class RequestOptions:
     priority: int = 0  # 0 is the model's default, 1 the highest
     timeout: float | None = None
     source: str = ""
-    latest: bool = False  # a newer frame of the source takes its place while it waits
     sequence_id: int | str = 0
     sequence_start: bool = False
     sequence_end: bool = False
     custom: Mapping[str, Scalar] = field(default_factory=dict)
+    latest: bool = False  # a newer frame of the source takes its place while it waits
 
 
 @dataclass(slots=True)

@@ -41,10 +41,14 @@ def test_every_json_key_is_documented() -> None:
     from carpool.lab.plan import Plan
     from carpool.lab.profile import Budget, Report, Row
     from carpool.lab.scenario import Outcome
+    from carpool.lab.sweep.findings import Row as SweepRow
+    from carpool.lab.sweep.results import Results
 
     for verb, kind in (
         ("simulate", Outcome),
         ("plan", Plan),
+        ("sweep", Results),
+        ("sweep", SweepRow),
         *(("profile", kind) for kind in (Report, Row, Budget)),
     ):
         assert all(f"`{field.name}`" in _section(verb) for field in fields(kind))
@@ -52,7 +56,10 @@ def test_every_json_key_is_documented() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["cli.md", "scheduling.md", "planning.md", "choosing-a-promise.md", "when-batching-does-not-help.md"],
+    [
+        *("cli.md", "scheduling.md", "planning.md", "choosing-a-promise.md"),
+        *("when-batching-does-not-help.md", "reading-the-operating-curve.md"),
+    ],
 )
 def test_every_command_shown_exists(page: str) -> None:
     shown = re.findall(r"^\$ carpool (\w+) (.*)$", (DOCS / page).read_text("utf-8"), re.MULTILINE)
@@ -62,7 +69,7 @@ def test_every_command_shown_exists(page: str) -> None:
         assert set(given) <= set(_options(verb))
 
 
-@pytest.mark.parametrize("page", ["scheduling.md", "planning.md"])
+@pytest.mark.parametrize("page", ["scheduling.md", "planning.md", "reading-the-operating-curve.md"])
 def test_every_picture_is_there_and_small(page: str) -> None:
     names = re.findall(r"\]\((images/[\w-]+\.png)\)", (DOCS / page).read_text("utf-8"))
     assert names

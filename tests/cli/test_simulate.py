@@ -118,6 +118,11 @@ def test_bursts_cameras_and_traces(tmp_path: Path) -> None:
     assert whole["settings"]["seconds"] == pytest.approx(3)
     assert whole["offered_rps"] == pytest.approx(100, rel=0.02)
     assert as_json("--arrivals", f"trace:{trace}")["settings"]["seconds"] == 2
+    lines = [json.dumps({"time": n / 100, "model": "ab"[n % 2]}) for n in range(601)]
+    trace.write_text("\n".join(lines))
+    chosen = json.loads(run(*BASE[:5], "--arrivals", f"trace:{trace}", "--model", "a", "--json"))
+    assert chosen["offered_rps"] == pytest.approx(50, rel=0.02)
+    assert chosen["settings"]["model"] == "a"
 
 
 def test_a_wrong_profile_is_said_so() -> None:

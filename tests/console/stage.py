@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from carpool.observe import columns
 from carpool.observe.counters import Block
@@ -22,6 +23,39 @@ TASKS: Mapping[str, str | None] = {
     "embedder": "embed",
     "tensors": None,
 }
+PROFILE: Mapping[str, Any] = {
+    "mode": "promise",
+    "max_batch": 16,
+    "points": [{"size": size, "ms": 6.0 + 2 * size, "spread": 0.02, "runs": 9} for size in (1, 2, 4, 8, 16)],
+    "measured_at": "2026-11-15T09:00:00+00:00",
+    "instances": 1,
+    "threads": 2,
+    "fit": {
+        "fixed_ms": 6.0,
+        "per_image_ms": 2.0,
+        "residuals": [],
+        "knee": 8,
+        "line_from": 1,
+        "line_until": 16,
+    },
+    "curve": [[1, 8.0], [16, 38.0]],
+    "believed": [[1, 8.0], [16, 38.0]],
+    "speed": {"factor": 1.0, "told": 1.0, "relearned": False, "instances": [[1.0, 1.1]]},
+    "promise": {"slo_ms": 50.0, "largest_batch": 16, "promised_batch": 9, "capacity_rps": 375.0},
+    "knobs": None,
+    "recent": {"seconds": 10, "batches": 0, "mean_batch": None, "mean_ms": None, "sizes": []},
+    "choices": [],
+}
+"""What the engine says of a model: 6 ms and 2 ms for each image."""
+KNOBS: Mapping[str, Any] = {
+    "max_batch": 16,
+    "preferred": [],
+    "max_delay_ms": 0.0,
+    "priority_levels": 0,
+    "preserve_ordering": False,
+    "max_queue_size": 0,
+    "timeout_ms": 0.0,
+}
 EVIL = '<img src=x onerror="document.title=1">'
 
 
@@ -29,6 +63,22 @@ EVIL = '<img src=x onerror="document.title=1">'
 class Stage:
     front: FrontEnd
     block: Block
+    profiles: dict[str, dict[str, Any]] = field(default_factory=dict)  # what differs from `PROFILE`
+
+    def profile(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """As the engine would answer."""
+        return {**PROFILE, **arguments, **self.profiles.get(arguments["name"], {})}
+
+    def run(self, model: str, *sizes: tuple[int, int, float]) -> None:
+        """As if it had lately run these: images, batches, ms of each."""
+        batches = sum(times for _, times, _ in sizes)
+        self.profiles.setdefault(model, {})["recent"] = {
+            "seconds": 10,
+            "batches": batches,
+            "mean_batch": sum(images * times for images, times, _ in sizes) / batches,
+            "mean_ms": sum(ms * times for _, times, ms in sizes) / batches,
+            "sizes": [list(size) for size in sizes],
+        }
 
     @property
     def url(self) -> str:
@@ -76,4 +126,7 @@ def stage() -> Iterator[Stage]:
     ]
     with front_end(*models) as front:
         _with_others(front)
-        yield Stage(front, front.door.table.block(0))
+        running = Stage(front, front.door.table.block(0))
+        running.profiles["tensors"] = {"mode": "eager", "promise": None, "knobs": dict(KNOBS), "points": []}
+        front.door.answers["profile"] = running.profile
+        yield running

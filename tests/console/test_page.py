@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from carpool.servers.door import IndexEntry
 from console.conftest import Watched, watched
 from console.stage import EVIL, Stage
 from servers.http.front_end import infer, infer_body
@@ -117,10 +118,75 @@ def test_models_and_live_numbers(console: Watched) -> None:
     expect(tiles.filter(has_text="p99").locator("strong")).to_have_text("20 ms")
     expect(tiles.filter(has_text="In time").locator("strong")).to_have_text("100 %")
     expect(tiles.filter(has_text="Refused")).to_contain_text("cannot-finish")
-    expect(page.locator(".reasons")).to_contain_text("cannot-finish")
+    expect(page.locator(".reasons")).to_contain_text("took too long for their deadline")
     expect(page.locator(".card", has_text="Batch sizes")).to_contain_text("mean 4 of at most 16")
     expect(rows.filter(has_text="detector")).to_contain_text("refusing")
     expect(page.get_by_role("img", name="Latency: p50")).to_be_visible()
+    page.get_by_role("link", name="cannot-finish").click()
+    expect(page).to_have_title("Why requests are refused · Carpool")
+    expect(page.locator("section:target")).to_contain_text("429. After what runs and waits")
+
+
+def test_the_batch_curve_the_promise_and_where_the_model_works(console: Watched) -> None:
+    console.stage.run("detector", (2, 5, 10.0))
+    page = console.open()
+    console.choose("detector")
+    panel = page.locator(".curve")
+    expect(panel.locator("circle.measured")).to_have_count(5)
+    expect(panel.locator("path.believed")).to_have_count(1)
+    expect(panel.locator("path.fit")).to_have_count(1)
+    expect(panel.get_by_text("promise 50 ms")).to_be_visible()
+    expect(panel.get_by_text("half of it, 25 ms")).to_be_visible()
+    expect(panel.locator("rect.recent")).to_have_count(1)
+    expect(panel.get_by_text("batches of 2 take 10 ms")).to_be_visible()
+    expect(page.get_by_role("img", name="Time of a batch by its size. Measured 1: 8 ms")).to_be_visible()
+    expect(panel.locator(".settings")).to_contain_text("Carries375 images/s")
+    heights = [panel.locator(f"path.limit.{name}").bounding_box() for name in ("slo", "half")]
+    assert heights[0] is not None
+    assert heights[1] is not None
+    assert heights[0]["y"] < heights[1]["y"]
+    before = panel.locator(".now").bounding_box()
+    console.stage.run("detector", (8, 3, 22.0), (16, 1, 60.0))
+    console.stage.profiles["detector"] |= {
+        "speed": {"factor": 1.3, "told": 1.3, "relearned": True, "instances": [[1.0, 1.1]]},
+        "believed": [[1, 10.4], [16, 49.4]],
+    }
+    expect(panel.get_by_text("batches of 10 take 32 ms")).to_be_visible()
+    expect(page.locator("#curve-drift")).to_have_text("30 % slower than measured at start-up; re-learned.")
+    panel.locator(".now").evaluate("(node) => Promise.all(node.getAnimations().map((move) => move.finished))")
+    after = panel.locator(".now").bounding_box()
+    assert before is not None
+    assert after is not None
+    assert after["x"] > before["x"] + 50
+    assert after["y"] < before["y"] - 20
+    panel.get_by_text("The same in numbers").click()
+    row = panel.locator("tbody tr").filter(has_text="3 × 22 ms")
+    expect(row).to_contain_text("822 ms")
+
+
+def test_a_model_without_a_promise_a_curve_or_batches(console: Watched) -> None:
+    page = console.open()
+    console.choose("tensors")
+    panel = page.locator(".curve")
+    expect(panel.locator(".settings")).to_contain_text("none: what waits goes at once")
+    expect(panel.locator("path.believed")).to_have_count(1)
+    assert panel.locator("circle.measured, path.limit").count() == 0
+    expect(panel.locator(".why")).to_contain_text("No promise and no knobs")
+    one = {"believed": [[1, 9.0]], "points": [], "max_batch": 1}
+    console.stage.profiles["tensors"] |= one
+    expect(page.get_by_role("img", name="Line: 6.00 + 2.00 ms × images. Nothing ran")).to_be_visible()
+    console.choose("sleeper")
+    expect(panel.get_by_text("It is being loaded and measured")).to_be_visible()
+    assert panel.locator("path.believed").count() == 0
+    console.choose(EVIL)
+    expect(panel.get_by_text("It does not serve")).to_be_visible()
+    front, long = console.stage.front, "long" * 2000
+    index = [IndexEntry(long, "1", "READY"), *front.door.catalog.index]
+    front.run(lambda: front.door.renew(index=index))
+    console.choose("longlong")
+    expect(panel.get_by_text("Asking the engine for the curve")).to_be_visible()
+    expect(page.locator("#server-state")).to_have_text("Ready")
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 1280
 
 
 def test_a_real_request_moves_the_numbers(console: Watched) -> None:

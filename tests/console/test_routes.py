@@ -13,11 +13,12 @@ import pytest
 
 import carpool.console
 from carpool.console import page_files
+from carpool.observe.columns import SHED_WORDS
 from carpool.servers.door import IndexEntry
 from carpool.servers.http.site import site
 from console.stage import EVIL, TASKS, Stage, stage
 from servers.http.front_end import error_of
-from servers.http.harness import Client, Response
+from servers.http.harness import Client, Response, until
 
 HTML = b"Accept: text/html,application/xhtml+xml,*/*;q=0.8\r\n"
 FOLDER = Path(carpool.console.__file__).parent
@@ -223,6 +224,31 @@ def test_it_is_never_cached_and_asks_the_engine_nothing(running: Stage, client: 
     response = client.get("/console/live")
     assert response.fields["cache-control"] == "no-store"
     assert len(response.body) < 16_000
+
+
+def test_the_profile_comes_for_who_looks_at_a_model(running: Stage, client: Client) -> None:
+    def look(query: str) -> Any:
+        return document(client.get(f"/console/live?{query}"))
+
+    until(lambda: look("model=detector&version=1")["profile"] is not None)
+    found = look("model=detector&version=1")
+    assert found["profile"]["name"] == "detector"
+    assert found["profile"]["believed"] == [[1, 8.0], [16, 38.0]]
+    assert len(found["models"]) == len(look("")["models"])
+    assert "profile" not in look("")
+    for query in ("model=nobody", "model=sleeper&version=2", "model=", f"model={'x' * 3000}"):
+        assert look(query)["profile"] is None
+    response = client.get("/console/live?model=detector&model=x")
+    assert (response.status, error_of(response)["field"]) == (400, "model")
+
+
+def test_every_word_of_the_counters_is_explained() -> None:
+    files = page_files()
+    page, script = files["refusals.html"].decode(), files["refusals.js"].decode()
+    sheds = script[script.index("const SHEDS") :]
+    for word in SHED_WORDS:
+        assert f'id="{word}"' in page
+        assert re.search(rf'"?{word}"?: "', sheds), word
 
 
 def test_the_state_of_the_server_is_told(running: Stage) -> None:

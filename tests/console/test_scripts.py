@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from carpool.observe.columns import BATCH_BOUNDS, SECONDS_BOUNDS
-from console.stage import stage
+from console.stage import KNOBS, PROFILE, stage
 
 CALL = "async ([file, name, given]) => (await import(`/console/${file}.js`))[name](...given)"
 
@@ -247,6 +247,104 @@ def test_the_curl_line_is_safe_to_paste(page: Page, name: str, quoted: str) -> N
         "curl -s http://x:8000/models/a%2Fb%20c/predict -H 'Content-Type: image/jpeg' "
         f"--data-binary @{quoted}"
     )
+
+
+# ---- the batch curve
+
+MEASURED = "measured at start-up"
+CURVE = [[1, 8], [4, 14], [16, 38]]
+
+
+def profile(**changes: Any) -> dict[str, Any]:
+    return {**PROFILE, "believed": CURVE, **changes}
+
+
+@pytest.mark.parametrize(
+    ("points", "size", "ms"),
+    [(CURVE, 1, 8), (CURVE, 2.5, 11), (CURVE, 10, 26), (CURVE, 20, 46), ([[4, 8]], 2, 8), ([[4, 8]], 8, 16)],
+)
+def test_the_time_of_a_batch_between_the_points(page: Page, points: Any, size: float, ms: float) -> None:
+    assert call(page, "curve.timeAt", points, size) == near(ms)
+
+
+def recent(*sizes: tuple[int, int, float]) -> dict[str, Any]:
+    found = {"seconds": 10, "sizes": sizes, "batches": 0, "mean_batch": None, "mean_ms": None}
+    if sizes:
+        found |= {"batches": 1, "mean_batch": sizes[0][0], "mean_ms": sizes[0][2]}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("found", "slo", "size", "least", "most"),
+    [
+        (profile(), None, 16, 38, 45),
+        (profile(), 50, 16, 50, 60),  # the promise is in the picture
+        (profile(), 500, 16, 38, 45),  # too far above for a picture of the curve
+        (profile(points=[]), 10, 4, 14, 20),  # no use for batches that take three promises
+        (profile(points=[], recent=recent((12, 1, 31))), 10, 12, 30, 40),  # but they run
+        (profile(believed=[[1, 8]], points=[]), 50, 2, 8, 20),  # one image at a time
+        (profile(believed=[[1, 8], [512, 100]]), None, 512, 100, 120),
+    ],
+)
+def test_how_much_of_the_curve_is_shown(
+    page: Page, found: Any, slo: Any, size: int, least: float, most: float
+) -> None:
+    shown = call(page, "curve.extent", found, slo)
+    assert shown["size"] == size
+    assert least <= shown["ms"] <= most
+
+
+@pytest.mark.parametrize("most", [2, 3, 7, 8, 16, 31, 64, 100, 333, 1024])
+def test_ticks_are_few_and_end_near_the_end(page: Page, most: int) -> None:
+    ticks = call(page, "curve.sizeTicks", most)
+    assert ticks == sorted(set(ticks))
+    assert ticks[0] == 1
+    assert len(ticks) <= 11
+    assert most * 0.8 <= ticks[-1] <= most
+
+
+def speed(factor: float, relearned: bool = False) -> dict[str, Any]:
+    return {"factor": factor, "told": 1.0, "relearned": relearned, "instances": [[1.0, 1.1]]}
+
+
+@pytest.mark.parametrize(
+    ("found", "text", "tone"),
+    [
+        (profile(), "As fast as measured at start-up.", "good"),
+        (
+            profile(speed=speed(1.02, True)),
+            "As fast as measured at start-up; single sizes were re-learned.",
+            "good",
+        ),
+        (profile(speed=speed(1.12, True)), "12 % slower than measured at start-up; re-learned.", "warn"),
+        (
+            profile(speed=speed(1.6)),
+            "60 % slower than measured at start-up; batches are planned with that.",
+            "warn",
+        ),
+        (
+            profile(speed=speed(0.8)),
+            "20 % faster than measured at start-up; batches are planned with that.",
+            "good",
+        ),
+        (profile(points=[]), "As fast as it was set to be.", "good"),
+    ],
+)
+def test_drift_is_said_plainly(page: Page, found: Any, text: str, tone: str) -> None:
+    assert call(page, "curve_words.drift", found) == {"text": text, "tone": tone}
+
+
+def test_settings_have_as_many_rows_before_they_are_known(page: Page) -> None:
+    promising = {"slo_ms": 50, "state": "READY"}
+    for model, found in ((promising, profile()), ({"mode": "knobs"}, profile(promise=None, knobs=KNOBS))):
+        known, unknown = (
+            call(page, "curve_words.settings", model, found),
+            call(page, "curve_words.settings", model, None),
+        )
+        assert [name for name, _ in known] == [name for name, _ in unknown]
+    assert ["Carries", "375 images/s"] in call(page, "curve_words.settings", promising, profile())
+    unsure = profile(promise={"largest_batch": 1, "promised_batch": 0, "capacity_rps": 0})
+    assert ["Batch under load", "nothing is sure"] in call(page, "curve_words.settings", promising, unsure)
 
 
 def test_a_line_is_broken_where_there_was_no_answer(page: Page) -> None:

@@ -37,6 +37,21 @@ def test_a_trace_starts_at_zero_and_is_put_in_order(tmp_path: Path) -> None:
     assert [(a.at, a.images, a.source) for a in trace(file)] == [(0.0, 1, ""), (0.5, 3, "a")]
 
 
+def test_a_trace_of_several_models_is_asked_for_one_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    cats = '{"time": 3, "model": "cats"}\n{"time": 5, "model": "cats", "images": 2}\n'
+    file.write_text(cats + '{"time": 1, "model": "dogs"}')
+    assert [(a.at, a.images) for a in trace(file, "cats")] == [(0.0, 1), (2.0, 2)]
+    with pytest.raises(TraceError, match="several models: say which with --model, of cats, dogs"):
+        trace(file)
+    with pytest.raises(TraceError, match="no arrivals for model 'owls', but for cats, dogs"):
+        trace(file, "owls")
+    file.write_text('{"time": 1, "model": "dogs"}')
+    assert len(trace(file)) == len(trace(file, "dogs")) == 1
+    file.write_text('{"time": 1}')
+    assert len(trace(file, "dogs")) == 1  # whose it is nobody knows
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [

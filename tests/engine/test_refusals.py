@@ -13,7 +13,7 @@ from carpool.errors import DeadlineExceeded, InvalidInput, Refused, Replaced, Un
 
 AT_ARRIVAL = {
     Reason.CANNOT_FINISH: "m would finish 93 ms after it arrived, its deadline is 50 ms; 7 images wait",
-    Reason.OVERLOAD: "m is offered 1500 images/s and can answer 840 in time; a new request would drag the 7",
+    Reason.OVERLOAD: "m is offered 1500 images/s and can answer at most 840 in time; a new request would",
     Reason.OVER_SHARE: "m is saturated; this source asks 1500 images/s, and its fair share is 840",
     Reason.QUEUE_FULL: "m has a full queue: 7 images wait, and at most 8 may",
     Reason.TOO_LARGE: "m takes no request of 3 images: at most 8 at once",

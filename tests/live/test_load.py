@@ -41,8 +41,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         model = folder / "models" / name
         model.mkdir(parents=True)
         (model / "model.toml").write_text(MODEL.format(mode=mode, curve=curve))
-    allowed = {"CARPOOL_ALLOW_CLIENT_SHM": "1"}
-    with serving(folder / "models", frontends=1, grpc=1, folder=folder, environment=allowed) as running:
+    given = {"CARPOOL_RECORD": str(folder / "arrivals.jsonl"), "CARPOOL_ALLOW_CLIENT_SHM": "1"}
+    with serving(folder / "models", frontends=2, grpc=1, folder=folder, environment=given) as running:
         yield running
 
 
@@ -60,6 +60,12 @@ def load(url: str, options: str) -> dict[str, Any]:
     ends += sum(found["refused"].values()) + sum(found["failed"].values())
     assert ends == found["offered"]
     return found
+
+
+def arrivals(server: Live, model: str) -> list[dict[str, Any]]:
+    """What the server has written of them so far."""
+    lines = (server.log_file.parent / "arrivals.jsonl").read_bytes().split(b"\n")
+    return [arrival for arrival in map(json.loads, filter(None, lines)) if arrival["model"] == model]
 
 
 def url_of(server: Live, protocol: str) -> str:
@@ -83,12 +89,16 @@ def test_everything_that_is_sent_is_answered_and_counted(server: Live, protocol:
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_refusals_have_the_servers_reasons(server: Live, protocol: str) -> None:
+    before = len(arrivals(server, "slow"))
     found = load(url_of(server, protocol), "--model slow --rate 400:1,50:1 --arrivals constant --slo-ms 200")
     assert [phase["offered"] for phase in found["phases"]] == [400, 50]
     assert not found["failed"]
     assert sum(found["refused"].values()) > 50
     assert set(found["refused"]) <= {"cannot-finish", "overload", "given-up", "over-share", "deadline"}
     assert found["refusal_ms"]["count"] == sum(found["refused"].values())
+    # Refused or not, it came; so did the one that was tried before.
+    wait_until(lambda: len(arrivals(server, "slow")) == before + 451, "recorded")
+    assert all(set(arrival) == {"time", "model", "images"} for arrival in arrivals(server, "slow"))
 
 
 def test_a_table_for_people_and_single_requests_in_a_file(server: Live, tmp_path: Path) -> None:

@@ -170,6 +170,7 @@ class FakeDoor:
         self.slots_in_use: list[FakeSlot] = []
         self.calls: list[FakeCall] = []
         self.gate_deadlines: list[float] = []
+        self.turned: list[tuple[str, str, int, str]] = []
         self.answers: dict[str, Callable[[Mapping[str, Any]], Any]] = {"statistics": self._statistics}
         self.table = Table(bytearray(table_bytes(1))) if table is None else table
         self.listeners: list[Callable[[Catalog], None]] = []
@@ -206,6 +207,11 @@ class FakeDoor:
     ) -> CarpoolError | None:
         self.gate_deadlines.append(deadline - now)
         return self.refusal
+
+    def turned_away(
+        self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
+    ) -> None:
+        self.turned.append((entry.name, error.reason, images, source))
 
     def infer(
         self,

@@ -6,8 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from carpool.core.curve import BatchCurve
 from carpool.engine.engine import Engine
 from carpool.errors import NotFound
 from carpool.observe.counters import Table, table_bytes
@@ -18,6 +20,8 @@ from carpool.servers.live_document import LivePage
 from carpool.servers.local_door import LocalDoor
 from carpool.servers.profiles import teach_profiles
 from engine import repositories
+
+X = np.zeros((1, 4), np.float32)
 
 
 def story(tmp_path: Path, head: str, name: str = "fake") -> tuple[dict[str, Any], dict[str, Any], Catalog]:
@@ -40,7 +44,11 @@ def test_a_promise_with_its_curve_its_fit_and_its_choices(tmp_path: Path) -> Non
     assert found["curve"] == [[1, 5.0], [8, 12.0]]
     assert found["fit"]["fixed_ms"] == pytest.approx(4)
     assert found["fit"]["per_image_ms"] == pytest.approx(1)
-    assert found["speed"] == {"factor": 1.0, "told": 1.0, "instances": [[1.0, 1.1]]}
+    speed = {"factor": 1.0, "told": 1.0, "relearned": False, "instances": [[1.0, 1.1]]}
+    assert found["speed"] == speed
+    assert found["believed"] == [[1, 5.0], [8, 12.0]]
+    assert (found["mode"], found["max_batch"], found["knobs"]) == ("promise", 8, None)
+    assert found["recent"] == {"seconds": 10, "batches": 0, "mean_batch": None, "mean_ms": None, "sizes": []}
     assert found["promise"] == {
         "slo_ms": 30.0,
         "largest_batch": 8,
@@ -57,7 +65,38 @@ def test_a_promise_with_its_curve_its_fit_and_its_choices(tmp_path: Path) -> Non
 def test_without_a_promise(tmp_path: Path) -> None:
     found, live, _ = story(tmp_path, "")
     assert found["promise"] is None
+    assert found["mode"] == "eager"
+    assert found["knobs"]["max_batch"] == 8
+    assert found["knobs"]["max_delay_ms"] == 0
     assert live["counts"]["speed_ratio"] == 0.0
+
+
+def test_what_ran_and_what_was_learned_is_told(tmp_path: Path) -> None:
+    repositories.fake(tmp_path, curve="1+1", head="slo_ms = 100")
+
+    async def run() -> tuple[dict[str, Any], dict[str, Any]]:
+        async with Engine(tmp_path) as engine:
+            host = EngineHost(engine)
+            teach_profiles(host)
+            await engine.infer("fake", X)
+            before = await host.ask("profile", {"name": "fake"})
+            scheduler = engine.find("fake").driver.scheduler
+            scheduler.curve = BatchCurve([(1, 0.004), (8, 0.018)], 8, [2, 8])  # as if it had been re-learned
+            for instance in scheduler.instances:
+                instance.speed.rebased(0.5)
+            scheduler.instances.refresh()
+            return before, await host.ask("profile", {"name": "fake"})
+
+    before, after = asyncio.run(asyncio.wait_for(run(), 60))
+    assert before["recent"]["batches"] == 1
+    assert before["recent"]["mean_batch"] == 1
+    assert before["recent"]["mean_ms"] >= 2
+    assert before["recent"]["sizes"] == [[1, 1, before["recent"]["mean_ms"]]]
+    assert after["speed"]["relearned"]
+    assert after["fit"] == before["fit"], "the line is that of what was loaded"
+    slower = after["speed"]["instances"][0][0]
+    times = [[1, 6.0], [2, 6.0], [3, 18.0], [8, 18.0]]  # padded sizes at their cost
+    assert after["believed"] == [[size, pytest.approx(ms * slower)] for size, ms in times]
 
 
 def test_no_such_model(tmp_path: Path) -> None:

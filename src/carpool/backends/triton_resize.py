@@ -31,16 +31,26 @@ def _cubic(distance):
 
 
 @triton.jit
-def _first(target, step, last, area, CUBIC: tl.constexpr):
-    """The first source pixel that counts for a target pixel, and the point that weights are told from."""
+def _along(target, source_length, target_length, area, CUBIC: tl.constexpr):
+    """Along one side: the first source pixel that counts for a target pixel, the point that weights are told
+    from, and how many source pixels a target pixel is long."""
+    step = source_length.to(tl.float32) / target_length.to(tl.float32)
+    at = target.to(tl.float32)
     if CUBIC:
-        point = (target + 0.5) * step - 0.5
+        point = (at + 0.5) * step - 0.5
         first = (point + 1.0).to(tl.int32) - 2  # the sum is never negative, so this rounds down
     else:
-        centre = tl.minimum(tl.maximum((target + 0.5) * step - 0.5, 0.0), last)
-        point = tl.where(area, target * step, centre)
+        last = (source_length - 1).to(tl.float32)
+        centre = tl.minimum(tl.maximum((at + 0.5) * step - 0.5, 0.0), last)
+        point = tl.where(area, at * step, centre)
         first = point.to(tl.int32)
-    return first, point
+    return first, point, step
+
+
+@triton.jit
+def _inside(pixel, length):
+    """Edges repeat."""
+    return tl.minimum(tl.maximum(pixel, 0), length - 1)
 
 
 @triton.jit
@@ -51,6 +61,14 @@ def _weight(pixel, point, step, area, CUBIC: tl.constexpr):
         share = (tl.minimum(point + step, pixel + 1.0) - tl.maximum(point, pixel)) / step
         weight = tl.maximum(tl.where(area, share, 1.0 - tl.abs(point - pixel)), 0.0)
     return weight
+
+
+@triton.jit
+def _four(at):
+    """Numbers of the table that lie side by side."""
+    first, second = tl.load(at).to(tl.int32), tl.load(at + 1).to(tl.int32)
+    third, fourth = tl.load(at + 2).to(tl.int32), tl.load(at + 3).to(tl.int32)
+    return first, second, third, fourth
 
 
 @triton.jit
@@ -74,18 +92,10 @@ def _resize(
     channel_step = tl.load(row + 1).to(tl.int32)
     y_step = tl.load(row + 2).to(tl.int32)
     x_step = tl.load(row + 3).to(tl.int32)
-    left = tl.load(row + 4).to(tl.int32)
-    top = tl.load(row + 5).to(tl.int32)
-    wide = tl.load(row + 6).to(tl.int32)
-    high = tl.load(row + 7).to(tl.int32)
-    into_left = tl.load(row + 8).to(tl.int32)
-    into_top = tl.load(row + 9).to(tl.int32)
-    into_wide = tl.load(row + 10).to(tl.int32)
-    into_high = tl.load(row + 11).to(tl.int32)
-    area = tl.load(row + 12) != 0
-    x_taps = tl.load(row + 13).to(tl.int32)
-    y_taps = tl.load(row + 14).to(tl.int32)
-    number = tl.load(row + 15)
+    left, top, wide, high = _four(row + 4)
+    into_left, into_top, into_wide, into_high = _four(row + 8)
+    by_area, x_taps, y_taps, number = _four(row + 12)
+    area = by_area != 0
 
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     y = at // width
@@ -95,28 +105,25 @@ def _resize(
     to_y = y - into_top
     shown = exists & (to_x >= 0) & (to_x < into_wide) & (to_y >= 0) & (to_y < into_high)
 
-    x_scale = wide.to(tl.float32) / into_wide.to(tl.float32)
-    y_scale = high.to(tl.float32) / into_high.to(tl.float32)
-    x_first, x_point = _first(to_x.to(tl.float32), x_scale, (wide - 1).to(tl.float32), area, CUBIC)
-    y_first, y_point = _first(to_y.to(tl.float32), y_scale, (high - 1).to(tl.float32), area, CUBIC)
+    corner = source + top * y_step + left * x_step
+    x_first, x_point, x_scale = _along(to_x, wide, into_wide, area, CUBIC)
+    y_first, y_point, y_scale = _along(to_y, high, into_high, area, CUBIC)
     red = tl.zeros([BLOCK], tl.float32)
     green = tl.zeros([BLOCK], tl.float32)
     blue = tl.zeros([BLOCK], tl.float32)
     for y_tap in range(y_taps):
         y_pixel = y_first + y_tap
         y_weight = _weight(y_pixel.to(tl.float32), y_point, y_scale, area, CUBIC)
-        y_inside = tl.minimum(tl.maximum(y_pixel, 0), high - 1)
-        line = source + (top + y_inside) * y_step
+        line = corner + _inside(y_pixel, high) * y_step
         for x_tap in range(x_taps):
             x_pixel = x_first + x_tap
             weight = y_weight * _weight(x_pixel.to(tl.float32), x_point, x_scale, area, CUBIC)
-            x_inside = tl.minimum(tl.maximum(x_pixel, 0), wide - 1)
-            pixel = line + (left + x_inside) * x_step
+            pixel = line + _inside(x_pixel, wide) * x_step
             red += weight * tl.load(pixel, mask=shown, other=0).to(tl.float32)
             green += weight * tl.load(pixel + channel_step, mask=shown, other=0).to(tl.float32)
             blue += weight * tl.load(pixel + 2 * channel_step, mask=shown, other=0).to(tl.float32)
 
-    into = out + number * out_row + y * out_y + x * out_x
+    into = out + number.to(tl.int64) * out_row + y * out_y + x * out_x
     last = 2 * out_channel
     tl.store(into + (last if BGR else 0), _rounded(red, shown, pad), mask=exists)
     tl.store(into + out_channel, _rounded(green, shown, pad), mask=exists)

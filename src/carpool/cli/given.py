@@ -88,6 +88,8 @@ def _load(given: Simulate, found: Scenario) -> float:
 def _traffic(given: Simulate) -> Traffic:
     if given.latest and given.arrivals in ("poisson", "bursty"):
         raise InvalidInput("--latest needs sources: give --arrivals cameras or a trace that names them")
+    if given.model and not given.arrivals.startswith("trace:"):
+        raise InvalidInput("--model chooses among the models of a trace: give --arrivals trace:FILE")
     if given.arrivals == "poisson":
         return Poisson()
     if given.arrivals == "bursty":
@@ -96,8 +98,9 @@ def _traffic(given: Simulate) -> Traffic:
         return _cameras(given)
     if given.arrivals.startswith("trace:"):
         try:
-            path = Path(given.arrivals.removeprefix("trace:"))
-            return Recording.read(path, per_source=given.per_source or given.latest)
+            file = Path(given.arrivals.removeprefix("trace:"))
+            per_source = given.per_source or given.latest
+            return Recording.read(file, per_source=per_source, model=given.model)
         except InvalidInput as error:
             raise InvalidInput(f"--arrivals: {error.message}") from None
     raise InvalidInput(f"--arrivals must be poisson, bursty, cameras or trace:FILE, not {given.arrivals!r}")

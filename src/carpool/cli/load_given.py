@@ -53,7 +53,7 @@ def aim(given: Load) -> Aim:
         raise InvalidInput("--priority, --shape, --batch and --data go with tensors, not with --image")
     filling = Filling(
         given.data,
-        dict(_shape(text) for text in given.shapes or ()),
+        dict(read_shape(text) for text in given.shapes or ()),
         given.seed,
         checks.whole("--distinct", given.distinct, least=1, most=10_000),
     )
@@ -177,12 +177,22 @@ def _traffic(given: Load) -> Traffic:
         return Cameras(count, fps, given.aligned, per_source=True)
     if given.arrivals.startswith("trace:"):
         try:
-            return Recording.read(Path(given.arrivals.removeprefix("trace:")), per_source=True)
+            return _recording(Path(given.arrivals.removeprefix("trace:")), given.model)
         except InvalidInput as error:
             raise InvalidInput(f"--arrivals: {error.message}") from None
     raise InvalidInput(
         f"--arrivals must be poisson, constant, bursty, cameras or trace:FILE, not {given.arrivals!r}"
     )
+
+
+def _recording(file: Path, model: str) -> Recording:
+    """Of the model that is asked, if the trace tells models apart; else all of it."""
+    try:
+        return Recording.read(file, per_source=True)
+    except InvalidInput:
+        if not model:
+            raise
+        return Recording.read(file, per_source=True, model=model)
 
 
 # ---- requests
@@ -195,7 +205,7 @@ def _header(text: str) -> Header:
     return name.strip(), value.strip()
 
 
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+def read_shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, _, lengths = text.rpartition(":")
     try:
         shape = tuple(int(length) for length in lengths.split(","))

@@ -16,6 +16,7 @@ from carpool.cli.predict import Predict
 from carpool.cli.profile import ProfileVerb
 from carpool.cli.serve import Serve
 from carpool.cli.simulate import Simulate
+from carpool.cli.sweep import Sweep
 from carpool.cli.verb import as_command
 from carpool.errors import CarpoolError
 
@@ -70,6 +71,7 @@ app.command("predict")(as_command(Predict))
 app.command("models")(as_command(ModelsVerb))
 app.command("load")(as_command(Load))
 app.command("profile")(as_command(ProfileVerb))
+app.command("sweep")(as_command(Sweep))
 app.command("simulate")(as_command(Simulate))
 app.command("plan")(as_command(PlanVerb))
 
@@ -102,6 +104,10 @@ def carpool(
     How long do its batches take here, and what could be promised?
 
         carpool profile resnet50.onnx --slo-ms 30,50,100
+
+    What does it carry in time at which rate, under a promise and under fixed knobs? A report with pictures:
+
+        carpool sweep resnet50.onnx --slo-ms 50
 
     What would happen at three times the traffic that a model can carry? (4 ms a batch, 1 ms an image)
 

@@ -70,10 +70,16 @@ class Server:
         self._address = (parts.hostname, port)
         self._prefix = parts.path.rstrip("/")
 
+    def get(self, path: str) -> Any:
+        return self._document("GET", path, None, _ANSWER_S)
+
     def post(self, path: str, document: dict[str, Any], seconds: float) -> Any:
+        return self._document("POST", path, json.dumps(document), seconds)
+
+    def _document(self, method: str, path: str, body_text: str | None, seconds: float) -> Any:
         connection = self._kind(*self._address, timeout=seconds)
         try:
-            connection.request("POST", self._prefix + path, json.dumps(document))
+            connection.request(method, self._prefix + path, body_text)
             response = connection.getresponse()
             body = response.read()
         except OSError as error:

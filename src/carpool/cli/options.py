@@ -61,8 +61,14 @@ Rate = Annotated[
 Arrivals = Annotated[
     str,
     typer.Option(
-        help="poisson, bursty, cameras, or trace:FILE (JSON lines: time, and if known images, source).",
+        help="poisson, bursty, cameras, or trace:FILE (JSON lines: time, if known model, images, source).",
         rich_help_panel=_TRAFFIC,
+    ),
+]
+TraceModel = Annotated[
+    str,
+    typer.Option(
+        "--model", help="trace: whose arrivals, if there are several models in it.", rich_help_panel=_TRAFFIC
     ),
 ]
 BurstFactor = Annotated[

@@ -11,10 +11,15 @@ import typer
 from carpool.cli import options as o
 
 Model = Annotated[
-    Path,
-    typer.Argument(help="A model file, a model folder, or a repository with --name.", show_default=False),
+    str,
+    typer.Argument(
+        help="A model file, a model folder, or a repository with --name; or the URL of a running server.",
+        show_default=False,
+    ),
 ]
-Name = Annotated[str | None, typer.Option(help="Which model of a repository.", show_default=False)]
+Name = Annotated[
+    str | None, typer.Option(help="Which model of a repository or a server.", show_default=False)
+]
 Sizes = Annotated[
     str | None,
     typer.Option(help="Batch sizes to measure, like 1,2,4,8. Default: powers of two.", show_default=False),
@@ -47,6 +52,10 @@ class ProfileVerb:
 
         carpool profile resnet50.onnx --instances 2 --threads 1
         carpool profile resnet50.onnx --instances 1 --threads 2
+
+    What does a running server believe of a model, and where does it work?
+
+        carpool profile http://localhost:8000 --name detector
     """
 
     model: Model
@@ -61,6 +70,12 @@ class ProfileVerb:
     as_json: o.Json = False
 
     def run(self) -> None:
+        if "://" in self.model:
+            from carpool.cli.profile_url import run as ask
+
+            if not ask(self):
+                raise typer.Exit(1)
+            return
         from carpool.cli.profile_run import run
 
         run(self)

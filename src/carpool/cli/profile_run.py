@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 from carpool.cli import checks, show
 from carpool.cli.profile import ProfileVerb
@@ -31,7 +32,7 @@ def run(options: ProfileVerb) -> None:
 def _question(options: ProfileVerb) -> Question:
     instances, threads = options.instances, options.threads
     return Question(
-        options.model,
+        Path(options.model),
         options.name,
         checks.sizes("--sizes", options.sizes),
         _slos(options.slo_ms),

@@ -66,6 +66,17 @@ DeviceMemoryGb = Annotated[
 TraceFile = Annotated[
     str | None, typer.Option(help="File for traces of single requests; none without.", show_default=False)
 ]
+Record = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write when each request came, for carpool simulate --arrivals trace:FILE.",
+        show_default=False,
+    ),
+]
+RecordLimitMb = Annotated[
+    float | None, typer.Option(help="Stop recording when the file is so large.", show_default="256")
+]
 LogFormat = Annotated[str | None, typer.Option(help="text or json.", show_default="text")]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")]
 
@@ -100,6 +111,8 @@ class Serve:
     allow_client_shm: AllowClientShm = None
     device_memory_gb: DeviceMemoryGb = None
     trace_file: TraceFile = None
+    record: Record = None
+    record_limit_mb: RecordLimitMb = None
     log_format: LogFormat = None
     log_level: LogLevel = None
 

@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -24,6 +25,7 @@ from carpool.servers import one_process
 from carpool.servers.documents import picture_tasks
 from carpool.servers.model_control import names_at_start, needs_some
 from carpool.servers.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
+from carpool.servers.recording import claim
 from carpool.servers.supervisor import FrontendKind, Supervisor
 
 _ENGINE = "carpool.servers.start:engine"
@@ -44,6 +46,8 @@ def run(asked: Serve) -> int:
     sources, _ = find_models(
         paths, gpus=gpu_count(), only=names_at_start(settings), some=needs_some(settings)
     )
+    if settings.record:
+        settings = replace(settings, record=str(claim(settings.record)))
     print(f"Loading {_count(len(sources), 'model')} …", flush=True)
     screen = _Screen(sources, settings)
     if settings.frontends == 0:

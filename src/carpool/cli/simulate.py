@@ -18,6 +18,10 @@ class Simulate:
     A hundred cameras on measured batch times:
 
         carpool simulate --curve 1:8,8:12,32:22,64:35,128:60 --slo-ms 100 --arrivals cameras --cameras 100
+
+    What carpool serve --record FILE saw, on two instances:
+
+        carpool simulate --curve 16+4 --slo-ms 200 --arrivals trace:FILE --instances 2
     """
 
     curve: o.Curve
@@ -28,6 +32,7 @@ class Simulate:
     load: o.Load = None
     rate: o.Rate = None
     arrivals: o.Arrivals = "poisson"
+    model: o.TraceModel = ""
     burst_factor: o.BurstFactor = 3.0
     burst_seconds: o.BurstSeconds = 0.5
     burst_period: o.BurstPeriod = 2.5

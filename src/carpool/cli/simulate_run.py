@@ -64,6 +64,8 @@ def _settings(options: Simulate, scenario: Scenario) -> dict[str, object]:
         "stall_factor": scenario.stall_factor,
         "profile_error": scenario.profile_error,
     }
+    if options.model:
+        used["model"] = options.model
     kinds = {
         "bursty": ("burst_factor", "burst_seconds", "burst_period"),
         "cameras": ("cameras", "fps", "aligned", "per_source", "latest"),

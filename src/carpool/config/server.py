@@ -45,6 +45,8 @@ class ServerSettings:
     log_format: str = "text"
     log_level: str = "info"
     trace_file: str = ""  # where traces are written; none can be taken without
+    record: str = ""  # where arrivals are written
+    record_limit_mb: float = 256.0  # and how large that may get
     device_memory_gb: float | None = None  # of each GPU that models may take; None: most of what is free
     cache_dir: Path | None = None  # where measured profiles are kept; None keeps none
 
@@ -89,6 +91,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "drain_s": (0.0, 86400.0),
     "device_memory_gb": (0.001, 1e6),
     "poll_s": (0.1, 86400.0),
+    "record_limit_mb": (0.001, 1e6),
 }
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "model_control_mode": ("none", "explicit", "poll"),

@@ -49,6 +49,11 @@ class Drift:
         self._begin(None)
 
     @property
+    def profile(self) -> BatchCurve:
+        """As it was loaded, whatever was learned since."""
+        return self._profile
+
+    @property
     def factor(self) -> float:
         """Actual over profiled time, by the profile as loaded."""
         return exp(self._off)

@@ -24,6 +24,11 @@ class JobState(enum.IntEnum):
     GONE = 5  # refused, given up or cancelled
 
 
+# A job's states are named some fifteen times on its way; before Python 3.12, finding one in its enum takes
+# ten times as long as finding a plain name.
+NEW, OFFERED, READY, RUNNING, DONE, GONE = JobState
+
+
 class Reason(enum.Enum):
     """Why a job was not run: stable words that reach the client."""
 
@@ -78,7 +83,7 @@ class Job:
         self.latest = latest  # a newer frame of the source takes its place while it waits
         self.timeout = timeout
         self.payload = payload
-        self.state = JobState.NEW
+        self.state = NEW
         self.rank = 0.0  # its place in its queue: a deadline, or the order of arrival
         self.lane: Lane | None = None
 

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.frames import Frames
-from carpool.core.job import Job, JobState
+from carpool.core.job import OFFERED, READY, RUNNING, Job, JobState
 from carpool.core.learning import Rate
 
 _rank = attrgetter("rank")
@@ -54,7 +54,7 @@ class Line:
     def head(self) -> Job | None:
         jobs = self._jobs
         for at in range(self._start, len(jobs)):
-            if jobs[at].state is JobState.READY:
+            if jobs[at].state is READY:
                 self._start = at
                 return jobs[at]
         jobs.clear()
@@ -64,7 +64,7 @@ class Line:
     def ranked_from(self, rank: float) -> list[Job]:
         """The jobs ranked at or after this: those a slow instance can carry when the head is too urgent."""
         at = bisect_left(self._jobs, rank, lo=self._start, key=_rank)
-        return [job for job in self._jobs[at:] if job.state is JobState.READY]
+        return [job for job in self._jobs[at:] if job.state is READY]
 
     def move_to_back(self, job: Job, rank: float) -> None:
         others = [other for other in self if other is not job]
@@ -75,7 +75,7 @@ class Line:
     def __iter__(self) -> Iterator[Job]:
         self.head()  # whoever left from the front is passed over for good
         jobs = self._jobs
-        return (jobs[at] for at in range(self._start, len(jobs)) if jobs[at].state is JobState.READY)
+        return (jobs[at] for at in range(self._start, len(jobs)) if jobs[at].state is READY)
 
 
 class Lane:
@@ -169,7 +169,7 @@ class Lanes:
 
     def offer(self, job: Job, lane: Lane) -> None:
         job.lane = lane
-        job.state = JobState.OFFERED
+        job.state = OFFERED
         lane.offered += job.images
         lane.requests += 1
         self.offered += job.images
@@ -183,7 +183,7 @@ class Lanes:
         if lane.ready == 0 and not in_place:
             # Whoever was away may be a batch ahead of the others, for a burst, but hoards no more credit.
             lane.served = max(lane.served, self._served.get(lane.level, 0.0) - self.credit)
-        job.state = JobState.READY
+        job.state = READY
         lane.offered -= job.images
         lane.ready += job.images
         self.offered -= job.images
@@ -197,7 +197,7 @@ class Lanes:
     def remove(self, job: Job, state: JobState) -> None:
         """Take a waiting job out of every count."""
         lane = self._lane_of(job)
-        if job.state is JobState.READY:
+        if job.state is READY:
             lane.ready -= job.images
             self.ready -= job.images
             lane.lines[job.shape if self.by_shape else None].left(job)
@@ -214,7 +214,7 @@ class Lanes:
         """Undo a removal, before anything else happened."""
         lane = self._lane_of(job)
         job.state = state
-        if state is JobState.READY:
+        if state is READY:
             lane.ready += job.images
             self.ready += job.images
             lane.lines[job.shape if self.by_shape else None].returned(job)
@@ -231,7 +231,7 @@ class Lanes:
         lane = self._lane_of(job)
         self._served[lane.level] = max(self._served.get(lane.level, 0.0), lane.served)
         lane.served += job.images
-        self.remove(job, JobState.RUNNING)
+        self.remove(job, RUNNING)
 
     @staticmethod
     def _lane_of(job: Job) -> Lane:

@@ -14,7 +14,7 @@ from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.drift import Drift
 from carpool.core.instance import Batch, Instance, Instances
-from carpool.core.job import INFINITY, GivenUp, Job, JobState, Reason, Refusal
+from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING, GivenUp, Job, Reason, Refusal
 from carpool.core.knobs import KnobsPolicy
 from carpool.core.learning import Rate
 from carpool.core.ledger import Ledger
@@ -104,7 +104,7 @@ class Scheduler:
         self._count_arrival(job, lane, now, more=old is None)
         refusal = self._admit(job, old, now)
         if refusal is not None:
-            job.state = JobState.GONE
+            job.state = GONE
             lane.refused = now
             self.ledger.refused[refusal.reason] += 1
             return refusal
@@ -136,12 +136,12 @@ class Scheduler:
 
     def cancel(self, job: Job, now: float) -> bool:
         """The client has gone. True if that spared the work; a running batch goes on without an answer."""
-        if job.state in (JobState.OFFERED, JobState.READY):
-            self.lanes.remove(job, JobState.GONE)
+        if job.state in (OFFERED, READY):
+            self.lanes.remove(job, GONE)
             self.ledger.cancelled += 1
             return True
-        if job.state is JobState.RUNNING:
-            job.state = JobState.GONE
+        if job.state is RUNNING:
+            job.state = GONE
             self.ledger.running -= 1
             self.ledger.cancelled += 1
         return False
@@ -155,9 +155,9 @@ class Scheduler:
         if seconds is not None:
             self.drift.ran(batch.images, seconds, self.curve, now)
             self._relearn(now)
-        done = [job for job in batch.jobs if job.state is JobState.RUNNING]
+        done = [job for job in batch.jobs if job.state is RUNNING]
         for job in done:
-            job.state = JobState.DONE
+            job.state = DONE
         self.ledger.running -= len(done)
         self.ledger.answered += len(done)
         return self._release() if self.policy.preserve_ordering else done
@@ -194,7 +194,7 @@ class Scheduler:
         return decision
 
     def give_up(self, job: Job, reason: Reason) -> GivenUp:
-        self.lanes.remove(job, JobState.GONE)
+        self.lanes.remove(job, GONE)
         self.ledger.given_up[reason] += 1
         return GivenUp(job, reason)
 
@@ -247,7 +247,7 @@ class Scheduler:
         if old is None:
             return self._limits(job, now) or self.policy.admit(self, job, now)
         state = old.state
-        self.lanes.remove(old, JobState.GONE)
+        self.lanes.remove(old, GONE)
         refusal = self._limits(job, now) or self.policy.admit(self, job, now)
         if refusal is not None:
             self.lanes.put_back(old, state)
@@ -257,7 +257,7 @@ class Scheduler:
         return refusal
 
     def _ready(self, job: Job, old: Job | None, now: float) -> None:
-        if job.state is JobState.OFFERED:
+        if job.state is OFFERED:
             if old is not None:
                 self.policy.succeed(old, job)
             self.lanes.ready_now(job, in_place=old is not None and old.lane is job.lane)
@@ -288,9 +288,9 @@ class Scheduler:
     def _release(self) -> list[Job]:
         """Answers leave in the order in which their requests were taken."""
         released = []
-        while self._in_order and self._in_order[0].state is not JobState.RUNNING:
+        while self._in_order and self._in_order[0].state is not RUNNING:
             job = self._in_order.popleft()
-            if job.state is JobState.DONE:
+            if job.state is DONE:
                 released.append(job)
         return released
 
@@ -298,16 +298,16 @@ class Scheduler:
         expires = self.policy.expires(job)
         if expires < INFINITY:
             if len(self._expiries) > 1024 + 2 * self.lanes.requests:
-                self._expiries[:] = [e for e in self._expiries if e[2].state < JobState.RUNNING]
+                self._expiries[:] = [e for e in self._expiries if e[2].state < RUNNING]
                 heapify(self._expiries)
             self._sequence += 1
             heappush(self._expiries, (expires, self._sequence, job))
 
     def _expire(self, now: float, given_up: list[GivenUp]) -> None:
         expiries = self._expiries
-        while expiries and (expiries[0][0] <= now or expiries[0][2].state >= JobState.RUNNING):
+        while expiries and (expiries[0][0] <= now or expiries[0][2].state >= RUNNING):
             job = heappop(expiries)[2]
-            if job.state in (JobState.OFFERED, JobState.READY):
+            if job.state in (OFFERED, READY):
                 reason = self.policy.expired(self, job, now)
                 if reason is not None:
                     given_up.append(self.give_up(job, reason))

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Protocol
 
 from carpool.core.instance import Batch, Instance
-from carpool.core.job import INFINITY, GivenUp, Job, JobState, Reason
+from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job, Reason
 from carpool.core.scheduler import Scheduler
 from carpool.engine.executor import BatchResult, Executor
 from carpool.engine.refusals import given_up, refused
@@ -85,7 +85,8 @@ class Driver:
         if refusal is not None:
             error = refused(self._model, job, refusal, knobs=self._knobs)
             work.done(work, Outcome(error=error))
-        if self._is_worth_a_turn(now):  # after a refusal as well: the front ends' advice has to be fresh
+        # After a refusal as well: the front ends' advice has to be fresh to be of use.
+        if not self._turn_planned and self._is_worth_a_turn(now):
             self._plan_turn()
 
     def _is_worth_a_turn(self, now: float) -> bool:
@@ -100,7 +101,7 @@ class Driver:
     def cancel(self, work: Work) -> None:
         """The client has gone. `done` is still called, when nothing reads the inputs any more."""
         job = work.job
-        if job is None or job.state >= JobState.DONE:
+        if job is None or job.state >= DONE:
             return
         if self.scheduler.cancel(job, monotonic()):
             work.done(work, Outcome(error=Cancelled("the client left")))
@@ -224,7 +225,7 @@ class Driver:
         """Tell the riders, or keep their answers until it is their turn."""
         started, timing = batch.started, result.timing
         input_s, infer_s, output_s, images = timing.input, timing.infer, timing.output, timing.batch
-        kept = JobState.DONE if self.scheduler.policy.preserve_ordering else None
+        kept = DONE if self.scheduler.policy.preserve_ordering else None
         for job, outcome in zip(batch.jobs, result.outcomes, strict=True):
             work: Work = job.payload
             waited = started - work.arrived
@@ -250,7 +251,7 @@ class Driver:
         self._lose(batch.instance, "it did not finish in time")
         for job in batch.jobs:
             job.payload.held = Outcome(error=error)
-            if job.state is JobState.GONE:
+            if job.state is GONE:
                 job.payload.done(job.payload, job.payload.held)
         for job in released:
             job.payload.done(job.payload, job.payload.held)

@@ -20,14 +20,14 @@ from carpool.engine.device_pictures import SAMPLE_TOLD, filling, sample_picture
 from carpool.engine.inputs import signature_of
 from carpool.engine.labels import read_labels
 from carpool.engine.layout import Chosen, Layout
-from carpool.engine.measuring import Effort, Measured, Measuring, sizes
+from carpool.engine.measuring import FOR_SERVING, Effort, Measured, Measuring, sizes
 from carpool.engine.picture_settings import settle
 from carpool.engine.placing import choose_on_cpu, choose_on_gpus, instance_count, places
 from carpool.engine.profile import Profile, best_piece, choices
 from carpool.engine.profile_store import Key, ProfileStore, profile_key
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
-from carpool.types import Array, Signature
+from carpool.types import Signature
 from carpool.vision.settings import VisionSettings
 
 log = logger("engine")
@@ -138,10 +138,8 @@ class Loading:
                 tell(f"loading instance {index + 1}")
                 return self.backend(config, index, 1, tell)
 
-            picture = self._sample()
-
             def measuring(opened: Sequence[Backend], effort: Effort) -> Measuring:
-                return Measuring(opened, signature, effort, now=self._now, picture=picture)
+                return self._measuring(opened, signature, effort)
 
             return choose_on_gpus(config, self._gpus, _slo(config), open_one, measuring)
         return choose_on_cpu(config, _cores(), signature, lambda it: self.open(config, it), tell, self._now)
@@ -231,12 +229,13 @@ class Loading:
         wanted = config.pytorch.buckets or sizes(max(1, signature.max_batch))
         return measuring.points(wanted, _slo(config), lambda size: tell(f"measuring a batch of {size}"))
 
-    def _measuring(self, opened: Sequence[Backend], signature: Signature) -> Measuring:
-        return Measuring(opened, signature, now=self._now, picture=self._sample())
-
-    def _sample(self) -> Array | None:
-        """What a model is measured with that decodes pictures on its device."""
-        return sample_picture() if self._vision is not None and self._vision.encoded else None
+    def _measuring(
+        self, opened: Sequence[Backend], signature: Signature, effort: Effort = FOR_SERVING
+    ) -> Measuring:
+        """With pictures, where the device decodes them."""
+        encoded = self._vision is not None and self._vision.encoded
+        picture = sample_picture() if encoded else None
+        return Measuring(opened, signature, effort, now=self._now, picture=picture)
 
     def _ready(
         self,

@@ -11,8 +11,8 @@ _WHY = {
         "{waiting} images wait"
     ),
     Reason.OVERLOAD: (
-        "is offered {offered_rps} images/s and can answer {answerable_rps} in time; "
-        "a new request would drag the {waiting} that wait down"
+        "is offered {offered_rps} images/s and can answer at most {answerable_rps} in time; "
+        "a new request would drag the others down ({waiting} images wait)"
     ),
     Reason.OVER_SHARE: (
         "is saturated; this source asks {offered_rps} images/s, and its fair share is {answerable_rps}"

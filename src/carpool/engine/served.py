@@ -21,6 +21,7 @@ from carpool.engine.executor import BatchResult, Executor
 from carpool.engine.loading import Loading, Ready
 from carpool.engine.profile import Profile
 from carpool.engine.profile_store import ProfileStore
+from carpool.engine.recent import RecentBatches
 from carpool.engine.uploads import Upload
 from carpool.engine.work import Work
 from carpool.errors import CarpoolError, Unavailable
@@ -74,6 +75,7 @@ class Served:
         self.identity = identity  # equal for what is made of the same files and settings
         self.upload = upload
         self.batches = BatchStatistics()
+        self.recent = RecentBatches()
         self.promises = False
         self.profile: Profile | None = None  # as it was loaded; what is believed now is the scheduler's
         self.choices: Sequence[str] = ()  # what was chosen for it and why, in words
@@ -165,6 +167,8 @@ class Served:
         )
         nanoseconds = (round(part * 1e9) for part in (timing.input, timing.infer, timing.output))
         self.batches.add(batch.images, *nanoseconds)
+        if result.clean:
+            self.recent.add(batch.images, result.seconds, monotonic())
 
     def _watch_speed(self) -> None:
         """A promise rests on the profile: when that stops being true, whoever watches should know, once."""

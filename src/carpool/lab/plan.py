@@ -102,6 +102,11 @@ def plan(question: Question, tell: Tell = lambda _: None) -> Plan:
     return _no_plan(q, capacity, tuple(checks), _longer_slo(q, guess))
 
 
+def suffices(question: Question, replicas: int) -> bool:
+    """Whether so many would keep the promise, in calm and in surges."""
+    return all(check.holds(question.slo) for check in _check(question, replicas))
+
+
 def _candidates(guess: int) -> Iterator[int]:
     """Upwards in steps of a twentieth, but not for ever."""
     replicas = guess
@@ -208,7 +213,7 @@ def _longer_slo(q: Question, replicas: int) -> float | None:
     """The first of a few longer promises that as many replicas would keep."""
     for factor in (1.1, 1.25, 1.5, 2.0, 3.0, 5.0):
         longer = replace(q, slo=q.slo * factor)
-        if all(check.holds(longer.slo) for check in _check(longer, replicas)):
+        if suffices(longer, replicas):
             return longer.slo
     return None
 

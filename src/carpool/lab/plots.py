@@ -37,6 +37,7 @@ _STYLE: Any = {  # Matplotlib's type for the keys is a list of all of them
     "legend.frameon": False,
     "lines.linewidth": 2.2,
     "savefig.dpi": 120,
+    "svg.fonttype": "none",  # letters stay letters: small, and shown in the reader's font
 }
 
 

@@ -87,9 +87,9 @@ class Recording:
     even: bool = False
 
     @classmethod
-    def read(cls, path: Path, *, per_source: bool = False) -> Recording:
+    def read(cls, path: Path, *, per_source: bool = False, model: str = "") -> Recording:
         try:
-            recorded = core.trace(path)
+            recorded = core.trace(path, model)
         except OSError as error:
             raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
         except core.TraceError as error:

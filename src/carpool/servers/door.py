@@ -128,6 +128,11 @@ class Door(Protocol):
         Not `certain` is what the body may still change: whose it is, and how urgent.
         """
 
+    def turned_away(
+        self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
+    ) -> None:
+        """A request ended with this error before it came to `infer`."""
+
     def infer(
         self,
         entry: ModelEntry,

@@ -60,6 +60,11 @@ class LivePage:
         }
 
 
+def with_profile(page: bytes, profile: Document | None) -> bytes:
+    """The same page for somebody who looks at one model: the rest of it is shared, and written once."""
+    return b'%b,"profile":%b}' % (page[:-1], orjson.dumps(profile))
+
+
 def _by_name(line: IndexEntry) -> tuple[str, int, str]:
     return line.name, len(line.version), line.version  # numbers in their order
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.observe.prometheus import Exposition
 from carpool.servers.advice import Advice
-from carpool.servers.door import Catalog
+from carpool.servers.door import Catalog, Door
 from carpool.servers.host import EngineHost
 from carpool.servers.http.app import HttpApp
 from carpool.servers.http.metrics_page import MetricsApp
@@ -26,6 +27,7 @@ from carpool.servers.local_door import LocalDoor
 from carpool.servers.model_control import ControlDesk
 from carpool.servers.pictures.workers import threads_for
 from carpool.servers.processes import Frontend
+from carpool.servers.recording import Recording
 from carpool.servers.start import HttpFrontend, limits_of, teach
 
 log = logger("server")
@@ -56,8 +58,10 @@ async def serve(
     host = EngineHost(engine, gates.write)
     teach(host, settings)
     desk = ControlDesk(host, settings)
-    door = LocalDoor(host, max_bytes=settings.slots * settings.slot_bytes)
-    door.advice = Advice(gates.read, host.ask)
+    local = LocalDoor(host, max_bytes=settings.slots * settings.slot_bytes)
+    local.advice = Advice(gates.read, host.ask)
+    recording = Recording(settings, began=time.monotonic())
+    door = recording.door(local)
     metrics = Exposition(table, version=carpool.__version__).page
     app = HttpApp(
         door,
@@ -90,6 +94,7 @@ async def serve(
         drain_s = settings.drain_s
         stopping = asyncio.gather(*(frontend.stop(drain_s) for frontend in frontends))
         cut_off, _ = await asyncio.gather(stopping, host.drain(drain_s))
+        await recording.close()
     return sum(cut_off)
 
 
@@ -104,7 +109,7 @@ def _sockets(settings: ServerSettings) -> dict[str, list[socket.socket]]:
 
 
 async def _grpc(
-    door: LocalDoor, block: Block, settings: ServerSettings, reserved: Sequence[socket.socket]
+    door: Door, block: Block, settings: ServerSettings, reserved: Sequence[socket.socket]
 ) -> Frontend:
     from carpool.servers.grpc.server import GrpcServer  # only for those who want it
 

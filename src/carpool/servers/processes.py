@@ -76,6 +76,7 @@ class FrontendParts:
     sockets: Mapping[str, Sequence[socket.socket]]
     table: Table
     block: int
+    began: float  # when the server did
 
 
 StartFrontend = Callable[[FrontendParts], Awaitable[Frontend]]
@@ -219,6 +220,7 @@ class FrontendProcess:
             },
             table=Table(_mapped(table)),
             block=self._first.body["block"],
+            began=self._first.body["began"],
         )
         obeying = asyncio.create_task(self._obey(door))
         if parts.table.server()[UP]:  # the engine serves: nobody need hear from this process that it does not

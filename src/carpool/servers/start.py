@@ -24,6 +24,7 @@ from carpool.servers.model_control import ControlDesk
 from carpool.servers.pictures.workers import threads_for
 from carpool.servers.processes import Frontend, FrontendParts
 from carpool.servers.profiles import teach_profiles
+from carpool.servers.recording import Recording
 from carpool.servers.trace_settings import TraceSettings
 
 if TYPE_CHECKING:
@@ -98,14 +99,15 @@ class HttpFrontend:
         return sum(cut_off)
 
 
-async def http(parts: FrontendParts) -> HttpFrontend:
+async def http(parts: FrontendParts) -> Frontend:
     from carpool.servers.http.app import HttpApp  # the engine runs this file too, without opencv
 
     parts.door.advise(Advice(parts.gates.read, parts.door.ask))
+    recording = Recording(parts.settings, parts.began)
     page = Exposition(parts.table, version=carpool.__version__).page
     block = parts.table.block(parts.block)
     app = HttpApp(
-        parts.door,
+        recording.door(parts.door),
         block,
         page,
         table=parts.table,
@@ -116,13 +118,14 @@ async def http(parts: FrontendParts) -> HttpFrontend:
     servers = {"http": HttpServer(app, limits), "metrics": HttpServer(MetricsApp(page), limits)}
     for name, server in servers.items():
         await server.start(parts.sockets[name])
-    return HttpFrontend(app, list(servers.values()), block.server)
+    return recording.frontend(HttpFrontend(app, list(servers.values()), block.server))
 
 
 async def grpc(parts: FrontendParts) -> Frontend:
     from carpool.servers.grpc.server import GrpcServer  # the engine runs this file too, without grpcio
 
     parts.door.advise(Advice(parts.gates.read, parts.door.ask))
-    server = GrpcServer(parts.door, parts.table.block(parts.block), parts.settings)
+    recording = Recording(parts.settings, parts.began)
+    server = GrpcServer(recording.door(parts.door), parts.table.block(parts.block), parts.settings)
     await server.start(parts.sockets["grpc"])
-    return server
+    return recording.frontend(server)

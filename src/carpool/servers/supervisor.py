@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,6 +92,7 @@ class Supervisor:
         ready: Ready = lambda _ports, _tasks: None,
     ) -> None:
         self._settings = settings
+        self._began = time.monotonic()
         self._paths = list(paths)
         self._start_engine = engine
         self._ready = ready
@@ -189,7 +191,8 @@ class Supervisor:
         return child
 
     def _brief(self, child: Child, post: Post, files: Sequence[int], **fields: object) -> None:
-        child.control.send("start", files, settings=written(self._settings), block=post.block, **fields)
+        common = {"settings": written(self._settings), "block": post.block, "began": self._began}
+        child.control.send("start", files, **common, **fields)
 
     def _heard(self, post: Post, message: Message) -> None:
         if message.word == "up":

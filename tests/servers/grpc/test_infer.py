@@ -326,6 +326,7 @@ def test_a_refusal_at_the_gate_says_when_to_come_back(front: FrontEnd, connected
     assert (metadata["carpool-predicted-ms"], metadata["retry-after"]) == ("93.500", "2")
     assert not front.door.calls
     assert front.count("image", rejected, reason="REJECTED") == before + 1
+    assert front.door.turned[-1] == ("image", "cannot-finish", 1, "")
 
 
 def test_no_slot_and_not_serving_are_unavailable(front: FrontEnd, connected: grpc.Channel) -> None:

@@ -321,11 +321,13 @@ def test_the_gate_speaks_before_the_body_is_read(served: FrontEnd) -> None:
     assert response.status == 429
     assert response.fields["retry-after"] == "2"
     assert failures(served, "finder") == 1
+    assert served.door.turned == [("finder", "overload", 1, "")]
 
 
 def test_not_serving_and_no_slots_are_503() -> None:
     with front_end(detector(), slots=0) as found:
         assert error_of(ask(found, "/detect", picture()))["reason"] == "no-slots"
+        assert [reason for _, reason, _, _ in found.door.turned] == ["no-slots"]
         found.door.serving = False
         assert error_of(ask(found, "/detect", picture()))["reason"] == "not-serving"
 

@@ -126,6 +126,7 @@ def test_the_gate_refuses_before_the_body(front: FrontEnd, client: Client) -> No
     client.send(body)  # is read past
     assert outputs_of(infer(client, "image", image_body())) == {"scores": [15.0, 1.0, 2.0, 3.0]}
     assert front.count("image", "carpool_shed_total", '1",reason="overload') == 1
+    assert front.door.turned == [("image", "overload", 1, "")]
 
 
 def test_many_refusals_keep_the_connection(front: FrontEnd, client: Client) -> None:
@@ -172,6 +173,7 @@ def test_no_slots() -> None:
                 assert error_of(response)["reason"] == "no-slots"
         front.run(call.finish)
         assert client.response().status == 200
+        assert front.door.turned == 2 * [("image", "no-slots", 1, "")]
 
 
 def test_a_door_that_can_never_hold_it(

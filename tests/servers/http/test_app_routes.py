@@ -224,6 +224,22 @@ def test_statistics_of_a_model_that_has_just_gone(front: FrontEnd, client: Clien
     assert (response.status, error_of(response)["error"]) == (404, "it was unloaded")
 
 
+def test_the_profile_of_a_model(front: FrontEnd, client: Client) -> None:
+    front.door.answers["profile"] = lambda arguments: {"asked": dict(arguments)}
+    newest = front.door.catalog.newest["versions"].version
+    found = document(client.get("/v2/models/versions/profile"))
+    assert found == {"asked": {"name": "versions", "version": newest}}
+    assert document(client.get("/v2/models/versions/versions/10/profile"))["asked"]["version"] == "10"
+    for path, status, reason in [
+        ("/v2/models/nobody/profile", 404, "unknown-model"),
+        ("/v2/models/image/versions/7/profile", 404, "unknown-version"),
+        ("/v2/models/coming/profile", 503, "model-not-ready"),
+    ]:
+        front.run(lambda: front.door.renew(index=[IndexEntry("coming", "1", "LOADING")]))
+        response = client.get(path)
+        assert (response.status, error_of(response)["reason"]) == (status, reason)
+
+
 def test_questions_end_with_the_app() -> None:
     asked: list[asyncio.Future[None]] = []
 

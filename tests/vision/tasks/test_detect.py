@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.config.model import Task
-from carpool.errors import ModelError
-from carpool.types import Array, Datatype
+from carpool.config.model import DetectSettings, Task
+from carpool.errors import InvalidInput, ModelError
+from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision import tasks
+from carpool.vision.boxes import KEPT
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
 from carpool.vision.results import schema
@@ -176,3 +178,49 @@ def test_rows_that_do_not_match_are_the_models_fault() -> None:
     made = task({"boxes": (-1, 4), "scores": (-1, 3)}, "[detect]")
     with pytest.raises(ModelError, match="answered 5 boxes and 6 rows of scores"):
         made.answer({"boxes": np.zeros((5, 4)), "scores": np.zeros((6, 3))}, SQUARE, Options())
+
+
+# ---- boxes that the device has chosen ---------------------------------------------------------------------
+
+
+def chosen(*rows: tuple[float, ...], **options: object) -> list[dict[str, object]]:
+    toml = "[detect]\nformat = 'boxes_scores'\nscore = 0.3\niou = 0.5\nmax_detections = 4\n"
+    made = describe(config(toml), signature(SHAPES["boxes_scores"]), {"boxes": LABELS})[0]
+    assert made is not None
+    assert isinstance(made.table, DetectSettings)
+    spec = TensorSpec("detections", Datatype.FP32, (4, 6))
+    made = replace(made, outputs=(spec,), table=replace(made.table, format=KEPT))
+    nobody = (0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+    array = np.array([*rows, *[nobody] * (4 - len(rows))], np.float32)
+    answer = tasks.build(made).answer({"detections": array}, SQUARE, Options(**options))  # type: ignore[arg-type]
+    assert complaints({"model": "m", "version": "1", **answer}, schema(Task.DETECT)) == []
+    return answer["detections"]  # type: ignore[no-any-return]
+
+
+FIRST, SECOND, OVER_FIRST = (1, 1, 20, 20, 0.9, 2), (30, 30, 60, 60, 0.6, 0), (1, 1, 20, 19, 0.5, 2)
+
+
+def test_boxes_that_the_device_has_chosen_are_answered() -> None:
+    one, two = chosen(FIRST, SECOND)
+    assert (one["label"], one["box"]) == ("label 2", [1.0, 1.0, 20.0, 20.0])
+    assert (two["class_id"], two["score"]) == (0, pytest.approx(0.6, abs=1e-6))
+    assert chosen() == []
+
+
+def test_what_the_device_left_to_suppress_is_suppressed() -> None:
+    assert [found["score"] for found in chosen(FIRST, SECOND, OVER_FIRST)] == pytest.approx([0.9, 0.6])
+
+
+def test_a_request_may_want_fewer_boxes_than_the_device_chose() -> None:
+    assert len(chosen(FIRST, SECOND, score=0.7)) == 1
+    assert len(chosen(FIRST, SECOND, max_detections=1)) == 1
+    assert len(chosen(FIRST, SECOND, iou=0.5, score=0.3, max_detections=4)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("score", 0.2), ("max_detections", 5), ("iou", 0.6), ("iou", 0.4)]
+)
+def test_a_request_that_wants_what_the_device_has_dropped_is_told_so(name: str, value: float) -> None:
+    with pytest.raises(InvalidInput, match=name) as error:
+        chosen(FIRST, **{name: value})
+    assert error.value.field == name

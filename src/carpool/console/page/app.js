@@ -1,5 +1,6 @@
 // The console: one document a second comes in, and every part of the page is shown what concerns it.
 
+import { CurvePanel } from "./curve_panel.js";
 import { find, setText, setTone } from "./dom.js";
 import { bytes, count, duration, NOTHING } from "./format.js";
 import { health, promise, taskName } from "./health.js";
@@ -14,6 +15,7 @@ import { TryPanel } from "./try.js";
 const SHORT_S = 3;
 const RECENT_S = 10;
 const MINUTE_S = 60;
+const LONGEST_QUERY = 4000;
 
 class Console {
   #histories = new Map();
@@ -21,8 +23,11 @@ class Console {
   #selected = null;
   #seconds = RECENT_S;
   #document = null;
+  #profile = null; // of the model that is looked at
+  #asked = 0;
   #list = new ModelList((key) => this.#select(key));
   #tiles = new Tiles();
+  #curve = new CurvePanel();
   #live = new LivePanel();
   #try = new TryPanel();
 
@@ -36,8 +41,19 @@ class Console {
     new ResizeObserver(() => this.#showModel()).observe(document.body);
   }
 
+  /** The profile of the model that is looked at comes along every other time: it changes slowly. */
+  query() {
+    this.#asked += 1;
+    const model = this.#document?.models.find((line) => keyOf(line) === this.#selected);
+    if (model?.state !== "READY" || (this.#profile && this.#asked % 2)) return "";
+    const query = `?${new URLSearchParams({ model: model.name, version: model.version })}`;
+    return query.length <= LONGEST_QUERY ? query : ""; // the numbers must come whatever a model is called
+  }
+
   take(page) {
     this.#document = page;
+    const { profile } = page;
+    if (profile === null || (profile && keyOf(profile) === this.#selected)) this.#profile = profile;
     const present = new Map();
     for (const model of page.models) {
       const history = this.#histories.get(keyOf(model)) ?? new History();
@@ -59,7 +75,9 @@ class Console {
 
   #select(key) {
     this.#selected = key;
+    this.#profile = null;
     this.#showModel();
+    askNow();
   }
 
   /** Keep what is selected while it is there; else the first model that takes pictures, or the first that serves. */
@@ -69,6 +87,7 @@ class Console {
     const ready = models.filter((model) => model.state === "READY");
     const best = ready.find((model) => model.task && model.newest) ?? ready.find((model) => model.newest) ?? models[0];
     this.#selected = best ? keyOf(best) : null;
+    this.#profile = null;
   }
 
   #showServer() {
@@ -114,6 +133,7 @@ class Console {
       history,
       bounds: page.bounds,
       slo: model.slo_ms ?? null,
+      profile: model.state === "READY" ? this.#profile : null,
       seconds: this.#seconds,
       latest: history.latest?.counts ?? null,
       short: history.window(SHORT_S),
@@ -122,6 +142,7 @@ class Console {
     };
     showAbout(model, health(model, history.window(RECENT_S), page.bounds));
     this.#tiles.show(view);
+    this.#curve.show(view);
     this.#live.show(view);
     this.#try.use(model);
   }
@@ -155,4 +176,4 @@ function showNoModel(serving) {
 
 offerThemes();
 const page = new Console();
-poll((found) => page.take(found), (times) => page.lost(times));
+const askNow = poll(() => page.query(), (found) => page.take(found), (times) => page.lost(times));

@@ -5,6 +5,7 @@ import { el, find, setText, svg } from "./dom.js";
 import { count, milliseconds, NOTHING, number, percent, rate } from "./format.js";
 import { labels, mean, total } from "./histogram.js";
 import { sumOf } from "./history.js";
+import { meaning, meaningPage } from "./refusals.js";
 import { stackBar } from "./stack.js";
 import { percentile, SPAN_S } from "./tiles.js";
 
@@ -13,8 +14,8 @@ const LINES = [["p50", 0.5], ["p90", 0.9], ["p99", 0.99]];
 export class LivePanel {
   #latency = card("Latency", "wide");
   #batch = card("Batch sizes");
-  #time = card("Where the time goes", "wide");
-  #refusals = card("Refused");
+  #time = card("Where the time goes");
+  #refusals = card("Refused", "wide");
   #chart = svg("svg", { class: "chart tall", role: "img" });
   #bars = svg("svg", { class: "chart tall", role: "img" });
   #legend = el("ul", { class: "legend lines" });
@@ -27,7 +28,7 @@ export class LivePanel {
     this.#batch.body.append(this.#bars);
     this.#time.body.append(this.#stack, this.#stackLegend);
     this.#refusals.body.append(this.#reasons);
-    const cards = [this.#latency, this.#batch, this.#time, this.#refusals];
+    const cards = [this.#latency, this.#batch, this.#refusals, this.#time];
     find("live-grid").append(...cards.map(({ node }) => node));
   }
 
@@ -94,7 +95,8 @@ export class LivePanel {
     this.#reasons.replaceChildren(
       ...rows.map(([word, times]) => {
         const now = rate((lately[word] ?? 0) / (recent?.seconds || 1));
-        return el("li", {}, el("span", {}, word), el("span", { class: "figure" }, now), el("span", { class: "hint figure" }, percent(times / all)));
+        const figures = [el("span", { class: "figure" }, now), el("span", { class: "hint figure" }, percent(times / all))];
+        return el("li", {}, el("a", { href: meaningPage(word) }, word), el("p", { class: "hint" }, meaning(word)), ...figures);
       }),
     );
     if (!rows.length) this.#reasons.append(el("li", { class: "hint" }, minute ? "Nothing was refused in the last minute." : NOTHING));

@@ -4,8 +4,11 @@ const EVERY_MS = 1000;
 const SLOWEST_MS = 8000;
 const PATIENCE_MS = 5000;
 
-/** `onDocument` gets each document; `onLost` is told how often in a row there was none. */
-export function poll(onDocument, onLost) {
+/**
+ * `query` is asked what to add to each request; `onDocument` gets each document; `onLost` is told how often in a row
+ * there was none. Returns a function that asks at once.
+ */
+export function poll(query, onDocument, onLost) {
   let timer = null;
   let failures = 0;
   let asking = false;
@@ -21,7 +24,7 @@ export function poll(onDocument, onLost) {
     const started = performance.now();
     let found = null;
     try {
-      const response = await fetch("/console/live", { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+      const response = await fetch(`/console/live${query()}`, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
       if (response.ok) found = await response.json();
     } catch {
       found = null;
@@ -36,4 +39,5 @@ export function poll(onDocument, onLost) {
 
   document.addEventListener("visibilitychange", () => later(0));
   ask();
+  return () => later(0);
 }

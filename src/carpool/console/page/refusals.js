@@ -32,6 +32,23 @@ const BY_STATUS = [
   [501, "Not done here", "bad"],
 ];
 
+const SHEDS = {
+  "cannot-finish": "What ran and waited before them took too long for their deadline, so they were told at once.",
+  overload: "Taking them would have made batches too small to keep up, and others late.",
+  "over-share": "Their source already had its fair share of a busy model.",
+  "given-up": "Accepted, then dropped so that those behind them made it.",
+  deadline: "Their deadline passed while they waited.",
+  "queue-full": "The queue was at its limit.",
+  timeout: "They waited longer than the model's queue allows.",
+  "too-large": "They brought more images than a batch may hold.",
+  replaced: "A newer frame of the same source took their place.",
+};
+
+/** What a reason of the counters means, for many requests; "" for one that this page does not know. */
+export const meaning = (word) => SHEDS[word] ?? "";
+
+export const meaningPage = (word) => `/console/refusals.html#${encodeURIComponent(word)}`;
+
 /** `body` is the error document, or null where there was none. */
 export function explain(status, body) {
   const [, title, tone] = BY_STATUS.find(([known]) => known === status) ?? [0, "The server failed on this picture", "bad"];

@@ -90,6 +90,11 @@ class HttpFacts:
         entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
         return [input_spec(entry.get("name"), entry.get("datatype"), entry.get("shape")) for entry in entries]
 
+    def profile(self, model: str) -> Any:
+        """What the server measured of a model; None from one that does not tell."""
+        status, body = self._ask("GET", f"/v2/models/{quote(model, safe='')}/profile")
+        return _document(status, body, f"the profile of {model!r}") if status == 200 else None
+
     def try_one(self, message: tuple[bytes, bytes]) -> tuple[int, bytes, str | None]:
         """One request as it will be sent: status, body, and the length of its head."""
         with self._response(b"".join(message), "POST") as response:

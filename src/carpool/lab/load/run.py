@@ -90,6 +90,7 @@ class _Generator:
         self._sent_all = asyncio.Event()
         self._all_ended = asyncio.Event()
         self._alarm = Alarm(self._loop, self._turn)
+        self._looks_at = 0.0  # when the alarm will ring
         self._tick: asyncio.TimerHandle | None = None
         self._watched_at = 0.0
         self._turning = False
@@ -157,7 +158,7 @@ class _Generator:
         self._look_ahead()
 
     def _look_ahead(self) -> None:
-        next_at = self._pace.next_at
+        self._looks_at = next_at = self._pace.next_at
         if next_at < float("inf"):
             self._alarm.set(self._start + next_at)
         self._check_end()
@@ -175,6 +176,8 @@ class _Generator:
         if self._pace.next_at <= now:
             self._turning = True
             self._loop.call_soon(self._turn)
+        elif self._pace.next_at < self._looks_at:  # a client that thinks before it asks again
+            self._look_ahead()
         elif not self._ledger.open:
             self._check_end()
 

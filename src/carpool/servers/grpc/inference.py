@@ -79,7 +79,13 @@ class Inference:
             parts = take_apart(message)
             if parts is None:
                 parts = await self._service.aside(len(message), parse_whole, message)
-            await self._offer(await self._understood(parts), parts)
+            family = await self._understood(parts)
+            try:
+                await self._offer(family, parts)
+            except CarpoolError as error:
+                source = self.asked.sender.source or self._head.options.source
+                self._service.door.turned_away(self._entry, error, self._arrived, self._head.batch, source)
+                raise
         except CarpoolError as error:
             self._fail(error)
         except Exception as error:

@@ -58,6 +58,7 @@ ROUTES: tuple[Route[Starter], ...] = (
     _get(f"{_MODEL}/ready", handlers.model_ready),
     _get(f"{_MODEL}/config", handlers.model_config),
     _get(f"{_MODEL}/stats", handlers.statistics),
+    _get(f"{_MODEL}/profile", handlers.profile),
     _post("/v2/repository/index", handlers.repository_index),
     _post("/v2/repository/{repository}/index", missing("naming one of several repositories is")),
     _post("/v2/repository[/{repository}]/models/{model}/load", control_handlers.load),

@@ -7,9 +7,11 @@ from carpool.servers.http.compressing import answer_compressed
 from carpool.servers.http.compression import choose_encoding
 from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.handlers import Variables
+from carpool.servers.http.image_head import read_query
 from carpool.servers.http.responses import JSON_FIELDS
 from carpool.servers.http.service import Service
 from carpool.servers.http.site import answer_asset, site
+from carpool.servers.live_document import with_profile
 
 _TEXT_FIELDS = b"content-type: text/plain; charset=utf-8\r\nvary: accept\r\n"
 _TEXT = (
@@ -41,7 +43,11 @@ def console_file(_service: Service, exchange: Exchange, variables: Variables) ->
 
 
 def console_live(service: Service, exchange: Exchange, _variables: Variables) -> None:
+    """With `?model=…&version=…` also the profile of that one, as far as the engine has told it."""
     page = service.live.read(service.door)
+    asked = read_query(exchange.head.query)
+    if "model" in asked:
+        page = with_profile(page, service.profiles.look(asked["model"], asked.get("version", "")))
     encoding = choose_encoding(exchange.head.headers.get(b"accept-encoding", b""))
     if encoding is None or len(page) < _WORTH_COMPRESSING:
         exchange.respond(200, _LIVE_FIELDS, page)

@@ -77,6 +77,14 @@ def statistics(service: Service, exchange: Exchange, variables: Variables) -> No
     service.answer_later(exchange, service.door.ask("statistics", {"name": name, "version": version}))
 
 
+def profile(service: Service, exchange: Exchange, variables: Variables) -> None:
+    """What was measured of a model, and what the scheduler believes of it now."""
+    entry = service.look_up(variables["model"], variables.get("version", ""))
+    service.answer_later(
+        exchange, service.door.ask("profile", {"name": entry.name, "version": entry.version})
+    )
+
+
 def repository_index(service: Service, exchange: Exchange, _variables: Variables) -> Collect:
     def answer(body: bytes | bytearray, _at: float) -> None:
         try:

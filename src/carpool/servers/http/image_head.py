@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
@@ -26,6 +27,16 @@ from carpool.servers.http.parsing import RequestHead
 _DEADLINE_FIELD = DEADLINE.lower().encode()
 _SOURCE_FIELD = SOURCE.lower().encode()
 _LATEST_FIELD = LATEST.lower().encode()
+_FIELDS = (
+    b"content-type",
+    b"accept",
+    b"accept-encoding",
+    b"content-encoding",
+    _DEADLINE_FIELD,
+    _SOURCE_FIELD,
+    _LATEST_FIELD,
+)
+_KEPT = 256
 _MOST_PARAMETERS = 32
 _WEIGHT = re.compile(rb"q=([01](?:\.[0-9]{0,3})?)")
 _PICTURES = {b"image/jpeg": "jpeg", b"image/png": "png", b"image/webp": "webp", b"image/*": "jpeg"}
@@ -47,12 +58,17 @@ class ImageHead(NamedTuple):
 
 def read_image_head(head: RequestHead) -> ImageHead:
     """Raises `InvalidInput` that names the field at fault."""
-    headers = head.headers
-    query = read_query(head.query)
-    form, wanted = read_accept(headers.get(b"accept", b""))
-    accepted = headers.get(b"accept-encoding")
-    layout = read_layout(headers.get(b"content-type"))
-    compressed = body_encoding(headers.get(b"content-encoding")) is not None
+    return _read(head.query, tuple(map(head.headers.get, _FIELDS)), bool(head.content_length))
+
+
+@lru_cache(maxsize=_KEPT)
+def _read(query_text: str, fields: tuple[bytes | None, ...], sized: bool) -> ImageHead:
+    """Kept, for every picture has a head of its own, which differs from the last one only in its length."""
+    content_type, accept, accepted, content_encoding, deadline, source, latest = fields
+    query = read_query(query_text)
+    form, wanted = read_accept(accept or b"")
+    layout = read_layout(content_type)
+    compressed = body_encoding(content_encoding) is not None
     return ImageHead(
         layout,
         query.pop("model", ""),
@@ -60,10 +76,10 @@ def read_image_head(head: RequestHead) -> ImageHead:
         query,
         form,
         wanted,
-        read_budget(headers.get(_DEADLINE_FIELD)),
-        checked(Sender(read_source(headers.get(_SOURCE_FIELD)), read_latest(headers.get(_LATEST_FIELD)))),
+        read_budget(deadline),
+        checked(Sender(read_source(source), read_latest(latest))),
         None if accepted is None else choose_encoding(accepted),
-        bool(head.content_length) and not compressed and layout.kind == "raw",
+        sized and not compressed and layout.kind == "raw",
     )
 
 

@@ -87,6 +87,7 @@ class ImageRoute:
         answer_error(exchange, refusal)
         if target is not None:  # else nobody knows whose failure it is
             count_failure(target.row, refusal, 0.0)
+            service.door.turned_away(target.entry, refusal, exchange.head_at, source=self.asked.sender.source)
         return None
 
     def _plan(self, exchange: Exchange, target: Target) -> BodyPlan:

@@ -60,6 +60,7 @@ class InferRoute:
         answer_error(exchange, refusal)
         if self._target is not None:  # else nobody knows whose failure it is
             count_failure(self._target.row, refusal, 0.0)
+            door.turned_away(self._target.entry, refusal, exchange.head_at, source=self.asked.sender.source)
         return None
 
     def current(self) -> Target:

@@ -70,6 +70,7 @@ class PictureInference(Inference):
         service = route.service
         service.server_row.add(BYTES_RECEIVED, route.size or len(body))
         entry = self._target.entry
+        self._head = batch.asked
         deadline = promised(entry, self._arrived, self._exchange.head_at + route.asked.budget)
         refusal = service.pictures.workers.refuses(entry.name, deadline, self._arrived)
         if refusal is not None:

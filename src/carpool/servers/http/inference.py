@@ -21,7 +21,7 @@ from carpool.servers.http.packing import check, is_in_place, is_plain, prepare, 
 from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.service import log
 from carpool.servers.server_timing import times_of
-from carpool.types import InferResponse
+from carpool.types import InferResponse, RequestOptions
 from carpool.wire.v2 import (
     Buffer,
     Placed,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _Prepared: TypeAlias = tuple[RequestHead, list[Buffer]]
 _NONE_PLACED: Mapping[str, Placed] = {}
+_NOT_READ = RequestHead("", (), (), RequestOptions(), True, 0)
 _LEFT = asyncio.CancelledError("the client left")
 
 
@@ -65,7 +66,7 @@ class Inference:
         self._outlets: Outlets | None = None  # for outputs that the client wants in its own memory
         self._arrived = 0.0
         self._offered = 0.0
-        self._head: RequestHead
+        self._head = _NOT_READ
         exchange.on_disconnect = self._left
 
     # ── the request ──
@@ -144,6 +145,7 @@ class Inference:
 
     def _offer_prepared(self, prepared: _Prepared) -> None:
         head, pieces = prepared
+        self._head = head
         service = self._route.service
         fetch = service.memory.fetch(head) if names_regions(head) else None
         slot = self._slot = service.door.slot(sum(map(len, pieces)) if fetch is None else fetch.size)
@@ -265,7 +267,11 @@ class Inference:
         """Answer with an error, and let go of the slot if the door has not taken it."""
         now = monotonic()
         more = b""
-        if timing is not None:
+        if timing is None:
+            route, entry = self._route, self._target.entry
+            source = route.asked.sender.source or self._head.options.source
+            route.service.door.turned_away(entry, error, self._arrived, self._head.batch, source)
+        else:
             more = TIMING % times_of(timing, self._offered - self._arrived, 0.0)
         answer_error(self._exchange, error, more)
         self._let_go()

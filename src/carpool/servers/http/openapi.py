@@ -7,7 +7,7 @@ from typing import Any
 
 from carpool import __version__
 from carpool.config.model import Task
-from carpool.servers.asked_fields import DEADLINE, MAX_SOURCE_CHARS, SOURCE
+from carpool.servers.asked_fields import DEADLINE, LATEST, MAX_SOURCE_CHARS, SOURCE
 from carpool.servers.door import Catalog
 from carpool.servers.http.image_body import MAX_PICTURES
 from carpool.servers.http.image_route import TASK_ROUTES, in_order
@@ -112,6 +112,12 @@ def _header_parameters() -> list[Document]:
             "in": "header",
             "description": "Who is asking, a camera or a tenant: sources get fair shares of a busy model.",
             "schema": {"type": "string", "maxLength": MAX_SOURCE_CHARS},
+        },
+        {
+            "name": LATEST,
+            "in": "header",
+            "description": "1: a newer picture of the same source takes its place while it waits.",
+            "schema": {"type": "string", "enum": ["0", "1"]},
         },
     ]
 

@@ -21,6 +21,7 @@ from carpool.servers.live_document import LivePage
 from carpool.servers.lookup import look_up
 from carpool.servers.model_rows import ModelRows
 from carpool.servers.pictures.service import PictureService
+from carpool.servers.profile_watch import ProfileWatch
 from carpool.servers.tracing import Tracer
 
 log = logger("http")
@@ -44,6 +45,7 @@ class Service:
         self.server_row = block.server
         self.metrics = metrics
         self.live = LivePage(table)
+        self.profiles = ProfileWatch(door)
         self.max_body_bytes = max_body_bytes
         self.memory = ClientMemory(door, max_body_bytes)
         self.tracer = Tracer(door)
@@ -69,6 +71,7 @@ class Service:
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.pictures.close()
+        self.profiles.close()
         for task in self._tasks:
             task.cancel()
 

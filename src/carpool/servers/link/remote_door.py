@@ -84,6 +84,11 @@ class RemoteDoor:
     ) -> CarpoolError | None:
         return self._gate(entry, deadline, now, sender, certain)
 
+    def turned_away(
+        self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
+    ) -> None:
+        """Nobody asks for them here: `RecordingDoor` does."""
+
     def infer(
         self,
         entry: ModelEntry,

@@ -97,8 +97,7 @@ class Picture:
                 write_file(slot.view, self._data)
                 self._offer_file(slot, geometry)
         except CarpoolError as error:
-            self._release()
-            count_failure(self._row, error, monotonic() - self._asked.arrived)
+            self._not_begun(error)
             raise
 
     def start_in(self, slot: Slot, geometry: Geometry) -> None:
@@ -107,9 +106,14 @@ class Picture:
             self._slot = slot
             self._offer_file(slot, geometry)
         except CarpoolError as error:
-            self._release()
-            count_failure(self._row, error, monotonic() - self._asked.arrived)
+            self._not_begun(error)
             raise
+
+    def _not_begun(self, error: CarpoolError) -> None:
+        self._release()
+        asked, entry = self._asked, self._model.entry
+        count_failure(self._row, error, monotonic() - asked.arrived)
+        self._service.door.turned_away(entry, error, asked.arrived, source=asked.sender.source)
 
     def _offer_file(self, slot: Slot, geometry: Geometry) -> None:
         if self._asked.drawn is None:
@@ -117,9 +121,7 @@ class Picture:
         self._geometry = geometry
         self._head = self._model.file_head
         self._offered = monotonic()
-        if (
-            self._asked.sender.latest
-        ):  # whoever is still being decoded is older; from here the engine knows it
+        if self._asked.sender.latest:  # one that is still being decoded is older; the engine knows this one
             self._service.frames.enter(self._model.entry, self._asked.sender, self._replaced)()
         self._infer(slot)
 
@@ -168,7 +170,11 @@ class Picture:
         if self._left or prepared is None:
             self._release()
             if not self._left:
-                self._fail(told(error, self._model.entry.name))
+                why, asked = told(error, self._model.entry.name), self._asked
+                self._service.door.turned_away(
+                    self._model.entry, why, asked.arrived, source=asked.sender.source
+                )
+                self._fail(why)
             return
         self._geometry, seconds = prepared
         self._row.observe(DECODE_SECONDS, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,14 +57,17 @@ def best_first(scores: Array, most: int) -> Array:
 def activate(values: Array, activation: str | None) -> Array:
     """Values over the first dimension → scores; what is not a number scores nothing."""
     wide = values.astype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = wide.sum()
-    if not np.isfinite(total):  # one that is not finite shows in the sum
-        wide = np.nan_to_num(wide, nan=-1e300, posinf=1e300, neginf=-1e300)
+    if activation == "softmax" and wide.ndim == 1 and len(wide):
+        top = wide.max()
+        if math.isfinite(top):  # then nothing is out of order; what is −∞ scores nothing by itself
+            scores: Array = np.exp(wide - top)
+            scores /= scores.sum()
+            return scores
+    wide = np.nan_to_num(wide, nan=-1e300, posinf=1e300, neginf=-1e300)
     if activation == "softmax":
-        grown = np.exp(wide - wide.max(axis=0, initial=-1e300))
-        scores: Array = grown / grown.sum(axis=0)
-        return scores
+        grown: Array = np.exp(wide - wide.max(axis=0, initial=-1e300))
+        grown /= grown.sum(axis=0)
+        return grown
     if activation == "sigmoid":
         return sigmoid(wide)
     return np.clip(wide, 0.0, 1.0)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,8 +20,7 @@ from carpool.lab.load.plan import Closed, Open, Plan
 from carpool.lab.load.processes import run_shared
 from carpool.lab.load.report import Report
 from carpool.lab.load.schedule import Phase
-from device.watching import Seen, Watch
-from peers.server import free_port
+from chip.watching import Seen, Watch
 
 READY_S = 400.0
 STOP_S = 30.0
@@ -96,6 +96,13 @@ def fastapi(network: str, log: Path, *, workers: int, max_batch: int) -> Iterato
         yield server
 
 
+def free_port() -> int:
+    """A loopback port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     end = time.monotonic() + READY_S
     while time.monotonic() < end and process.poll() is None:
@@ -146,11 +153,11 @@ def row(what: str, load: Load, report: Report, seen: Seen) -> dict[str, Any]:
         "images_per_s": counted.answered_rps,
         "goodput_rps": counted.goodput_rps,
         "attainment": counted.attainment,
-        "p50_ms": counted.response_ms.get("p50"),
-        "p99_ms": counted.response_ms.get("p99"),
-        "infer_p50_ms": counted.infer_ms.get("p50"),
-        "queue_p50_ms": counted.queue_ms.get("p50"),
-        "batch_mean": counted.batch.get("mean"),
+        "p50_ms": counted.response_ms.p50,
+        "p99_ms": counted.response_ms.p99,
+        "infer_p50_ms": counted.infer_ms.p50,
+        "queue_p50_ms": counted.queue_ms.p50,
+        "batch_mean": counted.batch.mean,
         "refused": dict(counted.refused),
         "failed": dict(counted.failed),
         "generator_late": report.generator_late,

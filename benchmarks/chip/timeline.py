@@ -1,6 +1,6 @@
 """A time line of the device: the same backends as in the server, kept busy with JPEGs, seen by the profiler.
 
-python -m device.timeline MODEL_FOLDER OUT.png PHOTO…
+python -m chip.timeline MODEL_FOLDER OUT.png PHOTO…
 """
 
 import argparse

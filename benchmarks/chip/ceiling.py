@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torchvision
 
-from device.repository import MEAN, SIDE, STD
+from chip.repository import MEAN, SIDE, STD
 
 WARM = 3
 

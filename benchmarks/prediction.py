@@ -1,0 +1,376 @@
+"""What `carpool plan` and `carpool simulate` say before, beside what `carpool serve` does: is the lab right?
+
+On a pretended device (16 ms + 4 ms per image, promise 200 ms, no noise), through real sockets:
+
+    capacity    the highest rate of which 99 % are answered in time, by bisection, the median of three; beside
+                the highest rate for which `carpool plan` asks for one replica
+    p99         of what is answered at 0.5, 0.7 and 0.9 of the capacity that can be promised, less what the
+                protocol takes; beside the simulator's
+    light load  at 5 % nobody waits for a batch to fill: p50 less the protocol, over the time of one image
+
+What the protocol takes is the median of requests for a second model in the same server that takes no time, at
+the light load's rate and in the same seconds. A point where the generator was late is void: it is measured
+again, at most twice. Then the same on a real model on the CPU, where the generator, the front end and the
+model share the cores: the report shows the noise, and there is no target.
+
+    python benchmarks/prediction.py               # about nine minutes
+    python benchmarks/prediction.py --no-real     # the pretended device only, about five
+    python benchmarks/prediction.py --quick       # the same, shorter, within a minute
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from carpool.config.server import server_settings
+from carpool.core.capacity import slo_capacity
+from carpool.core.curve import BatchCurve
+from carpool.core.policy import Promise
+from carpool.demo import demo_models
+from carpool.errors import CarpoolError
+from carpool.lab.plan import ENOUGH, Question, max_batch, suffices
+from carpool.lab.scenario import Scenario, measure
+from load import open_loop
+from load.burst import LoadError
+from load.carpool_server import CarpoolServer, FakeModel, carpool_server, starting, wait_ready
+from load.open_loop import Fallen, Shower
+
+CURVE, SLO = "16+4", 0.2
+NOTHING_MS = 0.01  # what the model for the protocol's share takes, twice
+WARM_UP_S = 1.0  # not counted: the first seconds after a pause are easier
+SIMULATED_S = 120.0
+LOADS = (0.5, 0.7, 0.9)
+LIGHT = 0.05
+WITHIN = {"capacity": 0.05, "p99": 0.15, "light_load": 1.15}
+REAL, REAL_SLO = "efficientnet_lite0", 0.1
+
+
+@dataclass(frozen=True)
+class Effort:
+    seconds: float  # of a point
+    steps: int  # of a bisection
+    rounds: int  # of the loads
+    light_s: float
+    repeats: int = 2  # of what is void
+
+
+FULL = Effort(seconds=25, steps=5, rounds=3, light_s=30)
+QUICK = Effort(seconds=6, steps=3, rounds=1, light_s=5, repeats=0)
+
+
+@dataclass(frozen=True)
+class Device:
+    """What is asked of a model, and what the lab knows of it."""
+
+    curve: BatchCurve
+    slo: float
+    noise: float = 0.0
+    model: str = "fake"
+
+    @property
+    def capacity(self) -> float:
+        """`capacity_rps` of `carpool plan`: the closed form."""
+        return slo_capacity(self.curve, self.slo)
+
+    def planned(self) -> float:
+        """The highest rate for which `carpool plan` asks for one replica."""
+        low, high = 0.0, 1.2 * self.capacity
+        while high - low > 0.005 * self.capacity:
+            rate = (low + high) / 2
+            one = suffices(Question(self.curve, self.slo, rate, noise=self.noise), replicas=1)
+            low, high = (rate, high) if one else (low, rate)
+        return low
+
+    def simulated_p99(self, rate: float) -> float:
+        """Seconds."""
+        promise = Promise(self.slo, max_batch(self.curve, self.slo))
+        stalls = 0.002 if self.noise else 0.0
+        scenario = Scenario(
+            self.curve, self.slo, promise, rate, seconds=SIMULATED_S, noise=self.noise, stall_share=stalls
+        )
+        return measure(scenario).p99_ms / 1e3
+
+
+def main() -> int:
+    args = parse_arguments()
+    found = pretended(QUICK if args.quick else FULL)
+    if not args.quick and not args.no_real:
+        found["real"] = real(FULL)
+    print(json.dumps(found, indent=2) if args.json else as_text(found))
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="shorter, and no real model: within a minute")
+    parser.add_argument("--json", action="store_true", help="print one object for machines")
+    parser.add_argument("--no-real", action="store_true", help="the pretended device only")
+    return parser.parse_args()
+
+
+# ---- the pretended device
+
+
+def pretended(effort: Effort) -> dict[str, object]:
+    """Three servers side by side: they only sleep, so that none takes anything from the others."""
+    device = Device(BatchCurve.parse(CURVE, 64), SLO)
+    planned = device.planned()
+    simulated = {load: device.simulated_p99(load * device.capacity) for load in LOADS}
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for _ in range(3):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carpool-prediction-")))
+            FakeModel(CURVE, 64, slo_ms=SLO * 1e3).write(folder)
+            models = FakeModel(f"{NOTHING_MS:g}+{NOTHING_MS:g}", 1).write(folder, "nothing")
+            servers.append(stack.enter_context(starting(models)))
+        for server in servers:
+            wait_ready(server)
+        light = light_load(servers[0], device, effort)
+        protocol = light["protocol_ms"] / 1e3
+        found = bisect(servers, device, planned, effort)
+        seen = loads(servers, device, effort)
+    p99 = [p99_row(device, load, seen[load], simulated[load], protocol) for load in LOADS]
+    known = [rate for rate in found if rate is not None]
+    measured = median(known) if known else None
+    off = None if measured is None else measured / planned - 1
+    return {
+        "curve": CURVE,
+        "slo_ms": SLO * 1e3,
+        "capacity": {
+            "measured_rps": rounded(measured, 1),
+            "planned_rps": round(planned, 1),
+            "closed_form_rps": round(device.capacity, 1),
+            "error": rounded(off),
+            "each_rps": [rounded(rate, 1) for rate in found],
+            "ok": off is not None and abs(off) <= WITHIN["capacity"],
+        },
+        "p99": p99,
+        "light_load": light,
+    }
+
+
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def attempt(showers: Sequence[Shower], effort: Effort) -> list[Fallen]:
+    """All side by side; those whose generator was late again, a few times."""
+    found = open_loop.pour(showers)
+    for repeat in range(1, effort.repeats + 1):
+        late = [number for number, fallen in enumerate(found) if fallen.late_because]
+        if not late:
+            break
+        again = [replace(showers[number], seed=showers[number].seed + 1000 * repeat) for number in late]
+        for number, fallen in zip(late, open_loop.pour(again), strict=True):
+            found[number] = fallen
+    for fallen in found:
+        for reason in fallen.late_because:
+            print(f"void: {reason}", file=sys.stderr)
+    return found
+
+
+def shower(server: CarpoolServer, device: Device, rate: float, seconds: float, seed: int) -> Shower:
+    steps = ((rate, WARM_UP_S + seconds),)
+    return Shower(server.url, steps, device.slo, timeout=10 * device.slo, seed=seed, model=device.model)
+
+
+def bisect(
+    servers: Sequence[CarpoolServer], device: Device, around: float, effort: Effort
+) -> list[float | None]:
+    """The highest rate with enough answered in time, once on each server; None where a point was void."""
+    low, high = [0.8 * around] * len(servers), [1.15 * around] * len(servers)
+    void = [False] * len(servers)
+    for step in range(effort.steps):
+        rates = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
+        showers = [
+            shower(server, device, rate, effort.seconds, seed=10 * step + number)
+            for number, (server, rate) in enumerate(zip(servers, rates, strict=True))
+        ]
+        for number, fallen in enumerate(attempt(showers, effort)):
+            void[number] |= bool(fallen.late_because)
+            counted = fallen.between(WARM_UP_S, float("inf"))
+            share = open_loop.in_time(counted, device.slo) / max(1, len(counted))
+            if share >= ENOUGH:
+                low[number] = rates[number]
+            else:
+                high[number] = rates[number]
+    return [None if bad else (a + b) / 2 for a, b, bad in zip(low, high, void, strict=True)]
+
+
+def loads(servers: Sequence[CarpoolServer], device: Device, effort: Effort) -> dict[float, list[float]]:
+    """p99 at each load, on another server in each round, without those that are void."""
+    seen: dict[float, list[float]] = {load: [] for load in LOADS}
+    for turn in range(effort.rounds):
+        pairs = [(servers[(number + turn) % len(servers)], load) for number, load in enumerate(LOADS)]
+        groups = [pairs] if len(servers) >= len(LOADS) else [[pair] for pair in pairs]
+        for group in groups:
+            showers = [
+                shower(server, device, load * device.capacity, effort.seconds, seed=100 + turn)
+                for server, load in group
+            ]
+            for (_, load), fallen in zip(group, attempt(showers, effort), strict=True):
+                if not fallen.late_because:
+                    seen[load].append(open_loop.latency(fallen.between(WARM_UP_S, float("inf")), 0.99))
+    return seen
+
+
+def p99_row(
+    device: Device, load: float, seen: Sequence[float], simulated: float, protocol: float = 0.0
+) -> dict[str, object]:
+    measured = median(seen) - protocol if seen else None
+    error = None if measured is None else measured / simulated - 1
+    return {
+        "load": load,
+        "rate_rps": round(load * device.capacity, 1),
+        "measured_ms": None if measured is None else round(measured * 1e3, 2),
+        "simulated_ms": round(simulated * 1e3, 2),
+        "error": rounded(error),
+        "each_ms": [round(p99 * 1e3, 2) for p99 in seen],
+        "ok": error is not None and abs(error) <= WITHIN["p99"],
+    }
+
+
+def light_load(server: CarpoolServer, device: Device, effort: Effort) -> dict[str, float | bool]:
+    """At 5 % of the capacity; the protocol's share beside it, on the same server at the same time."""
+    rate, alone = LIGHT * device.capacity, device.curve.times[1]
+    showers = [
+        shower(server, device, rate, effort.light_s, seed=1),
+        shower(server, replace(device, model="nothing"), rate, effort.light_s, seed=2),
+    ]
+    ours, nothing = attempt(showers, effort)
+    protocol = open_loop.latency(nothing.drops, 0.5) - 2 * NOTHING_MS / 1e3
+    p50 = open_loop.latency(ours.drops, 0.5)
+    ratio = (p50 - protocol) / alone
+    return {
+        "load": LIGHT,
+        "rate_rps": round(rate, 2),
+        "p50_ms": round(p50 * 1e3, 3),
+        "batch1_ms": round(alone * 1e3, 3),
+        "protocol_ms": round(protocol * 1e3, 3),
+        "ratio": round(ratio, 4),
+        "void": bool(ours.late_because or nothing.late_because),
+        "ok": ratio <= WITHIN["light_load"],
+    }
+
+
+# ---- a real model
+
+
+def real(effort: Effort) -> dict[str, object]:
+    """EfficientNet-Lite0 from the demo: profiled first, on the idle machine, then served and loaded."""
+    cache = server_settings()[0].cache_dir
+    assert cache is not None
+    path = next((path for path in demo_models(cache) if path.name == REAL), None)
+    if path is None:
+        return {"model": REAL, "left_out": "it is not there: pip install 'carpool[demo]'"}
+    profile = profiled(path)
+    points = [(int(row["batch"]), row["ms"] / 1e3) for row in profile["rows"]]
+    noise = median(row["spread"] for row in profile["rows"]) / 1.35  # the middle half of a normal spread
+    device = Device(BatchCurve(points), REAL_SLO, noise=noise, model=REAL)
+    planned = device.planned()
+    if planned < 1.0:
+        return {
+            "model": REAL,
+            "left_out": f"too noisy to plan for: batch times spread by {100 * noise:.0f} %",
+        }
+    simulated = {load: device.simulated_p99(load * device.capacity) for load in LOADS}
+    shorter = replace(effort, seconds=15, steps=4, rounds=1)
+    with carpool_server(path, options=["--slo-ms", f"{REAL_SLO * 1e3:g}"]) as server:
+        found = bisect([server], device, 0.85 * planned, shorter)[0]
+        seen = loads([server], device, shorter)
+    return {
+        "model": REAL,
+        "slo_ms": REAL_SLO * 1e3,
+        "curve": ",".join(f"{size}:{seconds * 1e3:.4g}" for size, seconds in points),
+        "noise": round(noise, 4),
+        "capacity": {
+            "measured_rps": rounded(found, 1),
+            "planned_rps": round(planned, 1),
+            "closed_form_rps": round(device.capacity, 1),
+            "error": rounded(None if found is None else found / planned - 1),
+        },
+        "p99": [p99_row(device, load, seen[load], simulated[load]) for load in LOADS],
+    }
+
+
+def profiled(path: Path) -> dict[str, list[dict[str, float]]]:
+    command = [str(Path(sys.executable).with_name("carpool")), "profile", str(path), "--json"]
+    done = subprocess.run(
+        [*command, "--slo-ms", f"{REAL_SLO * 1e3:g}"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise LoadError(f"carpool profile failed: {done.stderr[-500:]}")
+    found: dict[str, list[dict[str, float]]] = json.loads(done.stdout)
+    return found
+
+
+# ---- what came out
+
+
+def as_text(found: dict[str, object]) -> str:
+    lines = [f"a device of {found['curve']} ms, promise {found['slo_ms']:g} ms, no noise", ""]
+    lines += compared(found)
+    light = found["light_load"]
+    assert isinstance(light, dict)
+    lines += [
+        "",
+        f"light load: {light['rate_rps']:g}/s ({100 * LIGHT:g} %): p50 {light['p50_ms']:g} ms, of which the "
+        f"protocol {light['protocol_ms']:g}; the rest is {light['ratio']:.3f} × the "
+        f"{light['batch1_ms']:g} ms of one image (≤ {WITHIN['light_load']}: {said(light['ok'])})",
+    ]
+    if isinstance(real := found.get("real"), dict):
+        lines += ["", f"{real['model']} on the CPU"]
+        if "left_out" in real:
+            return "\n".join([*lines, str(real["left_out"])])
+        lines[-1] += (
+            f", promise {real['slo_ms']:g} ms, curve {real['curve']}, noise {100 * real['noise']:.1f} %"
+        )
+        lines += ["the generator, the front end and the model share the cores", ""]
+        lines += compared(real, judged=False)
+    return "\n".join(lines)
+
+
+def compared(found: dict[str, object], *, judged: bool = True) -> list[str]:
+    capacity, p99 = found["capacity"], found["p99"]
+    assert isinstance(capacity, dict)
+    assert isinstance(p99, list)
+    lines = [f"{'':<22} {'measured':>10} {'predicted':>10} {'off by':>8}"]
+    rows = [("capacity, images/s", capacity["measured_rps"], capacity["planned_rps"], capacity)]
+    rows += [
+        (f"p99 at {row['load']:g} ({row['rate_rps']:g}/s), ms", row["measured_ms"], row["simulated_ms"], row)
+        for row in p99
+    ]
+    for name, measured, predicted, row in rows:
+        if measured is None:
+            lines.append(f"{name:<22} {'void':>10} {predicted:>10,.1f}")
+            continue
+        bound = WITHIN["capacity" if row is capacity else "p99"]
+        verdict = f"  within {100 * bound:g} %: {said(row['ok'])}" if judged else ""
+        lines.append(
+            f"{name:<22} {measured:>10,.1f} {predicted:>10,.1f} {100 * row['error']:>+6.1f} %{verdict}"
+        )
+    closed = capacity["closed_form_rps"]
+    lines.append(f"(the closed form of what can be promised is {closed:,.0f}/s: load 1.0)")
+    return lines
+
+
+def said(ok: object) -> str:
+    return "yes" if ok else "NO"
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (LoadError, CarpoolError) as error:
+        sys.exit(f"prediction: {error}")

@@ -1,0 +1,258 @@
+"""A sweep from beginning to end: servers up, the curve known, one run after the other, servers down."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import resource
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from carpool import __version__
+from carpool.core.curve import BatchCurve
+from carpool.demo import pictures as demo_pictures
+from carpool.engine.hardware import Steal, hardware
+from carpool.lab.load.aim import Aim, read_url, take_aim
+from carpool.lab.load.facts import HttpFacts, Unreachable, only_model
+from carpool.lab.load.inputs import Filling
+from carpool.lab.load.plan import Open, Plan
+from carpool.lab.load.run import run as run_load
+from carpool.lab.load.schedule import Phase
+from carpool.lab.sweep.belief import GIVEN, Belief, ask_server, rates_of, try_out
+from carpool.lab.sweep.found import Found, read_found
+from carpool.lab.sweep.grid import PROMISE, Point, Setting, points
+from carpool.lab.sweep.journal import Journal
+from carpool.lab.sweep.measured import Measured, Watcher, measured
+from carpool.lab.sweep.order import SLO_MS, Order
+from carpool.lab.sweep.own_server import OwnServer
+from carpool.lab.sweep.predict import predict
+from carpool.lab.sweep.results import Results
+from carpool.lab.sweep.variant import make_variant
+
+T = TypeVar("T")
+
+_CONNECTIONS, _OTHER_FILES = 2048, 128
+_TIMEOUT_S = 10.0  # of a request, at least
+
+
+class Audience(Protocol):
+    """Whoever wants to know how far it is."""
+
+    def says(self, text: str) -> None: ...
+
+    def planned(self, left: int, done: int, seconds_each: float) -> None: ...
+
+    def ended(self, run: Measured) -> None: ...
+
+
+@dataclass
+class _Stage:
+    """The servers that are asked, by the name of their setting."""
+
+    scratch: Path  # for the settings of our own servers, as long as they run
+    aims: dict[str, Aim] = field(default_factory=dict)
+    own: list[OwnServer] = field(default_factory=list)
+
+    def check(self) -> None:
+        for server in self.own:
+            server.check()
+
+
+async def conduct(order: Order, folder: Path, audience: Audience, stop: asyncio.Event) -> Results | None:
+    """Everything that was found, also by an earlier sweep in this folder; None if that is nothing at all."""
+    asked = order.asked()
+    journal = Journal.open(folder, asked)
+    found = None if journal.found is None else read_found(journal.found)
+    done = {run.key for run in journal.runs}
+    if found is None or any(point.key not in done for point in _points(order, found)):
+        with _servers() as stage:
+            await _or_stop(_set_up(order, folder, stage, audience), stop)
+            if found is None and not stop.is_set():
+                found = await _or_stop(_find_out(order, stage, audience), stop)
+                if found is not None:
+                    journal.begin(asked, found.as_json())
+            if found is not None and not stop.is_set():
+                await _measure_all(order, found, journal, stage, audience, stop)
+    if found is None or not journal.runs:
+        return None
+    audience.says("simulating the same")
+    return _results(order, found, journal)
+
+
+async def _or_stop(work: Coroutine[None, None, T], stop: asyncio.Event) -> T | None:
+    """Its result; None if it was stopped before."""
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for waiting in (task, stopped):
+            waiting.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+@contextmanager
+def _servers() -> Iterator[_Stage]:
+    with TemporaryDirectory(prefix="carpool-sweep-") as scratch:
+        stage = _Stage(Path(scratch))
+        try:
+            yield stage
+        finally:
+            for server in stage.own:
+                server.ask_to_end()
+            for server in stage.own:
+                server.end()
+
+
+# ---- before the first run
+
+
+async def _set_up(order: Order, folder: Path, stage: _Stage, audience: Audience) -> None:
+    """All servers at once, since an idle one costs nothing: then settings can take turns run by run."""
+    for setting in order.settings:
+        url = order.url
+        if not url:
+            audience.says(f"starting a server: {setting.name}")
+            url = await _serve(order, setting, folder, stage)
+        stage.aims[setting.name] = _aim(order, url)
+
+
+async def _serve(order: Order, setting: Setting, folder: Path, stage: _Stage) -> str:
+    assert order.place is not None
+    assert order.source is not None
+    number = str(len(stage.own) + 1)
+    log = folder / f"server-{number}.log"
+    if setting.kind == PROMISE:
+        server = OwnServer(order.place, log, ("--slo-ms", str(setting.slo_ms)))
+    else:
+        server = OwnServer(make_variant(order.source, order.place, setting, stage.scratch / number), log)
+    stage.own.append(server)
+    return await server.address()
+
+
+def _aim(order: Order, url: str) -> Aim:
+    """Pictures where the model takes them, tensors else. Sends one request, to see."""
+    filling = Filling(shapes=order.shapes, seed=order.seed)
+    address = read_url(url)
+    if address.scheme != "http":
+        return _tried(Aim(url, order.model, filling=filling))
+    many = connections()
+    if order.pictures:
+        return _tried(Aim(url, order.model, pictures=order.pictures, connections=many))
+    facts = HttpFacts(address.host, address.port)
+    facts.check_ready()
+    model = order.model or only_model(facts)
+    tensors = Aim(url, model, filling=filling, connections=many)
+    if order.shapes:
+        return _tried(tensors)
+    try:
+        return _tried(Aim(url, model, pictures=tuple(demo_pictures()), connections=many))
+    except Unreachable:
+        return _tried(tensors)
+
+
+def connections() -> int:
+    """Enough for everybody whom an overloaded server lets wait, as far as the shell allows."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(64, min(_CONNECTIONS, allowed - _OTHER_FILES) if allowed > 0 else _CONNECTIONS)
+
+
+def _tried(aim: Aim) -> Aim:
+    take_aim(aim)
+    return aim
+
+
+async def _find_out(order: Order, stage: _Stage, audience: Audience) -> Found:
+    last = order.settings[-1]  # knobs, if there are any: they form larger batches than a promise may want
+    aim = stage.aims[last.name]
+    audience.says("asking how long batches take")
+    belief = await _belief(order, aim, last)
+    slo_ms = order.slo_ms or belief.slo_ms or SLO_MS
+    many = f"{len(aim.pictures)} pictures in turn" if aim.pictures else "random tensors"
+    rates = rates_of(order.rates, order.loads, belief, slo_ms)
+    return Found(aim.model, slo_ms, rates, belief, f"{many}, one in a request")
+
+
+async def _belief(order: Order, aim: Aim, setting: Setting) -> Belief:
+    if order.curve:
+        return Belief(BatchCurve.parse(order.curve), order.instances, GIVEN)
+    return ask_server(aim.url, aim.model) or await try_out(aim, setting.max_batch)
+
+
+# ---- the runs
+
+
+def _points(order: Order, found: Found) -> list[Point]:
+    names = [setting.name for setting in order.settings]
+    return list(points(names, found.rates, order.repeats, order.seed))
+
+
+async def _measure_all(
+    order: Order, found: Found, journal: Journal, stage: _Stage, audience: Audience, stop: asyncio.Event
+) -> None:
+    done = {run.key for run in journal.runs}
+    left = [point for point in _points(order, found) if point.key not in done]
+    audience.planned(len(left), len(done), order.warmup + order.seconds)
+    for point in left:
+        audience.says(f"{point.setting} at {point.rate:g}/s")
+        stage.check()
+        run = await _measure(order, found, point, stage.aims[point.setting], stop)
+        if stop.is_set():
+            return  # a run that was cut short is none
+        journal.add(run)
+        audience.ended(run)
+
+
+async def _measure(order: Order, found: Found, point: Point, aim: Aim, stop: asyncio.Event) -> Measured:
+    phases = [Phase(point.rate, order.seconds)]
+    if order.warmup:
+        phases.insert(0, Phase(point.rate, order.warmup, warmup=True))
+    slo = found.slo_ms / 1e3
+    patience = max(_TIMEOUT_S, 4 * slo)
+    plan = Plan(Open(tuple(phases), seed=order.seed + point.seed), slo=slo, timeout=patience, drain=patience)
+    seen, steal = Watcher(len(phases) - 1), Steal()
+    at = _now()
+    report = await run_load(plan, take_aim(aim), stop=stop, record=seen.record)
+    return measured(point, at, report, seen, steal.share())
+
+
+def _results(order: Order, found: Found, journal: Journal) -> Results:
+    rates = [rate for rate, _ in found.rates]
+    seconds = order.warmup + order.seconds
+    return Results(
+        model=found.model or order.model,
+        target=order.url or "a server of its own for each setting",
+        requests=found.requests,
+        slo_ms=found.slo_ms,
+        curve=found.belief.text,
+        curve_from=found.belief.source,
+        instances=found.belief.instances,
+        capacity_rps=round(found.belief.capacity(found.slo_ms), 3),
+        settings=order.settings,
+        seconds=order.seconds,
+        planned_runs=len(_points(order, found)),
+        runs=tuple(journal.runs),
+        prediction=tuple(predict(order.settings, rates, found.belief, found.slo_ms, seconds)),
+        machine=f"{hardware()}; {platform.system()} {platform.release()}",
+        date=_now(),
+        command=order.command,
+        versions={"carpool": __version__, "Python": platform.python_version(), "numpy": np.__version__}
+        | _onnxruntime(),
+    )
+
+
+def _onnxruntime() -> dict[str, str]:
+    import onnxruntime
+
+    return {"onnxruntime": str(onnxruntime.__version__)}
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
