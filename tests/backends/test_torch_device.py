@@ -45,6 +45,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "set_device": say("set_device"),
         "set_stream": say("set_stream"),
         "memory_reserved": lambda _place: 5,
+        "memory_allocated": lambda _place: 4,
+        "reset_peak_memory_stats": say("reset"),
+        "max_memory_allocated": lambda _place: 11,
         "mem_get_info": lambda _place: (30, 40),
         "set_per_process_memory_fraction": lambda share, _place: said.append(f"limit {share}"),
         "synchronize": say("device synchronize"),
@@ -64,12 +67,12 @@ def test_a_capture_is_warm_alone_and_of_this_thread(asked: list[str]) -> None:
         runs.append(1)
         return {"y": torch.ones(1)}
 
-    device.warm(run)
-    assert len(runs) == 3
+    assert device.warm(run) == 7
+    assert len(runs) == 4
     asked.clear()
     program = device.capture(run)
     assert asked == ["begin pool thread_local", "end", "replay", "record", "synchronize"]
-    assert len(runs) == 4
+    assert len(runs) == 5
     asked.clear()
     program.replay()
     device.wait()

@@ -20,7 +20,7 @@ from carpool.backends.device_turns import turns_of
 # A waiting thread sleeps instead of spinning: the cores belong to the front ends. Spinning would end a wait
 # some ten microseconds earlier.
 _BLOCKING_WAIT = True
-_WARM_UPS = 3
+_WARM_UPS = 3  # while libraries choose their kernels, they take more than they need
 _COPY_THREADS = 1  # that gather a batch for a GPU: a team has to be woken for each image, and spins meanwhile
 
 Run = Callable[[], Mapping[str, torch.Tensor]]
@@ -70,8 +70,9 @@ class Device(Protocol):
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor: ...
 
-    def warm(self, run: Run) -> None:
-        """So often that libraries have chosen their kernels and made their workspaces."""
+    def warm(self, run: Run) -> int:
+        """So often that libraries have chosen their kernels and made their workspaces. Returns the bytes that
+        a run takes of the device beside what it held already."""
 
     def capture(self, run: Run) -> Program:
         """Of a run that is warm. Raises RuntimeError where the model cannot be captured."""
@@ -130,8 +131,9 @@ class CpuDevice:
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
 
-    def warm(self, run: Run) -> None:
+    def warm(self, run: Run) -> int:
         run()
+        return 0
 
     def capture(self, run: Run) -> Program:
         return Called(run)
@@ -193,11 +195,16 @@ class CudaDevice:
         self.enter()
         return torch.zeros(tuple(shape), dtype=dtype, device=self.place)
 
-    def warm(self, run: Run) -> None:
+    def warm(self, run: Run) -> int:
         self.enter()
         for _ in range(_WARM_UPS):
             run()
         self.wait()
+        torch.cuda.reset_peak_memory_stats(self.place)
+        held = torch.cuda.memory_allocated(self.place)
+        run()
+        self.wait()
+        return max(0, int(torch.cuda.max_memory_allocated(self.place) - held))
 
     def capture(self, run: Run) -> Program:
         self.enter()

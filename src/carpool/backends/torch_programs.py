@@ -52,15 +52,15 @@ class Programs:
             self.sizes = ()
             return
         largest = config.max_batch or None
+        buffers = bytes_of(config.inputs, largest)
         if ledger is not None:
-            needed = bytes_of(config.inputs, largest)
-            ledger.check(config.name, needed, f"its inputs for batches of {largest or 1} take")
+            ledger.check(config.name, buffers, f"its inputs for batches of {largest or 1} take")
         self.inputs = FixedInputs(device, config.inputs, largest)
-        self._warm(ledger, before, tell)
+        self._warm(ledger, buffers, tell)
         self._capture(tell)
         self.bytes = device.allocated() - before
 
-    def _warm(self, ledger: Ledger | None, before: int, tell: Tell) -> None:
+    def _warm(self, ledger: Ledger | None, buffers: int, tell: Tell) -> None:
         """Small batches first: what they take tells whether the next larger one would fit."""
         seen: list[tuple[int, int]] = []
         for size in self.sizes or (1,):
@@ -69,8 +69,7 @@ class Programs:
                 ledger.check(self._config.name, needed, f"with batches of {size} it would take about")
             rows = self.inputs.rows(size)
             self._network.compile_for(rows, size, tell)
-            self._device.warm(self._runs(rows, size))
-            self.footprint[size] = self._device.allocated() - before
+            self.footprint[size] = buffers + self._device.warm(self._runs(rows, size))
             seen.append((size, self.footprint[size]))
 
     def _capture(self, tell: Tell) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import carpool
 from carpool.config.server import ServerSettings
 from carpool.engine.control import Progress
-from carpool.engine.engine import Engine
 from carpool.observe.columns import UP
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
@@ -28,7 +27,7 @@ from carpool.servers.model_control import ControlDesk
 from carpool.servers.pictures.workers import threads_for
 from carpool.servers.processes import Frontend
 from carpool.servers.recording import Recording
-from carpool.servers.start import HttpFrontend, limits_of, teach
+from carpool.servers.start import HttpFrontend, engine_for, limits_of, teach
 
 log = logger("server")
 
@@ -47,13 +46,7 @@ async def serve(
     """
     table = Table(bytearray(table_bytes(1)))
     block = table.block(0)
-    engine = Engine(
-        *paths,
-        slo_ms=settings.slo_ms,
-        table=table,
-        cache_dir=settings.cache_dir,
-        device_memory_gb=settings.device_memory_gb,
-    )
+    engine = engine_for(paths, settings, table)
     gates = GateTable(bytearray(GATE_BYTES))
     host = EngineHost(engine, gates.write)
     teach(host, settings)

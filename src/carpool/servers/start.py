@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import carpool
 from carpool.config.server import ServerSettings
 from carpool.engine.engine import Engine
 from carpool.observe.columns import CONNECTIONS, UP
-from carpool.observe.counters import Row, Table
+from carpool.observe.counters import Block, Row, Table
 from carpool.observe.logs import logger
 from carpool.observe.prometheus import Exposition
 from carpool.servers.advice import Advice
@@ -31,6 +32,20 @@ if TYPE_CHECKING:
     from carpool.servers.http.app import HttpApp
 
 _COUNT_EVERY_S = 1.0
+
+
+def engine_for(
+    paths: Sequence[str] | Sequence[Path], settings: ServerSettings, table: Table, block: Block | None = None
+) -> Engine:
+    """With all that the server's settings say about models."""
+    return Engine(
+        *paths,
+        slo_ms=settings.slo_ms,
+        table=table,
+        block=block,
+        cache_dir=settings.cache_dir,
+        device_memory_gb=settings.device_memory_gb,
+    )
 
 
 def limits_of(settings: ServerSettings) -> Limits:
@@ -63,14 +78,7 @@ async def engine(
     """Load the models; the front ends answer that they are alive, but not ready, until this returns."""
     log = logger("engine")
     mine = table.block(block)
-    served = Engine(
-        *paths,
-        slo_ms=settings.slo_ms,
-        table=table,
-        block=mine,
-        cache_dir=settings.cache_dir,
-        device_memory_gb=settings.device_memory_gb,
-    )
+    served = engine_for(paths, settings, table, mine)
     host = EngineHost(served, write_gate)
     teach(host, settings)
     await ControlDesk(host, settings).open(lambda model, step: log.debug("loading", model=model, step=step))
