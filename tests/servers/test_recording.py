@@ -22,6 +22,7 @@ from carpool.errors import (
 )
 from carpool.lab.traffic import Recording as Trace
 from carpool.servers import recording
+from carpool.servers.asked_fields import Sender
 from carpool.servers.recording import Recorder, Recording, RecordingDoor, claim
 from carpool.types import Datatype, RequestOptions
 from carpool.wire.v2 import RequestHead
@@ -153,7 +154,7 @@ def test_whoever_comes_to_the_door_is_noted_once(tmp_path: Path, door: FakeDoor)
     slot = noting.slot(8)
     assert slot is not None
     noting.infer(cats, head(4, "own"), slot, 0, lambda _: None, arrived=1.0, deadline=9.0)
-    noting.infer(dogs, head(4), slot, 0, lambda _: None, arrived=2.0, source="given")
+    noting.infer(dogs, head(4), slot, 0, lambda _: None, arrived=2.0, sender=Sender("given"))
     assert [(call.arrived, call.source) for call in door.calls] == [(1.0, ""), (2.0, "given")]
     assert door.calls[0].deadline == 9.0
     told: list[CarpoolError] = [

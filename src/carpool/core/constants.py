@@ -17,7 +17,7 @@ class Constants:
     """Memory of the offered rate: long enough to average tens of requests, short enough to see a surge."""
 
     lag_weight: float = 0.05
-    """One request moves what is thought of their age at arrival by a twentieth: bursts of a few say little."""
+    """One request moves what is thought of their age when offered by a twentieth: a few say little."""
 
     lane_memory_s: float = 1.0
     """Memory of one source's rate: a share must not be lost to the luck of a few arrivals."""

@@ -154,7 +154,7 @@ class Scheduler:
         `seconds` is what it took on the instance, if that is worth learning from: the curve does. How fast
         the instance is counts from its dispatch until we hear of its end, for that is what riders wait for.
         """
-        self.instances.finish(batch, now, None if seconds is None else now - batch.started)
+        self.instances.finish(batch, now, None if seconds is None else max(seconds, now - batch.started))
         if seconds is not None:
             self.drift.ran(batch.images, seconds, self.curve, now)
             self._relearn(now)
