@@ -21,7 +21,7 @@ from carpool.types import Signature
 log = logger("engine")
 
 _THREADED = ("onnxruntime", "pytorch")  # run on as many threads as they are given
-_MOST_STREAMS = 3  # instances on one GPU that are tried
+_MOST_STREAMS = 6  # instances on one GPU that are tried
 _WORTH_ANOTHER = 1.1  # times the rate without it: each takes memory, and makes single images slower
 _TRIAL = Effort(seconds=0.1, warm_up=0.3, total=1.0)
 

@@ -42,6 +42,9 @@ EXIT_CUT_OFF = 3
 """The time to drain was over before everything was finished."""
 
 _PR_SET_PDEATHSIG = 1
+_SWITCH_S = 1e-4
+"""How long a thread of the engine keeps the interpreter while another wants it. A model's thread asks for it
+after each call into its device, and with Python's 5 ms a GPU waits for the loop (docs/gpu.md)."""
 _COLLECT_AT = (20_000, 20, 50)
 _CATALOGUE_S = 1.0
 
@@ -266,6 +269,8 @@ async def _live(role: str, fd: int) -> int:
         return 0
     settings = first.body["settings"]
     configure(settings["log_format"], settings["log_level"])
+    if role == "engine":
+        sys.setswitchinterval(_SWITCH_S)
     process = EngineProcess if role == "engine" else FrontendProcess
     return await process(control, first).run()
 
