@@ -1,7 +1,7 @@
 """JPEG bytes to answers at the speed of the chip: one GPU, one server, everything measured in one run.
 
 Needs a CUDA device, torch and torchvision; nothing is fetched. In this order, for ResNet-50 and then ViT-B/16
-in fp16 with random weights: what one process does without a network (decode, resize, model, top-5, on one to
+in fp16 with random weights: what one process does without a network (decode, resize, model, top-5, on two or
 three streams), Carpool over HTTP with 640×480 JPEGs, with uint8 tensors, and with tensors in shared memory,
 light load, a promise of 50 ms at 0.9 of capacity and beyond it, what a team writes with FastAPI, and a time
 line of the device.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from chip.repository import write_model, write_photos
 from chip.serving import Load, Running, drive, row
 
 SECTIONS = ("ceiling", "jpeg", "tensor", "shared", "light", "promise", "fastapi", "timeline")
-BUCKETS = [1, 8, 32, 64, 128]
+BUCKETS = [1, 8, 32, 64, 96, 128]
 HERE = Path(__file__).parent
 
 
@@ -130,13 +131,13 @@ class Bench:
                 self.saturate(server, "shared", self.tensors(server.url, shared=True))
 
     def promise(self) -> None:
-        """50 ms, at 0.9 of what was measured and as far beyond it as the generator goes."""
+        """50 ms, at 0.9 of what is answered within them, and as far beyond it as the generator goes."""
         log = self.given.out / f"promise-{self.network}.log"
         with serving.carpool(self.repository, log, frontends=self.given.frontends, slo_ms=50) as server:
             for what, aim in (("jpeg", self.pictures(server.url)), ("tensor", self.tensors(server.url))):
-                capacity = self.found.get(f"{what}_images_per_s") or 0.0
-                if not capacity:
-                    continue
+                load = Load(aim, self.given.seconds, self.given.processes, concurrency=256, slo=0.05)
+                capacity = self.add(row(f"within 50 ms, {what}", load, *drive(server, load)))["goodput_rps"]
+                self.keep(f"{what}_within_50_ms", capacity)
                 for factor in self.given.factors:
                     load = Load(
                         aim, self.given.seconds, self.given.processes, rate=factor * capacity, slo=0.05
@@ -203,7 +204,7 @@ def machine() -> dict[str, Any]:
         "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu",
         "torch": torch.__version__,
         "torchvision": torchvision.__version__,
-        "cores": len(__import__("os").sched_getaffinity(0)),
+        "cores": len(os.sched_getaffinity(0)),
         "python": sys.version.split()[0],
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(sys.argv),
@@ -219,11 +220,11 @@ def read() -> argparse.Namespace:
     parser.add_argument("--networks", default="resnet50,vit_b_16")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=4.0, help="of every measurement")
-    parser.add_argument("--frontends", type=int, default=6)
+    parser.add_argument("--frontends", type=int, default=4)
     parser.add_argument("--processes", type=int, default=5, help="that generate load")
     parser.add_argument("--instances", type=int, default=0, help="0: as measurement says")
-    parser.add_argument("--clients", default="256,512,768", help="closed loops to try")
-    parser.add_argument("--factors", default="0.9,1.5,2", help="of capacity, for the promise")
+    parser.add_argument("--clients", default="384,640", help="closed loops to try")
+    parser.add_argument("--factors", default="0.9,1.5", help="of capacity, for the promise")
     parser.add_argument("--workers", default="1,4", help="of FastAPI")
     parser.add_argument("--buckets", default=",".join(map(str, BUCKETS)))
     parser.add_argument("--connections", type=int, default=1024)

@@ -115,8 +115,8 @@ def main() -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("photos", type=Path, nargs="+")
     given = parser.parse_args()
-    (source,) = find_models([given.model])
-    (version,) = source.versions
+    sources, _ = find_models([given.model], gpus=torch.cuda.device_count())
+    source, version = sources[0], sources[0].versions[0]
     ready = Loading(source.config, version).prepare(lambda _: None)
     files = [np.frombuffer(path.read_bytes(), np.uint8) for path in given.photos]
     try:

@@ -119,6 +119,13 @@ class Placement:
     tell: Callable[[str], None] = lambda _: None
 
 
+@runtime_checkable
+class SharesDevice(Protocol):
+    """A backend that shares a device with other models."""
+
+    device: str  # its name; empty: it shares none
+
+
 class Loader(Protocol):
     """The two functions that each runtime's file offers."""
 

@@ -36,6 +36,7 @@ class FakeBackend:
 
     def __init__(self, config: ModelConfig) -> None:
         self._model = config.name
+        self.device = (config.fake or FakeSettings()).device
         self._batched = config.max_batch != 0
         self._curve = _curve(config)
         self._outputs = {tensor.name: tensor for tensor in config.outputs}

@@ -51,6 +51,7 @@ class TorchBackend:
     def __init__(self, config: ModelConfig, file: Path, device: Device, placement: Placement) -> None:
         self._model = config.name
         self._device = device
+        self.device = device.name if device.bounded else ""
         self._outputs = [tensor.name for tensor in config.outputs]
         self._batched = config.max_batch != 0
         self._cap = config.max_batch or 1
@@ -153,7 +154,7 @@ class TorchBackend:
             self._device.enter()
             outputs, size = self._programs.replay(count, stage)
             arrays = self._answers.copy(outputs, names)
-            self._device.wait()
+            self._device.wait(count)
         if self._aborted:
             raise aborted(self._model)
         if not self._batched or count == size:

@@ -17,9 +17,9 @@ import torch
 
 from carpool.backends.device_turns import turns_of
 
-# A waiting thread sleeps instead of spinning: the cores belong to the front ends. Spinning would end a wait
-# some ten microseconds earlier.
-_BLOCKING_WAIT = True
+# A waiting thread sleeps instead of spinning: the cores belong to the front ends. A single image is done
+# within a millisecond, and waking up would take a part of that: for it the thread spins.
+_SPINS_FOR = 1
 _WARM_UPS = 3  # while libraries choose their kernels, they take more than they need
 _COPY_THREADS = 1  # that gather a batch for a GPU: a team has to be woken for each image, and spins meanwhile
 
@@ -80,8 +80,8 @@ class Device(Protocol):
     def call(self, run: Run) -> Program:
         """Not captured: run anew each time."""
 
-    def wait(self) -> None:
-        """Until everything that was asked of the device is done."""
+    def wait(self, images: int | None = None) -> None:
+        """Until everything that was asked of the device is done, for so many images if that is known."""
 
     def turn(self) -> threading.Lock:
         """Held while a batch runs, so that nobody captures beside it."""
@@ -141,7 +141,7 @@ class CpuDevice:
     def call(self, run: Run) -> Program:
         return Called(run)
 
-    def wait(self) -> None:
+    def wait(self, images: int | None = None) -> None:
         pass
 
     def turn(self) -> threading.Lock:
@@ -176,7 +176,8 @@ class CudaDevice:
         torch.backends.cudnn.benchmark = True  # shapes never change, so looking for the best kernel pays
         with torch.cuda.device(self.place):
             self._stream = torch.cuda.Stream(self.place)  # type: ignore[no-untyped-call]
-            self._done = torch.cuda.Event(blocking=_BLOCKING_WAIT)  # type: ignore[no-untyped-call]
+            self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._done_soon = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
         self._turns = turns_of(index)
         self._turn = self._turns.join()
@@ -227,9 +228,10 @@ class CudaDevice:
     def call(self, run: Run) -> Program:
         return Called(run)
 
-    def wait(self) -> None:
-        self._done.record(self._stream)
-        self._done.synchronize()
+    def wait(self, images: int | None = None) -> None:
+        done = self._done_soon if images is not None and images <= _SPINS_FOR else self._done
+        done.record(self._stream)
+        done.synchronize()
 
     def turn(self) -> threading.Lock:
         return self._turn

@@ -154,6 +154,7 @@ class FakeSettings:
     """A model that only takes time: `16+4` is ms per batch + ms per image, `1:6.2,8:11` measured points."""
 
     curve: str = "4+1"
+    device: str = ""  # models that name the same one take turns on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,7 @@ class ModelConfig:
     labels: str | None = None
     execution_timeout: float | None = None
     response_cache: bool = False
+    device_weight: float = 1.0  # its part of a device that several models share
     parameters: Mapping[str, str] = field(default_factory=dict)
     onnxruntime: OnnxruntimeSettings = OnnxruntimeSettings()
     pytorch: PytorchSettings = PytorchSettings()

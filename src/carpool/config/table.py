@@ -22,6 +22,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "labels",
         "execution_timeout_ms",
         "response_cache",
+        "device_weight",
         "batching",
         "image",
         "detect",
@@ -68,7 +69,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "classify": ("activation",),
     "segment": ("activation", "threshold", "background"),
     "embed": ("normalize",),
-    "fake": ("curve",),
+    "fake": ("curve", "device"),
     "onnxruntime": ("providers", "intra_op_threads", "inter_op_threads"),
     "pytorch": (
         "device",

@@ -67,6 +67,7 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         labels=_inside(top, "labels"),
         execution_timeout=None if timeout_ms is None else timeout_ms / 1e3,
         response_cache=top.flag("response_cache", False),
+        device_weight=_weight(top),
         parameters=_parameters(top),
         onnxruntime=onnxruntime(top.table("onnxruntime")),
         pytorch=pytorch(top.table("pytorch")),
@@ -94,6 +95,13 @@ def _backend(top: Table) -> str | None:
             )
         backend = name
     return backend
+
+
+def _weight(top: Table) -> float:
+    weight = top.number("device_weight", 0, above=True)
+    if weight is not None and not 0.001 <= weight <= 1000:
+        raise top.error("device_weight", "must be between 0.001 and 1000: twice another's is twice its time")
+    return 1.0 if weight is None else weight
 
 
 def _inside(table: Table, key: str) -> str | None:

@@ -122,15 +122,13 @@ def embed(table: Table | None) -> EmbedSettings | None:
 def fake(table: Table | None) -> FakeSettings | None:
     if table is None:
         return None
-    curve = table.text("curve")
-    if curve is None:
-        return FakeSettings()
+    curve = table.text("curve") or FakeSettings().curve
     if not _CURVE.fullmatch(curve):
         raise table.error(
             "curve",
             f'must be ms per batch + ms per image, like "16+4", or batch:ms points, not {shown(curve)}',
         )
-    return FakeSettings(curve)
+    return FakeSettings(curve, table.text("device") or "")
 
 
 def onnxruntime(table: Table | None) -> OnnxruntimeSettings:

@@ -107,6 +107,10 @@ class Driver:
             work.done(work, Outcome(error=Cancelled("the client left")))
             self._plan_turn()
 
+    def wake(self) -> None:
+        """Another model has left the device that both use: there may be a batch to start now."""
+        self._plan_turn()
+
     def refuse_from_now_on(self, error: CarpoolError) -> None:
         """Nothing new is taken; what was accepted goes on."""
         self._closed = error

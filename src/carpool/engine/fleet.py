@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
+from carpool.engine.devices import Devices
 from carpool.engine.profile_store import ProfileStore
 from carpool.engine.served import Served
 from carpool.engine.uploads import Upload
@@ -34,6 +35,7 @@ class Fleet:
         self._table = table
         self._block = block
         self._profiles = profiles
+        self._devices = Devices()
         self.offered: dict[int, Served] = {}  # by key, a number that is never used again
         self.leaving: dict[int, Served] = {}
         self.changed: Callable[[], None] = lambda: None
@@ -60,6 +62,7 @@ class Fleet:
             identity=identity,
             upload=upload,
             profiles=self._profiles,
+            devices=self._devices,
         )
         if upload is not None:
             upload.join()

@@ -16,6 +16,7 @@ from carpool.core.instance import Batch, Instance
 from carpool.core.job import Reason
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
+from carpool.engine.devices import Devices
 from carpool.engine.driver import Driver
 from carpool.engine.executor import BatchResult, Executor
 from carpool.engine.loading import Loading, Ready
@@ -64,6 +65,7 @@ class Served:
         identity: object = None,
         upload: Upload | None = None,
         profiles: ProfileStore | None = None,
+        devices: Devices | None = None,
     ) -> None:
         self.name = config.name
         self.version = str(version.number)
@@ -84,6 +86,8 @@ class Served:
         self.row = row
         self._server_row = server_row
         self._loading = Loading(config, version, profiles)
+        self._devices = devices or Devices()
+        self._leave_devices: Callable[[], None] = lambda: None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: Driver | None = None
         self._piece = 1
@@ -135,7 +139,9 @@ class Served:
         scheduler = Scheduler(ready.curve, policy, len(ready.backends))
         knobs = isinstance(policy, Knobs)
         timeout = ready.config.execution_timeout
-        self._driver = Driver(self.name, scheduler, knobs, self, self._loop, timeout)
+        self._driver = driver = Driver(self.name, scheduler, knobs, self, self._loop, timeout)
+        weight = ready.config.device_weight
+        self._leave_devices = self._devices.join(scheduler, ready.backends, weight, driver.wake)
         for instance, backend in zip(scheduler.instances, ready.backends, strict=True):
             self._driver.place(instance, self._executor(backend))
 
@@ -264,6 +270,7 @@ class Served:
         if self._driver is not None:
             idle = self._driver.idle
             executors = self._driver.close()
+            self._leave_devices()
             if idle:  # else a thread is stuck in the model, and nobody should wait for it
                 await asyncio.to_thread(_join, executors)
         self._loader.shutdown(wait=False)
