@@ -103,3 +103,31 @@ def test_uneven_instances_are_judged_by_the_one_that_carries() -> None:
     core.instances.refresh()
     assert core.instances.uneven
     assert core.offer(Job(0.0), 0.0) is None
+
+
+def test_who_has_not_set_out_is_refused_while_others_are_long_on_their_way() -> None:
+    core = scheduler()
+    slo = core.policy.settings.slo  # type: ignore[attr-defined]
+    assert core.refuses(Job(1.0), 1.0) is None
+    for _ in range(200):
+        core.lag.seen(0.5 * slo, 1.0)
+    refusal = core.refuses(Job(1.0), 1.0)
+    assert refusal is not None
+    assert refusal.reason is Reason.OVERLOAD
+    assert refusal.retry_after == pytest.approx(0.5 * slo, rel=0.01)
+    assert core.offer(Job(1.0), 1.0) is None  # whoever is here already is judged by its deadline
+
+
+def test_a_lag_that_nobody_sees_any_more_is_forgotten() -> None:
+    core = scheduler()
+    for _ in range(200):
+        core.lag.seen(10.0, 1.0)
+    assert core.refuses(Job(1.0), 1.0) is not None
+    assert core.refuses(Job(3.0), 3.0) is None
+
+
+def test_without_a_promise_there_is_no_lag_to_speak_of() -> None:
+    core = Scheduler(BatchCurve.parse("4+1"), Knobs(max_batch=8))
+    for _ in range(200):
+        core.lag.seen(10.0, 1.0)
+    assert core.refuses(Job(1.0), 1.0) is None

@@ -16,6 +16,10 @@ class Constants:
     rate_memory_s: float = 0.2
     """Memory of the offered rate: long enough to average tens of requests, short enough to see a surge."""
 
+    most_lag: float = 0.2
+    """Requests may spend a fifth of a promise on their way to the scheduler. What is more says that it cannot
+    take them as fast as they come, whatever the device could do: the front ends must say no instead."""
+
     lag_weight: float = 0.05
     """One request moves what is thought of their age when offered by a twentieth: a few say little."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
+from carpool.core.admission import backed_up
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.drift import Drift
@@ -83,7 +84,8 @@ class Scheduler:
         )
         self.lanes = Lanes(by_shape=self.policy.by_shape, constants=constants)
         self.ledger = Ledger()
-        self.lag = Lag(constants)
+        self.age = Lag(constants)  # of requests when they are offered
+        self.lag = Lag(constants)  # what of that they spent on their way here
         self._rate = Rate(constants.rate_memory_s)
         self._sequence = 0
         self._expiries: list[tuple[float, int, Job]] = []
@@ -98,7 +100,7 @@ class Scheduler:
         With `ready=False` it waits for its picture: call `ready` when the tensor is there.
         """
         self.ledger.offered += 1
-        self.lag.seen(now - job.arrived, now)
+        self.age.seen(now - job.arrived, now)
         self._sequence += 1
         level, source = self.policy.place(job, self._sequence)
         job.lane = lane = self.lanes.lane(level, source, now)
@@ -119,7 +121,7 @@ class Scheduler:
     def refuses(self, job: Job, now: float) -> Refusal | None:
         """What the gate says to a request that is still on its way: nothing is counted yet."""
         job.lane = self.lanes.peek(*self.policy.place(job, self._sequence))
-        return self._limits(job, now) or self.policy.admit(self, job, now)
+        return self._limits(job, now) or backed_up(self, job, now) or self.policy.admit(self, job, now)
 
     def refused_elsewhere(
         self, images: int, requests: int, reason: Reason, now: float, source: str = ""

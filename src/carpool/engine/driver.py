@@ -81,6 +81,7 @@ class Driver:
             payload=work,
         )
         now = monotonic()
+        self.scheduler.lag.seen(work.lag, now)
         refusal = self.scheduler.offer(job, now)
         if refusal is not None:
             error = refused(self._model, job, refusal, knobs=self._knobs)

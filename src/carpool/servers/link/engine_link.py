@@ -134,7 +134,7 @@ class EngineLink(asyncio.Protocol):
     # What it asks for.
 
     def _submit(self, fields: Fields, now: float) -> None:
-        _, _, call, number, offset, output, capacity, arrived, deadline = fields
+        _, _, call, number, offset, output, capacity, arrived, deadline, sent = fields
         template = self._templates.get(number)
         if template is None or call in self._works:
             raise ProtocolError(f"call {call} with template {number}")
@@ -160,6 +160,7 @@ class EngineLink(asyncio.Protocol):
             images=template.images,
             wanted=template.wanted,
             arrived=arrived,
+            lag=now - sent if 0.0 < sent <= now else 0.0,
             deadline=deadline,
             timeout=template.timeout,
             priority=template.priority,

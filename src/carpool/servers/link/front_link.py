@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -81,7 +82,8 @@ class FrontLink(asyncio.Protocol):
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
         template = call.template.number
-        self._outbox.put(_pack(SUBMIT, 0, number, template, offset, at, capacity, arrived, deadline))
+        sent = monotonic()
+        self._outbox.put(_pack(SUBMIT, 0, number, template, offset, at, capacity, arrived, deadline, sent))
 
     def cancel(self, call: RemoteCall) -> None:
         self._outbox.put(to_engine(CANCEL, call.number))

@@ -31,8 +31,8 @@ DONE: Final = 7
 CATALOG: Final = 8
 ANSWER: Final = 9
 
-TO_ENGINE = struct.Struct("<IIQQQQQdd")
-"""Kind, payload bytes, number, template, input offset, output offset, output capacity, arrived, deadline."""
+TO_ENGINE = struct.Struct("<IIQQQQQddd")
+"""Kind, payload bytes, number, template, offsets of input and output, output capacity; arrived, deadline, sent."""
 
 TO_FRONTEND = struct.Struct("<IIQHHIffff")
 """Kind, payload bytes, number, status, form of the outputs, batch; seconds of queue, input, infer, output."""
@@ -62,7 +62,7 @@ class ProtocolError(Exception):
 
 def to_engine(kind: int, number: int, payload: bytes = b"") -> bytes:
     """Any record but SUBMIT, which is packed where it is made."""
-    return TO_ENGINE.pack(kind, len(payload), number, 0, 0, 0, 0, 0.0, 0.0) + payload
+    return TO_ENGINE.pack(kind, len(payload), number, 0, 0, 0, 0, 0.0, 0.0, 0.0) + payload
 
 
 def to_frontend(kind: int, number: int, status: int, payload: bytes = b"") -> bytes:
