@@ -92,15 +92,16 @@ def draw(found: dict[str, list[tuple[int, float, float]]], target: Path, title: 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    streams = sorted({stream for rows in found.values() for stream, _, _ in rows})
-    figure, axes = plt.subplots(figsize=(12, 1.2 + 0.7 * len(streams)))
+    instances = sorted({stream for stream, _, _ in found["model"]})
+    lanes = {stream: number for number, stream in enumerate(instances)}  # the decoder's share one more
+    figure, axes = plt.subplots(figsize=(12, 1.8 + 0.8 * len(instances)))
     for kind, rows in found.items():
-        for number, stream in enumerate(streams):
-            bars = [(at, long) for of, at, long in rows if of == stream]
-            axes.broken_barh(
-                bars, (number - 0.35, 0.7), color=KINDS[kind], label=kind if not number else None
-            )
-    axes.set_yticks(range(len(streams)), [f"stream {stream}" for stream in streams])
+        for number in range(len(instances) + 1):
+            bars = [(at, long) for of, at, long in rows if lanes.get(of, len(instances)) == number]
+            label = None if number else kind
+            axes.broken_barh(bars, (number - 0.35, 0.7), color=KINDS[kind], label=label)
+    names = [f"instance {number + 1}" for number in range(len(instances))]
+    axes.set_yticks(range(len(names) + 1), [*names, "decoder"])
     axes.set_xlim(0, 1e3 * WINDOW_S)
     axes.set_xlabel("ms")
     axes.set_title(title)

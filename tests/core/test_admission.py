@@ -6,7 +6,7 @@ import pytest
 
 from carpool.core.curve import BatchCurve
 from carpool.core.job import Job, Reason
-from carpool.core.policy import Promise
+from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 
 SLO = 0.050
