@@ -32,7 +32,7 @@ CATALOG: Final = 8
 ANSWER: Final = 9
 
 TO_ENGINE = struct.Struct("<IIQQQQQddd")
-"""Kind, payload bytes, number, template, offsets of input and output, output capacity; arrived, deadline, sent."""
+"""Kind, payload bytes, number, template, offsets of input and output, capacity, arrived, deadline, sent."""
 
 TO_FRONTEND = struct.Struct("<IIQHHIffff")
 """Kind, payload bytes, number, status, form of the outputs, batch; seconds of queue, input, infer, output."""
