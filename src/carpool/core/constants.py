@@ -16,9 +16,15 @@ class Constants:
     rate_memory_s: float = 0.2
     """Memory of the offered rate: long enough to average tens of requests, short enough to see a surge."""
 
+    handover: float = 1.25
+    """Handing a batch over and hearing of its end counts as a part of its time, up to a quarter of it."""
+
     most_lag: float = 0.2
     """Requests may spend a fifth of a promise on their way to the scheduler. What is more says that it cannot
     take them as fast as they come, whatever the device could do: the front ends must say no instead."""
+
+    lag_memory_s: float = 0.005
+    """When nobody has come for so long, nobody is on the way any more."""
 
     lag_weight: float = 0.05
     """One request moves what is thought of their age when offered by a twentieth: a few say little."""

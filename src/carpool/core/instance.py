@@ -56,11 +56,12 @@ class Instance:
 class Instances:
     """The group, with what every arrival asks for kept ready."""
 
-    __slots__ = ("_all", "_curve", "idle", "longest", "next_free", "pace", "uneven")
+    __slots__ = ("_all", "_curve", "_handover", "idle", "longest", "next_free", "pace", "uneven")
 
     def __init__(self, count: int, curve: BatchCurve, constants: Constants) -> None:
         self._all = [Instance(index, constants) for index in range(count)]
         self._curve = curve
+        self._handover = constants.handover
         self.refresh()
 
     def __iter__(self) -> Iterator[Instance]:
@@ -97,7 +98,10 @@ class Instances:
         instance.batch = None
         instance.free_at = instance.idle_since = now
         if seconds is not None:
-            instance.speed.learn(seconds / self._curve.times[batch.images])
+            # With the way there and back, which riders wait for: but whoever is late to hear of the end must
+            # not think that the instance is slow.
+            took = min(max(seconds, now - batch.started), self._handover * seconds)
+            instance.speed.learn(took / self._curve.times[batch.images])
         self.refresh()
         if instance.turn is not None:
             instance.turn.ended(batch, now)

@@ -60,22 +60,23 @@ class Speed:
 
 
 class Lag:
-    """How old requests are when they are offered: what a front end and the way from it take of a promise."""
+    """How long requests take for a part of their way to the scheduler."""
 
-    __slots__ = ("_at", "_constants", "_value")
+    __slots__ = ("_at", "_memory", "_value", "_weight")
 
-    def __init__(self, constants: Constants = CONSTANTS) -> None:
-        self._constants = constants
+    def __init__(self, memory: float, weight: float = CONSTANTS.lag_weight) -> None:
+        self._memory = memory
+        self._weight = weight
         self._value = 0.0
         self._at = 0.0
 
-    def seen(self, age: float, now: float) -> None:
-        self._value += self._constants.lag_weight * (max(0.0, age) - self._value)
+    def seen(self, seconds: float, now: float) -> None:
+        self._value += self._weight * (max(0.0, seconds) - self._value)
         self._at = now
 
     def at(self, now: float) -> float:
         """Forgotten when nobody comes: a gate that is shut for it would never learn that it is over."""
-        return self._value * exp(-max(0.0, now - self._at) / self._constants.rate_memory_s)
+        return self._value * exp(-max(0.0, now - self._at) / self._memory)
 
 
 class Rate:

@@ -84,8 +84,8 @@ class Scheduler:
         )
         self.lanes = Lanes(by_shape=self.policy.by_shape, constants=constants)
         self.ledger = Ledger()
-        self.age = Lag(constants)  # of requests when they are offered
-        self.lag = Lag(constants)  # what of that they spent on their way here
+        self.age = Lag(constants.rate_memory_s)  # of requests when they leave their front end
+        self.lag = Lag(constants.lag_memory_s)  # from there to here
         self._rate = Rate(constants.rate_memory_s)
         self._sequence = 0
         self._expiries: list[tuple[float, int, Job]] = []
@@ -100,7 +100,6 @@ class Scheduler:
         With `ready=False` it waits for its picture: call `ready` when the tensor is there.
         """
         self.ledger.offered += 1
-        self.age.seen(now - job.arrived, now)
         self._sequence += 1
         level, source = self.policy.place(job, self._sequence)
         job.lane = lane = self.lanes.lane(level, source, now)
@@ -153,10 +152,9 @@ class Scheduler:
     def finished(self, batch: Batch, now: float, seconds: float | None = None) -> list[Job]:
         """A batch has ended. Returns the jobs to answer now, in order where that was promised.
 
-        `seconds` is what it took on the instance, if that is worth learning from: the curve does. How fast
-        the instance is counts from its dispatch until we hear of its end, for that is what riders wait for.
+        `seconds` is what it took on the instance, if that is worth learning from: the curve does.
         """
-        self.instances.finish(batch, now, None if seconds is None else max(seconds, now - batch.started))
+        self.instances.finish(batch, now, seconds)
         if seconds is not None:
             self.drift.ran(batch.images, seconds, self.curve, now)
             self._relearn(now)

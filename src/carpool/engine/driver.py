@@ -81,7 +81,9 @@ class Driver:
             payload=work,
         )
         now = monotonic()
-        self.scheduler.lag.seen(work.lag, now)
+        sent = now if work.sent is None else work.sent
+        self.scheduler.age.seen(sent - work.arrived, now)
+        self.scheduler.lag.seen(now - sent, now)
         refusal = self.scheduler.offer(job, now)
         if refusal is not None:
             error = refused(self._model, job, refusal, knobs=self._knobs)

@@ -49,7 +49,7 @@ class Work:
     images: int = 1
     wanted: Sequence[str] = ()  # none: all outputs
     arrived: float = 0.0  # time.monotonic(): the last byte of the request
-    lag: float = 0.0  # seconds from its front end to here
+    sent: float | None = None  # when its front end passed it on
     deadline: float = INFINITY
     timeout: float = 0.0  # Triton's queue timeout, seconds
     priority: int = 0

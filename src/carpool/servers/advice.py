@@ -59,7 +59,8 @@ def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> Non
 
 def _verdict(scheduler: Scheduler, source: str, now: float) -> tuple[float, ...]:
     """Nothing, or a refusal in numbers. Whoever comes now will be as old as the others when it gets here."""
-    refusal = scheduler.refuses(Job(now - scheduler.age.at(now), source=source), now)
+    age = scheduler.age.at(now) + scheduler.lag.at(now)
+    refusal = scheduler.refuses(Job(now - age, source=source), now)
     if refusal is None:
         return ()
     code = float(_REASONS.index(refusal.reason))

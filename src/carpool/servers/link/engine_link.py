@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from itertools import chain, islice
 from mmap import mmap
 from typing import TYPE_CHECKING, cast
 
@@ -45,6 +47,7 @@ _log = logger("link")
 _SMALLEST_SLOT = 4096
 _HIGH_WATER = 1 << 20  # unsent bytes above which nothing more is read from that front end
 _MAX_UNSENT = 256 << 20
+_AT_ONCE = 64  # records of one front end in one turn of the loop
 _WRITING_S = 0.001  # until the next look at an answer that is still being written
 
 
@@ -66,6 +69,8 @@ class EngineLink(asyncio.Protocol):
         self._works: dict[int, Work] = {}
         self._cancelled: set[int] = set()
         self._asks: set[asyncio.Task[None]] = set()
+        self._unheard: Iterator[tuple[Fields, bytes]] | None = None  # what it said, for the next turn
+        self._deaf = False  # it does not take its answers
         self.seen = 0
 
     @property
@@ -105,21 +110,44 @@ class EngineLink(asyncio.Protocol):
         self.close()  # nobody is left to read what is unsent
 
     def pause_writing(self) -> None:
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._deaf = True
+        self._listen()
 
     def resume_writing(self) -> None:
-        if self._transport is not None:
+        self._deaf = False
+        self._listen()
+
+    def _listen(self) -> None:
+        """Unless it does not take its answers, or has said more than was heard yet."""
+        if self._transport is None:
+            return
+        if self._deaf or self._unheard is not None:
+            self._transport.pause_reading()
+        else:
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        now = time.monotonic()
+        self._hear(self._reader.feed(data))
+
+    def _go_on(self) -> None:
+        records, self._unheard = self._unheard, None
+        if records is not None and self._transport is not None:
+            self._hear(records)
+            self._listen()
+
+    def _hear(self, records: Iterator[tuple[Fields, bytes]]) -> None:
+        """So many in one turn: batches that end, and other front ends, are not to wait for all of a flood."""
         try:
-            for fields, payload in self._reader.feed(data):
+            for fields, payload in islice(records, _AT_ONCE):
                 if fields[0] == SUBMIT:
-                    self._submit(fields, now)
+                    self._submit(fields, time.monotonic())
                 else:
                     self._obey(fields, payload)
+            first = next(records, None)
+            if first is not None:
+                self._unheard = chain((first,), records)
+                self._listen()
+                self._loop.call_soon(self._go_on)
         except ProtocolError as error:
             self._drop(str(error))
         except Exception:
@@ -160,7 +188,7 @@ class EngineLink(asyncio.Protocol):
             images=template.images,
             wanted=template.wanted,
             arrived=arrived,
-            lag=now - sent if 0.0 < sent <= now else 0.0,
+            sent=sent if 0.0 < sent <= now else now,
             deadline=deadline,
             timeout=template.timeout,
             priority=template.priority,
