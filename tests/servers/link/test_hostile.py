@@ -201,6 +201,26 @@ def test_a_time_of_arrival_in_the_future_is_now() -> None:
     run(main())
 
 
+def test_a_flood_in_one_piece_is_heard_in_turns_and_in_order() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            sock, flooding = await link.raw(1 << 21)
+            modest, _ = await link.raw(SIZE)
+            with sock, modest:
+                count = 400
+                flood = template(source="hold") + b"".join(submit(call) for call in range(count))
+                await send(modest, template(source="hold"))
+                flooding.data_received(flood)  # all at once, whatever the socket would have made of it
+                heard = len(link.engine.waiting)
+                assert 0 < heard < count
+                await send(modest, submit(7))
+                await until(lambda: len(link.engine.waiting) == count + 1)
+                assert flooding.calls == count
+            assert not link.dropped
+
+    run(main())
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
