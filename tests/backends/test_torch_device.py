@@ -32,8 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             self.replay = say("replay")
 
     class Event:
-        def __init__(self, blocking: bool) -> None:
-            assert blocking
+        def __init__(self, blocking: bool = False) -> None:
             self.record, self.synchronize = say("record"), say("synchronize")
 
     for name, value in {

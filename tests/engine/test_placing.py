@@ -92,7 +92,7 @@ class Instance:
 
 @pytest.mark.parametrize("slo", [inf, 0.5])
 @pytest.mark.parametrize(
-    ("rates", "best"), [((100, 104, 900), 1), ((100, 150, 155), 2), ((100, 150, 200), 3)]
+    ("rates", "best"), [((100, 104, 900), 1), ((100, 150, 155), 2), ((100, 150, 200, 210), 3)]
 )
 def test_another_instance_must_bring_a_tenth_more(rates: Sequence[float], best: int, slo: float) -> None:
     gpu = Gpu(rates)

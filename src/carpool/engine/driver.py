@@ -16,6 +16,7 @@ from carpool.engine.refusals import given_up, refused
 from carpool.engine.work import Outcome, Timing, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
 
+_CATCH_UP_S = 0.02
 _LOOK_S = 0.001  # while every instance is busy, looking more often than this finds nothing to do
 
 
@@ -89,8 +90,11 @@ class Driver:
             error = refused(self._model, job, refusal, knobs=self._knobs)
             work.done(work, Outcome(error=error))
         # After a refusal as well: the front ends' advice has to be fresh to be of use.
-        if not self._turn_planned and self._is_worth_a_turn(now):
-            self._plan_turn()
+        if not self._turn_planned:
+            if self._is_worth_a_turn(now):
+                self._plan_turn()
+            else:  # the gauges must not wait for as long as a batch may take
+                self._set_timer(now + _CATCH_UP_S, now)
 
     def _is_worth_a_turn(self, now: float) -> bool:
         """A newcomer who finds every instance busy waits for the end of a batch, and nothing is decided."""
