@@ -17,6 +17,7 @@ from carpool.engine.work import Outcome, Timing, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
 
 _CATCH_UP_S = 0.02
+_SOON_S = 0.001  # a new request has its whole promise ahead: asking again helps, even at once
 _LOOK_S = 0.001  # while every instance is busy, looking more often than this finds nothing to do
 
 
@@ -177,7 +178,7 @@ class Driver:
         job = gone.job
         again = Job(now, images=job.images, shape=job.shape, priority=job.priority, source=job.source)
         refusal = self.scheduler.refuses(again, now)
-        return 0.0 if refusal is None else refusal.retry_after
+        return _SOON_S if refusal is None else max(_SOON_S, refusal.retry_after)
 
     def _set_timer(self, at: float | None, now: float) -> None:
         """One that rings before that is left alone: its turn finds nothing to do and sets the next."""
