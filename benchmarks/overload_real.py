@@ -32,11 +32,12 @@ from carpool.demo import demo_models, pictures
 from carpool.lab.load.processes import spare_the_collector
 from load.disturbance import Disturbance, is_quiet
 from load.offer import broken, gave_up, most, offer
+from load.ports import free_port
 from load.slices import wait_for_quiet
 from load.wrk import Target
 from peers import setup
 from peers.pretended import carpool_command, carpool_env
-from peers.server import Recipe, Server, ServerError, free_port
+from peers.server import Recipe, Server, ServerError
 from peers.ways import HTTP, HttpWay
 
 MODEL, PICTURE, LABEL = "efficientnet_lite0", "coffee", "espresso"

@@ -25,8 +25,9 @@ from PIL import Image
 
 from load import slices, wrk
 from load.burst import Burst, Fire, LoadError
+from load.ports import free_port
 from load.wrk import Target
-from peers.server import Recipe, Server, ServerError, free_port
+from peers.server import Recipe, Server, ServerError
 from peers.ways import HttpWay
 
 FULL = slices.Plan((32,), rounds=9, max_rounds=20, seconds=2, repeats=1, patience_s=10, limit_s=300)

@@ -43,8 +43,8 @@ from carpool.types import Datatype, Tensor
 from carpool.vision.options import DEFAULT
 from load import processes
 from load.burst import Burst, LoadError
+from load.ports import free_port
 from peers import setup
-from peers.server import free_port
 
 THREADS = 2  # within a run of the model, for everybody
 MODELS = {"nanodet": "astronaut", "efficientnet_lite0": "coffee"}

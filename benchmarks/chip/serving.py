@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from carpool.lab.load.processes import run_shared
 from carpool.lab.load.report import Report
 from carpool.lab.load.schedule import Phase
 from chip.watching import Seen, Watch
+from load.ports import free_port
 
 READY_S = 400.0
 STOP_S = 30.0
@@ -94,13 +94,6 @@ def fastapi(network: str, log: Path, *, workers: int, max_batch: int) -> Iterato
     }
     with running(command, port, log, environment) as server:
         yield server
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

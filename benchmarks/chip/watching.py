@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from load.processes import _TICK, tree_cpu
+from load.processes import thread_cpu, tree_cpu
 
 
 @dataclass
@@ -19,15 +19,6 @@ class Seen:
     processes: dict[str, float] = field(default_factory=dict)
     engine_threads: list[float] = field(default_factory=list)  # the loop first, then the busiest
     device: dict[str, float] = field(default_factory=dict)
-
-
-def thread_seconds(pid: int) -> dict[int, float]:
-    found: dict[int, float] = {}
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError, ValueError):
-            fields = (task / "stat").read_text().rsplit(")", 1)[1].split()
-            found[int(task.name)] = (int(fields[11]) + int(fields[12])) / _TICK
-    return found
 
 
 def uses_device(pid: int) -> bool:
@@ -51,14 +42,14 @@ class Watch:
         self._before = tree_cpu(self._root)
         engines = [pid for pid in self._before if uses_device(pid)]
         self._engine = max(engines, key=lambda pid: self._before[pid], default=None)
-        self._threads = thread_seconds(self._engine) if self._engine else {}
+        self._threads = thread_cpu(self._engine) if self._engine else {}
         self._began = time.perf_counter()
         self._thread.start()
 
     def stop(self) -> Seen:
         took = time.perf_counter() - self._began
         after = tree_cpu(self._root)
-        threads = thread_seconds(self._engine) if self._engine else {}
+        threads = thread_cpu(self._engine) if self._engine else {}
         self._ending.set()
         self._thread.join()
         spent = {pid: (seconds - self._before.get(pid, 0.0)) / took for pid, seconds in after.items()}

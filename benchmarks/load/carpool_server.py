@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from load.burst import LoadError
-from peers.server import free_port
+from load.ports import free_port
 
 READY_S = 60.0
 STOP_S = 15.0

@@ -43,6 +43,13 @@ def session(leader: int) -> list[int]:
     return [int(e.name) for e in numbers if (fields := _stat(e)) and int(fields[3]) == leader]
 
 
+def thread_cpu(pid: int) -> dict[int, float]:
+    """CPU seconds (user + system) of every thread of a process, by thread id."""
+    tasks = (_PROC / str(pid) / "task").iterdir()
+    read = {int(task.name): _stat(task) for task in tasks}
+    return {tid: (int(f[11]) + int(f[12])) / _TICK for tid, f in read.items() if f}
+
+
 def spent(before: dict[int, float], after: dict[int, float]) -> float:
     """CPU seconds between two readings of a tree; a process born in between counts from zero."""
     return sum(value - before.get(pid, 0.0) for pid, value in after.items())

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 import carpool as carpool_package
+from load.ports import free_port
 from load.wrk import Target
 from peers import setup
 from peers.recipes import read_json, tritonserver
-from peers.server import Recipe, free_port
+from peers.server import Recipe
 from peers.ways import HTTP, HttpWay
 
 SHAPE, SCORES = (3, 4, 4), 3

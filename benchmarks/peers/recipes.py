@@ -9,10 +9,11 @@ from string import Template
 
 import numpy as np
 
+from load.ports import free_port
 from load.wrk import Target
 from peers import setup, tiny
 from peers.region import Region
-from peers.server import Recipe, free_port
+from peers.server import Recipe
 from peers.ways import GRPC, GRPC_SHM, HTTP, HTTP_SHM, HttpWay, Way, answer_message, registering, v2_way
 
 CARPOOL, FASTAPI, TRITON = "carpool", "FastAPI + asyncio batcher", "Triton, Python backend"

@@ -6,7 +6,6 @@ from math import floor
 from typing import TYPE_CHECKING
 
 from carpool.core.job import Job, Reason, Refusal
-from carpool.core.policy import Promise
 from carpool.core.queue import Lane
 
 if TYPE_CHECKING:
@@ -45,9 +44,8 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
 
 def backed_up(core: Scheduler, job: Job, now: float) -> Refusal | None:
     """Whoever comes now waits behind those who are not even here yet: only who has not set out is spared."""
-    settings = getattr(core.policy, "settings", None)
     lag = core.lag.at(now)
-    if not isinstance(settings, Promise) or lag <= core.constants.most_lag * settings.slo:
+    if lag <= core.constants.most_lag * core.slo:
         return None
     return _refusal(core, Reason.OVERLOAD, core.instances.next_free, job, lag, now, core.rate(now))
 

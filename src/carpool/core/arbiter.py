@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from carpool.core.learning import Rate
-from carpool.core.policy import Promise
 
 if TYPE_CHECKING:
     from carpool.core.instance import Batch, Instance
@@ -80,10 +79,7 @@ class Turn:
     @property
     def longest_of_others(self) -> float:
         """Seconds that a batch of somebody else may take without breaking the promise of this model."""
-        settings = getattr(self.scheduler.policy, "settings", None)
-        if not isinstance(settings, Promise):
-            return _INFINITY
-        return settings.slo / (2 * self.scheduler.constants.guard_margin)
+        return self.scheduler.slo / (2 * self.scheduler.constants.guard_margin)
 
 
 class Arbiter:

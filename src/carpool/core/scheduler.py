@@ -77,6 +77,7 @@ class Scheduler:
     ) -> None:
         self.curve = curve
         self.constants = constants
+        self.slo = settings.slo if isinstance(settings, Promise) else INFINITY
         self.drift = Drift(curve, constants)
         self.instances = Instances(instances, curve, constants)
         self.policy: Policy = (
@@ -216,13 +217,12 @@ class Scheduler:
 
     def saturation(self, now: float) -> float:
         """0 when a newcomer would run at once, 1 when the wait alone would take its whole promise."""
-        settings = getattr(self.policy, "settings", None)
-        if not isinstance(settings, Promise):
+        if self.slo == INFINITY:
             return 0.0
-        batch = self.curve.efficient[min(settings.max_batch, self.curve.max_batch)]
+        batch = self.curve.efficient[min(self.policy.max_images, self.curve.max_batch)]
         ahead = max(0.0, self.instances.next_free.free_at - now)
         ahead += self.lanes.waiting / batch * self.curve.times[batch] / self.instances.pace
-        return min(1.0, ahead / settings.slo)
+        return min(1.0, ahead / self.slo)
 
     # ---- inside -----------------------------------------------------------------------------------------
 
