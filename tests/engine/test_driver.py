@@ -13,8 +13,9 @@ from carpool.core.instance import Batch, Instance
 from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine import driver as driver_module
+from carpool.engine.batch_run import BatchResult
 from carpool.engine.driver import Driver
-from carpool.engine.executor import BatchResult, Executor
+from carpool.engine.executor import Executor
 from carpool.engine.work import Outcome, Timing, Work
 
 SLO = 0.2
@@ -96,7 +97,7 @@ class Hand:
         result = BatchResult([Outcome(outputs={}) for _ in works], 0.02, Timing(batch=len(works)))
         self.backend = self
         self.alive = True
-        self.driver._ended(cast(Executor, self), works, result)
+        self.driver.ended(cast(Executor, self), works, result)
 
 
 @pytest.fixture

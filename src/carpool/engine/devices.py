@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from carpool.backends.backend import Backend, SharesDevice
+from carpool.backends.backend import SharesDevice
 from carpool.core.arbiter import Arbiter, Turn
 from carpool.core.instance import Instance
 from carpool.core.scheduler import Scheduler
@@ -18,7 +18,7 @@ class Devices:
         self._users: dict[str, int] = {}
 
     def join(
-        self, scheduler: Scheduler, backends: Sequence[Backend], weight: float, wake: Callable[[], None]
+        self, scheduler: Scheduler, backends: Sequence[object], weight: float, wake: Callable[[], None]
     ) -> Callable[[], None]:
         """These are the instances of one model; call what this returns when they are gone."""
         placed: dict[str, list[Instance]] = {}

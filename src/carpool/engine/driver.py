@@ -11,7 +11,8 @@ from typing import Protocol
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job, Reason
 from carpool.core.scheduler import Scheduler
-from carpool.engine.executor import BatchResult, Executor
+from carpool.engine.batch_run import BatchResult
+from carpool.engine.executor import Executes
 from carpool.engine.refusals import given_up, refused
 from carpool.engine.work import Outcome, Timing, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
@@ -49,9 +50,9 @@ class Driver:
         self._watcher = watcher
         self._loop = loop
         self._execution_timeout = execution_timeout
-        self._executors: dict[int, Executor] = {}
-        self._running: dict[Executor, Batch] = {}
-        self._alarms: dict[Executor, asyncio.TimerHandle] = {}
+        self._executors: dict[int, Executes] = {}
+        self._running: dict[Executes, Batch] = {}
+        self._alarms: dict[Executes, asyncio.TimerHandle] = {}
         self._turn_planned = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = INFINITY
@@ -61,7 +62,7 @@ class Driver:
 
     # ---- what happens -----------------------------------------------------------------------------------
 
-    def place(self, instance: Instance, executor: Executor) -> None:
+    def place(self, instance: Instance, executor: Executes) -> None:
         """This executor works for that instance from now on."""
         self._executors[instance.index] = executor
         self.scheduler.set_available(instance, True)
@@ -209,11 +210,11 @@ class Driver:
 
     # ---- a batch ends -----------------------------------------------------------------------------------
 
-    def report(self, executor: Executor, works: Sequence[Work], result: BatchResult) -> None:
+    def report(self, executor: Executes, works: Sequence[Work], result: BatchResult) -> None:
         """From an executor's thread."""
-        self._loop.call_soon_threadsafe(self._ended, executor, works, result)
+        self._loop.call_soon_threadsafe(self.ended, executor, works, result)
 
-    def _ended(self, executor: Executor, works: Sequence[Work], result: BatchResult) -> None:
+    def ended(self, executor: Executes, works: Sequence[Work], result: BatchResult) -> None:
         batch = self._running.pop(executor, None)
         if batch is None:
             return  # it overran its time, and its riders were told
@@ -222,8 +223,7 @@ class Driver:
             alarm.cancel()
         now = monotonic()
         released = self.scheduler.finished(batch, now, result.seconds if result.clean else None)
-        alive = executor.backend.alive
-        if not alive:
+        if not executor.alive:
             self._lose(batch.instance, "its backend died")
         # The next batch is on its way before the answers of this one are written.
         self._turn()
@@ -247,7 +247,7 @@ class Driver:
             else:
                 work.done(work, outcome)  # who was cancelled while it ran gives back what it held
 
-    def _overran(self, executor: Executor) -> None:
+    def _overran(self, executor: Executes) -> None:
         """The model hangs: its riders are told, the instance is given up and replaced."""
         batch = self._running.pop(executor, None)
         if batch is None:
@@ -259,7 +259,7 @@ class Driver:
             reason="execution-timeout",
         )
         released = self.scheduler.finished(batch, monotonic(), None)
-        executor.backend.abort()
+        executor.abort()
         self._lose(batch.instance, "it did not finish in time")
         for job in batch.jobs:
             job.payload.held = Outcome(error=error)
@@ -268,6 +268,14 @@ class Driver:
         for job in released:
             job.payload.done(job.payload, job.payload.held)
         self._turn()
+
+    def lost(self, executor: Executes) -> None:
+        """It died while it had nothing to do; one that dies at work reports a batch that failed."""
+        for index, placed in self._executors.items():
+            if placed is executor:
+                self._lose(self.scheduler.instances[index], "its process died")
+                self._turn()
+                return
 
     def _lose(self, instance: Instance, why: str) -> None:
         executor = self._executors.pop(instance.index)
@@ -280,7 +288,7 @@ class Driver:
         """Nobody waits and nothing runs."""
         return not self._running and not self.scheduler.lanes.requests
 
-    def close(self) -> list[Executor]:
+    def close(self) -> list[Executes]:
         """Stop for good: whoever still waits is told. Returns the executors, which end by themselves."""
         self.refuse_from_now_on(Unavailable(f"{self._model} is being unloaded", reason="unloading"))
         self.fail_waiting(Unavailable(f"{self._model} was unloaded", reason="unloading"))

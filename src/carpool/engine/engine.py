@@ -14,6 +14,7 @@ from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY
 from carpool.engine.candidate import Override
 from carpool.engine.control import ModelControl, Progress, silent
+from carpool.engine.elsewhere import Elsewhere
 from carpool.engine.fleet import Fleet
 from carpool.engine.hardware import gpu_count
 from carpool.engine.inputs import check_inputs, only_input, shape_key
@@ -21,7 +22,7 @@ from carpool.engine.model_state import UNLOADED, IndexLine
 from carpool.engine.profile_store import ProfileStore
 from carpool.engine.served import Served, State
 from carpool.engine.work import Outcome, Work
-from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
+from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.types import Array
@@ -47,13 +48,15 @@ class Engine:
         block: Block | None = None,
         cache_dir: Path | None = None,
         device_memory_gb: float | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
+        """Models that `elsewhere` takes run in its process; only requests with a seat there reach them."""
         self._paths = [Path(path) for path in paths]
         self._slo_ms = slo_ms
         self.table = table or Table(bytearray(table_bytes(1)))
         limit_device_memory(device_memory_gb)
         profiles = None if cache_dir is None else ProfileStore(cache_dir)
-        self.fleet = Fleet(self.table, block or self.table.block(0), profiles)
+        self.fleet = Fleet(self.table, block or self.table.block(0), profiles, elsewhere)
         self.control = ModelControl(self._paths, self.fleet, self._with_promise)
 
     async def __aenter__(self) -> Engine:
@@ -176,6 +179,8 @@ class Engine:
         if latest and not source:
             raise InvalidInput("latest needs a source: say whose newer frames take its place", field="latest")
         served = self.find(model, version)
+        if served.elsewhere:
+            raise Unsupported(f"{model} runs in another process: only front ends reach it")
         signature = served.signature
         given = inputs if isinstance(inputs, Mapping) else {only_input(signature).name: inputs}
         arrays, single = check_inputs(signature, given)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.devices import Devices
+from carpool.engine.elsewhere import Elsewhere
 from carpool.engine.profile_store import ProfileStore
 from carpool.engine.served import Served
 from carpool.engine.uploads import Upload
@@ -31,11 +32,18 @@ class Fleet:
     until then what was withdrawn is kept, for requests that are on their way.
     """
 
-    def __init__(self, table: Table, block: Block, profiles: ProfileStore | None = None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        block: Block,
+        profiles: ProfileStore | None = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self._table = table
         self._block = block
         self._profiles = profiles
         self._devices = Devices()
+        self._elsewhere = elsewhere
         self.offered: dict[int, Served] = {}  # by key, a number that is never used again
         self.leaving: dict[int, Served] = {}
         self.changed: Callable[[], None] = lambda: None
@@ -63,6 +71,7 @@ class Fleet:
             upload=upload,
             profiles=self._profiles,
             devices=self._devices,
+            elsewhere=self._elsewhere,
         )
         if upload is not None:
             upload.join()

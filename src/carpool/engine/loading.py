@@ -17,6 +17,7 @@ from carpool.core.capacity import promised_batch
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
 from carpool.engine.device_pictures import SAMPLE_TOLD, filling, sample_picture
+from carpool.engine.elsewhere import RunsElsewhere
 from carpool.engine.inputs import signature_of
 from carpool.engine.labels import read_labels
 from carpool.engine.layout import Chosen, Layout
@@ -44,7 +45,7 @@ class Ready:
     config: ModelConfig
     signature: Signature
     curve: BatchCurve
-    backends: list[Backend]
+    backends: Sequence[Backend | RunsElsewhere]
     labels: Mapping[str, Sequence[str]]  # by output
     vision: VisionSettings | None  # how it answers pictures, if it does
     profile: Profile
@@ -76,11 +77,7 @@ class Loading:
         self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
 
     def prepare(self, tell: Tell) -> Ready:
-        config = backends.describe(self._config, self._version)
-        signature = signature_of(config)
-        labels = read_labels(config)
-        settled = settle(config, signature, labels)  # what is wrong there is told before anything is loaded
-        config, signature, self._vision, self._finish = settled
+        config, signature, labels = self._settle()
         vision = self._vision
         if config.fake is not None:
             return self._ready(config, signature, labels, vision, *self._fake(config, signature, tell))
@@ -92,6 +89,25 @@ class Loading:
             if key is not None and self._profiles is not None and found[1].points:
                 self._profiles.write(key, found[1])
         return self._ready(config, signature, labels, vision, *found)
+
+    def resume(self, config: ModelConfig, threads: int | None) -> None:
+        """Be ready for more instances of what was prepared in another process, which is gone."""
+        self._settle()
+        self._threads = threads
+        self._place(config)
+
+    @property
+    def threads(self) -> int | None:
+        """Of each instance, once that was found out."""
+        return self._threads
+
+    def _settle(self) -> tuple[ModelConfig, Signature, Mapping[str, Sequence[str]]]:
+        """The settings with nothing left open. What is wrong is told before anything is loaded."""
+        config = backends.describe(self._config, self._version)
+        signature = signature_of(config)
+        labels = read_labels(config)
+        config, signature, self._vision, self._finish = settle(config, signature, labels)
+        return config, signature, labels
 
     def backend(self, config: ModelConfig, index: int, count: int, tell: Tell = lambda _: None) -> Backend:
         """One more instance; how many threads it has was found out at the first."""

@@ -16,9 +16,11 @@ from carpool.core.instance import Batch, Instance
 from carpool.core.job import Reason
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
+from carpool.engine.batch_run import BatchResult
 from carpool.engine.devices import Devices
 from carpool.engine.driver import Driver
-from carpool.engine.executor import BatchResult, Executor
+from carpool.engine.elsewhere import Elsewhere, Loads, RunsElsewhere
+from carpool.engine.executor import Executes, Executor
 from carpool.engine.loading import Loading, Ready
 from carpool.engine.profile import Profile
 from carpool.engine.profile_store import ProfileStore
@@ -66,6 +68,7 @@ class Served:
         upload: Upload | None = None,
         profiles: ProfileStore | None = None,
         devices: Devices | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.name = config.name
         self.version = str(version.number)
@@ -85,7 +88,9 @@ class Served:
         self.slot = slot  # where its counters are
         self.row = row
         self._server_row = server_row
-        self._loading = Loading(config, version, profiles)
+        there = None if elsewhere is None else elsewhere.loading(config, version)
+        self.elsewhere = there is not None  # it runs in another process
+        self._loading: Loads = there or Loading(config, version, profiles)
         self._devices = devices or Devices()
         self._leave_devices: Callable[[], None] = lambda: None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -145,7 +150,9 @@ class Served:
         for instance, backend in zip(scheduler.instances, ready.backends, strict=True):
             self._driver.place(instance, self._executor(backend))
 
-    def _executor(self, backend: Backend) -> Executor:
+    def _executor(self, backend: Backend | RunsElsewhere) -> Executes:
+        if isinstance(backend, RunsElsewhere):
+            return backend.serve(self._piece, self.driver)
         largest = max(1, self.signature.max_batch)
         return Executor(backend, self.signature, largest, self._piece, self.driver.report)
 
@@ -279,7 +286,7 @@ class Served:
             self.upload = None
 
 
-def _join(executors: Sequence[Executor]) -> None:
+def _join(executors: Sequence[Executes]) -> None:
     end = monotonic() + _CLOSE_S
     for executor in executors:
         executor.join(max(0.0, end - monotonic()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from carpool.core.job import INFINITY, Job
 from carpool.errors import CarpoolError
@@ -36,6 +37,40 @@ class Outcome:
     timing: Timing = _UNTIMED
 
 
+class Family(Protocol):
+    """What requests of one kind have in common, for a process that is told it once."""
+
+    identity: int  # never used again
+    payload: bytes
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """Where a request lies for a model that runs in another process: here nobody looks at its tensors.
+
+    `form` and `payload` are what that process says of the outputs. While it is `held`, that process may still
+    write into the request's memory.
+    """
+
+    call: int
+    family: Family
+    arena: int  # the number of the memory that both processes map
+    offset: int
+    output: int  # where its outputs go
+    capacity: int
+    form: int | None = None
+    payload: bytes = b""
+    held: bool = False
+
+    def close(self) -> bool:
+        """False while its memory may still be written to."""
+        return not self.held
+
+
+NOWHERE: Mapping[str, Array] = {}
+"""The inputs of a request that only another process looks at."""
+
+
 @dataclass(slots=True, eq=False)
 class Work:
     """A request the engine can run. `inputs` hold all its images, the batch dimension included.
@@ -57,6 +92,7 @@ class Work:
     latest: bool = False  # a newer frame of the source takes its place while it waits
     shape: Hashable = None  # what must be equal to share a batch; None where all requests are alike
     place: Callable[[Mapping[str, Array]], Mapping[str, Array]] | None = None
+    seat: Seat | None = None  # for a model that runs in another process, instead of `inputs` and `place`
     encoded: bool = False  # the one input is a picture's file, for the model's device to decode
     key: int = 0  # which model version has it
     job: Job | None = None  # the scheduler's side of it
