@@ -238,7 +238,7 @@ def test_all_versions_change_at_once(tmp_path: Path, stage: Stage) -> None:
 
             def look() -> None:
                 executors = [s.driver._executors[0] for s in engine.served.values()]
-                seen.append(sorted(executor.backend.value for executor in executors))  # type: ignore[attr-defined]
+                seen.append(sorted(executor._backend.value for executor in executors))  # type: ignore[attr-defined]
 
             engine.fleet.changed = look
             weights(tmp_path, "m", 1, 10.0)

@@ -82,6 +82,13 @@ class OnDevice(Protocol):
         """What was found and chosen when it was loaded, a sentence each."""
 
 
+@runtime_checkable
+class BreaksProcess(Protocol):
+    """A backend whose runtime can fail so that no instance in this process works any more."""
+
+    broken: bool
+
+
 class Encoded(Protocol):
     """A backend that takes encoded pictures."""
 

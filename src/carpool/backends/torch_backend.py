@@ -56,6 +56,7 @@ class TorchBackend:
         self._batched = config.max_batch != 0
         self._cap = config.max_batch or 1
         self._aborted = False
+        self.broken = False
         self.out_of_memory = 0
         self._answers = Answers(device)
         self._fill: FillPictures | None = None
@@ -210,8 +211,9 @@ class TorchBackend:
         )
 
     def _failed(self, error: Exception) -> ModelError:
-        if "CUDA error" in str(error):  # whatever broke stays broken for this instance
+        if "CUDA error" in str(error):  # whatever broke stays broken, for every instance in this process
             self._aborted = True
+            self.broken = True
         return ModelError(f"{self._model}: {in_one_line(error)}")
 
     # ---- the end ----------------------------------------------------------------------------------------

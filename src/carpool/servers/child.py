@@ -1,4 +1,4 @@
-"""One process of the server, as the supervisor holds it: started, spoken to, watched to its end."""
+"""One process of the server, as whoever started it holds it: started, spoken to, watched to its end."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ class Child:
     It gets a session of its own, so that a Ctrl-C in the terminal reaches the supervisor only.
     """
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, module: str, *arguments: str) -> None:
+        """`python -m module arguments… fd`: the last is its end of the control socket."""
         ours, theirs = control_pair()
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "carpool.servers.processes", role, str(theirs.fileno())],
+                    [sys.executable, "-P", "-m", module, *arguments, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,

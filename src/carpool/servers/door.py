@@ -33,6 +33,7 @@ class ModelEntry:
     row: tuple[int, int] = (0, 0)  # its row in the shared counters: number, generation
     vision: Mapping[str, Any] | None = None  # how it answers pictures, as JSON; None: it takes only tensors
     choices: Sequence[str] = ()  # what was chosen for it at loading and why, in words
+    elsewhere: bool = False  # it runs in a process beside the engine's, which front ends need not know
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carpool.config.triton_json import config_document
 from carpool.core.job import Reason
@@ -19,6 +19,9 @@ from carpool.servers.advice import WriteGate, publish
 from carpool.servers.door import Catalog, IndexEntry, ModelEntry
 from carpool.vision.settings import write as write_vision
 
+if TYPE_CHECKING:
+    from carpool.servers.runner.client import Runner
+
 Seen = Callable[[int], Awaitable[None]]
 Question = Callable[[Mapping[str, Any]], Awaitable[Any]]
 """JSON in and out; errors are `CarpoolError`s."""
@@ -27,8 +30,11 @@ Question = Callable[[Mapping[str, Any]], Awaitable[Any]]
 class EngineHost:
     """Wraps an engine for the doors. `listen` is told whenever the catalogue changes."""
 
-    def __init__(self, engine: Engine, write_gate: WriteGate = lambda *_: None) -> None:
+    def __init__(
+        self, engine: Engine, write_gate: WriteGate = lambda *_: None, runner: Runner | None = None
+    ) -> None:
         self.engine = engine
+        self._runner = runner
         self._write_gate = write_gate
         self._listeners: list[Callable[[Catalog], None]] = []
         self._seen: list[Seen] = []
@@ -84,6 +90,8 @@ class EngineHost:
         index = [IndexEntry(*line) for line in self.engine.index()]
         number = self._catalog.number + 1
         self._catalog = Catalog(number, self._ready, entries, newest, index, leaving, **self.extra)
+        if self._runner is not None:
+            self._runner.follow_logging(self._catalog.logging)
         for listener in self._listeners:
             listener(self._catalog)
 
@@ -108,6 +116,7 @@ class EngineHost:
             row=(served.slot.row, served.slot.generation),
             vision=None if served.vision is None else write_vision(served.vision),
             choices=served.choices,
+            elsewhere=served.elsewhere,
         )
 
     # ---- inference and questions ------------------------------------------------------------------------
@@ -117,6 +126,14 @@ class EngineHost:
 
     def cancel(self, work: Work) -> None:
         self.engine.cancel(work)
+
+    def share(self, arena: int, file: int) -> None:
+        if self._runner is not None:
+            self._runner.share(arena, file)
+
+    def unshare(self, arena: int) -> None:
+        if self._runner is not None:
+            self._runner.unshare(arena)
 
     def teach(self, what: str, answer: Question) -> None:
         """Answer a question of front ends with this function from now on."""
@@ -154,3 +171,5 @@ class EngineHost:
             end()
         self.set_ready(False)
         await self.engine.stop(timeout)
+        if self._runner is not None:
+            await self._runner.close()

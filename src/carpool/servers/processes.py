@@ -7,11 +7,8 @@ is named by the first message as `module:function`, so that this file knows neit
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import importlib
 import os
-import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -30,6 +27,7 @@ from carpool.observe.logs import configure, logger
 from carpool.servers.arena import Arena, map_memory
 from carpool.servers.documents import picture_tasks
 from carpool.servers.door import Catalog
+from carpool.servers.interpreter import belong_to_parent, spare_the_collector, switch_often
 from carpool.servers.link.control import Control, Message
 from carpool.servers.link.engine_side import EngineLike, EngineSide
 from carpool.servers.link.gates import GateTable
@@ -41,11 +39,6 @@ EXIT_CONFIG = 2
 EXIT_CUT_OFF = 3
 """The time to drain was over before everything was finished."""
 
-_PR_SET_PDEATHSIG = 1
-_SWITCH_S = 1e-4
-"""How long a thread of the engine keeps the interpreter while another wants it. A model's thread asks for it
-after each call into its device, and with Python's 5 ms a GPU waits for the loop (docs/gpu.md)."""
-_COLLECT_AT = (20_000, 20, 50)
 _CATALOGUE_S = 1.0
 
 
@@ -134,7 +127,7 @@ class EngineProcess:
             engine = starting.result()
         except Exception as error:
             return self._give_up(error)
-        _spare_the_collector()
+        spare_the_collector()
         self._control.send("up")  # before anybody can see that it is
         self._side = EngineSide(
             engine, max_answer_bytes=self._settings.max_body_bytes, dropped=self._report_dropped
@@ -228,7 +221,7 @@ class FrontendProcess:
         obeying = asyncio.create_task(self._obey(door))
         if parts.table.server()[UP]:  # the engine serves: nobody need hear from this process that it does not
             await _until(lambda: door.serving, _CATALOGUE_S)
-        _spare_the_collector()
+        spare_the_collector()
         frontend = await start(parts)
         self._control.send("up")
         broken = asyncio.create_task(self._broken.wait())
@@ -249,13 +242,6 @@ class FrontendProcess:
         return 0.0
 
 
-def _spare_the_collector() -> None:
-    """What is loaded now stays, and requests leave no cycles behind: looking for some is time lost."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_COLLECT_AT)
-
-
 async def _until(condition: Callable[[], bool], seconds: float) -> None:
     end = asyncio.get_running_loop().time() + seconds
     while not condition() and asyncio.get_running_loop().time() < end:
@@ -270,24 +256,15 @@ async def _live(role: str, fd: int) -> int:
     settings = first.body["settings"]
     configure(settings["log_format"], settings["log_level"])
     if role == "engine":
-        sys.setswitchinterval(_SWITCH_S)
+        switch_often()
     process = EngineProcess if role == "engine" else FrontendProcess
     return await process(control, first).run()
 
 
-def _die_with_parent() -> None:
-    """At once and in every case; the end of the control socket comes too late for a child that is stuck."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def main(arguments: Sequence[str]) -> int:
     role, fd = arguments[0], int(arguments[1])
-    _die_with_parent()
+    belong_to_parent()
     os.set_inheritable(fd, False)
-    # A terminal or a service manager may signal the whole group: when to stop is for the supervisor to say.
-    # A handler that does nothing, rather than SIG_IGN, since children of ours would inherit that.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
     try:
         return asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_live(role, fd))
     except Exception:

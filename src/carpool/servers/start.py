@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import carpool
 from carpool.config.server import ServerSettings
+from carpool.engine.elsewhere import Elsewhere
 from carpool.engine.engine import Engine
-from carpool.observe.columns import CONNECTIONS, UP
+from carpool.observe.columns import CONNECTIONS, RESTARTS, UP
 from carpool.observe.counters import Block, Row, Table
 from carpool.observe.logs import logger
 from carpool.observe.prometheus import Exposition
@@ -26,6 +27,7 @@ from carpool.servers.pictures.workers import threads_for
 from carpool.servers.processes import Frontend, FrontendParts
 from carpool.servers.profiles import teach_profiles
 from carpool.servers.recording import Recording
+from carpool.servers.runner.client import Runner
 from carpool.servers.trace_settings import TraceSettings
 
 if TYPE_CHECKING:
@@ -35,7 +37,11 @@ _COUNT_EVERY_S = 1.0
 
 
 def engine_for(
-    paths: Sequence[str] | Sequence[Path], settings: ServerSettings, table: Table, block: Block | None = None
+    paths: Sequence[str] | Sequence[Path],
+    settings: ServerSettings,
+    table: Table,
+    block: Block | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Engine:
     """With all that the server's settings say about models."""
     return Engine(
@@ -45,6 +51,7 @@ def engine_for(
         block=block,
         cache_dir=settings.cache_dir,
         device_memory_gb=settings.device_memory_gb,
+        elsewhere=elsewhere,
     )
 
 
@@ -78,8 +85,9 @@ async def engine(
     """Load the models; the front ends answer that they are alive, but not ready, until this returns."""
     log = logger("engine")
     mine = table.block(block)
-    served = engine_for(paths, settings, table, mine)
-    host = EngineHost(served, write_gate)
+    runner = Runner(settings, lambda: mine.server.add(RESTARTS["worker"]))
+    served = engine_for(paths, settings, table, mine, runner)
+    host = EngineHost(served, write_gate, runner)
     teach(host, settings)
     await ControlDesk(host, settings).open(lambda model, step: log.debug("loading", model=model, step=step))
     mine.server.set(UP, 1.0)

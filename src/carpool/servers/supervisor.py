@@ -31,6 +31,7 @@ from carpool.servers.link.gates import GATE_BYTES
 from carpool.servers.log_settings import apply_log_settings
 from carpool.servers.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED, written
 
+_PROCESSES = "carpool.servers.processes"
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 _STABLE_S = 10.0  # a process that lived so long starts with a clean sheet
 _DIVERT_S = 1.0  # with a longer delay, clients are better sent to another front end
@@ -170,13 +171,13 @@ class Supervisor:
     def _fill(self, post: Post) -> Child:
         post.error = ""
         if post.kind is None:
-            child = Child("engine")
+            child = Child(_PROCESSES, "engine")
             files = [self._table_fd, self._gates_fd]
             self._brief(child, post, files, start=self._start_engine, paths=self._paths)
             connected = [(child, frontend) for frontend in self._posts if frontend.child is not None]
         else:
             self._renew(post)
-            child = Child("frontend")
+            child = Child(_PROCESSES, "frontend")
             listening = [sock.fileno() for socks in post.sockets.values() for sock in socks]
             files = [post.arena, self._table_fd, self._gates_fd, *listening]
             counts = {name: len(socks) for name, socks in post.sockets.items()}

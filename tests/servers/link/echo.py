@@ -82,6 +82,12 @@ class EchoEngine:
         else:
             self.finish(work)
 
+    def share(self, arena: int, file: int) -> None:
+        """No model of it runs elsewhere."""
+
+    def unshare(self, arena: int) -> None:
+        """Nothing was shared."""
+
     def cancel(self, work: Work) -> None:
         if work in self.waiting:
             self.waiting.remove(work)

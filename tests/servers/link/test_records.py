@@ -19,6 +19,7 @@ from carpool.servers.link.catalogs import read_catalog, write_catalog
 from carpool.servers.link.control import Control, control_pair
 from carpool.servers.link.failures import read_failure, write_failure
 from carpool.servers.link.gates import GATE_BYTES, MAX_VALUES, GateTable
+from carpool.servers.link.placement import Placement
 from carpool.servers.link.records import (
     AS_DECLARED,
     TO_ENGINE,
@@ -26,7 +27,7 @@ from carpool.servers.link.records import (
     RecordReader,
     to_engine,
 )
-from carpool.servers.link.served import Placement, ServedTemplate
+from carpool.servers.link.served import ServedTemplate
 from servers.link.echo import MODELS, catalog_of
 from servers.link.joined import run
 
@@ -168,7 +169,7 @@ def _placement(memory_size: int = 8192) -> tuple[Placement, memoryview]:
         "latest": False,
         "encoded": False,
     }
-    template = ServedTemplate(document, MODELS[0])
+    template = ServedTemplate(document, MODELS[0], b"")
     return Placement(1, template, memory, 4096, 4096, 1 << 20), memoryview(memory)
 
 

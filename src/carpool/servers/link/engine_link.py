@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, cast
 
 import orjson
 
-from carpool.engine.work import Outcome, Work
+from carpool.engine.work import NOWHERE, Outcome, Seat, Work
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
 from carpool.observe.logs import logger
 from carpool.servers.link.failures import write_failure
+from carpool.servers.link.placement import Placement
 from carpool.servers.link.records import (
     ANSWER,
     ASK,
@@ -38,7 +39,7 @@ from carpool.servers.link.records import (
     RecordReader,
     to_frontend,
 )
-from carpool.servers.link.served import Placement, ServedTemplate, read_template
+from carpool.servers.link.served import ServedTemplate, read_template
 
 if TYPE_CHECKING:
     from carpool.servers.link.engine_side import EngineSide
@@ -55,11 +56,12 @@ class EngineLink(asyncio.Protocol):
     """Reads submissions, owns the work until it is done, and answers."""
 
     def __init__(
-        self, side: EngineSide, frontend: int, memory: mmap, loop: asyncio.AbstractEventLoop
+        self, side: EngineSide, frontend: int, memory: mmap, arena: int, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._side = side
         self._frontend = frontend
         self._memory = memory
+        self.arena = arena  # its number among all that this engine ever mapped
         self._size = len(memory)
         self._loop = loop
         self._transport: asyncio.Transport | None = None
@@ -166,10 +168,7 @@ class EngineLink(asyncio.Protocol):
         template = self._templates.get(number)
         if template is None or call in self._works:
             raise ProtocolError(f"call {call} with template {number}")
-        if offset + template.extent > self._size or output + capacity > self._size:
-            raise ProtocolError(f"call {call} reaches beyond the arena")
-        if len(self._works) * _SMALLEST_SLOT > self._size:
-            raise ProtocolError("more calls than the arena has slots")
+        self._check_room(call, offset + template.extent, output + capacity)
         if not deadline >= 0.0:
             raise ProtocolError(f"call {call} has no deadline that is a number")
         if not arrived <= now:  # NaN too
@@ -177,11 +176,15 @@ class EngineLink(asyncio.Protocol):
         entry = template.entry
         if entry is None:
             return self._refuse(call, NotFound("the model is not loaded any more"))
+        inputs, place, seat = NOWHERE, None, None
         try:
-            inputs = template.bind(self._memory, offset)
+            if entry.elsewhere:
+                seat = Seat(call, template, self.arena, offset, output, capacity)
+            else:
+                inputs = template.bind(self._memory, offset)
+                place = Placement(call, template, self._memory, output, capacity, self._side.max_answer_bytes)
         except CarpoolError as error:
             return self._refuse(call, error)
-        placement = Placement(call, template, self._memory, output, capacity, self._side.max_answer_bytes)
         work = Work(
             inputs,
             self._finished,
@@ -195,7 +198,8 @@ class EngineLink(asyncio.Protocol):
             source=template.source,
             latest=template.latest,
             shape=template.shape,
-            place=placement,
+            place=place,
+            seat=seat,
             encoded=template.encoded,
         )
         self._works[call] = work
@@ -206,12 +210,18 @@ class EngineLink(asyncio.Protocol):
             if call in self._works:
                 self._finished(work, Outcome(error=ModelError(f"the engine failed: {error}")))
 
+    def _check_room(self, call: int, inputs_end: int, outputs_end: int) -> None:
+        if inputs_end > self._size or outputs_end > self._size:
+            raise ProtocolError(f"call {call} reaches beyond the arena")
+        if len(self._works) * _SMALLEST_SLOT > self._size:
+            raise ProtocolError("more calls than the arena has slots")
+
     def _obey(self, fields: Fields, payload: bytes) -> None:
         kind, number = fields[0], fields[2]
         if kind == TEMPLATE:
             if len(self._templates) >= MAX_TEMPLATES or number in self._templates:
                 raise ProtocolError(f"template {number} cannot be new")
-            self._templates[number] = read_template(payload, self._side.entries)
+            self._templates[number] = read_template(payload, self._side.entries.get)
         elif kind == CANCEL:
             work = self._works.get(number)
             if work is not None:  # else it was answered while the word was on its way
@@ -235,13 +245,13 @@ class EngineLink(asyncio.Protocol):
 
     def _finished(self, work: Work, outcome: Outcome) -> None:
         """The engine's `done`: once per work, and the last that is known of it here."""
-        placement = cast(Placement, work.place)
-        call = placement.call
+        place = work.seat or cast(Placement, work.place)
+        call = place.call
         if call not in self._works:
             _log.error("answered-twice", frontend=self._frontend, call=call)
             return
-        trouble = None if outcome.error is not None else self._trouble(placement, outcome)
-        if not placement.close():
+        trouble = None if outcome.error is not None else self._trouble(place, outcome)
+        if not place.close():
             self._loop.call_later(_WRITING_S, self._finished, work, outcome)
             return
         del self._works[call]
@@ -250,14 +260,14 @@ class EngineLink(asyncio.Protocol):
             self._outbox.put(to_frontend(DONE, call, GONE))
             return
         error = outcome.error or trouble
-        status, payload = (OK, placement.payload) if error is None else write_failure(error)
+        status, payload = (OK, place.payload) if error is None else write_failure(error)
         timing = outcome.timing
         record = TO_FRONTEND.pack(
             DONE,
             len(payload),
             call,
             status,
-            placement.form or 0,
+            place.form or 0,
             timing.batch,
             timing.queue,
             timing.input,
@@ -266,15 +276,16 @@ class EngineLink(asyncio.Protocol):
         )
         self._outbox.put(record + payload if payload else record)
 
-    def _trouble(self, placement: Placement, outcome: Outcome) -> CarpoolError | None:
+    def _trouble(self, place: Placement | Seat, outcome: Outcome) -> CarpoolError | None:
         """Why outputs that the model gave cannot be sent, if they cannot."""
-        if placement.form is None and placement.error is None and outcome.outputs is not None:
-            placement(outcome.outputs)  # an engine that does not place is served all the same
-        if placement.error is not None:
-            return placement.error
-        if placement.form is None:
+        if isinstance(place, Placement):
+            if place.form is None and place.error is None and outcome.outputs is not None:
+                place(outcome.outputs)  # an engine that does not place is served all the same
+            if place.error is not None:
+                return place.error
+        if place.form is None:
             return ModelError("the engine answered without outputs")
-        if placement.payload and self._outbox.unsent > _MAX_UNSENT:
+        if place.payload and self._outbox.unsent > _MAX_UNSENT:
             return Unavailable("the front end does not take its answers", reason="overload")
         return None
 

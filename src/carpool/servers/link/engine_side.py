@@ -27,6 +27,12 @@ class EngineLike(Protocol):
     def cancel(self, work: Work) -> None:
         """Nobody waits for it. `work.done` is still called once, when its memory is touched no more."""
 
+    def share(self, arena: int, file: int) -> None:
+        """A front end's memory, for models in another process: the number is new, the file stays ours."""
+
+    def unshare(self, arena: int) -> None:
+        """Nobody reads answers there any more."""
+
     @property
     def catalog(self) -> Catalog: ...
 
@@ -57,6 +63,7 @@ class EngineSide:
         self.dropped = dropped
         self.entries: Mapping[int, ModelEntry] = {}
         self._links: set[EngineLink] = set()
+        self._arenas = 0
         self._seen = asyncio.Event()
         self._catalog = (0, b"")
         engine.listen(self._publish, self.everyone_saw)
@@ -64,12 +71,14 @@ class EngineSide:
 
     async def attach(self, frontend: int, sock: socket.socket, arena: int) -> EngineLink:
         """A new front end: our end of a socket pair, and its arena's file, which is closed once mapped."""
+        self._arenas += 1
         try:
             memory = map_memory(arena)
+            self.engine.share(self._arenas, arena)
         finally:
             os.close(arena)
         loop = asyncio.get_running_loop()
-        link = EngineLink(self, frontend, memory, loop)
+        link = EngineLink(self, frontend, memory, self._arenas, loop)
         await loop.create_unix_connection(lambda: link, sock=sock)
         return link
 
@@ -93,6 +102,7 @@ class EngineSide:
 
     def closed(self, link: EngineLink) -> None:
         self._links.discard(link)
+        self.engine.unshare(link.arena)
         self._seen.set()
 
     def acknowledged(self) -> None:

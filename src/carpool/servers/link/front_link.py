@@ -16,6 +16,7 @@ from carpool.observe.logs import logger
 from carpool.servers.door import Answer
 from carpool.servers.link.catalogs import read_catalog
 from carpool.servers.link.failures import read_failure
+from carpool.servers.link.placement import read_places
 from carpool.servers.link.places import Place, end_of
 from carpool.servers.link.records import (
     ANSWER,
@@ -39,7 +40,6 @@ from carpool.servers.link.records import (
     to_engine,
 )
 from carpool.servers.link.remote_call import RemoteCall
-from carpool.servers.link.served import read_places
 from carpool.servers.link.templates import Templates
 from carpool.types import Tensor
 from carpool.wire.v2 import TensorHead, bind

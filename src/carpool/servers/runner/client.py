@@ -1,0 +1,201 @@
+"""The runner as the engine keeps it: started for the first model that needs it, and again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any
+
+from carpool.config.model import ModelConfig
+from carpool.config.repository import ModelVersion
+from carpool.config.server import ServerSettings
+from carpool.engine.loading import Tell
+from carpool.errors import ModelError, Unavailable
+from carpool.observe.logs import logger
+from carpool.servers.child import Child
+from carpool.servers.link.control import Message
+from carpool.servers.link.failures import read_failure
+from carpool.servers.runner.hosted import HostedInstance, HostedLoading
+from carpool.servers.runner.messages import as_file, from_file
+
+BACKENDS = ("pytorch",)
+"""Whose models run there: they hold the interpreter lock between calls into their device."""
+
+_log = logger("runner")
+_MODULE = "carpool.servers.runner.process"
+_NUMBERS = 1_000_000  # instances in the life of one process: a number never means one of another life
+_END_S = 5.0
+
+
+class _Died(Exception):
+    """The process ended before it answered; the text says how."""
+
+
+class Runner:
+    """Implements `Elsewhere`. Belongs to the loop's thread, but for `wait_for` and `drop`."""
+
+    def __init__(self, settings: ServerSettings, restarted: Callable[[], None] = lambda: None) -> None:
+        self.max_answer_bytes = settings.max_body_bytes
+        self._settings = settings
+        self._restarted = restarted
+        self._loop = asyncio.get_running_loop()
+        self._child: Child | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._lives = 0
+        self._closed = False
+        self._arenas: dict[int, int] = {}  # files, for a runner that is started later
+        self._logging: Mapping[str, Any] = {}
+        self._loadings = count(1)
+        self._questions = count(1)
+        self._asks: dict[int, tuple[asyncio.Future[Any], Tell]] = {}
+        self._serving: dict[int, HostedInstance] = {}
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    def loading(self, config: ModelConfig, version: ModelVersion) -> HostedLoading | None:
+        if config.backend not in BACKENDS:
+            return None
+        return HostedLoading(self, next(self._loadings), config, version)
+
+    # ---- what the link says -----------------------------------------------------------------------------
+
+    def share(self, arena: int, file: int) -> None:
+        self._arenas[arena] = mine = os.dup(file)
+        self._say("arena", [mine], number=arena)
+
+    def unshare(self, arena: int) -> None:
+        mine = self._arenas.pop(arena, None)
+        if mine is not None:
+            os.close(mine)
+            self._say("forget", number=arena)
+
+    def follow_logging(self, settings: Mapping[str, Any]) -> None:
+        if settings != self._logging:
+            self._logging = settings
+            self._say("logging", settings=dict(settings))
+
+    # ---- loading ----------------------------------------------------------------------------------------
+
+    def wait_for(self, word: str, document: object, tell: Tell = lambda _: None, **fields: int) -> Any:
+        """From a thread that may wait: what the runner answers. Raises what it says is wrong."""
+        return asyncio.run_coroutine_threadsafe(self._ask(word, document, tell, fields), self._loop).result()
+
+    async def _ask(self, word: str, document: object, tell: Tell, fields: Mapping[str, int]) -> Any:
+        """A process that dies while it is asked may die of another model: a new one is asked once more."""
+        while not self._closed:
+            fresh = self._child is None
+            if fresh:
+                self._start()
+            try:
+                return await self._question(word, document, tell, fields)
+            except _Died as died:
+                if fresh:
+                    why = f"the process that runs such models died while it loaded this one ({died})"
+                    raise ModelError(why, reason="model-died") from None
+        raise Unavailable("the engine is stopping", reason="stopping")
+
+    async def _question(self, word: str, document: object, tell: Tell, fields: Mapping[str, int]) -> Any:
+        number = next(self._questions)
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self._asks[number] = (answer, tell)
+        with as_file(document) as file:
+            self._say(word, [file], ask=number, **fields)
+        return await answer  # also when it died: whoever watches it says so
+
+    def _start(self) -> None:
+        self._child = child = Child(_MODULE)
+        self._lives += 1
+        if self._lives > 1:
+            self._restarted()
+        settings = self._settings
+        self._say(
+            "start",
+            log_format=settings.log_format,
+            log_level=settings.log_level,
+            cache_dir=None if settings.cache_dir is None else str(settings.cache_dir),
+            device_memory_gb=settings.device_memory_gb,
+            max_answer_bytes=self.max_answer_bytes,
+            first=self._lives * _NUMBERS,
+        )
+        for arena, file in self._arenas.items():
+            self._say("arena", [file], number=arena)
+        if self._logging:
+            self._say("logging", settings=dict(self._logging))
+        self._watching = self._loop.create_task(self._watch(child))
+        _log.info("runner-started", pid=child.pid)
+
+    async def _watch(self, child: Child) -> None:
+        code = await child.watch(self._hear)
+        self._child = None
+        how = f"signal {-code}" if code < 0 else f"exit status {code}"
+        if not self._closed:
+            _log.error("runner-died", how=how)
+        asks, self._asks = self._asks, {}
+        for answer, _ in asks.values():
+            if not answer.done():
+                answer.set_exception(_Died(how))
+
+    def _hear(self, message: Message) -> None:
+        body = message.body
+        if message.word == "told":
+            ask = self._asks.get(body["ask"])
+            if ask is not None:
+                ask[1](body["step"])
+        elif message.word == "settled":
+            instance = self._serving.get(body["instance"])
+            if instance is not None:
+                instance.settled()
+        else:
+            document = from_file(message.files[0])
+            answer, _ = self._asks.pop(body["ask"])
+            if answer.done():
+                return  # nobody waits any more: the engine is stopping
+            if message.word == "answer":
+                answer.set_result(document)
+            else:
+                answer.set_exception(read_failure(*document))
+
+    # ---- instances --------------------------------------------------------------------------------------
+
+    def serve(self, instance: HostedInstance, piece: int, sock: socket.socket) -> None:
+        self._serving[instance.number] = instance
+        self._say("serve", [sock.fileno()], instance=instance.number, piece=piece)
+
+    def abort(self, instance: HostedInstance) -> None:
+        self._say("abort", instance=instance.number)
+
+    def drop(self, instance: HostedInstance) -> None:
+        """One that never served; from any thread."""
+        self._loop.call_soon_threadsafe(lambda: self._say("drop", instance=instance.number))
+
+    def left(self, instance: HostedInstance) -> None:
+        self._serving.pop(instance.number, None)
+
+    # ---- the process ------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """It says what cannot be: nothing of it can be relied on."""
+        if self._child is not None:
+            self._child.kill()
+
+    async def close(self) -> None:
+        """No model is left, or nobody waits for those that are."""
+        self._closed = True
+        if self._child is not None and self._watching is not None:
+            self._child.control.close()
+            await asyncio.wait([self._watching], timeout=_END_S)
+            self.kill()
+            await asyncio.wait([self._watching], timeout=_END_S)
+        for file in self._arenas.values():
+            os.close(file)
+        self._arenas.clear()
+
+    def _say(self, word: str, files: list[int] | None = None, **fields: object) -> None:
+        """Nothing where there is no process; what is waited for then ends with it."""
+        if self._child is not None and not self._child.control.send(word, files or [], **fields):
+            self._child.kill()  # it is gone, or has not listened for as long as it takes to fill a socket

@@ -1,0 +1,224 @@
+"""The runner: `python -m carpool.servers.runner.process CONTROL_FD`, started by the engine.
+
+It is told everything over its control socket, loads in threads of its own, and lives no longer than the
+engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+from carpool.backends.backend import Backend, SharesDevice
+from carpool.backends.device_memory import limit_device_memory
+from carpool.engine.batch_run import BatchRun
+from carpool.engine.loading import Loading, Ready, Tell
+from carpool.engine.profile_store import ProfileStore
+from carpool.errors import CarpoolError, ModelError
+from carpool.observe.logs import configure, logger
+from carpool.servers.arena import map_memory
+from carpool.servers.door import ModelEntry
+from carpool.servers.interpreter import belong_to_parent, spare_the_collector, switch_often
+from carpool.servers.link.control import Control, Message
+from carpool.servers.link.failures import write_failure
+from carpool.servers.log_settings import apply_log_settings
+from carpool.servers.runner.instance import Arenas, RunnerInstance
+from carpool.servers.runner.messages import as_file, from_file
+from carpool.vision.settings import write as write_vision
+
+_log = logger("runner")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An instance that is loaded and does not serve yet."""
+
+    backend: Backend
+    ready: Ready
+    loading: Loading  # kept for as long as an instance of it lives
+
+
+class RunnerProcess:
+    def __init__(self, control: Control, first: Message) -> None:
+        self._control = control
+        self._loop = asyncio.get_running_loop()
+        settings = first.body
+        cache_dir = settings["cache_dir"]
+        self._profiles = None if cache_dir is None else ProfileStore(Path(cache_dir))
+        self._most: int = settings["max_answer_bytes"]
+        limit_device_memory(settings["device_memory_gb"])
+        self._arenas = Arenas()
+        self._numbers = count(settings["first"])
+        self._loadings: WeakValueDictionary[int, Loading] = WeakValueDictionary()
+        self._opened: dict[int, Opened] = {}
+        self._serving: dict[int, tuple[RunnerInstance, Opened]] = {}
+        self._words: dict[str, Callable[[Message], None]] = {
+            "arena": self._map,
+            "forget": lambda message: self._arenas.forget(message.body["number"]),
+            "logging": lambda message: apply_log_settings(message.body["settings"]),
+            "prepare": lambda message: self._work(message, self._prepare),
+            "open": lambda message: self._work(message, self._open),
+            "serve": self._serve,
+            "drop": self._drop,
+            "abort": self._abort,
+        }
+
+    async def run(self) -> None:
+        while (message := await self._control.receive()) is not None:
+            self._words[message.word](message)
+
+    def _map(self, message: Message) -> None:
+        (file,) = message.files
+        try:
+            self._arenas.add(message.body["number"], map_memory(file))
+        finally:
+            os.close(file)
+
+    # ---- loading, in threads ----------------------------------------------------------------------------
+
+    def _work(self, message: Message, what: Callable[[dict[str, Any], Any, Tell], object]) -> None:
+        thread = threading.Thread(target=self._do, args=(message, what), name="loader", daemon=True)
+        thread.start()
+
+    def _do(self, message: Message, what: Callable[[dict[str, Any], Any, Tell], object]) -> None:
+        ask = message.body["ask"]
+
+        def tell(step: str) -> None:
+            self._loop.call_soon_threadsafe(partial(self._control.send, "told", ask=ask, step=step))
+
+        try:
+            word, document = "answer", what(message.body, from_file(message.files[0]), tell)
+        except CarpoolError as error:
+            word, document = "failure", write_failure(error)
+        except BaseException as error:  # a model's code may raise anything, and somebody waits
+            _log.exception("load-failed")
+            word, document = "failure", write_failure(ModelError(f"{type(error).__name__}: {error}"))
+        self._loop.call_soon_threadsafe(self._reply, word, ask, document)
+
+    def _reply(self, word: str, ask: int, document: object) -> None:
+        with as_file(document) as file:
+            self._control.send(word, [file], ask=ask)
+
+    def _prepare(self, fields: dict[str, Any], asked: Any, tell: Tell) -> object:
+        config, version = asked
+        loading = Loading(config, version, self._profiles)
+        ready = loading.prepare(tell)
+        self._loadings[fields["loading"]] = loading
+        backends = [cast(Backend, backend) for backend in ready.backends]
+        ready = replace(ready, backends=())
+        return ready, loading.threads, [self._keep(backend, ready, loading) for backend in backends]
+
+    def _open(self, fields: dict[str, Any], document: Any, tell: Tell) -> object:
+        (config, version), (ready, threads) = document
+        loading = self._loadings.get(fields["loading"])
+        if loading is None:
+            loading = Loading(config, version, self._profiles)
+            loading.resume(ready.config, threads)
+            self._loadings[fields["loading"]] = loading
+        backend = loading.backend(ready.config, fields["index"], fields["count"], tell)
+        return self._keep(backend, ready, loading)
+
+    def _keep(self, backend: Backend, ready: Ready, loading: Loading) -> tuple[int, str]:
+        number = next(self._numbers)
+        self._opened[number] = Opened(backend, ready, loading)
+        return number, backend.device if isinstance(backend, SharesDevice) else ""
+
+    # ---- instances --------------------------------------------------------------------------------------
+
+    def _serve(self, message: Message) -> None:
+        number = message.body["instance"]
+        sock = socket.socket(fileno=message.files[0])
+        opened = self._opened.pop(number, None)
+        if opened is None:  # of a runner before this one
+            sock.close()
+            return
+        ready, backend = opened.ready, opened.backend
+        largest = max(1, ready.signature.max_batch)
+        batches = BatchRun(backend, ready.signature, largest, message.body["piece"])
+        instance = RunnerInstance(
+            backend,
+            batches,
+            _entry(ready),
+            self._arenas,
+            sock,
+            self._most,
+            partial(self._left, number),
+        )
+        self._serving[number] = (instance, opened)
+
+    def _left(self, number: int) -> None:
+        self._loop.call_soon_threadsafe(self._serving.pop, number, None)
+
+    def _drop(self, message: Message) -> None:
+        opened = self._opened.pop(message.body["instance"], None)
+        if opened is not None:
+            threading.Thread(target=opened.backend.close, name="closer", daemon=True).start()
+
+    def _abort(self, message: Message) -> None:
+        threading.Thread(
+            target=self._settle, args=(message.body["instance"],), name="aborter", daemon=True
+        ).start()
+
+    def _settle(self, number: int) -> None:
+        known = self._serving.get(number)
+        if known is not None:
+            known[0].abort()
+        self._loop.call_soon_threadsafe(partial(self._control.send, "settled", instance=number))
+
+
+def _entry(ready: Ready) -> ModelEntry:
+    """As much of it as templates are checked against."""
+    return ModelEntry(
+        key=0,
+        name=ready.config.name,
+        version="",
+        signature=ready.signature,
+        platform="",
+        mode="",
+        slo=None,
+        config={},
+        vision=None if ready.vision is None else write_vision(ready.vision),
+    )
+
+
+async def _live(fd: int) -> None:
+    control = Control(socket.socket(fileno=fd))
+    first = await control.receive()
+    if first is None:
+        return
+    configure(first.body["log_format"], first.body["log_level"])
+    with suppress(ImportError):  # a model that needs it says so
+        import torch  # noqa: F401 - before anything is loaded: what it makes at import stays for ever
+    spare_the_collector()
+    await RunnerProcess(control, first).run()
+
+
+def main(arguments: list[str]) -> int:
+    fd = int(arguments[0])
+    belong_to_parent()
+    os.set_inheritable(fd, False)
+    switch_often()
+    try:
+        asyncio.run(_live(fd))
+    except Exception:
+        _log.exception("process-failed")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # no thread that is stuck in a model may keep us
