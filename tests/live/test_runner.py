@@ -1,0 +1,242 @@
+"""PyTorch models in the process beside the engine: what breaks there costs that process, and is mended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import orjson
+import pytest
+import torch
+
+from live.server import (
+    PATIENCE_S,
+    Live,
+    command,
+    descendants,
+    error_of,
+    infer_path,
+    is_alive,
+    json_request,
+    outputs_of,
+    serving,
+    wait_until,
+)
+from live.test_faults import Load, ask, in_background
+
+NETWORK = """
+    import os
+    import time
+
+    import torch
+
+
+    class Moody(torch.nn.Module):
+        '''Twice the input, but for some numbers.'''
+
+        def __init__(self):
+            super().__init__()
+            self.gain = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            first = x[:, 0]
+            if (first == 13).any():
+                raise ValueError("thirteen is unlucky")
+            while (first == 15).any() and not os.path.exists("GO"):
+                time.sleep(0.002)
+            if (first == 16).any():
+                os._exit(3)
+            if (first == 17).any():
+                raise RuntimeError("CUDA error: pretended")
+            return 2 * x * self.gain
+
+
+    def build():
+        return Moody()
+"""
+SETTINGS = """
+    max_batch = 4
+    execution_timeout_ms = {timeout_ms}
+    [batching]
+    max_delay_ms = {delay_ms}
+    preferred = [4]
+    [pytorch]
+    device = "cpu"
+    module = "model.py:build"
+    weights = "model.pt"
+    [[input]]
+    name = "x"
+    datatype = "FP32"
+    shape = [2]
+    [[output]]
+    name = "y"
+    datatype = "FP32"
+    shape = [2]
+"""
+
+
+def write_model(folder: Path, go: Path, *, timeout_ms: int = 120_000, delay_ms: int = 0) -> Path:
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(dedent(NETWORK).replace("GO", str(go)))
+    torch.save({"gain": torch.ones(1)}, folder / "1" / "model.pt")
+    (folder / "model.toml").write_text(dedent(SETTINGS).format(timeout_ms=timeout_ms, delay_ms=delay_ms))
+    return folder
+
+
+def runner_pids(server: Live) -> list[int]:
+    below = descendants(server.pid)
+    return [pid for pid in below if "carpool.servers.runner.process" in command(pid) and is_alive(pid)]
+
+
+def until_answered(server: Live, model: str = "moody") -> None:
+    """By an instance that was loaded again."""
+    wait_until(lambda: ask(server, model, 1, 2).status == 200, "it answers again", 6 * PATIENCE_S)
+    assert outputs_of(ask(server, model, 1, 2))["y"] == [2, 4]
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("signals") / "go"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, go: Path) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("runner")
+    write_model(folder / "models" / "moody", go, timeout_ms=2000, delay_ms=400)
+    write_model(folder / "models" / "calm", go)
+    with serving(folder / "models", frontends=2, folder=folder) as running:
+        yield running
+
+
+def test_models_of_one_engine_share_a_process_and_the_engine_never_loads_torch(server: Live) -> None:
+    assert len(runner_pids(server)) == 1
+    assert outputs_of(ask(server, "moody", 1, 2))["y"] == [2, 4]
+    assert outputs_of(ask(server, "calm", 3, 4))["y"] == [6, 8]
+    maps = {pid: Path(f"/proc/{pid}/maps").read_text() for pid in (server.engine_pid, *runner_pids(server))}
+    assert "libtorch" not in maps.pop(server.engine_pid)
+    assert all("libtorch" in text for text in maps.values())
+    assert server.metric("nv_inference_count", model="calm") >= 1
+
+
+def test_a_model_that_raises_costs_one_error(server: Live) -> None:
+    first = (1, 2, 13, 4)
+    answers = [
+        future.result(PATIENCE_S) for future in in_background(4, lambda n: ask(server, "moody", first[n], n))
+    ]
+    assert [answer.status for answer in answers] == [200, 200, 500, 200]
+    assert "thirteen is unlucky" in error_of(answers[2], 500)["error"]
+    assert [outputs_of(answers[n])["y"] for n in (0, 1, 3)] == [[2, 0], [4, 2], [8, 6]]
+
+
+def test_outputs_in_another_form_come_whole(server: Live) -> None:
+    """Chosen outputs, in JSON, and a whole batch in one request."""
+    body = orjson.dumps(
+        {
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [3, 2], "data": [1, 2, 3, 4, 5, 6]}],
+            "outputs": [{"name": "y"}],
+        }
+    )
+    with server.connect() as client:
+        assert outputs_of(client.post(infer_path("calm"), body))["y"] == [2, 4, 6, 8, 10, 12]
+
+
+def test_a_model_that_hangs_is_given_up_and_its_memory_is_left_alone(server: Live, go: Path) -> None:
+    """The batch goes on in its thread; when it ends at last, nothing of it reaches later requests."""
+    (runner,) = runner_pids(server)
+    replaced = len(server.events("instance-replaced"))
+    assert "2000 ms" in error_of(ask(server, "moody", 15, 0), 504, "execution-timeout")["error"]
+    until_answered(server)
+    with Load(server, "moody") as load:
+        load.until_more()
+        go.touch()
+        load.until_more()
+    go.unlink()
+    assert runner_pids(server) == [runner], "a model that hangs is no reason to end the others"
+    assert len(server.events("instance-replaced")) > replaced
+
+
+@pytest.mark.parametrize(
+    ("mood", "said"),
+    [(16, "process that runs it died"), (17, "CUDA error: pretended")],
+    ids=["exit", "device"],
+)
+def test_what_breaks_the_process_is_mended(server: Live, mood: int, said: str) -> None:
+    """Also for the model that had no part in it."""
+    (runner,) = runner_pids(server)
+    restarts = server.metric("carpool_process_restarts_total", process="worker")
+    answer = ask(server, "moody", mood, 0)
+    assert said in error_of(answer, answer.status)["error"]
+    wait_until(lambda: not is_alive(runner), "it is gone")
+    until_answered(server)
+    until_answered(server, "calm")
+    assert len(runner_pids(server)) == 1
+    assert server.metric("carpool_process_restarts_total", process="worker") == restarts + 1
+
+
+def test_kill_the_process_under_load(server: Live) -> None:
+    """Who rode in its last batches hears so, who came meanwhile too; nobody waits for ever."""
+    with Load(server, "calm", clients=6) as load:
+        load.until_more()
+        (runner,) = runner_pids(server)
+        os.kill(runner, signal.SIGKILL)
+        wait_until(lambda: not is_alive(runner), "it is dead")
+        target = load.statuses[200] + 20
+        wait_until(lambda: load.statuses[200] >= target, "answers again", 6 * PATIENCE_S)
+    assert set(load.statuses) <= {200, 500, 503}
+    assert load.broken == 0
+    server.until_metric(0, "nv_inference_pending_request_count", model="calm")
+
+
+def test_a_front_end_that_dies_is_followed_by_one_whose_memory_is_known(server: Live) -> None:
+    with Load(server, "calm", clients=4) as load:
+        load.until_more()
+        before = server.frontend_pids
+        os.kill(before[0], signal.SIGKILL)
+        wait_until(lambda: len(set(server.frontend_pids) - set(before)) == 1, "a new one", 3 * PATIENCE_S)
+        load.until_more(count=60)
+    assert set(load.statuses) <= {200, 503}
+    for _ in range(16):  # the kernel spreads connections over both
+        assert outputs_of(ask(server, "calm", 1, 2))["y"] == [2, 4]
+
+
+def test_loading_again_under_load_fails_nobody(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "models" / "model", tmp_path / "go")
+    explicit = {"CARPOOL_MODEL_CONTROL_MODE": "explicit", "CARPOOL_LOAD_MODELS": "*"}
+    with (
+        serving(tmp_path / "models", folder=tmp_path, environment=explicit) as server,
+        Load(server, "model") as load,
+        server.connect() as client,
+    ):
+        load.until_more()
+        for _ in range(3):
+            (model / "1" / "model.py").touch()
+            assert client.post("/v2/repository/models/model/load", b"{}").status == 200
+            load.until_more()
+        assert set(load.statuses) == {200}
+        assert client.post("/v2/repository/models/model/unload", b"{}").status == 200
+        wait_until(lambda: len(server.events("model-unloaded")) == 4, "all are freed")
+        (model / "1" / "model.py").write_text("import nothing_of_that_name\n")
+        refused = client.post("/v2/repository/models/model/load", b"{}")
+        assert "nothing_of_that_name" in error_of(refused, refused.status)["error"]
+        (model / "1" / "model.py").write_text(dedent(NETWORK))
+        assert client.post("/v2/repository/models/model/load", b"{}").status == 200
+        load.until_more()
+
+
+def test_everything_in_one_process_needs_no_other(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "models" / "model", tmp_path / "go")
+    with serving(model, frontends=0, folder=tmp_path) as server:
+        assert outputs_of(ask(server, "model", 1, 2))["y"] == [2, 4]
+        assert runner_pids(server) == []
+
+
+def test_the_process_ends_with_its_engine(server: Live) -> None:
+    (runner,) = runner_pids(server)
+    os.kill(server.engine_pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(runner), "it is gone")
+    server.until_ready(6 * PATIENCE_S)
+    with server.connect() as client:
+        assert outputs_of(client.post(infer_path("calm"), json_request([5, 6], [1, 2])))["y"] == [10, 12]
