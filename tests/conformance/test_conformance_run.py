@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 from pathlib import Path
 
@@ -70,6 +71,7 @@ def test_a_library_that_only_root_can_install_is_named(
 def test_a_package_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "no network")
     monkeypatch.setattr(subprocess, "run", lambda *_arguments, **_options: failed)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     with pytest.raises(SetupError, match=r"tritonclient==2\.47\.0: no network"):
         perf_analyzer.install(tmp_path)
 

@@ -200,6 +200,7 @@ class ModelConfig:
     max_batch: int | None = None
     mode: Mode = Mode.EAGER
     policy: Promise | Knobs = field(default_factory=eager_policy)
+    slo_may_grow: bool = False  # promise what can be kept here, where that is more
     instances: tuple[InstanceGroup, ...] = (InstanceGroup(given=False),)
     versions: VersionPolicy = LatestVersions()
     file: str | None = None

@@ -297,4 +297,4 @@ def with_promise(config: ModelConfig, slo_ms: float) -> tuple[ModelConfig, list[
     if isinstance(config.policy, Promise) and config.policy != policy:
         old = config.policy.slo * 1e3
         warnings.append(f"{config.name}: a promise of {slo_ms:g} ms replaces the {old:g} ms of its settings")
-    return replace(config, mode=Mode.PROMISE, policy=policy), warnings
+    return replace(config, mode=Mode.PROMISE, policy=policy, slo_may_grow=False), warnings

@@ -16,6 +16,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "file",
         "task",
         "slo_ms",
+        "slo_may_grow",
         "max_batch",
         "instances",
         "versions",

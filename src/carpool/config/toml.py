@@ -61,6 +61,7 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         outputs=_tensors(top, "output", max_batch),
         mode=mode,
         policy=policy,
+        slo_may_grow=_may_grow(top, mode),
         instances=_instances(top),
         versions=_versions(top),
         file=_inside(top, "file"),
@@ -122,6 +123,13 @@ def _policy(top: Table) -> tuple[Mode, Promise | Knobs]:
     if batching is not None:
         return Mode.KNOBS, _knobs(batching)
     return Mode.EAGER, eager_policy()
+
+
+def _may_grow(top: Table, mode: Mode) -> bool:
+    grows = top.flag("slo_may_grow", False)
+    if grows and mode is not Mode.PROMISE:
+        raise top.error("slo_may_grow", "needs slo_ms: without a promise nothing can grow")
+    return grows
 
 
 def _knobs(batching: Table) -> Knobs:

@@ -19,6 +19,7 @@ from carpool.core.policy import Promise
 from carpool.engine.device_pictures import SAMPLE_TOLD, filling, sample_picture
 from carpool.engine.elsewhere import RunsElsewhere
 from carpool.engine.inputs import signature_of
+from carpool.engine.keepable import keepable
 from carpool.engine.labels import read_labels
 from carpool.engine.layout import Chosen, Layout
 from carpool.engine.measuring import FOR_DEVICES, FOR_SERVING, Effort, Measured, Measuring, sizes
@@ -263,20 +264,18 @@ class Loading:
         profile: Profile,
         curve: BatchCurve,
     ) -> Ready:
-        slo = config.policy.slo if isinstance(config.policy, Promise) else None
-        if slo is not None and curve.times[1] > slo:
+        try:
+            config, grown = keepable(config, curve)
+        except ConfigError:
             _close(opened)
-            alone = curve.times[1] * 1e3
-            raise ConfigError(
-                f"{config.name}: one image takes {alone:.3g} ms here, so slo_ms = {slo * 1e3:g} cannot be "
-                f"kept; promise at least {2.2 * alone:.3g} ms"
-            )
+            raise
+        slo = config.policy.slo if isinstance(config.policy, Promise) else None
         if profile.layout.instances != instance_count(config):
             group = replace(config.instances[0], count=profile.layout.instances)
             config = replace(config, instances=(group,))
         piece = curve.max_batch if config.fake is not None else best_piece(curve)
         told = SAMPLE_TOLD if vision is not None and vision.encoded else ""
-        said = choices(profile, curve, piece, slo, told)
+        said = choices(profile, curve, piece, slo, told) + ((grown,) if grown else ())
         if isinstance(opened[0], OnDevice):
             said += tuple(opened[0].notes)
         for sentence in said:
