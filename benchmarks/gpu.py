@@ -1,10 +1,10 @@
 """JPEG bytes to answers at the speed of the chip: one GPU, one server, everything measured in one run.
 
-Needs a CUDA device, torch and torchvision; nothing is fetched. In this order, for ResNet-50 and then ViT-B/16
-in fp16 with random weights: what one process does without a network (decode, resize, model, top-5, on two or
-three streams), Carpool over HTTP with 640×480 JPEGs, with uint8 tensors, and with tensors in shared memory,
-light load, a promise of 50 ms at 0.9 of capacity and beyond it, what a team writes with FastAPI, and a time
-line of the device.
+Needs a CUDA device, torch and torchvision; nothing is fetched. For ResNet-50 and then ViT-B/16 in fp16 with
+random weights: Carpool over HTTP with 640×480 JPEGs, with uint8 tensors, and with tensors in shared memory,
+light load, a promise of 50 ms at 0.9 of capacity and beyond it, what one process does without a network
+(decode, resize, model, top-5, on two or three streams), what a team writes with FastAPI, and a time line of
+the device. What matters most comes first, and everything is written at once: a run may be cut off.
 
     python benchmarks/gpu.py --out /tmp/gpu            # everything: under ten minutes
     python benchmarks/gpu.py --sections jpeg,tensor    # only these
@@ -15,34 +15,43 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from carpool.lab.load.aim import Aim
 from carpool.lab.load.inputs import Filling
 from chip import serving
+from chip.cores import Cores, CoreUse, divide, first_siblings, placed
 from chip.repository import write_model, write_photos
 from chip.serving import Load, Running, drive, row
+from chip.showing import shown
 
-SECTIONS = ("ceiling", "jpeg", "tensor", "shared", "light", "promise", "fastapi", "timeline")
+SERVED = ("jpeg", "tensor", "shared", "light")
+SECTIONS = (*SERVED, "promise", "ceiling", "fastapi", "timeline")
 BUCKETS = [1, 8, 32, 64, 96, 128]
+SHARED_PROCESSES = 5  # that generate load where they have no cores of their own
 HERE = Path(__file__).parent
 
 
 class Bench:
     """One network; what was found is written after every step, so that an early end loses nothing."""
 
-    def __init__(self, given: argparse.Namespace, network: str, results: dict[str, Any]) -> None:
+    def __init__(
+        self, given: argparse.Namespace, network: str, cores: Cores, results: dict[str, Any]
+    ) -> None:
         self.given = given
         self.network = network
-        self.found: dict[str, Any] = results.setdefault(network, {"rows": []})
+        self.cores = cores
+        self.found: dict[str, Any] = results.setdefault(network, {"rows": [], "machine": []})
         self._results = results
         self.photos = write_photos(given.out / "photos")
         self.repository = write_model(
@@ -70,6 +79,13 @@ class Bench:
             shared_memory=shared,
         )
 
+    def aims(self, url: str) -> dict[str, Aim]:
+        return {
+            "jpeg": self.pictures(url),
+            "tensor": self.tensors(url),
+            "shared": self.tensors(url, shared=True),
+        }
+
     # ---- keeping
 
     def keep(self, key: str, value: Any) -> None:
@@ -79,78 +95,115 @@ class Bench:
     def add(self, entry: dict[str, Any]) -> dict[str, Any]:
         self.found["rows"].append(entry)
         self.write()
-        show(entry)
+        print(shown(entry), flush=True)
         return entry
 
     def write(self) -> None:
-        (self.given.out / "gpu.json").write_text(json.dumps(self._results, indent=1))
+        """In one piece: whoever cuts this off finds the file whole."""
+        whole = self.given.out / "gpu.json"
+        part = whole.with_suffix(".part")
+        part.write_text(json.dumps(self._results, indent=1))
+        part.replace(whole)
+
+    def attempt(self, what: str, step: Callable[[], object]) -> None:
+        """One section that fails must not take the others with it. The machine's row tells who disturbed."""
+        began, use = time.monotonic(), CoreUse(self.cores)
+        print(f"== {self.network}: {what}", flush=True)
+        try:
+            step()
+        except Exception as error:
+            self._results.setdefault("errors", {})[f"{self.network}: {what}"] = (
+                f"{type(error).__name__}: {error}"
+            )
+            traceback.print_exc()
+        seconds, used = round(time.monotonic() - began, 1), use.read()
+        self.found["machine"].append({"section": what, "seconds": seconds, **used})
+        self.write()
+        told = ", ".join(f"{name.replace('_', ' ')} {share:.2f}" for name, share in used.items())
+        print(f"   {what}: {seconds:.0f} s; of the cores: {told}", flush=True)
 
     # ---- sections
 
     def ceiling(self) -> None:
         """One process without a network."""
-        command = [sys.executable, "-m", "chip.ceiling", self.network, *map(str, self.photos)]
+        command = ["chip.ceiling", self.network, *map(str, self.photos)]
         command += ["--seconds", f"{self.given.seconds / 2:g}"] + ["--eager"] * self.given.eager
-        done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=300)
-        if done.returncode:
-            raise RuntimeError(done.stderr[-2000:])
-        listed = json.loads(done.stdout)
+        listed = json.loads(self._module(command))
         for what in ("jpeg", "tensor"):
             best = max((one for one in listed if one["what"] == what), key=lambda one: one["images_per_s"])
             print(f"  one process, {what}: {best['images_per_s']:,} images/s ({best['threads']} streams)")
             self.found[f"{what}_ceiling"] = best["images_per_s"]
         self.keep("ceilings", listed)
 
-    def saturate(self, server: Running, what: str, aim: Aim) -> dict[str, Any]:
+    def _module(self, command: list[str]) -> str:
+        """In a process of its own, which has all cores, since nobody else needs any meanwhile."""
+        with placed(self.cores.everything):
+            done = subprocess.run(
+                [sys.executable, "-m", *command], cwd=HERE, capture_output=True, text=True, timeout=300
+            )
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+        return done.stdout
+
+    def saturate(self, server: Running, what: str, aim: Aim) -> None:
         """Closed loops of growing size: the most images per second with the p99 that was promised."""
-        best: dict[str, Any] = {"images_per_s": 0.0}
+        best = 0.0
         for clients in self.given.clients:
             load = Load(aim, self.given.seconds, self.given.processes, concurrency=clients, slo=0.1)
             entry = self.add(row(what, load, *drive(server, load)))
-            if entry["images_per_s"] > best["images_per_s"] and (entry["p99_ms"] or 1e9) <= 100:
-                best = entry
-        self.keep(f"{what}_images_per_s", best["images_per_s"])
-        return best
+            if (entry["p99_ms"] or 1e9) <= 100:
+                best = max(best, entry["images_per_s"])
+        self.keep(f"{what}_images_per_s", best)
 
-    def serve(self, sections: set[str]) -> None:
+    def light(self, server: Running) -> None:
+        """One client at a time."""
+        for what in ("tensor", "jpeg"):
+            load = Load(self.aims(server.url)[what], self.given.seconds / 2, 1, concurrency=1, slo=0.1)
+            entry = self.add(row(f"light {what}", load, *drive(server, load)))
+            self.keep(f"light_{what}_p50_ms", entry["p50_ms"])
+
+    def serve(self, sections: Collection[str]) -> None:
         """Everything that needs the server with the long promise."""
         log = self.given.out / f"serve-{self.network}.log"
-        with serving.carpool(self.repository, log, frontends=self.given.frontends) as server:
+        with serving.carpool(self.repository, log, self.cores, frontends=self.given.frontends) as server:
             self.keep("ready_after_s", server.ready_after_s)
             self.keep("choices", choices(log))
+            for what, aim in self.aims(server.url).items():
+                if what in sections:
+                    self.attempt(what, partial(self.saturate, server, what, aim))
             if "light" in sections:
-                for what, aim in (("tensor", self.tensors(server.url)), ("jpeg", self.pictures(server.url))):
-                    load = Load(aim, self.given.seconds / 2, 1, concurrency=1, slo=0.1)
-                    entry = self.add(row(f"light {what}", load, *drive(server, load)))
-                    self.keep(f"light_{what}_p50_ms", entry["p50_ms"])
-            if "jpeg" in sections:
-                self.saturate(server, "jpeg", self.pictures(server.url))
-            if "tensor" in sections:
-                self.saturate(server, "tensor", self.tensors(server.url))
-            if "shared" in sections:
-                self.saturate(server, "shared", self.tensors(server.url, shared=True))
+                self.attempt("light", partial(self.light, server))
 
     def promise(self) -> None:
         """50 ms, at 0.9 of what is answered within them, and as far beyond it as the generator goes."""
         log = self.given.out / f"promise-{self.network}.log"
-        with serving.carpool(self.repository, log, frontends=self.given.frontends, slo_ms=50) as server:
-            for what, aim in (("jpeg", self.pictures(server.url)), ("tensor", self.tensors(server.url))):
-                load = Load(aim, self.given.seconds, self.given.processes, concurrency=256, slo=0.05)
-                capacity = self.add(row(f"within 50 ms, {what}", load, *drive(server, load)))["goodput_rps"]
-                self.keep(f"{what}_within_50_ms", capacity)
-                for factor in self.given.factors:
-                    load = Load(
-                        aim, self.given.seconds, self.given.processes, rate=factor * capacity, slo=0.05
-                    )
-                    entry = row(f"promise {what} x{factor:g}", load, *drive(server, load))
-                    entry["goodput_of_capacity"] = round(entry["goodput_rps"] / capacity, 3)
-                    self.add(entry)
+        with serving.carpool(
+            self.repository, log, self.cores, frontends=self.given.frontends, slo_ms=50
+        ) as server:
+            for what, aim in self.aims(server.url).items():
+                self.attempt(f"promise {what}", partial(self.promise_of, server, what, aim))
+
+    def promise_of(self, server: Running, what: str, aim: Aim) -> None:
+        """What is answered in time of so much: capacity is the best that a closed loop gets within 50 ms."""
+        capacity = 0.0
+        for clients in self.given.promise_clients:
+            load = Load(aim, self.given.seconds, self.given.processes, concurrency=clients, slo=0.05)
+            entry = self.add(row(f"within 50 ms, {what}", load, *drive(server, load)))
+            capacity = max(capacity, entry["goodput_rps"])
+        self.keep(f"{what}_within_50_ms", capacity)
+        if not capacity:
+            raise RuntimeError(f"nothing was answered within 50 ms: there is no capacity to offer {what} at")
+        for factor in self.given.factors:
+            load = Load(aim, self.given.seconds, self.given.processes, rate=factor * capacity, slo=0.05)
+            entry = row(f"promise {what} x{factor:g}", load, *drive(server, load))
+            entry["goodput_of_capacity"] = round(entry["goodput_rps"] / capacity, 3)
+            self.add(entry)
 
     def fastapi(self) -> None:
         """The same pictures through an asyncio batcher, with one worker and with several."""
         for workers in self.given.workers:
             log = self.given.out / f"fastapi-{self.network}-{workers}.log"
-            with serving.fastapi(self.network, log, workers=workers, max_batch=32) as server:
+            with serving.fastapi(self.network, log, self.cores, workers=workers, max_batch=32) as server:
                 aim = self.pictures(server.url, "/predict")
                 load = Load(aim, self.given.seconds, min(4, self.given.processes), concurrency=64 * workers)
                 entry = self.add(row(f"fastapi x{workers}", load, *drive(server, load)))
@@ -158,12 +211,21 @@ class Bench:
 
     def timeline(self) -> None:
         """A second of the device, drawn, with the same backends in one process."""
-        command = [sys.executable, "-m", "chip.timeline", str(self.repository / self.network)]
+        command = ["chip.timeline", str(self.repository / self.network)]
         command += [str(self.given.out / f"timeline-{self.network}.png"), *map(str, self.photos)]
-        done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=300)
-        if done.returncode:
-            raise RuntimeError(done.stderr[-2000:])
-        self.keep("timeline", json.loads(done.stdout.splitlines()[-1]))
+        self.keep("timeline", json.loads(self._module(command).splitlines()[-1]))
+
+
+def in_order(networks: Sequence[str], wanted: set[str]) -> list[tuple[str, str]]:
+    """Networks and what is done for them, most important first, since the last may be cut off. "serve" is for
+    all sections that share a server."""
+    first, *others = networks
+    steps = [(first, "serve"), (first, "promise"), (first, "ceiling")]
+    steps += [(network, what) for network in others for what in ("serve", "ceiling")]
+    steps += [(first, "fastapi"), (first, "timeline")]
+    steps += [(network, "promise") for network in others]
+    asked = wanted if wanted.isdisjoint(SERVED) else wanted | {"serve"}
+    return [(network, what) for network, what in steps if what in asked]
 
 
 def choices(log: Path) -> list[str]:
@@ -172,31 +234,7 @@ def choices(log: Path) -> list[str]:
     return [json.loads(line).get("why", "") for line in lines if line.startswith("{") and '"choice"' in line]
 
 
-def show(entry: dict[str, Any]) -> None:
-    asked = f"{entry['concurrency']} clients" if entry["concurrency"] else f"{entry['rate']:,.0f}/s offered"
-    print(
-        f"  {entry['what']:<22} {asked:>16}  {entry['images_per_s']:>9,.0f} images/s  "
-        f"p50 {entry['p50_ms'] or 0:6.2f}  p99 {entry['p99_ms'] or 0:6.2f} ms  "
-        f"batch {entry['batch_mean'] or 0:5.1f}  in time {entry['attainment']:.4f}  "
-        f"loop {entry['engine_loop_us_per_request']} µs  gpu {entry['device'].get('busy')}  "
-        f"threads {entry['engine_threads']}" + ("  (generator late)" if entry["generator_late"] else ""),
-        flush=True,
-    )
-
-
-def attempt(what: str, step: Callable[[], None], results: dict[str, Any]) -> None:
-    """One section that fails must not take the others with it."""
-    began = time.monotonic()
-    print(f"== {what}", flush=True)
-    try:
-        step()
-    except Exception as error:
-        results.setdefault("errors", {})[what] = f"{type(error).__name__}: {error}"
-        traceback.print_exc()
-    print(f"   {time.monotonic() - began:.0f} s", flush=True)
-
-
-def machine() -> dict[str, Any]:
+def machine(cores: Cores) -> dict[str, Any]:
     import torch
     import torchvision
 
@@ -204,14 +242,27 @@ def machine() -> dict[str, Any]:
         "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu",
         "torch": torch.__version__,
         "torchvision": torchvision.__version__,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(cores.everything),
+        "server_cores": sorted(cores.server) if cores.divided else 0,
+        "generator_cores": sorted(cores.generator) if cores.divided else 0,
         "python": sys.version.split()[0],
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(sys.argv),
     }
 
 
-def read() -> argparse.Namespace:
+def missing(device: str) -> list[str]:
+    """What this machine lacks."""
+    lacking = [name for name in ("torch", "torchvision") if find_spec(name) is None]
+    if device != "cpu" and "torch" not in lacking:
+        import torch
+
+        if not torch.cuda.is_available():
+            lacking.append("a CUDA device")
+    return lacking
+
+
+def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -221,9 +272,20 @@ def read() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=4.0, help="of every measurement")
     parser.add_argument("--frontends", type=int, default=4)
-    parser.add_argument("--processes", type=int, default=5, help="that generate load")
+    parser.add_argument(
+        "--server-cores",
+        default="auto",
+        help="that only the server runs on, and the generator on the others; 0: as the kernel puts them; "
+        "default: half of them, if there are eight",
+    )
+    parser.add_argument(
+        "--processes", type=int, default=0, help="that generate load; 0: one less than the generator's cores"
+    )
     parser.add_argument("--instances", type=int, default=0, help="0: as measurement says")
     parser.add_argument("--clients", default="384,640", help="closed loops to try")
+    parser.add_argument(
+        "--promise-clients", default="256,512", help="closed loops that say what capacity is for the promise"
+    )
     parser.add_argument("--factors", default="0.9,1.5", help="of capacity, for the promise")
     parser.add_argument("--workers", default="1,4", help="of FastAPI")
     parser.add_argument("--buckets", default=",".join(map(str, BUCKETS)))
@@ -231,45 +293,53 @@ def read() -> argparse.Namespace:
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--quick", action="store_true", help="within a minute")
-    given = parser.parse_args()
-    for name, kind in (("clients", int), ("factors", float), ("workers", int), ("buckets", int)):
+    given = parser.parse_args(arguments)
+    lists = {"clients": int, "promise_clients": int, "factors": float, "workers": int, "buckets": int}
+    for name, kind in lists.items():
         setattr(given, name, [kind(part) for part in getattr(given, name).split(",")])
     if given.quick:
         given.sections, given.networks, given.seconds = "jpeg,tensor", "resnet50", 2.0
         given.clients, given.eager, given.buckets = [256], True, [1, 32, 64]
-    given.out = given.out or Path(tempfile.mkdtemp(prefix="carpool-gpu-"))
-    given.out.mkdir(parents=True, exist_ok=True)
+    unknown = set(given.sections.split(",")) - set(SECTIONS)
+    if unknown:
+        parser.error(f"there are no sections {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    mine = os.sched_getaffinity(0)
+    try:
+        given.cores = divide(mine, given.server_cores, first_siblings(mine))
+    except ValueError as error:
+        parser.error(f"--server-cores: {error}")
+    own = len(given.cores.generator) - 1 if given.cores.divided else SHARED_PROCESSES
+    given.processes = given.processes or max(1, own)
     return given
 
 
 def main() -> None:
     given = read()
-    try:
-        import torch
-        import torchvision  # noqa: F401
-    except ImportError as missing:
-        print(f"gpu.py needs {missing.name}, which is not installed here: nothing was measured")
+    if lacking := missing(given.device):
+        print(
+            "gpu.py needs a CUDA device, torch and torchvision. Missing here: "
+            f"{' and '.join(lacking)}. Nothing was measured."
+        )
         return
-    if given.device == "cuda" and not torch.cuda.is_available():
-        print("gpu.py needs a CUDA device, and there is none here: nothing was measured")
-        return
-    results: dict[str, Any] = {"machine": machine()}
-    wanted = set(given.sections.split(","))
-    for network in given.networks.split(","):
-        print(f"==== {network}", flush=True)
-        bench = Bench(given, network, results)
-        served = wanted & {"jpeg", "tensor", "shared", "light"}
-        if "ceiling" in wanted:
-            attempt("one process without a network", bench.ceiling, results)
-        if served:
-            attempt("carpool", partial(bench.serve, served), results)
-        if "promise" in wanted:
-            attempt("a promise of 50 ms", bench.promise, results)
-        if "fastapi" in wanted and network == "resnet50":
-            attempt("FastAPI", bench.fastapi, results)
-        if "timeline" in wanted and network == "resnet50":
-            attempt("time line", bench.timeline, results)
-        bench.write()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped
+    cores: Cores = given.cores
+    given.out = given.out or Path(tempfile.mkdtemp(prefix="carpool-gpu-"))
+    given.out.mkdir(parents=True, exist_ok=True)
+    print(f"{cores.said()}; {given.processes} processes generate load", flush=True)
+    results: dict[str, Any] = {"machine": machine(cores)}
+    networks = given.networks.split(",")
+    with placed(cores.generator):
+        benches = {network: Bench(given, network, cores, results) for network in networks}
+        for network, what in in_order(networks, set(given.sections.split(","))):
+            bench = benches[network]
+            steps: dict[str, Callable[[], None]] = {
+                "serve": partial(bench.serve, given.sections.split(",")),
+                "promise": bench.promise,
+                "ceiling": bench.ceiling,
+                "fastapi": bench.fastapi,
+                "timeline": bench.timeline,
+            }
+            bench.attempt(what, steps[what])
     if given.json:
         print(json.dumps(results))
     print(f"results: {given.out / 'gpu.json'}")

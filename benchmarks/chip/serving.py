@@ -19,6 +19,8 @@ from carpool.lab.load.plan import Closed, Open, Plan
 from carpool.lab.load.processes import run_shared
 from carpool.lab.load.report import Report
 from carpool.lab.load.schedule import Phase
+from chip.account import Account
+from chip.cores import Cores, placed
 from chip.watching import Seen, Watch
 from load.ports import free_port
 
@@ -37,14 +39,15 @@ class Running:
     url: str
     log: Path
     ready_after_s: float
+    cores: Cores
 
 
 @contextlib.contextmanager
 def running(
-    command: list[str], port: int, log: Path, environment: Mapping[str, str] | None = None
+    command: list[str], port: int, log: Path, cores: Cores, environment: Mapping[str, str] | None = None
 ) -> Iterator[Running]:
     began = time.monotonic()
-    with log.open("wb") as output:
+    with log.open("wb") as output, placed(cores.server):
         process = subprocess.Popen(
             command,
             env={**os.environ, **(environment or {})},
@@ -56,7 +59,7 @@ def running(
     try:
         url = f"http://127.0.0.1:{port}"
         _wait(process, f"{url}/v2/health/ready", log)
-        yield Running(process.pid, url, log, round(time.monotonic() - began, 1))
+        yield Running(process.pid, url, log, round(time.monotonic() - began, 1), cores)
     finally:
         process.terminate()
         try:
@@ -68,19 +71,21 @@ def running(
 
 
 @contextlib.contextmanager
-def carpool(repository: Path, log: Path, *, frontends: int, slo_ms: float | None = None) -> Iterator[Running]:
+def carpool(
+    repository: Path, log: Path, cores: Cores, *, frontends: int, slo_ms: float | None = None
+) -> Iterator[Running]:
     port = free_port()
     command = [sys.executable, "-P", "-c", _SERVE, "serve", str(repository), "--http-port", str(port)]
     command += ["--grpc-port", "0", "--grpc-frontends", "0", "--metrics-port", str(free_port())]
     command += ["--frontends", str(frontends), "--allow-client-shm", "--log-format", "json"]
     if slo_ms is not None:
         command += ["--slo-ms", f"{slo_ms:g}"]
-    with running(command, port, log) as server:
+    with running(command, port, log, cores) as server:
         yield server
 
 
 @contextlib.contextmanager
-def fastapi(network: str, log: Path, *, workers: int, max_batch: int) -> Iterator[Running]:
+def fastapi(network: str, log: Path, cores: Cores, *, workers: int, max_batch: int) -> Iterator[Running]:
     port = free_port()
     folder = Path(__file__).parents[1] / "peers"
     command = [sys.executable, str(folder / "fastapi_torch.py")]
@@ -92,7 +97,7 @@ def fastapi(network: str, log: Path, *, workers: int, max_batch: int) -> Iterato
         "BENCH_WORKERS": str(workers),
         "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}",
     }
-    with running(command, port, log, environment) as server:
+    with running(command, port, log, cores, environment) as server:
         yield server
 
 
@@ -129,22 +134,36 @@ class Load:
 
 def drive(server: Running, load: Load) -> tuple[Report, Seen]:
     """Who is busy is looked at while the load counts, and not while it begins or ends."""
-    watch = Watch(server.pid)
+    watch = Watch(server.pid, server.cores)
+    account = Account(server.url, load.slo)
     seen: list[Seen] = []
+
+    def stop() -> None:
+        seen.append(watch.stop())
+        account.look()
 
     def look(elapsed: float, _: object) -> None:
         if not watch.started and elapsed >= load.warmup:
             watch.start()
+            account.look()
         elif watch.started and not seen and elapsed >= load.warmup + 0.9 * load.seconds:
-            seen.append(watch.stop())
+            stop()
 
-    report = uvloop.run(run_shared(load.plan(), load.aim, load.processes, watch=look))
-    return report, seen[0] if seen else Seen()
+    try:
+        report = uvloop.run(run_shared(load.plan(), load.aim, load.processes, watch=look))
+    finally:
+        if watch.started and not seen:
+            stop()
+        in_time = account.share()
+    found = seen[0] if seen else Seen()
+    found.in_time = in_time
+    return report, found
 
 
 def row(what: str, load: Load, report: Report, seen: Seen) -> dict[str, Any]:
-    """What is kept of a run."""
-    counted = report.phases[-1] if report.phases else report
+    """What is kept of a run. `in_time_of_answered` is what clients saw, `server_in_time` what it says."""
+    counted = report.phases[-1] if report.phases else report.total
+    generator, shares = report.generator, seen.parts()
     per_request = 1e6 / counted.answered_rps if counted.answered_rps else 0.0
     return {
         "what": what,
@@ -154,6 +173,8 @@ def row(what: str, load: Load, report: Report, seen: Seen) -> dict[str, Any]:
         "images_per_s": counted.answered_rps,
         "goodput_rps": counted.goodput_rps,
         "attainment": counted.attainment,
+        "in_time_of_answered": round(counted.good / counted.answered, 4) if counted.answered else None,
+        "server_in_time": seen.in_time,
         "p50_ms": counted.response_ms.p50,
         "p99_ms": counted.response_ms.p99,
         "infer_p50_ms": counted.infer_ms.p50,
@@ -162,11 +183,16 @@ def row(what: str, load: Load, report: Report, seen: Seen) -> dict[str, Any]:
         "refused": dict(counted.refused),
         "failed": dict(counted.failed),
         "generator_late": report.generator_late,
-        "generator_us_per_request": report.generator.processor_us_per_request,
+        "generator_late_because": list(report.late_because),
+        "generator_start_lag_p99_ms": generator.start_lag_ms.p99,
+        "generator_send_lag_p99_ms": generator.send_lag_ms.p99,
+        "generator_busiest_core": generator.busiest_core_share,
+        "generator_us_per_request": generator.processor_us_per_request,
         "processes": seen.processes,
         "engine_threads": seen.engine_threads,
-        "engine_loop_us_per_request": round(seen.engine_threads[0] * per_request, 2)
-        if seen.engine_threads
-        else None,
+        "runner_threads": seen.runner_threads,
+        "shares": shares,
+        "us_per_request": {name: round(share * per_request, 2) for name, share in shares.items()},
         "device": seen.device,
+        "machine": seen.machine,
     }

@@ -18,8 +18,17 @@ class MachineCpu:
 
 def machine() -> MachineCpu:
     """Read the first line of /proc/stat. Interrupts count as busy: processes are charged for them too."""
-    first = (_PROC / "stat").read_text().split("\n", 1)[0]
-    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(f) / _TICK for f in first.split()[1:9])
+    return _read_core((_PROC / "stat").read_text().split("\n", 1)[0])
+
+
+def each_core() -> dict[int, MachineCpu]:
+    """The same of every core, by its number."""
+    lines = [line for line in (_PROC / "stat").read_text().splitlines() if line.startswith("cpu")]
+    return {int(line[3 : line.index(" ")]): _read_core(line) for line in lines if line[3].isdigit()}
+
+
+def _read_core(line: str) -> MachineCpu:
+    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(f) / _TICK for f in line.split()[1:9])
     return MachineCpu(busy=user + nice + system + irq + softirq, steal=steal)
 
 
@@ -48,6 +57,15 @@ def thread_cpu(pid: int) -> dict[int, float]:
     tasks = (_PROC / str(pid) / "task").iterdir()
     read = {int(task.name): _stat(task) for task in tasks}
     return {tid: (int(f[11]) + int(f[12])) / _TICK for tid, f in read.items() if f}
+
+
+def command_line(pid: int) -> list[str]:
+    """As it was started; empty when the process is gone."""
+    try:
+        text = (_PROC / str(pid) / "cmdline").read_text(errors="replace")
+    except OSError:
+        return []
+    return text.rstrip("\0").split("\0")
 
 
 def spent(before: dict[int, float], after: dict[int, float]) -> float:

@@ -120,6 +120,55 @@ def test_instances_of_one_model_run_side_by_side(tmp_path: Path) -> None:
         instance.close()
 
 
+def test_large_batches_of_two_instances_compute_in_the_order_of_their_launch() -> None:
+    """Told by what they find: the second reads what the first writes at its end, after a long sleep."""
+    first, second = CudaDevice(0), CudaDevice(0)
+    shared, found = (torch.zeros(1, device="cuda:0") for _ in range(2))
+
+    def write() -> dict[str, torch.Tensor]:
+        torch.cuda._sleep(200_000_000)  # about a tenth of a second
+        return {"y": shared.fill_(1.0)}
+
+    def read() -> dict[str, torch.Tensor]:
+        return {"y": found.copy_(shared)}
+
+    writing, reading = first.capture(write), second.capture(read)
+    for _ in range(3):
+        shared.zero_()
+        torch.cuda.synchronize()
+        first.enter()
+        first.launch(writing, 64)
+        second.enter()
+        second.launch(reading, 64)
+        second.wait()
+        assert found.item() == 1.0
+    first.wait()
+    first.close()
+    second.close()
+
+
+def test_large_batches_of_several_instances_are_answered_right(tmp_path: Path) -> None:
+    place = script(tmp_path, HALF + "buckets = [1, 32, 64]\n", max_batch=64)
+    instances = [load(place) for _ in range(3)]
+    faults: list[BaseException] = []
+
+    def serve(instance: TorchBackend, seed: int) -> None:
+        try:
+            for turn in range(20):
+                check(instance, (1, 20, 33, 64)[(turn + seed) % 4], 5e-3, seed)
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=serve, args=(one, seed)) for seed, one in enumerate(instances)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not faults
+    for instance in instances:
+        instance.close()
+
+
 def test_a_network_that_cannot_be_captured_runs_without_a_graph(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from carpool.backends.device_turns import Turns
-from carpool.backends.torch_device import CudaDevice, is_out_of_memory
+from carpool.backends.torch_device import CpuDevice, CudaDevice, is_out_of_memory
 
 
 @pytest.fixture
@@ -35,9 +35,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def __init__(self, blocking: bool = False) -> None:
             self.record, self.synchronize = say("record"), say("synchronize")
 
+    class Stream:
+        def __init__(self, place: object) -> None:
+            self.wait_event = say("stream waits")
+
     for name, value in {
         "init": say("init"),
-        "Stream": lambda _place: "stream",
+        "Stream": Stream,
         "Event": Event,
         "CUDAGraph": Graph,
         "graph_pool_handle": lambda: "pool",
@@ -90,6 +94,58 @@ def test_a_capture_that_fails_is_ended_and_tells_why(asked: list[str]) -> None:
         device.capture(run)
     assert asked[-1] == "end"
     device.close()
+
+
+def test_only_large_batches_compute_in_a_row(asked: list[str]) -> None:
+    one, other = CudaDevice(5), CudaDevice(5)
+    programs = {device: device.capture(dict) for device in (one, other)}
+    asked.clear()
+    for device, program in programs.items():
+        device.launch(program, 31)
+    assert asked == ["replay", "replay"]
+    asked.clear()
+    for device, program in programs.items():
+        device.launch(program, 32)
+    assert asked == ["replay", "record", "stream waits", "replay", "record"]
+    asked.clear()
+    other.close()  # who is gone is not waited for
+    one.launch(programs[one], 64)
+    assert asked == ["replay", "record"]
+    one.close()
+
+
+def test_gpus_do_not_wait_for_each_other(asked: list[str]) -> None:
+    devices = [CudaDevice(5), CudaDevice(6)]
+    programs = [device.capture(dict) for device in devices]
+    asked.clear()
+    for device, program in zip(devices, programs, strict=True):
+        device.launch(program, 64)
+    assert "stream waits" not in asked
+    for device in devices:
+        device.close()
+
+
+def test_a_model_without_a_graph_keeps_nobody_waiting(asked: list[str]) -> None:
+    """Its own code runs during the launch: that of another must be able to go on meanwhile."""
+    device, other = CudaDevice(5), CudaDevice(5)
+    captured = other.capture(dict)
+
+    def run() -> dict[str, torch.Tensor]:
+        other.launch(captured, 64)
+        return {"y": torch.ones(1)}
+
+    program = device.call(run)
+    device.launch(program, 64)
+    assert program.outputs["y"].tolist() == [1]
+    device.close()
+    other.close()
+
+
+def test_on_a_cpu_a_launch_runs() -> None:
+    device = CpuDevice()
+    program = device.capture(lambda: {"y": torch.ones(1)})
+    device.launch(program, 64)
+    assert program.outputs["y"].tolist() == [1]
 
 
 def test_a_thread_is_set_up_once_for_each_device_that_it_works_for(asked: list[str]) -> None:

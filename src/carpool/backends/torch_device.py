@@ -15,12 +15,13 @@ from typing import Protocol
 
 import torch
 
-from carpool.backends.device_turns import turns_of
+from carpool.backends.device_turns import order_of, turns_of
 
 # A waiting thread sleeps instead of spinning: the cores belong to the front ends. A single image is done
 # within a millisecond, and waking up would take a part of that: for it the thread spins.
 _SPINS_FOR = 1
 _WARM_UPS = 3  # while libraries choose their kernels, they take more than they need
+_FILLS_DEVICE = 32  # images: a batch that leaves nothing of a GPU to another (measured: docs/gpu.md)
 _COPY_THREADS = 1  # that gather a batch for a GPU: a team has to be woken for each image, and spins meanwhile
 
 Run = Callable[[], Mapping[str, torch.Tensor]]
@@ -79,6 +80,9 @@ class Device(Protocol):
 
     def call(self, run: Run) -> Program:
         """Not captured: run anew each time."""
+
+    def launch(self, program: Program, images: int) -> None:
+        """Replay it. Returns when it is on its way; large batches compute one after the other."""
 
     def wait(self, images: int | None = None) -> None:
         """Until everything that was asked of the device is done, for so many images if that is known."""
@@ -141,6 +145,9 @@ class CpuDevice:
     def call(self, run: Run) -> Program:
         return Called(run)
 
+    def launch(self, program: Program, images: int) -> None:  # noqa: ARG002 - it runs here and now
+        program.replay()
+
     def wait(self, images: int | None = None) -> None:
         pass
 
@@ -178,9 +185,11 @@ class CudaDevice:
             self._stream = torch.cuda.Stream(self.place)  # type: ignore[no-untyped-call]
             self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._done_soon = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
         self._turns = turns_of(index)
         self._turn = self._turns.join()
+        self._order = order_of(index)
 
     def enter(self) -> None:
         if _here.owner is not self:
@@ -228,6 +237,13 @@ class CudaDevice:
     def call(self, run: Run) -> Program:
         return Called(run)
 
+    def launch(self, program: Program, images: int) -> None:
+        """What is not captured runs code of the model, which nobody else may have to wait for."""
+        if images < _FILLS_DEVICE or not isinstance(program, Captured):
+            program.replay()
+        else:
+            self._order.launch(self._stream, self._computed, program.replay)
+
     def wait(self, images: int | None = None) -> None:
         done = self._done_soon if images is not None and images <= _SPINS_FOR else self._done
         done.record(self._stream)
@@ -254,6 +270,7 @@ class CudaDevice:
 
     def close(self) -> None:
         self._turns.leave(self._turn)
+        self._order.leave(self._computed)
         if _here.owner is self:
             _here.owner = None
 

@@ -1,0 +1,15 @@
+"""Benchmarks are scripts beside each other: their folder is looked in while they are imported, and no longer,
+since some of them are called like folders of the tests."""
+
+import importlib
+import sys
+from pathlib import Path
+
+_FOLDER = str(Path(__file__).parents[2] / "benchmarks")
+
+sys.path.insert(0, _FOLDER)
+try:
+    for _name in ("gpu", "chip.cores", "chip.draw_processes", "chip.showing", "chip.watching"):
+        importlib.import_module(_name)
+finally:
+    sys.path.remove(_FOLDER)
