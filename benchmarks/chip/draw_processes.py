@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from carpool.servers.link.records import TO_ENGINE, TO_FRONTEND
+from carpool.servers.runner.messages import SEAT
 from chip.draw import COLOURS, TITLES
 
-SEAT_BYTES = 40  # what the engine tells the runner of one request
 SHORT = {"jpeg": "JPEG", "tensor": "tensor", "shared": "shared memory"}
 GREY = "#555555"
 SIZE = (12.6, 6.0)
@@ -187,7 +187,7 @@ def draw(target: Path, results: Mapping[str, Any]) -> None:
     picture.between(0.5, front.left)
     told, done = f"where it lies:\n{TO_ENGINE.size} bytes", f"done:\n{TO_FRONTEND.size} bytes"
     picture.between(front.right, engine.left, told, done)
-    picture.between(engine.right, runner.left, f"its seat:\n{SEAT_BYTES} bytes", "the batch\nis done")
+    picture.between(engine.right, runner.left, f"its seat:\n{SEAT.size} bytes", "the batch\nis done")
     picture.between(runner.right, gpu.left, "copies,\nlaunches", "rows of\nanswers")
     picture.slots(front.left, runner.right)
     picture.down(front, writes="bodies", reads="answers")
