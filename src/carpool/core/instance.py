@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _MUCH_FASTER = 0.8  # speeds closer than this are noise, and their instances are equals
 
+_REST_S = 0.001  # forgetting takes seconds: of a flood that finds somebody idle, not each arrival need look
+
 
 @dataclass(slots=True, eq=False)
 class Batch:
@@ -56,12 +58,13 @@ class Instance:
 class Instances:
     """The group, with what every arrival asks for kept ready."""
 
-    __slots__ = ("_all", "_curve", "_handover", "idle", "longest", "next_free", "pace", "uneven")
+    __slots__ = ("_all", "_curve", "_handover", "_rested", "idle", "longest", "next_free", "pace", "uneven")
 
     def __init__(self, count: int, curve: BatchCurve, constants: Constants) -> None:
         self._all = [Instance(index, constants) for index in range(count)]
         self._curve = curve
         self._handover = constants.handover
+        self._rested = float("-inf")
         self.refresh()
 
     def __iter__(self) -> Iterator[Instance]:
@@ -115,6 +118,9 @@ class Instances:
 
     def rest(self, now: float) -> None:
         """Let idle instances forget, up to now."""
+        if now - self._rested < _REST_S:
+            return
+        self._rested = now
         for instance in self.idle:
             if now > instance.free_at > float("-inf"):
                 instance.speed.rested(now - instance.free_at)

@@ -13,7 +13,7 @@ from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job, Reason
 from carpool.core.scheduler import Scheduler
 from carpool.engine.batch_run import BatchResult
 from carpool.engine.executor import Executes
-from carpool.engine.refusals import given_up, refused
+from carpool.engine.refusals import dropped, turned_away
 from carpool.engine.work import Outcome, Timing, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
 
@@ -89,7 +89,7 @@ class Driver:
         self.scheduler.lag.seen(now - sent, now)
         refusal = self.scheduler.offer(job, now)
         if refusal is not None:
-            error = refused(self._model, job, refusal, knobs=self._knobs)
+            error = turned_away(self._model, job, refusal, knobs=self._knobs)
             work.done(work, Outcome(error=error))
         # After a refusal as well: the front ends' advice has to be fresh to be of use.
         if not self._turn_planned:
@@ -159,7 +159,7 @@ class Driver:
             for gone in decision.given_up:
                 work: Work = gone.job.payload
                 wait = self._until_welcome(gone, now)
-                error = given_up(self._model, gone.job, gone.reason, now, wait)
+                error = dropped(self._model, gone.job, gone.reason, now, wait)
                 work.done(work, Outcome(error=error, timing=Timing(queue=max(0.0, now - work.arrived))))
             if decision.batch is None:
                 break

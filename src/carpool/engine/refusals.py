@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from carpool.core.job import INFINITY, Job, Reason, Refusal
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Replaced, Unavailable
 
@@ -24,6 +26,59 @@ _WHY = {
     ),
 }
 _LONGEST_NAME = 80
+
+
+class Unspoken(Refused):
+    """A refusal in numbers, put into words when somebody looks at them: that is for a front end to do, of
+    which there are several, and not for the one engine while it is flooded."""
+
+    def __init__(self, model: str, job: Job, refusal: Refusal) -> None:
+        Exception.__init__(self)
+        self._model = model
+        self.budget = job.deadline - job.arrived
+        self.predicted = refusal.predicted_finish - job.arrived
+        self.refusal = refusal
+        self.reason = refusal.reason.value
+
+    def spoken(self) -> CarpoolError:
+        return in_words(self._model, self.budget, self.predicted, self.refusal)
+
+    def __getattr__(self, name: str) -> object:
+        if name not in _SPOKEN:
+            raise AttributeError(name)
+        self.__dict__ |= {known: getattr(self.spoken(), known) for known in _SPOKEN}
+        return self.__dict__[name]
+
+    def __str__(self) -> str:
+        return self.message
+
+
+_SPOKEN = ("message", "field", "numbers", "predicted_ms", "retry_after_s")
+
+
+def in_words(model: str, budget: float, predicted: float, refusal: Refusal) -> CarpoolError:
+    """For who has the numbers: its time, and when it would have finished, or was given up, from its arrival
+    on."""
+    if refusal.reason is Reason.GIVEN_UP:
+        return given_up(model, Job(0.0, budget), refusal.reason, predicted, refusal.retry_after)
+    known = replace(refusal, predicted_finish=predicted)
+    return refused(model, Job(0.0, budget), known, knobs=False)
+
+
+def turned_away(model: str, job: Job, refusal: Refusal, *, knobs: bool) -> CarpoolError:
+    """As `refused`, for who may not need the words."""
+    if knobs or refusal.reason not in _WHY:
+        return refused(model, job, refusal, knobs=knobs)
+    return Unspoken(model, job, refusal)
+
+
+def dropped(model: str, job: Job, reason: Reason, now: float, retry_after: float) -> CarpoolError:
+    """As `given_up`, for who may not need the words."""
+    if reason is not Reason.GIVEN_UP:
+        return given_up(model, job, reason, now, retry_after)
+    return Unspoken(
+        model, job, Refusal(reason, predicted_finish=max(now, job.arrived), retry_after=retry_after)
+    )
 
 
 def refused(model: str, job: Job, refusal: Refusal, *, knobs: bool) -> CarpoolError:

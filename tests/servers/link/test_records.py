@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool import errors
+from carpool.core.job import INFINITY, Job, Reason, Refusal
+from carpool.engine.refusals import dropped, given_up, refused, turned_away
 from carpool.errors import CarpoolError, ModelError, Refused, Unavailable
 from carpool.servers.arena import create_memory, map_memory
 from carpool.servers.door import Catalog, IndexEntry
@@ -93,6 +95,49 @@ def test_an_error_of_one_side_only_arrives_as_the_nearest_both_know() -> None:
     assert type(back) is Unavailable
     assert back.reason == "flooded"
     assert type(read_failure(9999, b'{"error": "?"}')) is CarpoolError
+
+
+@pytest.mark.parametrize(
+    "reason", [Reason.OVERLOAD, Reason.CANNOT_FINISH, Reason.OVER_SHARE, Reason.QUEUE_FULL]
+)
+@given(
+    budget=st.floats(0, 100) | st.just(INFINITY),
+    predicted=st.floats(0, 100) | st.just(INFINITY),
+    retry=st.floats(0, 10),
+    counts=st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)),
+    rates=st.tuples(st.floats(0, 1e9), st.floats(0, 1e9)),
+)
+def test_a_refusal_is_put_into_words_where_it_arrives(
+    reason: Reason,
+    budget: float,
+    predicted: float,
+    retry: float,
+    counts: tuple[int, int],
+    rates: tuple[float, float],
+) -> None:
+    """The very words, and numbers, that the engine would have used."""
+    job = Job(1000.0, 1000.0 + budget)
+    refusal = Refusal(reason, 1000.0 + predicted, retry, *counts, *rates)
+    sent = turned_away("model", job, refusal, knobs=False)
+    back = read_failure(*write_failure(sent), "model")
+    said = refused("model", job, refusal, knobs=False)
+    for error in (back, sent):
+        assert isinstance(error, Refused)
+        assert (error.message, error.reason, error.field) == (said.message, said.reason, None)
+        assert error.numbers == said.numbers
+        assert isinstance(said, Refused)
+        assert (error.predicted_ms, error.retry_after_s) == (said.predicted_ms, said.retry_after_s)
+
+
+@given(waited=st.floats(0, 100), budget=st.floats(0, 100), retry=st.floats(1e-3, 10))
+def test_who_was_given_up_hears_the_same_words_too(waited: float, budget: float, retry: float) -> None:
+    job = Job(1000.0, 1000.0 + budget)
+    sent = dropped("model", job, Reason.GIVEN_UP, 1000.0 + waited, retry)
+    back = read_failure(*write_failure(sent), "model")
+    said = given_up("model", job, Reason.GIVEN_UP, 1000.0 + waited, retry)
+    assert isinstance(back, Refused)
+    assert str(sent) == back.message == said.message
+    assert (back.reason, back.numbers, back.retry_after_s) == ("given-up", said.numbers, retry)
 
 
 def test_a_catalogue_survives_the_way() -> None:

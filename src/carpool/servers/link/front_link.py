@@ -161,7 +161,7 @@ class FrontLink(asyncio.Protocol):
         if call.wanted:
             try:
                 if status != OK:
-                    answer.error = read_failure(status, payload)
+                    answer.error = read_failure(status, payload, call.template.entry.name)
                 elif form == AS_DECLARED:
                     answer.outputs = self._declared(call)
                 else:
