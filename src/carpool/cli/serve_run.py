@@ -16,13 +16,13 @@ import uvloop
 from carpool.cli.serve import Serve
 from carpool.config.repository import ModelSource, find_models
 from carpool.config.server import ServerSettings, server_settings
-from carpool.core.policy import Promise
 from carpool.demo import demo_models, pictures
 from carpool.engine.hardware import gpu_count
 from carpool.errors import CarpoolError, ConfigError
 from carpool.observe.logs import configure, logger
 from carpool.servers import one_process
-from carpool.servers.documents import picture_tasks
+from carpool.servers.documents import picture_tasks, promises
+from carpool.servers.door import Catalog
 from carpool.servers.model_control import names_at_start, needs_some
 from carpool.servers.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
 from carpool.servers.recording import claim
@@ -86,9 +86,11 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signalled, number)
-        return await one_process.serve(
-            paths, settings, stop, ready=lambda catalog, ports: screen.show(ports, picture_tasks(catalog))
-        )
+
+        def ready(catalog: Catalog, ports: Mapping[str, int]) -> None:
+            screen.show(ports, picture_tasks(catalog), promises(catalog))
+
+        return await one_process.serve(paths, settings, stop, ready=ready)
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -107,8 +109,8 @@ class _Screen:
         self._settings = settings
         self.shown = False
 
-    def show(self, ports: Mapping[str, int], tasks: Mapping[str, str]) -> None:
-        """`tasks` are those of the models that take pictures."""
+    def show(self, ports: Mapping[str, int], tasks: Mapping[str, str], promised: Mapping[str, float]) -> None:
+        """By model: the tasks of those that take pictures, the milliseconds of those that promise."""
         if self.shown:
             return  # a restarted engine is a line in the log, not a new beginning
         self.shown = True
@@ -116,7 +118,7 @@ class _Screen:
         address = f"http://{host}:{ports['http']}"
         print(f"\n  Carpool serves {_count(len(self._sources), 'model')} at {address}\n")
         for source in self._sources:
-            print(f"    {self._line(source)}")
+            print(f"    {_line(source, promised.get(source.config.name))}")
         if self._sources:
             print(f"\n  Try:      {_line_to_try(address, tasks) or self._metadata_line(address)}")
         if self._settings.model_control_mode == "explicit":
@@ -129,13 +131,12 @@ class _Screen:
     def _metadata_line(self, address: str) -> str:
         return f"curl -s {address}/v2/models/{self._sources[0].config.name}"
 
-    def _line(self, source: ModelSource) -> str:
-        config = source.config
-        own = config.policy.slo * 1e3 if isinstance(config.policy, Promise) else None
-        slo = self._settings.slo_ms or own
-        promise = f"promises {slo:g} ms" if slo else f"{config.mode.value} batching, no promise"
-        versions = ", ".join(str(version.number) for version in source.versions)
-        return f"{config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}"
+
+def _line(source: ModelSource, slo_ms: float | None) -> str:
+    config = source.config
+    promise = f"promises {slo_ms:g} ms" if slo_ms else f"{config.mode.value} batching, no promise"
+    versions = ", ".join(str(version.number) for version in source.versions)
+    return f"{config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}"
 
 
 def _line_to_try(address: str, tasks: Mapping[str, str]) -> str:

@@ -48,6 +48,11 @@ def picture_tasks(catalog: Catalog) -> dict[str, str]:
     }
 
 
+def promises(catalog: Catalog) -> dict[str, float]:
+    """What each model promises, in milliseconds, where it promises: a promise may have grown at loading."""
+    return {name: entry.slo * 1e3 for name, entry in catalog.newest.items() if entry.slo is not None}
+
+
 def model_metadata(catalog: Catalog, entry: ModelEntry) -> Document:
     signature = entry.signature
     return {

@@ -25,7 +25,7 @@ from carpool.observe.columns import UP
 from carpool.observe.counters import Table
 from carpool.observe.logs import configure, logger
 from carpool.servers.arena import Arena, map_memory
-from carpool.servers.documents import picture_tasks
+from carpool.servers.documents import picture_tasks, promises
 from carpool.servers.door import Catalog
 from carpool.servers.interpreter import belong_to_parent, spare_the_collector, switch_often
 from carpool.servers.link.control import Control, Message
@@ -183,7 +183,8 @@ class EngineProcess:
         if catalog.ready and not self._was_ready:
             self._was_ready = True
             models = [f"{name}:{version}" for name, version in catalog.entries]
-            self._control.send("ready", models=models, tasks=picture_tasks(catalog))
+            promised = promises(catalog)
+            self._control.send("ready", models=models, tasks=picture_tasks(catalog), promises=promised)
 
     def _report_dropped(self, frontend: int) -> None:
         self._control.send("dropped", frontend=frontend)

@@ -40,9 +40,9 @@ _FRONTENDS_SHARE = 0.9  # of the time to drain; the rest is the engine's
 _log = logger("supervisor")
 
 
-Ready = Callable[[Mapping[str, int], Mapping[str, str]], None]
-"""Told the ports in use, and the tasks of the models that take pictures by the models' names, each time that
-an engine has warmed them up."""
+Ready = Callable[[Mapping[str, int], Mapping[str, str], Mapping[str, float]], None]
+"""Told the ports in use, and by the models' names the tasks of those that take pictures and the milliseconds
+that they promise, each time that an engine has warmed them up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Supervisor:
         *,
         engine: str,
         frontends: Sequence[FrontendKind],
-        ready: Ready = lambda _ports, _tasks: None,
+        ready: Ready = lambda _ports, _tasks, _promises: None,
     ) -> None:
         self._settings = settings
         self._began = time.monotonic()
@@ -218,7 +218,7 @@ class Supervisor:
         if self._warm is not None and all(post.was_up for post in self._posts):
             warm, self._warm = self._warm, None
             _log.info("ready", models=" ".join(warm["models"]), host=self._settings.host, **self.ports)
-            self._ready(self.ports, warm["tasks"])
+            self._ready(self.ports, warm["tasks"], warm["promises"])
 
     def _finish(self, code: int) -> None:
         if not self._finished.done():
