@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import multiprocessing
+import struct
+import termios
 import threading
+import time
+from array import array
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 
@@ -27,30 +33,41 @@ def long_part() -> Part:
     return Part(tallies, 3.0, 3.0, False, 1.0, 4.0, Histogram([0.001]), {"connections": 2})
 
 
-def send(pipe: Connection, *said: object) -> threading.Thread:
-    def all_of_it() -> None:
-        for one in said:
-            pipe.send(one)
+def send_in_halves(pipe: Connection, said: object, reader: Connection) -> None:
+    """The second when the first has been read."""
+    data = bytes(ForkingPickler.dumps(said))
+    message = struct.pack("!i", len(data)) + data
+    half = len(message) // 2
+    pipe._send(message[:half])  # type: ignore[attr-defined]
+    end = time.monotonic() + PATIENCE
+    while unread(reader) and time.monotonic() < end:
+        time.sleep(0.001)
+    pipe._send(message[half:])  # type: ignore[attr-defined]
 
-    thread = threading.Thread(target=all_of_it)
-    thread.start()
-    return thread
+
+def unread(pipe: Connection) -> int:
+    found = array("i", [0])
+    fcntl.ioctl(pipe.fileno(), termios.FIONREAD, found)
+    return found[0]
 
 
 def test_a_report_that_comes_in_pieces_is_read_whole() -> None:
     ours, theirs = multiprocessing.Pipe()
-    part = long_part()
 
     async def main() -> list[object]:
-        return [await _receive(ours) for _ in range(3)]
+        return [await _receive(ours) for _ in range(2)]
 
-    sending = send(theirs, part, "more", part)
-    first, second, third = in_loop(main())
+    def say() -> None:
+        send_in_halves(theirs, long_part(), ours)
+        theirs.send("more")
+
+    sending = threading.Thread(target=say)
+    sending.start()
+    found, more = in_loop(main())
     sending.join(PATIENCE)
-    assert second == "more"
-    for found in (first, third):
-        assert isinstance(found, Part)
-        assert [tally.response.count for tally in found.tallies] == [200] * 300
+    assert isinstance(found, Part)
+    assert [tally.response.count for tally in found.tallies] == [200] * 300
+    assert more == "more"
 
 
 def test_a_process_that_listens_for_a_stop_sends_a_long_report_whole() -> None:
