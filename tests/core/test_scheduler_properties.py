@@ -75,6 +75,7 @@ class Player:
             source=f"source-{pick % 3}",
             latest=pick % 2 == 1,
             timeout=0.005 if pick % 4 == 0 else 0.0,
+            outside=0.002 * (pick % 11),
         )
         self.jobs.append(job)
         if self.core.offer(job, self.now, ready=ready) is not None:
@@ -124,9 +125,9 @@ class Player:
         assert not set(batch.jobs) & (self.refused | self.given_up | self.cancelled | set(self.taken))
         for job in batch.jobs:
             assert job.state is JobState.RUNNING
-            assert job.deadline > self.now  # in promise mode a probe may be late, but nobody starts late
+            assert job.due > self.now  # in promise mode a probe may be late, but nobody starts late
         if isinstance(self.policy, Promise) and len(batch.jobs) > 1:
-            most_urgent = min(job.deadline for job in batch.jobs)
+            most_urgent = min(job.due for job in batch.jobs)
             needs = batch.instance.speed.cautious * self.core.curve.times[batch.images]
             assert self.now + needs <= most_urgent + 1e-9
 

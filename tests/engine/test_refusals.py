@@ -64,6 +64,24 @@ def test_accepted_and_not_run(reason: Reason) -> None:
     assert error.numbers == {"waited_ms": 20.0, "deadline_ms": 50.0}
 
 
+def test_a_deadline_that_has_not_passed_is_not_said_to_have() -> None:
+    waiting = job()
+    waiting.due = 10.04
+    error = given_up("m", waiting, Reason.DEADLINE, 10.041, 0.0)
+    assert isinstance(error, DeadlineExceeded)
+    assert error.message == "m: after 41 of its 50 ms in the queue no answer could reach the client in time"
+    assert error.numbers == {"waited_ms": 41.0, "deadline_ms": 50.0}
+
+
+def test_the_sentence_counts_what_the_client_sees() -> None:
+    core = Scheduler(BatchCurve.parse("4+1"), Promise(0.050, 64))
+    asked = Job(10.0, 10.007, outside=0.0016)
+    refusal = core.offer(asked, 10.0)
+    assert refusal is not None
+    message = refused("m", asked, refusal, knobs=False).message
+    assert message == "m would finish 7.1 ms after it arrived, its deadline is 7 ms; 0 images wait"
+
+
 # ---- when to come back, in virtual time
 
 

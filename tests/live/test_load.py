@@ -79,7 +79,7 @@ def test_everything_that_is_sent_is_answered_and_counted(server: Live, protocol:
     options = f"--model quick --concurrency 4 --requests 200 --batch 2 --processes {processes}"
     found = load(url_of(server, protocol), options + " --source a:2 --source b --slo-ms 60000")
     assert (found["offered"], found["answered"], found["good"]) == (200, 200, 200)
-    assert found["batch"]["count"] == found["queue_ms"]["count"] == 200
+    assert found["batch"]["count"] == found["queue_ms"]["count"] == found["outside_ms"]["count"] == 200
     assert found["batch"]["max"] >= 2
     assert found["generator"]["processes"] == processes
     assert found["settings"]["batch"] == 2

@@ -6,11 +6,13 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from carpool.core.job import INFINITY
+from carpool.core.outside import Outside
 from carpool.engine.work import Timing
 from carpool.errors import CarpoolError, NotFound
 from carpool.observe import statistics
@@ -129,6 +131,7 @@ class FakeCall:
         if self.cancelled:
             return
         answer = Answer(error=error, timing=TIMING) if error else self._run()
+        answer.sent, answer.outside = monotonic(), self.door.outside
         self.answered = True
         self.done(answer)
 
@@ -170,6 +173,7 @@ class FakeDoor:
         self.slots_in_use: list[FakeSlot] = []
         self.calls: list[FakeCall] = []
         self.gate_deadlines: list[float] = []
+        self.outside = Outside()
         self.turned: list[tuple[str, str, int, str]] = []
         self.answers: dict[str, Callable[[Mapping[str, Any]], Any]] = {"statistics": self._statistics}
         self.table = Table(bytearray(table_bytes(1))) if table is None else table

@@ -67,6 +67,31 @@ def test_without_sources_one_verdict_is_for_everybody_who_names_none() -> None:
     with_gate(story)
 
 
+def test_the_advice_counts_what_is_outside_as_the_engine_does() -> None:
+    async def story(gate: Gate) -> None:
+        answers = []
+        for outside in (0.0, 0.010):
+            gate.core = Scheduler(BatchCurve.parse("4+1"), Promise(0.05, 64))
+            gate.now += 1.0
+            for _ in range(60):  # every newcomer moves what is thought of those who come
+                gate.core.offer(Job(gate.now, outside=outside), gate.now)
+            running = gate.core.decide(gate.now).batch
+            assert running is not None
+            for job in [job for lane in gate.core.lanes for line in lane.lines.values() for job in line]:
+                gate.core.cancel(job, gate.now)
+            gate.now += running.instance.free_at - gate.now - 0.037
+            publish(gate.table.write, ENTRY.key, gate.core, gate.now)
+            advised = gate.ask(NOBODY)
+            decided = gate.core.offer(Job(gate.now, outside=outside), gate.now)
+            assert (advised is None) == (decided is None)
+            answers.append(advised)
+        assert answers[0] is None
+        assert isinstance(answers[1], Refused)
+        assert answers[1].predicted_ms > answers[1].numbers["deadline_ms"] == 50.0
+
+    with_gate(story)
+
+
 def test_with_sources_only_the_one_that_floods_is_turned_away() -> None:
     async def story(gate: Gate) -> None:
         gate.flood("modest", 2)

@@ -163,6 +163,8 @@ def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, li
         yield row("batch mean / p99", lambda c: f"{c.batch.mean:.1f} / {round(c.batch.p99)}")
         yield row("queue p50 / p99", lambda c: _pair(c.queue_ms, "p50", "p99"))
         yield row("infer p50 / p99", lambda c: _pair(c.infer_ms, "p50", "p99"))
+    if any(counts.outside_ms.count for counts in columns):
+        yield row("outside p50 / p99", lambda c: _pair(c.outside_ms, "p50", "p99"))
 
 
 def _reason(kind: str, reason: str) -> Callable[[Counts], str]:

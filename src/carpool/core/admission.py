@@ -26,7 +26,7 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     batches_ahead = floor(oversell * lane.waiting / (batch * share))
     behind = batches_ahead * core.curve.times[batch] / core.instances.pace
     instance, wait = _starts_on(core, job, behind, now)
-    room = core.instances.fits(instance, job.deadline - now - wait)
+    room = core.instances.fits(instance, job.due - now - wait)
     if room < job.images:
         if is_probe(core, job, slo, now):
             return None
@@ -56,7 +56,7 @@ def is_probe(core: Scheduler, job: Job, slo: float, now: float) -> bool:
     Without this a device that was slow for a second would refuse everybody for ever: nothing runs, so nothing
     is learned. Only a job with the whole promise ahead of it: a client's own short deadline proves nothing.
     """
-    if job.deadline - job.arrived < 0.99 * slo or now >= job.deadline:
+    if job.deadline - job.arrived < 0.99 * slo or now >= job.due:
         return False
     return any(now - instance.idle_since >= slo for instance in core.instances.idle)
 
@@ -67,7 +67,7 @@ def _starts_on(core: Scheduler, job: Job, behind: float, now: float) -> tuple[In
     if not instances.uneven:
         return instances.next_free, max(0.0, instances.next_free.free_at - now) + behind
     starts = [(i, max(0.0, i.free_at - now) + behind) for i in instances if i.available]
-    return max(starts, key=lambda start: instances.fits(start[0], job.deadline - now - start[1]))
+    return max(starts, key=lambda start: instances.fits(start[0], job.due - now - start[1]))
 
 
 def _refusal(
@@ -81,12 +81,12 @@ def _refusal(
     answerable: float = 0.0,
 ) -> Refusal:
     """With when to come back: after the wait, when those ahead are served. Who has too little time even for
-    an idle instance would be refused then as well."""
+    an idle instance would be refused then as well. What is outside may be less by then."""
     takes = instance.speed.cautious * core.curve.times[job.images]
     return Refusal(
         reason,
-        predicted_finish=now + wait + takes,
-        retry_after=wait if takes <= job.deadline - now else 0.0,
+        predicted_finish=now + wait + takes + job.outside,
+        retry_after=(wait or job.outside) if takes <= job.deadline - now else 0.0,
         waiting=core.lanes.waiting,
         asked=asked,
         answerable=answerable,

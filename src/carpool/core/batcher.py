@@ -63,7 +63,7 @@ def _wanted(core: Scheduler, head: Job, line: Line, largest: int, now: float) ->
 def _size(
     core: Scheduler, shares: Shares, instance: Instance, job: Job, lane: Lane, want: int, now: float
 ) -> int:
-    left = job.deadline - now
+    left = job.due - now
     if lane.level == PROTECTED:
         left /= core.constants.guard_margin
     room = core.instances.fits(instance, left)
@@ -120,7 +120,7 @@ def _give_up(core: Scheduler, job: Job, now: float, given_up: list[GivenUp]) -> 
 def _faster_one_carries(core: Scheduler, instance: Instance, job: Job, now: float) -> bool:
     """Leave to a faster instance what only it can finish in time."""
     return any(
-        core.instances.fits(other, job.deadline - max(now, other.free_at)) >= job.images
+        core.instances.fits(other, job.due - max(now, other.free_at)) >= job.images
         for other in core.instances
         if other.available and other.speed.mean < instance.speed.mean
     )

@@ -29,6 +29,15 @@ class Constants:
     lag_weight: float = 0.05
     """One request moves what is thought of their age when offered by a twentieth: a few say little."""
 
+    most_outside: float = 0.25
+    """A promise is planned shorter by what its client waits outside the scheduler's account, up to a quarter.
+    Beyond that no plan helps: the machine is too busy to carry answers away, and refusing more is no cure."""
+
+    outside_rise: float = 0.2
+    outside_fall: float = 0.5
+    """One answer that took longer on its way moves the estimate by a fifth of the difference, one that took
+    less by half of it per second since the last: a stall is reckoned with at once, and for two seconds."""
+
     lane_memory_s: float = 1.0
     """Memory of one source's rate: a share must not be lost to the luck of a few arrivals."""
 

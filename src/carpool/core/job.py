@@ -49,9 +49,11 @@ class Job:
     __slots__ = (
         "arrived",
         "deadline",
+        "due",
         "images",
         "lane",
         "latest",
+        "outside",
         "payload",
         "priority",
         "rank",
@@ -72,10 +74,13 @@ class Job:
         source: str = "",
         latest: bool = False,
         timeout: float = 0.0,
+        outside: float = 0.0,
         payload: Any = None,
     ) -> None:
         self.arrived = arrived
-        self.deadline = deadline
+        self.deadline = deadline  # the client's
+        self.outside = outside  # seconds that it will wait beside the queue and its batch
+        self.due = deadline  # when its batch must end, for the client to have the answer by its deadline
         self.images = images
         self.shape = shape
         self.priority = priority

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from carpool.core.admission import gate
 from carpool.core.batcher import next_batch
+from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.job import GivenUp, Job, Reason, Refusal
+from carpool.core.outside import planned
 from carpool.core.policy import Promise
 from carpool.core.shares import Shares, level_of
 
@@ -22,8 +24,9 @@ class PromisePolicy:
     by_shape = True
     preserve_ordering = False
 
-    def __init__(self, settings: Promise, curve: BatchCurve) -> None:
+    def __init__(self, settings: Promise, curve: BatchCurve, constants: Constants = CONSTANTS) -> None:
         self.settings = settings
+        self._constants = constants
         self.shares = Shares(settings.slo, self._largest(curve))
         self.max_images = settings.max_batch
         self.max_queue = settings.max_queue
@@ -38,14 +41,15 @@ class PromisePolicy:
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
         """The job's lane, after giving it its place in that lane's order."""
         job.deadline = min(job.deadline, job.arrived + self.settings.slo)
-        job.rank = job.deadline
+        job.outside = planned(job.outside, job.deadline - job.arrived, self._constants)
+        job.rank = job.due = job.deadline - job.outside
         return level_of(job.priority), job.source
 
     def succeed(self, old: Job, new: Job) -> None:
         """Its lane keeps its turn; within the lane the earliest deadline still goes first."""
 
     def expires(self, job: Job) -> float:
-        return job.deadline
+        return job.due
 
     def expired(self, core: Scheduler, job: Job, now: float) -> Reason | None:
         return Reason.DEADLINE

@@ -81,12 +81,15 @@ class Scheduler:
         self.drift = Drift(curve, constants)
         self.instances = Instances(instances, curve, constants)
         self.policy: Policy = (
-            PromisePolicy(settings, curve) if isinstance(settings, Promise) else KnobsPolicy(settings)
+            PromisePolicy(settings, curve, constants)
+            if isinstance(settings, Promise)
+            else KnobsPolicy(settings)
         )
         self.lanes = Lanes(by_shape=self.policy.by_shape, constants=constants)
         self.ledger = Ledger()
         self.age = Lag(constants.rate_memory_s)  # of requests when they leave their front end
         self.lag = Lag(constants.lag_memory_s)  # from there to here
+        self.outside = Lag(constants.rate_memory_s)  # what their clients wait beside the queue and the batch
         self._rate = Rate(constants.rate_memory_s)
         self._sequence = 0
         self._expiries: list[tuple[float, int, Job]] = []
@@ -96,12 +99,11 @@ class Scheduler:
     # ---- what happened ------------------------------------------------------------------------------
 
     def offer(self, job: Job, now: float, *, ready: bool = True) -> Refusal | None:
-        """A request has arrived. Refused (the reason comes back), or counted in the queue from now on.
-
-        With `ready=False` it waits for its picture: call `ready` when the tensor is there.
-        """
+        """A request has arrived. Refused (the reason comes back), or counted in the queue from now on. With
+        `ready=False` it waits for its picture: call `ready` when the tensor is there."""
         self.ledger.offered += 1
         self._sequence += 1
+        self.outside.seen(job.outside, now)
         level, source = self.policy.place(job, self._sequence)
         job.lane = lane = self.lanes.lane(level, source, now)
         old = self.lanes.frames.waiting(job.source) if job.latest else None

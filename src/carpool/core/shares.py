@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from carpool.core.outside import planned
 from carpool.core.queue import Lane
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class Shares:
         others = [lane.rate.at(now) for lane in active if lane.level != PROTECTED]
         if not protected and len(others) <= 1:
             return
-        guard = self._guard(core, protected=bool(protected))
+        slo = self._slo - planned(core.outside.at(now), self._slo, core.constants)
+        guard = self._guard(core, slo, protected=bool(protected))
         supply = core.instances.pace * core.curve.throughput(guard)
         fair = water_level(others, max(0.0, supply - sum(protected)))
         modest = [rate for rate in others if rate <= fair]
@@ -74,17 +76,17 @@ class Shares:
             self.largest, self.fair, self.supply = min(guard, self.largest), fair, supply
             self._with_right_of_way = sum(protected) + sum(modest)
 
-    def _guard(self, core: Scheduler, *, protected: bool) -> int:
+    def _guard(self, core: Scheduler, slo: float, *, protected: bool) -> int:
         """The largest batch after which a second one still fits, for who arrived just after the first began.
 
         For a protected request that second batch may even take twice its time: devices stall now and then.
         """
         stagger = 1 / len(core.instances)
-        seconds = self._slo / ((1 + stagger) * core.constants.guard_margin)
+        seconds = slo / ((1 + stagger) * core.constants.guard_margin)
         size = core.instances.fits(core.instances.next_free, seconds)
         if protected:
             waits = 2 + core.constants.protected_wait * stagger
-            size = min(size, core.curve.fits(self._slo / (waits * core.instances.next_free.speed.mean)))
+            size = min(size, core.curve.fits(slo / (waits * core.instances.next_free.speed.mean)))
         return max(1, min(core.curve.efficient[size], self._largest))
 
     def of(self, lane: Lane) -> float:

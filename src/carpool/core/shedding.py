@@ -25,4 +25,4 @@ def batch_size(head: Job, room: int, want: int, smaller: int, *, keeps_up: bool)
 
 def reason_to_give_up(job: Job, now: float) -> Reason:
     """Too late is the clock's doing; anything else is ours, and says so."""
-    return Reason.DEADLINE if now >= job.deadline else Reason.GIVEN_UP
+    return Reason.DEADLINE if now >= job.due else Reason.GIVEN_UP

@@ -57,12 +57,20 @@ class Simulation:
     """Feeds arrivals to a scheduler and plays the device."""
 
     def __init__(
-        self, scheduler: Scheduler, device: Device, *, slo: float = inf, seed: int = 0, latest: bool = False
+        self,
+        scheduler: Scheduler,
+        device: Device,
+        *,
+        slo: float = inf,
+        seed: int = 0,
+        latest: bool = False,
+        outside: float = 0.0,
     ) -> None:
         self.scheduler = scheduler
         self.device = device
         self.slo = slo
         self.latest = latest  # requests that name a source are frames, of which the newest counts
+        self.outside = outside  # seconds that clients wait beside the queue and the batch, and it is known
         self._random = Random(seed)
         self._running: list[tuple[float, Batch]] = []
         self.run = Run()
@@ -86,6 +94,7 @@ class Simulation:
             source=arrival.source,
             latest=self.latest and bool(arrival.source),
             priority=arrival.priority,
+            outside=self.outside,
             payload=ride,
         )
         ride.refused = self.scheduler.offer(job, arrival.at) is not None
@@ -117,8 +126,8 @@ class Simulation:
     def _finish(self, batch: Batch, now: float) -> None:
         released = self.scheduler.finished(batch, now, now - batch.started)
         for job in released:
-            job.payload.latency = now - job.arrived
-        in_time = sum(1 for job in batch.jobs if now <= job.arrived + self.slo)
+            job.payload.latency = now - job.arrived + self.outside
+        in_time = sum(1 for job in batch.jobs if now + self.outside <= job.arrived + self.slo)
         self.run.batches.append((batch, now, in_time))
 
 

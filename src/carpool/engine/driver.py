@@ -81,6 +81,7 @@ class Driver:
             source=work.source,
             latest=work.latest,
             timeout=work.timeout,
+            outside=work.outside,
             payload=work,
         )
         now = monotonic()
@@ -177,7 +178,14 @@ class Driver:
         if gone.reason is not Reason.GIVEN_UP:
             return 0.0
         job = gone.job
-        again = Job(now, images=job.images, shape=job.shape, priority=job.priority, source=job.source)
+        again = Job(
+            now,
+            images=job.images,
+            shape=job.shape,
+            priority=job.priority,
+            source=job.source,
+            outside=job.outside,
+        )
         refusal = self.scheduler.refuses(again, now)
         return _SOON_S if refusal is None else max(_SOON_S, refusal.retry_after)
 

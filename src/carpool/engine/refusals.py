@@ -116,8 +116,11 @@ def given_up(model: str, job: Job, reason: Reason, now: float, retry_after: floa
     if reason is Reason.DEADLINE and job.deadline <= job.arrived:
         return DeadlineExceeded(f"{model}: the deadline had passed before the whole request was here")
     if reason is Reason.DEADLINE:
-        why = f"{model}: the deadline of {numbers['deadline_ms']:.4g} ms passed in the queue"
-        return DeadlineExceeded(why, numbers=numbers)
+        why = f"the deadline of {numbers['deadline_ms']:.4g} ms passed in the queue"
+        if job.due <= now < job.deadline:  # told before it has passed: an answer takes its time to the client
+            why = f"after {numbers['waited_ms']:.4g} of its {numbers['deadline_ms']:.4g} ms in the queue "
+            why += "no answer could reach the client in time"
+        return DeadlineExceeded(f"{model}: {why}", numbers=numbers)
     return Refused(
         _sentence(model, reason, numbers), reason=reason.value, retry_after_s=retry_after, numbers=numbers
     )

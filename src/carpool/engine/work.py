@@ -85,6 +85,7 @@ class Work:
     wanted: Sequence[str] = ()  # none: all outputs
     arrived: float = 0.0  # time.monotonic(): the last byte of the request
     sent: float | None = None  # when its front end passed it on
+    outside: float = 0.0  # seconds that its client waits beyond what the engine sees, as its front end thinks
     deadline: float = INFINITY
     timeout: float = 0.0  # Triton's queue timeout, seconds
     priority: int = 0

@@ -38,6 +38,7 @@ class Scenario:
     stall_share: float = 0.002
     stall_factor: float = 2.0
     profile_error: float = 1.0
+    outside: float = 0.0  # what clients wait beside the queue and the batch
     latest: bool = False  # a newer frame of a source takes the place of a waiting one
 
     @property
@@ -87,7 +88,14 @@ def play(scenario: Scenario, seed: int | None = None) -> Run:
     arrivals = scenario.traffic.arrivals(scenario.rate, scenario.seconds, Random(seed))
     device = Device(scenario.device_curve(), scenario.noise, scenario.stall_share, scenario.stall_factor)
     scheduler = Scheduler(scenario.curve, scenario.settings, scenario.instances)
-    simulation = Simulation(scheduler, device, slo=scenario.slo, seed=seed, latest=scenario.latest)
+    simulation = Simulation(
+        scheduler,
+        device,
+        slo=scenario.slo,
+        seed=seed,
+        latest=scenario.latest,
+        outside=scenario.outside,
+    )
     return simulation.play(arrivals)
 
 

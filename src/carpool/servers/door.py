@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, Protocol
 
 from carpool.core.job import INFINITY
+from carpool.core.outside import Outside
 from carpool.engine.work import Timing
 from carpool.errors import CarpoolError
 from carpool.servers.asked_fields import NOBODY, Sender
@@ -93,6 +95,15 @@ class Answer:
     outputs: Sequence[Tensor] = ()
     error: CarpoolError | None = None
     timing: Timing = field(default_factory=Timing)
+    sent: float = 0.0  # when the engine let go of it, time.monotonic()
+    outside: Outside | None = None  # who learns how long it took from there to its client; nobody for a loss
+
+    def left(self, unread: float = 0.0) -> None:
+        """The response was handed to the client's transport. Before its request was read, the client had
+        waited `unread` seconds, which no forecast sees either."""
+        if self.outside is not None:
+            now = monotonic()
+            self.outside.seen(unread + now - self.sent, now)
 
 
 class Call(Protocol):

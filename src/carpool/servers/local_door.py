@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import mmap
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any
 
 from carpool.core.job import INFINITY
+from carpool.core.outside import Outside
 from carpool.engine.inputs import shape_key
 from carpool.engine.work import ENCODED, Outcome, Work
 from carpool.errors import CarpoolError
@@ -24,7 +26,7 @@ from carpool.wire.v2 import RequestHead, bind
 class LocalCall:
     """One inference under way, its slot with it."""
 
-    __slots__ = ("_cancelled", "_done", "_door", "_entry", "_slot", "work")
+    __slots__ = ("_cancelled", "_done", "_door", "_entry", "_slot", "outside", "work")
 
     def __init__(
         self, door: LocalDoor, entry: ModelEntry, slot: Slot, done: Callable[[Answer], None]
@@ -34,6 +36,7 @@ class LocalCall:
         self._slot = slot
         self._done = done
         self._cancelled = False
+        self.outside = door.outside_of(entry)
         self.work: Work | None = None
 
     def ended(self, work: Work, outcome: Outcome) -> None:
@@ -46,12 +49,12 @@ class LocalCall:
 
     def _answer(self, outcome: Outcome) -> Answer:
         if outcome.outputs is None:
-            return Answer(error=outcome.error, timing=outcome.timing)
+            return Answer(error=outcome.error, timing=outcome.timing, sent=monotonic(), outside=self.outside)
         specs = self._entry.signature.output_named
         tensors = [
             Tensor(name, specs[name].datatype, array.shape, array) for name, array in outcome.outputs.items()
         ]
-        return Answer(tensors, timing=outcome.timing)
+        return Answer(tensors, timing=outcome.timing, sent=monotonic(), outside=self.outside)
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -70,6 +73,20 @@ class LocalDoor:
         self.loop = asyncio.get_running_loop()
         self.arena = Arena(mmap.mmap(-1, max_bytes))
         self.advice: Gate = open_gate
+        self.outside: dict[int, Outside] = {}  # by the model's key: what its clients wait beside the engine
+        host.listen(self._forget)
+
+    def outside_of(self, entry: ModelEntry) -> Outside:
+        found = self.outside.get(entry.key)
+        if found is None:
+            found = self.outside[entry.key] = Outside()
+        return found
+
+    def _forget(self, catalog: Catalog) -> None:
+        """Keep what was learned of models that are still there."""
+        entries = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
+        known = {entry.key for entry in entries}
+        self.outside = {key: learned for key, learned in self.outside.items() if key in known}
 
     @property
     def catalog(self) -> Catalog:
@@ -121,6 +138,7 @@ class LocalDoor:
             images=head.batch if entry.signature.max_batch else 1,
             wanted=[output.name for output in head.outputs],
             arrived=arrived,
+            outside=call.outside.seconds,
             deadline=deadline,
             timeout=options.timeout or 0.0,
             priority=options.priority,

@@ -10,7 +10,7 @@ from carpool.lab.load.http_answer import AnswerReader, Malformed, outcome
 from carpool.lab.load.outcome import PLAIN_ANSWER, Answer, Kind, Timing
 
 TIMING = b'decode;dur=0.061, queue;dur=3.204, infer;dur=8.117, post;dur=0.094, batch;desc="17"'
-TIMED = Answer(Kind.ANSWERED, "", Timing(3.204 / 1e3, 8.117 / 1e3, 17))
+TIMED = Answer(Kind.ANSWERED, "", Timing(3.204 / 1e3, 8.117 / 1e3, 17, 0.094 / 1e3))
 
 
 def answer(status: int, body: bytes = b"", *fields: bytes) -> bytes:
@@ -128,6 +128,13 @@ def test_any_bytes_are_an_answer_or_malformed_or_not_complete(sent: bytes) -> No
     except Malformed:
         return
     assert found is None or isinstance(found, Answer)
+
+
+def test_a_server_that_tells_less_is_understood() -> None:
+    told = outcome(200, b'queue;dur=1.5, infer;dur=3, batch;desc="2"', b"")
+    assert told == Answer(Kind.ANSWERED, "", Timing(0.0015, 0.003, 2))
+    assert told.timing is not None
+    assert told.timing.inside is None
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def test_a_closed_loop_sends_so_many_over_so_many_connections() -> None:
     assert (len(stub.seen), stub.connections, report.generator.connections) == (50, 5, 5)
     assert {exchange.body for exchange in stub.seen} == {b"body"}
     assert (total.batch.mean, total.queue_ms.mean, total.infer_ms.mean) == (3, 2.0, 4.0)
+    assert total.outside_ms.count == total.answered
     assert report.loop == "closed"
     assert not report.stopped_early
 

@@ -76,6 +76,22 @@ def test_what_is_open_at_the_end_is_unanswered_and_perhaps_never_sent() -> None:
     assert (tally.unanswered, tally.sent) == (2, 1)
 
 
+def test_what_is_outside_is_what_the_server_does_not_account_for() -> None:
+    ledger = Ledger(1, slo=None, timeout=9.0)
+    for number, timing in enumerate((Timing(0.010, 0.020, 4, post=0.005), Timing(0.0, 9.0, 1, 0.0))):
+        ticket = Ticket(number, 0.0)
+        ledger.start(ticket, 0.0)
+        ticket.sent = 0.1
+        ledger.end(ticket, 0.175, Answer(Kind.ANSWERED, "", timing))
+    silent = Ticket(2, 0.0)
+    ledger.start(silent, 0.0)
+    ledger.end(silent, 0.5, Answer(Kind.ANSWERED, "", Timing(0.010, 0.020, 4)))
+    (tally,) = ledger.tallies
+    assert (tally.outside.count, tally.answered) == (2, 3)
+    assert tally.outside.most == pytest.approx(0.040)
+    assert tally.outside.least == 0.0  # it cannot know of more than there was
+
+
 def test_goodput_is_what_was_answered_within_the_slo_from_the_intended_time() -> None:
     ledger = Ledger(1, slo=0.05, timeout=9.0)
     for number, (started, ended) in enumerate(((0.0, 0.05), (0.04, 0.06))):

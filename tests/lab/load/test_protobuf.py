@@ -61,6 +61,9 @@ def test_an_answer_says_where_its_time_went() -> None:
     answer.parameters["carpool_batch"].int64_param = 17
     answer.parameters["other"].string_param = "x"
     assert read_answer(answer.SerializeToString()) == Answer(Kind.ANSWERED, "", Timing(0.002, 0.004, 17))
+    answer.parameters["carpool_post_ms"].double_param = 1.0
+    timed = Answer(Kind.ANSWERED, "", Timing(0.002, 0.004, 17, 0.001))
+    assert read_answer(answer.SerializeToString()) == timed
 
 
 @settings(deadline=None)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from carpool.core.outside import Outside
 from carpool.errors import (
     Cancelled,
     CarpoolError,
@@ -94,6 +95,19 @@ def test_an_answer_has_the_outputs_the_id_and_where_the_time_went(connected: grp
     assert parameters["carpool_infer_ms"].double_param == pytest.approx(4.0)
     assert parameters["carpool_decode_ms"].double_param >= 0.5
     assert parameters["carpool_post_ms"].double_param >= 0.5
+
+
+@pytest.mark.parametrize("error", [None, ModelError("died")])
+def test_what_an_answers_way_takes_is_learned(
+    front: FrontEnd, connected: grpc.Channel, error: ModelError | None
+) -> None:
+    front.door.outside, front.door.held = Outside(), True
+    request = image_request().SerializeToString()
+    future = connected.unary_unary(SERVICE + "ModelInfer").future(request, timeout=PATIENCE)
+    (call,) = front.wait_for_calls()
+    front.run(lambda: call.finish(error))
+    until(lambda: front.door.outside.seconds > 0.0)
+    assert (future.exception(PATIENCE) is None) == (error is None)
 
 
 def test_the_same_request_again_is_the_same_head(front: FrontEnd, connected: grpc.Channel) -> None:

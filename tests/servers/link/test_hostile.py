@@ -61,8 +61,9 @@ def submit(
     output: int = 4096,
     room: int = 4096,
     deadline: float = 9e9,
+    outside: float = 0.0,
 ) -> bytes:
-    return TO_ENGINE.pack(SUBMIT, 0, call, template, at, output, room, 0.0, deadline, 0.0)
+    return TO_ENGINE.pack(SUBMIT, 0, call, template, at, output, room, 0.0, deadline, 0.0, outside)
 
 
 def x(datatype: str = "FP32", shape: Any = (1, 4), offset: Any = 0, size: Any = 16, name: Any = "x") -> Any:
@@ -78,7 +79,7 @@ LIES = {
     "no template": submit(),
     "unknown record": to_engine(99, 1),
     "an engine's record": to_engine(DONE, 1),
-    "endless payload": TO_ENGINE.pack(TEMPLATE, 0xFFFFFFFF, 1, 0, 0, 0, 0, 0.0, 0.0, 0.0),
+    "endless payload": TO_ENGINE.pack(TEMPLATE, 0xFFFFFFFF, 1, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0),
     "the same template twice": template() + template(),
     "too many templates": b"".join(template(number) for number in range(MAX_TEMPLATES + 1)),
     "too many questions": b"".join(
@@ -193,10 +194,26 @@ def test_a_time_of_arrival_in_the_future_is_now() -> None:
             sock, _ = await link.raw(SIZE)
             with sock:
                 for call, arrived in enumerate((1e300, float("nan"), float("inf"))):
-                    record = TO_ENGINE.pack(SUBMIT, 0, call, 1, 0, 4096, 4096, arrived, 9e9, 0.0)
+                    record = TO_ENGINE.pack(SUBMIT, 0, call, 1, 0, 4096, 4096, arrived, 9e9, 0.0, 0.0)
                     await send(sock, (template(source="hold") if call == 0 else b"") + record)
                 await until(lambda: len(link.engine.waiting) == 3)
                 assert all(0.0 < work.arrived < 1e12 for work in link.engine.waiting)
+
+    run(main())
+
+
+def test_what_clients_wait_outside_is_believed_only_where_it_can_be() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            sock, _ = await link.raw(SIZE)
+            with sock:
+                said = (0.02, 0.0, -1.0, float("nan"), float("-inf"), 1e300, float("inf"))
+                records = [submit(call, outside=outside) for call, outside in enumerate(said)]
+                await send(sock, template(source="hold") + b"".join(records))
+                await until(lambda: len(link.engine.waiting) == len(said))
+                believed = [work.outside for work in link.engine.waiting]
+                assert believed == [0.02, 0.0, 0.0, 0.0, 0.0, 10.0, 10.0]
+            assert not link.dropped
 
     run(main())
 

@@ -111,6 +111,55 @@ def test_the_answer_says_where_the_time_went() -> None:
     run(main())
 
 
+def test_what_an_answers_way_takes_is_learned_and_told_to_the_engine() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            before = time.monotonic()
+            asked = client.infer("fixed", FOUR)
+            answer = await asked.answer()
+            assert before <= answer.sent <= time.monotonic()
+            assert asked.call.template.outside.seconds == 0.0
+            answer.left(unread=1.0)
+            learned = asked.call.template.outside.seconds
+            assert learned > 0.19  # a fifth of what was seen
+            asked.call.release()
+            client.infer("loose", np.zeros((2, 9), np.uint8), "hold")
+            client.infer("fixed", FOUR, "hold")  # another template of the same model
+            await until(lambda: len(link.engine.waiting) == 2)
+            assert [work.outside for work in link.engine.waiting] == [0.0, learned]
+
+    run(main())
+
+
+def test_a_refusal_says_when_it_was_sent_as_well() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            asked = client.infer("fixed", FOUR, "refuse")
+            answer = await asked.answer()
+            assert answer.error is not None
+            answer.left()
+            assert asked.call.template.outside.seconds > 0.0
+
+    run(main())
+
+
+def test_what_was_lost_with_its_engine_teaches_nothing() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            asked = client.infer("fixed", FOUR, "hold")
+            await until(lambda: link.engine.waiting)
+            link.side.close()
+            answer = await asked.answer()
+            assert answer.error is not None
+            answer.left(unread=1.0)
+            assert asked.call.template.outside.seconds == 0.0
+
+    run(main())
+
+
 def test_the_engine_gets_what_the_request_said() -> None:
     async def main() -> None:
         async with joined() as link:

@@ -102,7 +102,11 @@ def read_answer(message: bytes) -> Answer:
     if "carpool_batch" not in found:
         return PLAIN_ANSWER
     queue, infer = found.get("carpool_queue_ms", 0.0), found.get("carpool_infer_ms", 0.0)
-    return Answer(Kind.ANSWERED, "", Timing(queue / 1e3, infer / 1e3, int(found["carpool_batch"])))
+    post = found.get("carpool_post_ms")
+    timing = Timing(
+        queue / 1e3, infer / 1e3, int(found["carpool_batch"]), None if post is None else post / 1e3
+    )
+    return Answer(Kind.ANSWERED, "", timing)
 
 
 def read_error(code: grpc.StatusCode, trailing: Mapping[str, str]) -> Answer:

@@ -15,7 +15,10 @@ REFUSALS = frozenset({408, 409, 429, 503, 504})
 _MOST_HEAD = 64 * 1024
 _KEPT = 4096  # of an error's body
 _STATUS = re.compile(rb"http/1\.([01]) ([1-5][0-9][0-9])[ \r]")
-_TIMING = re.compile(rb'queue;dur=([0-9.]{1,15}), infer;dur=([0-9.]{1,15}).*batch;desc="([0-9]{1,6})"')
+_TIMING = re.compile(
+    rb"queue;dur=([0-9.]{1,15}), infer;dur=([0-9.]{1,15})(?:, post;dur=([0-9.]{1,15}))?"
+    rb'.*batch;desc="([0-9]{1,6})"'
+)
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})[^\r\n]{0,256}\r\n")
 _MOST_CHUNK_LINE = 300
 _REASON = re.compile(r"[a-z][a-z0-9-]{0,39}")
@@ -178,7 +181,8 @@ def read_timing(value: bytes) -> Timing | None:
     if found is None:
         return None
     try:
-        return Timing(float(found[1]) / 1e3, float(found[2]) / 1e3, int(found[3]))
+        queue, infer = float(found[1]) / 1e3, float(found[2]) / 1e3
+        return Timing(queue, infer, int(found[4]), None if found[3] is None else float(found[3]) / 1e3)
     except ValueError:
         return None
 

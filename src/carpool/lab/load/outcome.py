@@ -19,9 +19,15 @@ class Kind(Enum):
 class Timing(NamedTuple):
     """Where the server says the time went, in seconds, and how many images shared the batch."""
 
-    queue: float
+    queue: float  # from the last byte of the request
     infer: float
     batch: int
+    post: float | None = None  # None: it does not say
+
+    @property
+    def inside(self) -> float | None:
+        """All that the server knows of, if it tells. Decoding is in the queue: that counts from arrival."""
+        return None if self.post is None else self.queue + self.infer + self.post
 
 
 class Answer(NamedTuple):

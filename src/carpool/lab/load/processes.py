@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -104,20 +105,25 @@ async def _together(waiting: Iterable[Coroutine[Any, Any, Found]]) -> list[Found
 
 async def _receive(pipe: Connection) -> Any:
     """The next thing that a process says; its error, if it had one."""
-    loop = asyncio.get_running_loop()
     readable = asyncio.Event()
-    number = pipe.fileno()
-    loop.add_reader(number, readable.set)
+    _watch(pipe, readable.set)
     try:
         await readable.wait()
         said = pipe.recv()
-    except EOFError:
+    except (EOFError, OSError):  # between two messages, or within one
         raise LostPart("a process of the generator died, so that there is no result") from None
     finally:
-        loop.remove_reader(number)
+        asyncio.get_running_loop().remove_reader(pipe.fileno())
     if isinstance(said, CarpoolError):
         raise said
     return said
+
+
+def _watch(pipe: Connection, readable: Callable[[], None]) -> None:
+    """Call it while there is something to read. The pipe blocks as before, which uvloop would change: a
+    report that is longer than the socket's buffer comes, and goes, in several pieces."""
+    asyncio.get_running_loop().add_reader(pipe.fileno(), readable)
+    os.set_blocking(pipe.fileno(), True)
 
 
 def spare_the_collector() -> None:
@@ -151,7 +157,7 @@ async def _generate_part(pipe: Connection, plan: Plan, aim: Aim, part: int, of: 
     pipe.send(target.name)
     start_at = pipe.recv()
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_reader(pipe.fileno(), _listen, pipe, stop.set)
+    _watch(pipe, partial(_listen, pipe, stop.set))
 
     def watch(elapsed: float, seen: Slice) -> None:
         pipe.send((elapsed, seen))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -11,7 +10,7 @@ from typing import IO
 import orjson
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.outcome import Answer, Ticket
+from carpool.lab.load.outcome import Answer, Ticket, Timing
 
 COLUMNS = (
     "number",
@@ -74,6 +73,5 @@ class Recorder:
         self._file.close()
 
 
-def _milliseconds(timing: Sequence[float]) -> tuple[float, float, int]:
-    queue, infer, batch = timing
-    return round(queue * 1e3, 3), round(infer * 1e3, 3), int(batch)
+def _milliseconds(timing: Timing) -> tuple[float, float, int]:
+    return round(timing.queue * 1e3, 3), round(timing.infer * 1e3, 3), timing.batch

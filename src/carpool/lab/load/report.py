@@ -42,6 +42,7 @@ class Counts:
     refusal_ms: Spread
     queue_ms: Spread
     infer_ms: Spread
+    outside_ms: Spread
     batch: Spread
 
 
@@ -143,6 +144,7 @@ def _counts(name: str, seconds: float, tally: Tally, batch: int) -> Counts:
         refusal_ms=milliseconds(tally.refusal),
         queue_ms=milliseconds(tally.queue),
         infer_ms=milliseconds(tally.infer),
+        outside_ms=milliseconds(tally.outside),
         batch=spread(tally.batch, 1.0),
     )
 

@@ -50,6 +50,7 @@ class Tally:
         self.send_lag = Histogram()  # from the intended time until it was sent
         self.queue = Histogram()
         self.infer = Histogram()
+        self.outside = Histogram()  # of the service time, what the server does not know of
         self.batch = Histogram()
 
     def start(self, ticket: Ticket) -> None:
@@ -82,12 +83,15 @@ class Tally:
         self.answered += 1
         self.images += ticket.images
         self.response.add(response)
-        self.service.add(now - (ticket.intended if ticket.sent is None else ticket.sent))
+        service = now - (ticket.intended if ticket.sent is None else ticket.sent)
+        self.service.add(service)
         timing = answer.timing
         if timing is not None:
             self.queue.add(timing.queue)
             self.infer.add(timing.infer)
             self.batch.add(timing.batch)
+            if timing.inside is not None:
+                self.outside.add(service - timing.inside)
 
     def merge(self, other: Tally) -> None:
         for name, value in vars(other).items():

@@ -260,6 +260,7 @@ class Inference:
             self._fail_unexpectedly(error)
         finally:
             call.release()
+            answer.left()  # how long its request was unread, the library does not tell
 
     def _answer(self, answer: Answer, done_at: float, placed: Mapping[str, Placed]) -> None:
         service, entry, row = self._service, self._entry, self._row

@@ -293,11 +293,16 @@ class Connection(Answering):
 
     def _body_done(self) -> None:
         plan, self._plan = self._plan, None
-        self._scratch = self._shared.head_buffer
+        shared = self._shared
+        self._scratch = shared.head_buffer
         exchange = self._exchange
         if exchange is not None:
             self._phase = WAITING
-            self._deliver(plan, monotonic(), exchange)
+            now = monotonic()
+            if now >= shared.unread.look_at:
+                shared.unread.look(self._descriptor(), now)
+            exchange.unread = shared.unread.seconds
+            self._deliver(plan, now, exchange)
             return
         self._intake.forget()
         self._next_request()

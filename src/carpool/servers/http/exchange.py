@@ -66,7 +66,7 @@ class Exchange:
     side early.
     """
 
-    __slots__ = ("_connection", "head", "head_at", "on_disconnect")
+    __slots__ = ("_connection", "head", "head_at", "on_disconnect", "unread")
 
     def __init__(self, connection: Answerer, head: RequestHead, head_at: float) -> None:
         self._connection: Answerer | None = connection
@@ -74,6 +74,8 @@ class Exchange:
         self.head_at = head_at
         """`time.monotonic()` when the head was complete."""
         self.on_disconnect: Callable[[], None] | None = None
+        self.unread = 0.0
+        """Seconds for which requests lately lay in their sockets before they were read."""
 
     @property
     def pending(self) -> bool:

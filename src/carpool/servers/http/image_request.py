@@ -135,7 +135,7 @@ class ImageRequest:
     def _ask(self, options: Options, drawn: str | None, pictures: int) -> None:
         asked = self._route.asked
         deadline = self._exchange.head_at + asked.budget
-        self._asked = Asked(options, drawn, self._arrived, deadline, asked.sender)
+        self._asked = Asked(options, drawn, self._arrived, deadline, asked.sender, self._exchange.unread)
         self._outcomes = [None] * pictures
 
     def _go_on(self) -> None:

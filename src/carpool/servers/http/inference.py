@@ -240,6 +240,7 @@ class Inference:
             self._fail_unexpectedly(error)
         finally:
             call.release()
+            answer.left(self._exchange.unread)
 
     def _answer(self, answer: Answer, done_at: float, placed: Mapping[str, Placed]) -> None:
         route = self._route

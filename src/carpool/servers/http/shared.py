@@ -12,6 +12,7 @@ from carpool.servers.http.body import Ledger
 from carpool.servers.http.exchange import App
 from carpool.servers.http.limits import KIB, Limits
 from carpool.servers.http.responses import Fault, date_line
+from carpool.servers.http.unread import Unread
 
 if TYPE_CHECKING:
     from carpool.servers.http.connection import Connection
@@ -28,6 +29,7 @@ class Shared:
         self.head_buffer = bytearray(16 * KIB)
         self.body_buffer = bytearray(256 * KIB)
         self.ledger = Ledger(limits.max_gathered_bytes)
+        self.unread = Unread()
         self.connections: set[Connection] = set()
         self.stalled: set[Outgoing] = set()
         self.lingering = 0

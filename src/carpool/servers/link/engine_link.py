@@ -48,7 +48,8 @@ _log = logger("link")
 _SMALLEST_SLOT = 4096
 _HIGH_WATER = 1 << 20  # unsent bytes above which nothing more is read from that front end
 _MAX_UNSENT = 256 << 20
-_AT_ONCE = 64  # records of one front end in one turn of the loop
+_AT_ONCE = 32  # records of one front end in one turn of the loop
+_MOST_OUTSIDE_S = 10.0  # whatever a front end says
 _WRITING_S = 0.001  # until the next look at an answer that is still being written
 
 
@@ -164,7 +165,7 @@ class EngineLink(asyncio.Protocol):
     # What it asks for.
 
     def _submit(self, fields: Fields, now: float) -> None:
-        _, _, call, number, offset, output, capacity, arrived, deadline, sent = fields
+        _, _, call, number, offset, output, capacity, arrived, deadline, sent, outside = fields
         template = self._templates.get(number)
         if template is None or call in self._works:
             raise ProtocolError(f"call {call} with template {number}")
@@ -192,6 +193,7 @@ class EngineLink(asyncio.Protocol):
             wanted=template.wanted,
             arrived=arrived,
             sent=sent if 0.0 < sent <= now else now,
+            outside=min(outside, _MOST_OUTSIDE_S) if outside > 0.0 else 0.0,  # NaN too
             deadline=deadline,
             timeout=template.timeout,
             priority=template.priority,
@@ -273,6 +275,7 @@ class EngineLink(asyncio.Protocol):
             timing.input,
             timing.infer,
             timing.output,
+            time.monotonic(),
         )
         self._outbox.put(record + payload if payload else record)
 

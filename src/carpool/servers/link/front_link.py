@@ -81,9 +81,9 @@ class FrontLink(asyncio.Protocol):
         self._calls[number] = call
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
-        template = call.template.number
-        sent = monotonic()
-        self._outbox.put(_pack(SUBMIT, 0, number, template, offset, at, capacity, arrived, deadline, sent))
+        template = call.template
+        times = (arrived, deadline, monotonic(), template.outside.seconds)
+        self._outbox.put(_pack(SUBMIT, 0, number, template.number, offset, at, capacity, *times))
 
     def cancel(self, call: RemoteCall) -> None:
         self._outbox.put(to_engine(CANCEL, call.number))
@@ -153,11 +153,13 @@ class FrontLink(asyncio.Protocol):
     # From the engine.
 
     def _done(self, fields: Fields, payload: bytes) -> None:
-        _, _, number, status, form, batch, queue, input_s, infer_s, output_s = fields
+        _, _, number, status, form, batch, queue, input_s, infer_s, output_s, sent = fields
         call = self._calls.pop(number, None)
         if call is None:
             raise ProtocolError(f"an answer to call {number}, which is not open")
-        answer = Answer(timing=Timing(queue, input_s, infer_s, output_s, batch))
+        answer = Answer(timing=Timing(queue, input_s, infer_s, output_s, batch), sent=sent)
+        if sent > 0.0:
+            answer.outside = call.template.outside
         if call.wanted:
             try:
                 if status != OK:

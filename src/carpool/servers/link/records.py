@@ -31,11 +31,13 @@ DONE: Final = 7
 CATALOG: Final = 8
 ANSWER: Final = 9
 
-TO_ENGINE = struct.Struct("<IIQQQQQddd")
-"""Kind, payload bytes, number, template, offsets of input and output, capacity, arrived, deadline, sent."""
+TO_ENGINE = struct.Struct("<IIQQQQQdddd")
+"""Kind, payload bytes, number, template, offsets of input and output, capacity; times of arrival, deadline
+and sending, and the seconds that its client waits outside the engine's account."""
 
-TO_FRONTEND = struct.Struct("<IIQHHIffff")
-"""Kind, payload bytes, number, status, form of the outputs, batch; seconds of queue, input, infer, output."""
+TO_FRONTEND = struct.Struct("<IIQHHIffffd")
+"""Kind, payload bytes, number, status, form of the outputs, batch; seconds of queue, input, infer, output;
+the time of sending. Both sides read the same clock."""
 
 OK: Final = 0
 GONE: Final = 1
@@ -62,12 +64,12 @@ class ProtocolError(Exception):
 
 def to_engine(kind: int, number: int, payload: bytes = b"") -> bytes:
     """Any record but SUBMIT, which is packed where it is made."""
-    return TO_ENGINE.pack(kind, len(payload), number, 0, 0, 0, 0, 0.0, 0.0, 0.0) + payload
+    return TO_ENGINE.pack(kind, len(payload), number, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0) + payload
 
 
 def to_frontend(kind: int, number: int, status: int, payload: bytes = b"") -> bytes:
-    """Any record but DONE with its times."""
-    return TO_FRONTEND.pack(kind, len(payload), number, status, 0, 0, 0.0, 0.0, 0.0, 0.0) + payload
+    """Any record but a DONE that says when."""
+    return TO_FRONTEND.pack(kind, len(payload), number, status, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0) + payload
 
 
 class RecordReader:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import orjson
 
+from carpool.core.outside import Outside
 from carpool.servers.asked_fields import Sender
 from carpool.servers.door import ModelEntry
 from carpool.servers.link.places import Place, declared_places, end_of
@@ -28,13 +29,19 @@ Found: TypeAlias = tuple["Template", object, object, object]
 class Template:
     """One family of requests: how many input bytes they have, and where their outputs will lie."""
 
-    __slots__ = ("capacity", "entry", "extent", "number", "places")
+    __slots__ = ("capacity", "entry", "extent", "number", "outside", "places")
 
     def __init__(
-        self, number: int, entry: ModelEntry, heads: Sequence[TensorHead], head: RequestHead
+        self,
+        number: int,
+        entry: ModelEntry,
+        heads: Sequence[TensorHead],
+        head: RequestHead,
+        outside: Outside,
     ) -> None:
         self.number = number
         self.entry = entry
+        self.outside = outside  # what clients of its model wait beyond the engine's account
         self.extent = max((tensor.offset + tensor.size for tensor in heads), default=0)
         wanted = [output.name for output in head.outputs]
         self.places: list[Place] | None = declared_places(entry.signature, wanted, head.batch)
@@ -49,6 +56,7 @@ class Templates:
         self._next = 1
         self._by_identity: dict[Key, Found] = {}
         self._by_value: dict[object, Template] = {}
+        self._outside: dict[int, Outside] = {}  # by the model's key: no more than there are templates
 
     def find(self, entry: ModelEntry, head: RequestHead, sender: Sender) -> Template | None:
         """The hot path: nothing for a head that was not learnt, or with an entry of another engine."""
@@ -85,8 +93,10 @@ class Templates:
         if len(self._by_value) >= MAX_TEMPLATES:
             self._by_identity.clear()
             self._by_value.clear()
+            self._outside.clear()
             self._send(to_engine(RESET, 0))
-        template = Template(self._next, entry, heads, head)
+        outside = self._outside.setdefault(entry.key, Outside())
+        template = Template(self._next, entry, heads, head, outside)
         self._next += 1
         self._by_value[value] = template
         self._send(to_engine(TEMPLATE, template.number, _describe(entry, head, heads, sender)))

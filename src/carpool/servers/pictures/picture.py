@@ -44,6 +44,7 @@ class Asked(NamedTuple):
     arrived: float
     deadline: float  # the client's own
     sender: Sender
+    unread: float = 0.0  # seconds that it lay in its socket
 
 
 class Outcome(NamedTuple):
@@ -170,10 +171,8 @@ class Picture:
         if self._left or prepared is None:
             self._release()
             if not self._left:
-                why, asked = told(error, self._model.entry.name), self._asked
-                self._service.door.turned_away(
-                    self._model.entry, why, asked.arrived, source=asked.sender.source
-                )
+                why, asked, entry = told(error, self._model.entry.name), self._asked, self._model.entry
+                self._service.door.turned_away(entry, why, asked.arrived, source=asked.sender.source)
                 self._fail(why)
             return
         self._geometry, seconds = prepared
@@ -207,6 +206,7 @@ class Picture:
         if answer.error is not None:
             self._release()
             self._fail(answer.error, answer.timing)
+            answer.left(self._asked.unread)
             return
         if self._model.quick and self._asked.drawn is None:
             self._compose_here()
@@ -250,9 +250,10 @@ class Picture:
         row.observe(REQUEST_SECONDS, now - asked.arrived)
         tracer = self._service.tracer
         if tracer.on:
-            model = self._model
-            tracer.answered(model.entry, self._head, timing, asked.arrived, self._offered, now)
+            tracer.answered(self._model.entry, self._head, timing, asked.arrived, self._offered, now)
         self._done(Outcome(body, None, self._times(timing, now - self._post_at)))
+        if asked.drawn is None:  # who wants a drawing waits for that: it says nothing of the others
+            self._answer.left(asked.unread)
 
     # ── the end ──
 
