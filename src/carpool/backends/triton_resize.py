@@ -145,6 +145,7 @@ class FusedResize:
         self._lines: dict[torch.Size, bytes] = {}
         self._cubic = False
         self._host = torch.empty(0, _FIELDS, dtype=torch.int64)
+        self._numbers = self._host.numpy()
         self._table = self._host
         self._make_room(_ROOM)
 
