@@ -154,6 +154,29 @@ def test_padding_and_gathering_change_no_answer(sizes: list[int], seed: int, buc
         np.testing.assert_array_equal(bucketed.run({"pixels": values}, ())[name], together[name])
 
 
+def test_views_are_gathered_like_arrays_and_show_what_their_memory_holds_by_then(
+    bucketed: TorchBackend,
+) -> None:
+    memory = tm.floats(5, 1)
+    parts = [{"pixels": memory[:2]}, {"pixels": memory[2:]}]
+    views = [bucketed.view(part) or pytest.fail("it need not be copied") for part in parts]
+    for seed in (2, 3):
+        memory[...] = tm.floats(5, seed)
+        found = bucketed.run_parts(views, [2, 3], ())
+        for name, expected in bucketed.run_parts(parts, [2, 3], ()).items():
+            np.testing.assert_array_equal(found[name], expected)
+
+
+def test_what_lies_askew_or_is_read_only_has_no_view(bucketed: TorchBackend) -> None:
+    values = tm.floats(2)
+    room = np.zeros(values.nbytes + 1, np.uint8)
+    askew = np.ndarray(values.shape, np.float32, room, 1)
+    fixed = values.copy()
+    fixed.flags.writeable = False
+    for array in (askew, fixed, values[:, ::-1]):
+        assert bucketed.view({"pixels": array}) is None
+
+
 def test_a_batch_beyond_the_last_bucket_is_refused_and_harms_nothing(bucketed: TorchBackend) -> None:
     bucketed_cap = bucketed._cap
     assert bucketed_cap == 8

@@ -63,8 +63,12 @@ Filling = Callable[[Any], FillPictures | None]
 class Gathers(Protocol):
     """A backend that makes one batch of several requests itself, where its device can best read it."""
 
+    def view(self, inputs: Mapping[str, Array]) -> Mapping[str, Any] | None:
+        """What `run_parts` takes as well, and faster, for requests that lie in the same memory again and
+        again; None where that would be a copy."""
+
     def run_parts(
-        self, parts: Sequence[Mapping[str, Array]], images: Sequence[int], wanted: Sequence[str]
+        self, parts: Sequence[Mapping[str, Any]], images: Sequence[int], wanted: Sequence[str]
     ) -> Mapping[str, Array]:
         """As `run`, for the inputs of requests that stand one behind the other, with their images each."""
 

@@ -19,7 +19,8 @@ import numpy as np
 
 from carpool.backends.backend import FillPictures, Placement, aborted, check_wanted
 from carpool.backends.device_memory import in_words, ledger_of
-from carpool.backends.torch_buffers import Answers, Inputs
+from carpool.backends.torch_buffers import Answers, Inputs, Part
+from carpool.backends.torch_datatypes import as_tensor, lies_well
 from carpool.backends.torch_device import CpuDevice, CudaDevice, Device, is_out_of_memory
 from carpool.backends.torch_files import in_one_line
 from carpool.backends.torch_programs import Programs
@@ -114,12 +115,15 @@ class TorchBackend:
         images = len(next(iter(inputs.values()))) if self._batched and inputs else 1
         return self.run_parts([inputs], [images], wanted)
 
-    def run_parts(
-        self, parts: Sequence[Mapping[str, Array]], images: Sequence[int], wanted: Sequence[str]
-    ) -> Outputs:
+    def view(self, inputs: Mapping[str, Array]) -> Part | None:
+        if not all(map(lies_well, inputs.values())):
+            return None
+        return {name: as_tensor(array) for name, array in inputs.items()}
+
+    def run_parts(self, parts: Sequence[Part], images: Sequence[int], wanted: Sequence[str]) -> Outputs:
         names = check_wanted(self._model, wanted, self._outputs)
 
-        def once(some: Sequence[Mapping[str, Array]], count: int) -> Outputs:
+        def once(some: Sequence[Part], count: int) -> Outputs:
             return self._once(count, names, lambda inputs: inputs.gather(some, count))
 
         return _joined(self._fitting(parts, images, once, _halves_of_request))
@@ -237,9 +241,7 @@ class TorchBackend:
         self._device.close()
 
 
-def _halves_of_request(
-    inputs: Mapping[str, Array], at: int
-) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
+def _halves_of_request(inputs: Part, at: int) -> tuple[Part, Part]:
     return {name: array[:at] for name, array in inputs.items()}, {
         name: array[at:] for name, array in inputs.items()
     }

@@ -6,7 +6,7 @@ import math
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -17,12 +17,15 @@ from carpool.types import DATATYPES, Array
 
 _KEPT = 8  # buffers of one shape that wait for the next batch; what is beyond goes back to the system
 
+Part: TypeAlias = Mapping[str, Array | torch.Tensor]
+"""The inputs of one request."""
+
 
 class Inputs(Protocol):
     def rows(self, count: int) -> list[torch.Tensor]:
         """The first rows of every input on the device, in the order of the settings."""
 
-    def gather(self, parts: Sequence[Mapping[str, Array]], count: int) -> None:
+    def gather(self, parts: Sequence[Part], count: int) -> None:
         """The inputs of these requests, one behind the other, into those rows."""
 
 
@@ -52,7 +55,7 @@ class FixedInputs:
     def rows(self, count: int) -> list[torch.Tensor]:
         return [static for _, static in self._of(count).values()]
 
-    def gather(self, parts: Sequence[Mapping[str, Array]], count: int) -> None:
+    def gather(self, parts: Sequence[Part], count: int) -> None:
         """All rows of one input in one call into pinned memory, and one copy from there. Each call gives up
         the interpreter and has to get it back, so that few calls matter more than few bytes."""
         for name, (staged, static) in self._of(count).items():
@@ -80,7 +83,7 @@ class VaryingInputs:
     def rows(self, count: int) -> list[torch.Tensor]:  # noqa: ARG002 - all of them are this batch's
         return self._rows
 
-    def gather(self, parts: Sequence[Mapping[str, Array]], count: int) -> None:  # noqa: ARG002
+    def gather(self, parts: Sequence[Part], count: int) -> None:  # noqa: ARG002
         self._rows = [
             torch.cat([as_tensor(part[name]) for part in parts]).to(self._device.place)
             for name in self._names

@@ -39,6 +39,13 @@ def carried(datatype: Datatype) -> torch.dtype:
     return torch.uint16 if datatype is Datatype.BF16 else TORCH_TYPES[datatype]
 
 
-def as_tensor(array: Array) -> torch.Tensor:
+def as_tensor(array: Array | torch.Tensor) -> torch.Tensor:
     """Where it lies. What is read-only, unaligned or not contiguous is copied first."""
-    return torch.from_numpy(array if array.flags.carray else np.array(array, order="C"))
+    if isinstance(array, np.ndarray):
+        return torch.from_numpy(array if lies_well(array) else np.array(array, order="C"))
+    return array
+
+
+def lies_well(array: Array) -> bool:
+    """A tensor can be made over it."""
+    return array.flags.carray

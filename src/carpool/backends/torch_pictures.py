@@ -11,15 +11,13 @@ from importlib.util import find_spec
 
 import torch
 
-from carpool.backends.picture_form import Decode, PictureForm, Place, Placed
+from carpool.backends.picture_form import Decode, PictureForm, Place
 from carpool.backends.torch_resize import PlainResize
 from carpool.errors import CarpoolError
 from carpool.types import Array
 
-Resize = Callable[[Sequence[torch.Tensor], Sequence[Placed], Sequence[int], torch.Tensor], None]
+Resize = Callable[[Sequence[torch.Tensor], Sequence[int], torch.Tensor], None]
 DecodeAll = Callable[[list[torch.Tensor]], list[torch.Tensor]]
-
-_MOST_SIZES = 4096  # whose places are kept
 
 
 def can_decode(device: torch.device) -> bool:
@@ -40,11 +38,9 @@ class DevicePictures:
     ) -> None:
         """`decode` reads one file on the CPU; `decode_all` a batch on the device, by default as that can."""
         self._device = torch.device(device)
-        self._place = place
         self._decode = decode
         self._decode_all = decode_all or (_chip_decoder(self._device) if can_decode(self._device) else None)
-        self._resize = _resizer(form, self._device)
-        self._places: dict[tuple[int, int], Placed] = {}
+        self._resize = _resizer(form, self._device, place)
 
     def fill(self, pictures: Sequence[Array], into: torch.Tensor) -> dict[int, CarpoolError]:
         """See `FillPictures`. What the device has no memory for raises, for the caller to halve its batch."""
@@ -52,8 +48,7 @@ class DevicePictures:
         sources = self._decoded(pictures, 0, errors)
         if sources:
             rows = [row for row in range(len(pictures)) if row not in errors]
-            places = [self._placed(source.shape[2], source.shape[1]) for source in sources]
-            self._resize(sources, places, rows, into)
+            self._resize(sources, rows, into)
         return errors
 
     def _decoded(
@@ -84,15 +79,6 @@ class DevicePictures:
                 decoded.append(pixels.to(self._device).permute(2, 0, 1))
         return decoded
 
-    def _placed(self, width: int, height: int) -> Placed:
-        found = self._places.get((width, height))
-        if found is None:
-            if len(self._places) >= _MOST_SIZES:
-                self._places.clear()
-            found = self._place(width, height)
-            self._places[width, height] = found
-        return found
-
 
 def _chip_decoder(device: torch.device) -> DecodeAll:
     from torchvision.io import ImageReadMode, decode_jpeg  # only where it is needed
@@ -104,9 +90,9 @@ def _chip_decoder(device: torch.device) -> DecodeAll:
     return decode_all
 
 
-def _resizer(form: PictureForm, device: torch.device) -> Resize:
+def _resizer(form: PictureForm, device: torch.device, place: Place) -> Resize:
     if device.type == "cuda" and find_spec("triton") is not None:
         from carpool.backends.triton_resize import FusedResize  # needs a compiler's runtime, and the device
 
-        return FusedResize(form, device)
-    return PlainResize(form, device)
+        return FusedResize(form, device, place)
+    return PlainResize(form, device, place)

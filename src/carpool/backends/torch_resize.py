@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from carpool.backends.picture_form import PictureForm, Placed
+from carpool.backends.picture_form import PictureForm, Place, Placed
 from carpool.types import Array
 
 _MOST_WEIGHT_BYTES = 64 << 20  # kept for sizes that come again
@@ -52,24 +52,20 @@ def _cubic(distance: Array) -> Array:
 class PlainResize:
     """Pictures of one size go together."""
 
-    def __init__(self, form: PictureForm, device: torch.device) -> None:
+    def __init__(self, form: PictureForm, device: torch.device, place: Place) -> None:
         self._form = form
         self._device = device
+        self._place = place
         self._weights: dict[tuple[str, int, int], torch.Tensor] = {}
         self._held = 0
 
-    def __call__(
-        self,
-        sources: Sequence[torch.Tensor],
-        places: Sequence[Placed],
-        rows: Sequence[int],
-        into: torch.Tensor,
-    ) -> None:
+    def __call__(self, sources: Sequence[torch.Tensor], rows: Sequence[int], into: torch.Tensor) -> None:
         """Sources are uint8 [3, h, w], each for the row of `into` with its number."""
-        alike: dict[tuple[torch.Size, Placed], list[int]] = defaultdict(list)
-        for number, (source, place) in enumerate(zip(sources, places, strict=True)):
-            alike[source.shape, place].append(number)
-        for (shape, place), numbers in alike.items():
+        alike: dict[torch.Size, list[int]] = defaultdict(list)
+        for number, source in enumerate(sources):
+            alike[source.shape].append(number)
+        for shape, numbers in alike.items():
+            place = self._place(shape[2], shape[1])
             together = max(1, _MOST_PIXELS // (shape[1] * shape[2]))
             for start in range(0, len(numbers), together):
                 some = numbers[start : start + together]

@@ -12,13 +12,12 @@ import torch
 import triton
 import triton.language as tl
 
-from carpool.backends.picture_form import PictureForm, Placed
-from carpool.types import Array
+from carpool.backends.picture_form import PictureForm, Place, Placed
 
 _FIELDS = 16  # of the table, int64: where the picture lies (4), its Placed (8), area or not, taps (2), row
 _BLOCK = 128
 _WARPS = 4
-_MOST_PLACES = 4096
+_MOST_SIZES = 4096  # of pictures whose line of the table is kept
 _ROOM = 256  # pictures in a batch, to begin with
 
 
@@ -139,29 +138,29 @@ def _rounded(value, shown, pad):
 class FusedResize:
     """As PlainResize, on CUDA."""
 
-    def __init__(self, form: PictureForm, device: torch.device) -> None:
+    def __init__(self, form: PictureForm, device: torch.device, place: Place) -> None:
         self._form = form
         self._device = device
-        self._places: dict[Placed, Array] = {}
+        self._place = place
+        self._lines: dict[torch.Size, bytes] = {}
+        self._cubic = False
         self._host = torch.empty(0, _FIELDS, dtype=torch.int64)
+        self._numbers = self._host.numpy()
         self._table = self._host
         self._make_room(_ROOM)
 
-    def __call__(
-        self,
-        sources: Sequence[torch.Tensor],
-        places: Sequence[Placed],
-        rows: Sequence[int],
-        into: torch.Tensor,
-    ) -> None:
+    def __call__(self, sources: Sequence[torch.Tensor], rows: Sequence[int], into: torch.Tensor) -> None:
         count = len(sources)
         self._make_room(count)
-        table = self._host.numpy()
-        for number, (source, place) in enumerate(zip(sources, places, strict=True)):
-            table[number, 4:15] = self._numbers(place)
-            table[number, 1:4] = source.stride()
-        table[:count, 0] = [source.data_ptr() for source in sources]
-        table[:count, 15] = rows
+        known = self._lines
+        lines = [
+            (known.get(source.shape) if source.is_contiguous() else None) or self._line(source)
+            for source in sources
+        ]
+        table = self._numbers[:count]
+        table[:] = np.frombuffer(b"".join(lines), np.int64).reshape(count, _FIELDS)
+        table[:, 0] = [source.data_ptr() for source in sources]
+        table[:, 15] = rows
         # The host's side may be written again after the caller has waited for the stream, as it must.
         self._table[:count].copy_(self._host[:count], non_blocking=True)
         form = self._form
@@ -181,7 +180,7 @@ class FusedResize:
                 form.pad,
                 FIELDS=_FIELDS,
                 BGR=form.bgr,
-                CUBIC=places[0].kernel == "bicubic",  # a model has it for all of its pictures or for none
+                CUBIC=self._cubic,
                 BLOCK=_BLOCK,
                 num_warps=_WARPS,
             )
@@ -189,19 +188,24 @@ class FusedResize:
     def _make_room(self, count: int) -> None:
         if count > len(self._host):
             self._host = torch.empty(count, _FIELDS, dtype=torch.int64, pin_memory=True)
+            self._numbers = self._host.numpy()
             self._table = torch.empty(count, _FIELDS, dtype=torch.int64, device=self._device)
 
-    def _numbers(self, place: Placed) -> Array:
-        found = self._places.get(place)
-        if found is None:
-            if len(self._places) >= _MOST_PLACES:
-                self._places.clear()
-            found = np.array(_row(place), np.int64)
-            self._places[place] = found
-        return found
+    def _line(self, source: torch.Tensor) -> bytes:
+        """All but the first number and the last, which are 0: the same for all pictures of one size, but for
+        the few that the CPU decodes, whose pixels lie otherwise."""
+        _, height, width = source.shape
+        place = self._place(width, height)
+        self._cubic = place.kernel == "bicubic"  # a model has it for all of its pictures or for none
+        line = np.array((0, *source.stride(), *_numbers_of(place), 0), np.int64).tobytes()
+        if source.is_contiguous():
+            if len(self._lines) >= _MOST_SIZES:
+                self._lines.clear()
+            self._lines[source.shape] = line
+        return line
 
 
-def _row(place: Placed) -> tuple[int, ...]:
+def _numbers_of(place: Placed) -> tuple[int, ...]:
     *sides, kernel = place
     area = kernel == "area"
     if area:  # a target pixel may begin and end within source pixels

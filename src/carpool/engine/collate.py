@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from carpool.engine.work import Work
-from carpool.errors import ModelError
+from carpool.engine.work import Outcome, Rides, Work
+from carpool.errors import CarpoolError, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec
 
 
@@ -19,7 +19,7 @@ class Collator:
         self._largest = largest
         self._buffers: dict[str, Array] = {}
 
-    def gather(self, works: Sequence[Work]) -> Mapping[str, Array]:
+    def gather(self, works: Sequence[Rides]) -> Mapping[str, Array]:
         """The inputs of all these requests, one behind the other along the batch dimension."""
         if len(works) == 1:
             return {name: _aligned(array) for name, array in works[0].inputs.items()}
@@ -67,9 +67,21 @@ class Collator:
             )
 
 
-def split(outputs: Mapping[str, Array], works: Sequence[Work], *, batched: bool) -> list[Mapping[str, Array]]:
+def answer_each(
+    _first: int, works: Sequence[Work], outputs: Mapping[str, Array], errors: Mapping[int, CarpoolError]
+) -> list[Outcome]:
+    """The `Answer` for requests that say themselves where their rows go."""
+    return [
+        Outcome(error=errors[number])
+        if number in errors
+        else Outcome(outputs=rows if work.place is None else work.place(rows))
+        for number, (work, rows) in enumerate(zip(works, _split(outputs, works), strict=True))
+    ]
+
+
+def _split(outputs: Mapping[str, Array], works: Sequence[Work]) -> list[Mapping[str, Array]]:
     """Each request's rows, only the outputs it asked for, without copying."""
-    if not batched:
+    if len(works) == 1:  # also where there are no rows, but one answer to one request
         return [_chosen(outputs, works[0])]
     parts: list[Mapping[str, Array]] = []
     start = 0

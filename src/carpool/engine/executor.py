@@ -9,6 +9,7 @@ from typing import Protocol
 
 from carpool.backends.backend import Backend
 from carpool.engine.batch_run import BatchResult, BatchRun
+from carpool.engine.collate import answer_each
 from carpool.engine.work import Work
 from carpool.types import Signature
 
@@ -41,7 +42,7 @@ class Executor:
         self, backend: Backend, signature: Signature, largest: int, chunk: int, report: Report
     ) -> None:
         self._backend = backend
-        self._batches = BatchRun(backend, signature, largest, chunk)
+        self._batches = BatchRun(backend, signature, largest, chunk, answer_each)
         self._report = report
         self._queue: SimpleQueue[Sequence[Work] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"{signature.model}-instance", daemon=True)

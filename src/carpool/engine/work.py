@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from carpool.core.job import INFINITY, Job
 from carpool.errors import CarpoolError
@@ -65,6 +65,25 @@ class Seat:
     def close(self) -> bool:
         """False while its memory may still be written to."""
         return not self.held
+
+
+class Rides(Protocol):
+    """A request as the batch that it rides in sees it."""
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Arrays, or what its backend has made of them (`Gathers.view`); the batch dimension included."""
+
+    @property
+    def images(self) -> int: ...
+
+    @property
+    def wanted(self) -> Sequence[str]:
+        """None: all outputs."""
+
+    @property
+    def encoded(self) -> bool:
+        """The one input is a picture's file."""
 
 
 NOWHERE: Mapping[str, Array] = {}

@@ -23,10 +23,16 @@ def write_file(view: memoryview, data: bytes | bytearray | memoryview) -> None:
     view[FILE_AT : FILE_AT + len(data)] = data
 
 
-def bind_file(memory: mmap | memoryview, offset: int) -> Array:
-    """The file where it lies. The length is not believed: ValueError where it reaches beyond the memory."""
+def find_file(memory: mmap | memoryview, offset: int) -> tuple[int, int]:
+    """Where it begins and ends. The length is not believed: ValueError where it reaches beyond the memory."""
     (length,) = _length.unpack_from(memory, offset)
     start = offset + FILE_AT
     if length > len(memory) - start:
         raise ValueError(f"a file of {length} bytes reaches beyond its memory")
-    return np.ndarray((length,), np.uint8, memory, start)
+    return start, start + length
+
+
+def bind_file(memory: mmap | memoryview, offset: int) -> Array:
+    """The file where it lies. Raises as `find_file`."""
+    start, end = find_file(memory, offset)
+    return np.ndarray((end - start,), np.uint8, memory, start)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from carpool.errors import Unavailable
 from carpool.servers.arena import create_memory, map_memory
-from carpool.servers.runner import instance as instance_module
-from carpool.servers.runner.instance import Arenas
+from carpool.servers.runner import arenas as arenas_module
+from carpool.servers.runner.arenas import Arenas
 from carpool.servers.runner.messages import (
     AS_EXPECTED,
     Ending,
@@ -59,13 +59,13 @@ def test_an_arena_may_come_after_the_request_that_lies_in_it(monkeypatch: pytest
     memory = map_memory(file)
     os.close(file)
     found: list[object] = []
-    thread = threading.Thread(target=lambda: found.append(arenas.find(7)))
+    thread = threading.Thread(target=lambda: found.append(arenas.find(7).memory))
     thread.start()
     arenas.add(7, memory)
     thread.join(30)
     assert found == [memory]
     arenas.forget(7)
-    monkeypatch.setattr(instance_module, "_ARENA_S", 0.0)
+    monkeypatch.setattr(arenas_module, "_ARENA_S", 0.0)
     with pytest.raises(Unavailable, match="front end is gone"):
         arenas.find(7)
 

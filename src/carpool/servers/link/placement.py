@@ -16,7 +16,7 @@ from carpool.types import DATATYPES, Array, Signature, Tensor
 from carpool.wire.tensors import to_binary
 from carpool.wire.v2 import Buffer
 
-_COPIED_AT_ONCE = 64 * 1024
+COPIED_AT_ONCE = 64 * 1024
 """Bytes to copy without letting other threads run: shorter than waiting for one's turn again, if they do."""
 
 _NOTHING: Mapping[str, Array] = {}
@@ -93,7 +93,7 @@ class Placement:
             if offset + size > self._capacity:
                 return False
             start = self._offset + offset
-            if size <= _COPIED_AT_ONCE and row.flags.c_contiguous:
+            if size <= COPIED_AT_ONCE and row.flags.c_contiguous:
                 memory[start : start + size] = row.data
             else:
                 np.ndarray(shape, datatype.dtype, memory, start)[...] = row

@@ -107,15 +107,18 @@ class HostedInstance:
         if len(self._known) >= MAX_FAMILIES:
             self._known.clear()
             said.append(TO_RUNNER.pack(FORGET, 0))
+        known = self._known
         for work in works:
-            seat = _seat(work)
+            seat = work.seat
+            assert seat is not None  # the engine lets nothing else in
             family = seat.family
-            if family.identity not in self._known:
-                self._known.add(family.identity)
+            identity = family.identity
+            if identity not in known:
+                known.add(identity)
                 said.append(TO_RUNNER.pack(FAMILY, IDENTITY.size + len(family.payload)))
-                said.append(IDENTITY.pack(family.identity) + family.payload)
+                said.append(IDENTITY.pack(identity) + family.payload)
             seat.held = True
-            seats.append(_pack_seat(seat.arena, family.identity, seat.offset, seat.output, seat.capacity))
+            seats.append(_pack_seat(seat.arena, identity, seat.offset, seat.output, seat.capacity))
         said.append(TO_RUNNER.pack(RUN, len(seats) * SEAT.size))
         self._wire.send(b"".join(said + seats))
         if self.device and len(works) == 1:
@@ -143,7 +146,8 @@ class HostedInstance:
         self.alive = bool(int(flags) & ALIVE)
         outcomes: list[Outcome] = []
         for work, (status, form, said) in zip(works, read_endings(payload, len(works)), strict=True):
-            seat = _seat(work)
+            seat = work.seat
+            assert seat is not None
             seat.held = False
             if status == OK:
                 seat.form, seat.payload = form, said

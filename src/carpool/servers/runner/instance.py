@@ -6,19 +6,19 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from mmap import mmap
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
-from carpool.backends.backend import Backend, BreaksProcess
+from carpool.backends.backend import Backend, BreaksProcess, Gathers
 from carpool.engine.batch_run import BatchResult, BatchRun
-from carpool.engine.work import Outcome, Work
-from carpool.errors import CarpoolError, ModelError, Unavailable
+from carpool.errors import CarpoolError, ModelError
 from carpool.observe.logs import logger
 from carpool.servers.door import ModelEntry
 from carpool.servers.link.failures import write_failure
-from carpool.servers.link.placement import Placement
-from carpool.servers.link.records import MAX_TEMPLATE_BYTES, OK, ProtocolError, RecordReader
+from carpool.servers.link.records import MAX_TEMPLATE_BYTES, ProtocolError, RecordReader
 from carpool.servers.link.served import ServedTemplate, read_template
+from carpool.servers.runner.arenas import Arenas, Found, View
+from carpool.servers.runner.delivery import Delivery, Placed, Slot
 from carpool.servers.runner.messages import (
     ALIVE,
     CLEAN,
@@ -33,42 +33,13 @@ from carpool.servers.runner.messages import (
     Ending,
     write_endings,
 )
+from carpool.types import Array
 
 _log = logger("runner")
 _READ_BYTES = 1 << 18
-_ARENA_S = 10.0  # it is on its way over another socket
 _WRITING_S = 0.001
 EXIT_BROKEN = 4
 """A device that this process cannot use any more: only a new one can."""
-
-
-class Arenas:
-    """The front ends' memory, by the number that the engine gave it."""
-
-    def __init__(self) -> None:
-        self._mapped: dict[int, mmap] = {}
-        self._changed = threading.Condition()
-
-    def add(self, number: int, memory: mmap) -> None:
-        with self._changed:
-            self._mapped[number] = memory
-            self._changed.notify_all()
-
-    def forget(self, number: int) -> None:
-        """It stays mapped for as long as a batch has to do with it."""
-        with self._changed:
-            self._mapped.pop(number, None)
-
-    def find(self, number: int) -> mmap:
-        memory = self._mapped.get(number)
-        if memory is not None:
-            return memory
-        with self._changed:
-            self._changed.wait_for(lambda: number in self._mapped, _ARENA_S)
-            memory = self._mapped.get(number)
-        if memory is None:
-            raise Unavailable("the front end is gone", reason="frontend-gone")
-        return memory
 
 
 class RunnerInstance:
@@ -77,32 +48,32 @@ class RunnerInstance:
     def __init__(
         self,
         backend: Backend,
-        batches: BatchRun,
         entry: ModelEntry,
         arenas: Arenas,
         sock: socket.socket,
+        piece: int,
         most: int,
         ended: Callable[[], None],
     ) -> None:
+        """A batch runs in pieces of `piece` images; `most` are the bytes that an answer may take."""
         self._backend = backend
-        self._batches = batches
+        self._breaks = backend if isinstance(backend, BreaksProcess) else None
+        self._view: View = backend.view if isinstance(backend, Gathers) else _as_they_are
+        self._delivery = Delivery(entry.name, most)
+        largest = max(1, entry.signature.max_batch)
+        self._batches = BatchRun(backend, entry.signature, largest, piece, self._delivery)
         self._entry = entry
         self._arenas = arenas
         self._socket = sock
-        self._most = most
         self._ended = ended
         self._families: dict[int, ServedTemplate] = {}
-        self._placements: list[Placement] = []
-        self._aborted = False
         threading.Thread(target=self._serve, name=f"{entry.name}-instance", daemon=True).start()
 
     def abort(self) -> None:
         """From another thread: returns when nothing will be written any more, however long the batch runs."""
-        self._aborted = True
         self._backend.abort()
-        for placement in list(self._placements):
-            while not placement.close():
-                time.sleep(_WRITING_S)
+        while not self._delivery.close():
+            time.sleep(_WRITING_S)
 
     def _serve(self) -> None:
         reader = RecordReader(TO_RUNNER, MAX_TEMPLATE_BYTES + IDENTITY.size)
@@ -131,47 +102,27 @@ class RunnerInstance:
             raise ProtocolError(f"a record of kind {kind}")
 
     def _run(self, payload: bytes) -> None:
-        works: list[Work] = []
-        placements: list[Placement] = []
+        riders: list[Found] = []
+        slots: list[Slot] = []
         wrong: dict[int, CarpoolError] = {}
-        for index, seat in enumerate(SEAT.iter_unpack(payload)):
+        find, families, view = self._arenas.find, self._families, self._view
+        for index, (arena, family, offset, output, capacity) in enumerate(SEAT.iter_unpack(payload)):
             try:
-                work, placement = self._take(*seat)
+                riders.append(find(arena).find(family, families[family], offset, view))
+                slots.append((output, capacity))
             except CarpoolError as error:
                 wrong[index] = error
-            else:
-                works.append(work)
-                placements.append(placement)
-        self._placements = placements
-        if self._aborted:  # it may have looked before they were there
-            for placement in placements:
-                placement.close()
-        result = self._batches.run(works) if works else BatchResult([], 0.0)
-        endings = [_ending(*pair) for pair in zip(result.outcomes, placements, strict=True)]
-        self._placements = []
+            except ValueError as error:  # a front end that lies about the length of a file
+                wrong[index] = ModelError(f"{self._entry.name}: {error}")
+        self._delivery.begin(slots)
+        result = self._batches.run(riders) if riders else BatchResult([], 0.0)
+        endings = [
+            outcome.ending if isinstance(outcome, Placed) else _failed(cast(CarpoolError, outcome.error))
+            for outcome in result.outcomes
+        ]
         for index, mistake in wrong.items():
             endings.insert(index, _failed(mistake))
         self._answer(result, endings, clean=result.clean and not wrong)
-
-    def _take(
-        self, arena: int, family: int, offset: int, output: int, capacity: int
-    ) -> tuple[Work, Placement]:
-        template = self._families[family]
-        memory = self._arenas.find(arena)
-        try:
-            inputs = template.bind(memory, offset)
-        except ProtocolError as error:  # a front end that lies about the length of a file
-            raise ModelError(f"{self._entry.name}: {error}") from None
-        placement = Placement(0, template, memory, output, capacity, self._most)
-        work = Work(
-            inputs,
-            _nobody_waits,
-            images=template.images,
-            wanted=template.wanted,
-            place=placement,
-            encoded=template.encoded,
-        )
-        return work, placement
 
     def _answer(self, result: BatchResult, endings: Sequence[Ending], *, clean: bool) -> None:
         timing = result.timing
@@ -189,22 +140,13 @@ class RunnerInstance:
             timing.output,
         )
         self._socket.sendall(record + payload)
-        if isinstance(self._backend, BreaksProcess) and self._backend.broken:
+        if self._breaks is not None and self._breaks.broken:
             _log.error("device-broken", model=self._entry.name)
             os._exit(EXIT_BROKEN)
 
 
-def _nobody_waits(_work: Work, _outcome: Outcome) -> None:
-    """The engine is told of the whole batch."""
-
-
-def _ending(outcome: Outcome, placement: Placement) -> Ending:
-    error = outcome.error or placement.error
-    if error is not None:
-        return _failed(error)
-    if placement.form is None:
-        return _failed(ModelError("the batch was stopped before it ended", reason="aborted"))
-    return Ending(OK, placement.form, placement.payload)
+def _as_they_are(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    return inputs
 
 
 def _failed(error: CarpoolError) -> Ending:

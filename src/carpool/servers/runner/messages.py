@@ -60,27 +60,27 @@ AS_EXPECTED = Ending(OK, AS_DECLARED)
 
 def write_endings(endings: Sequence[Ending]) -> bytes:
     """Nothing where all went as expected, which is the rule."""
-    if all(ending == AS_EXPECTED for ending in endings):
+    if endings.count(AS_EXPECTED) == len(endings):
         return b""
     return b"".join(_ENDING.pack(end.status, end.form, len(end.payload)) + end.payload for end in endings)
 
 
-def read_endings(payload: bytes, count: int) -> Iterator[Ending]:
+def read_endings(payload: bytes, count: int) -> list[Ending]:
     """ValueError where it is not what `write_endings` wrote for so many."""
     if not payload:
-        for _ in range(count):
-            yield AS_EXPECTED
-        return
+        return [AS_EXPECTED] * count
+    endings: list[Ending] = []
     position = 0
     for _ in range(count):
         if position + _ENDING.size > len(payload):
             raise ValueError("fewer endings than requests")
         status, form, size = _ENDING.unpack_from(payload, position)
         position += _ENDING.size
-        yield Ending(status, form, payload[position : position + size])
+        endings.append(Ending(status, form, payload[position : position + size]))
         position += size
     if position != len(payload):
         raise ValueError("more endings than requests")
+    return endings
 
 
 @contextmanager

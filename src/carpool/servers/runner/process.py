@@ -22,7 +22,6 @@ from weakref import WeakValueDictionary
 
 from carpool.backends.backend import Backend, SharesDevice
 from carpool.backends.device_memory import limit_device_memory
-from carpool.engine.batch_run import BatchRun
 from carpool.engine.loading import Loading, Ready, Tell
 from carpool.engine.profile_store import ProfileStore
 from carpool.errors import CarpoolError, ModelError
@@ -33,7 +32,8 @@ from carpool.servers.interpreter import belong_to_parent, spare_the_collector, s
 from carpool.servers.link.control import Control, Message
 from carpool.servers.link.failures import write_failure
 from carpool.servers.log_settings import apply_log_settings
-from carpool.servers.runner.instance import Arenas, RunnerInstance
+from carpool.servers.runner.arenas import Arenas
+from carpool.servers.runner.instance import RunnerInstance
 from carpool.servers.runner.messages import as_file, from_file
 from carpool.vision.settings import write as write_vision
 
@@ -143,15 +143,12 @@ class RunnerProcess:
         if opened is None:  # of a runner before this one
             sock.close()
             return
-        ready, backend = opened.ready, opened.backend
-        largest = max(1, ready.signature.max_batch)
-        batches = BatchRun(backend, ready.signature, largest, message.body["piece"])
         instance = RunnerInstance(
-            backend,
-            batches,
-            _entry(ready),
+            opened.backend,
+            _entry(opened.ready),
             self._arenas,
             sock,
+            message.body["piece"],
             self._most,
             partial(self._left, number),
         )
