@@ -48,8 +48,9 @@ class Doubling:
 
     signature = ModelSignature()
 
-    def __init__(self, width: int = WIDTH) -> None:
+    def __init__(self, width: int = WIDTH, device: str = "") -> None:
         self._width = width
+        self.device = device
         self.alive = True
         self.batches: list[int] = []
         self.views = 0

@@ -11,6 +11,7 @@ import pytest
 from carpool.errors import ModelError
 from carpool.servers.link.records import AS_DECLARED, INLINE, LISTED, OK
 from carpool.servers.runner import arenas as arenas_module
+from carpool.servers.runner import instance as instance_module
 from carpool.servers.runner.messages import AS_EXPECTED
 from servers.runner.seated import ARENA, SLOT, WIDTH, Doubling, Stand, error_of, signature
 
@@ -35,6 +36,20 @@ def test_a_slot_that_comes_again_is_looked_at_anew_but_not_made_anew() -> None:
             assert stand.answer(0) == [2.0 * number] * WIDTH
             assert stand.answer(1) == [-6.0 * number] * WIDTH
         assert stand.backend.views == 2
+
+
+@pytest.mark.parametrize("spins_s", [0.0, 30.0])
+def test_lone_images_on_a_device_are_answered_whether_its_thread_sleeps_or_looks(
+    monkeypatch: pytest.MonkeyPatch, spins_s: float
+) -> None:
+    monkeypatch.setattr(instance_module, "_SPIN_S", spins_s)
+    with Stand(Doubling(device="cuda:0")) as stand:
+        for number in range(1, 4):
+            stand.put(0, number)
+            assert stand.run([0]) == [AS_EXPECTED]
+            assert stand.answer(0) == [2.0 * number] * WIDTH
+        stand.put(1, 9.0)
+        assert stand.run([0, 1]) == [AS_EXPECTED] * 2
 
 
 def test_what_has_to_be_copied_is_copied_each_time() -> None:

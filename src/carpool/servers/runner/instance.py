@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from carpool.backends.backend import Backend, BreaksProcess, Gathers
+from carpool.backends.backend import Backend, BreaksProcess, Gathers, SharesDevice
 from carpool.engine.batch_run import BatchResult, BatchRun
 from carpool.errors import CarpoolError, ModelError
 from carpool.observe.logs import logger
@@ -38,6 +38,9 @@ from carpool.types import Array
 _log = logger("runner")
 _READ_BYTES = 1 << 18
 _WRITING_S = 0.001
+_SPIN_S = 0.001
+"""So long a thread looks for the next lone image on a device before it sleeps: waking up would take a good
+part of the time that such an image takes."""
 EXIT_BROKEN = 4
 """A device that this process cannot use any more: only a new one can."""
 
@@ -57,6 +60,8 @@ class RunnerInstance:
     ) -> None:
         """A batch runs in pieces of `piece` images; `most` are the bytes that an answer may take."""
         self._backend = backend
+        self._on_device = isinstance(backend, SharesDevice) and bool(backend.device)
+        self._spins_until = 0.0
         self._breaks = backend if isinstance(backend, BreaksProcess) else None
         self._view: View = backend.view if isinstance(backend, Gathers) else _as_they_are
         self._delivery = Delivery(entry.name, most)
@@ -78,7 +83,7 @@ class RunnerInstance:
     def _serve(self) -> None:
         reader = RecordReader(TO_RUNNER, MAX_TEMPLATE_BYTES + IDENTITY.size)
         try:
-            while data := self._socket.recv(_READ_BYTES):
+            while data := self._next():
                 for (kind, _), payload in reader.feed(data):
                     self._obey(kind, payload)
         except OSError as error:
@@ -88,6 +93,15 @@ class RunnerInstance:
         self._backend.close()
         self._socket.close()
         self._ended()
+
+    def _next(self) -> bytes:
+        """What the engine says next; soon, if it asked for a lone image: a client that waits asks again."""
+        while time.monotonic() < self._spins_until:
+            try:
+                return self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                """Not yet. The call gave up the interpreter, so that nobody waits for who spins."""
+        return self._socket.recv(_READ_BYTES)
 
     def _obey(self, kind: int, payload: bytes) -> None:
         if kind == RUN:
@@ -140,6 +154,8 @@ class RunnerInstance:
             timing.output,
         )
         self._socket.sendall(record + payload)
+        if self._on_device and timing.batch == 1:
+            self._spins_until = time.monotonic() + _SPIN_S
         if self._breaks is not None and self._breaks.broken:
             _log.error("device-broken", model=self._entry.name)
             os._exit(EXIT_BROKEN)
