@@ -21,6 +21,7 @@ from carpool.engine.inputs import signature_of
 from carpool.engine.labels import read_labels
 from carpool.engine.layout import Chosen, Layout
 from carpool.engine.measuring import FOR_DEVICES, FOR_SERVING, Effort, Measured, Measuring, sizes
+from carpool.engine.numerals import numeral
 from carpool.engine.picture_settings import settle
 from carpool.engine.placing import choose_on_cpu, choose_on_gpus, instance_count, places
 from carpool.engine.profile import Profile, best_piece, choices
@@ -252,8 +253,8 @@ class Loading:
             _close(opened)
             alone = curve.times[1] * 1e3
             raise ConfigError(
-                f"{config.name}: one image takes {alone:.3g} ms here, so slo_ms = {slo * 1e3:g} cannot be "
-                f"kept; promise at least {2.2 * alone:.3g} ms"
+                f"{config.name}: one image takes {numeral(alone)} ms here, so slo_ms = {slo * 1e3:g} cannot "
+                f"be kept; promise at least {numeral(2.2 * alone)} ms"
             )
         if profile.layout.instances != instance_count(config):
             group = replace(config.instances[0], count=profile.layout.instances)

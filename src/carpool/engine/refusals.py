@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from carpool.core.job import INFINITY, Job, Reason, Refusal
+from carpool.engine.numerals import numeral
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Replaced, Unavailable
 
 _WHY = {
@@ -61,7 +62,7 @@ def given_up(model: str, job: Job, reason: Reason, now: float, retry_after: floa
     if reason is Reason.DEADLINE and job.deadline <= job.arrived:
         return DeadlineExceeded(f"{model}: the deadline had passed before the whole request was here")
     if reason is Reason.DEADLINE:
-        why = f"{model}: the deadline of {numbers['deadline_ms']:.4g} ms passed in the queue"
+        why = f"{model}: the deadline of {numeral(numbers['deadline_ms'], 4)} ms passed in the queue"
         return DeadlineExceeded(why, numbers=numbers)
     return Refused(
         _sentence(model, reason, numbers), reason=reason.value, retry_after_s=retry_after, numbers=numbers
@@ -71,7 +72,7 @@ def given_up(model: str, job: Job, reason: Reason, now: float, retry_after: floa
 def replaced(model: str, source: str, numbers: dict[str, float] | None = None) -> Replaced:
     """A live source has sent something newer."""
     name = source if len(source) <= _LONGEST_NAME else source[:_LONGEST_NAME] + "…"
-    waited = f" after {numbers['waited_ms']:.4g} ms in the queue" if numbers else ""
+    waited = f" after {numeral(numbers['waited_ms'], 4)} ms in the queue" if numbers else ""
     return Replaced(
         f"{model}: a newer frame of source '{name}' took this one's place{waited}", numbers=numbers
     )
@@ -101,5 +102,5 @@ def _sentence(model: str, reason: Reason, numbers: dict[str, float]) -> str:
     known = dict.fromkeys(
         ("predicted_ms", "deadline_ms", "waiting", "max_waiting", "offered_rps", "answerable_rps"), "?"
     )
-    shown = {name: f"{value:.4g}" for name, value in numbers.items()}
+    shown = {name: numeral(value, 4) for name, value in numbers.items()}
     return f"{model} " + _WHY[reason].format_map(known | shown)
