@@ -153,11 +153,12 @@ class Driver:
     def _turn(self) -> None:
         self._turn_planned = False
         self._looked_at = now = monotonic()
+        welcome: dict[object, float] = {}
         while True:
             decision = self.scheduler.decide(now)
             for gone in decision.given_up:
                 work: Work = gone.job.payload
-                wait = self._until_welcome(gone, now)
+                wait = self._until_welcome(gone, now, welcome)
                 error = given_up(self._model, gone.job, gone.reason, now, wait)
                 work.done(work, Outcome(error=error, timing=Timing(queue=max(0.0, now - work.arrived))))
             if decision.batch is None:
@@ -171,14 +172,20 @@ class Driver:
                     waiter.set_result(None)
             self._idle_waiters.clear()
 
-    def _until_welcome(self, gone: GivenUp, now: float) -> float:
-        """When the same request would be let in again."""
+    def _until_welcome(self, gone: GivenUp, now: float, told: dict[object, float]) -> float:
+        """When the same request would be let in again. `told` keeps the answers of one turn.
+
+        Hundreds may be given up at once, and those who look alike are told the same.
+        """
         if gone.reason is not Reason.GIVEN_UP:
             return 0.0
         job = gone.job
-        again = Job(now, images=job.images, shape=job.shape, priority=job.priority, source=job.source)
-        refusal = self.scheduler.refuses(again, now)
-        return _SOON_S if refusal is None else max(_SOON_S, refusal.retry_after)
+        alike = job.images, job.shape, job.priority, job.source
+        if alike not in told:
+            again = Job(now, images=job.images, shape=job.shape, priority=job.priority, source=job.source)
+            refusal = self.scheduler.refuses(again, now)
+            told[alike] = _SOON_S if refusal is None else max(_SOON_S, refusal.retry_after)
+        return told[alike]
 
     def _set_timer(self, at: float | None, now: float) -> None:
         """One that rings before that is left alone: its turn finds nothing to do and sets the next."""
