@@ -14,6 +14,7 @@ import carpool
 from carpool.config.model import Mode
 from carpool.engine.engine import Engine
 from carpool.engine.served import State
+from carpool.engine.work import Outcome, Work
 from carpool.errors import (
     CarpoolError,
     ConfigError,
@@ -25,8 +26,10 @@ from carpool.errors import (
     Replaced,
     Unavailable,
 )
-from engine import repositories
+from engine import repositories, scripted
+from engine.scripted import Stage, scripted_stage
 
+__all__ = ["scripted_stage"]
 T = TypeVar("T")
 
 
@@ -184,6 +187,87 @@ def test_when_it_cannot_be_restarted_nobody_waits_for_ever(tmp_path: Path) -> No
             flag.unlink()
             await until(lambda: any(i.available for i in engine.find("model").driver.scheduler.instances))
             assert (await engine.infer("model", row(1, 2)))["y"].tolist() == [[1, 2]]
+
+    run(story())
+
+
+@pytest.mark.parametrize("promised", [True, False], ids=["promise", "no promise"])
+def test_who_comes_between_a_death_and_the_restart(tmp_path: Path, stage: Stage, promised: bool) -> None:
+    """Under a promise they are told at once, and so are those who wait; others may wait."""
+    scripted.model(tmp_path, v1=5.0)
+    scripted.settings(tmp_path, head="slo_ms = 20000" if promised else "")
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            scheduler = engine.find("m").driver.scheduler
+            stage.hold_loads()
+            stage.dying.clear()
+            killer = asyncio.ensure_future(scripted.ask(engine, "m", x=13.0))
+            await until(lambda: scheduler.ledger.running)
+            waiting = asyncio.ensure_future(scripted.ask(engine, "m"))
+            await until(lambda: scheduler.lanes.requests)
+            stage.dying.set()
+            with pytest.raises(ModelError, match="died"):
+                await killer
+            newcomer = asyncio.ensure_future(scripted.ask(engine, "m"))
+            await until(lambda: stage.waiting)
+            if promised:
+                for told in (waiting, newcomer):
+                    with pytest.raises(Unavailable, match="is down and is being restarted") as caught:
+                        await told
+                    assert caught.value.reason == "restarting"
+                assert engine.find("m").driver.idle
+            else:
+                assert not waiting.done()
+                assert not newcomer.done()
+            stage.loading.set()
+            if not promised:
+                assert await asyncio.gather(waiting, newcomer) == [5.0, 5.0]
+            await until(lambda: scheduler.instances[0].available)
+            assert await scripted.ask(engine, "m") == 5.0
+
+    run(story())
+
+
+def test_a_promise_with_another_instance_goes_on(tmp_path: Path, stage: Stage) -> None:
+    scripted.model(tmp_path, v1=5.0)
+    scripted.settings(tmp_path, head="slo_ms = 20000\ninstances = 2")
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            stage.hold_loads()
+            with pytest.raises(ModelError, match="died"):
+                await scripted.ask(engine, "m", x=13.0)
+            await until(lambda: stage.waiting)
+            assert await scripted.ask(engine, "m") == 5.0
+            stage.loading.set()
+
+    run(story())
+
+
+def test_an_instance_that_is_replaced_opens_no_door_that_unloading_closed(
+    tmp_path: Path, stage: Stage
+) -> None:
+    scripted.model(tmp_path, v1=5.0)
+    scripted.settings(tmp_path, head="instances = 2")
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            served = engine.find("m")
+            rider = asyncio.ensure_future(scripted.ask(engine, "m", x=1.0))
+            await until(lambda: not served.driver.idle)
+            with pytest.raises(ModelError, match="died"):
+                await scripted.ask(engine, "m", x=13.0)
+            unloading = asyncio.ensure_future(served.unload(30.0))
+            await until(lambda: all(i.available for i in served.driver.scheduler.instances))
+            told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+            served.driver.submit(Work({"x": row(0)}, lambda _, outcome: told.set_result(outcome)))
+            error = (await told).error
+            assert isinstance(error, Unavailable)
+            assert error.reason == "unloading"
+            stage.riding.set()
+            assert await rider == 5.0
+            await unloading
 
     run(story())
 

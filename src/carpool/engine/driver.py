@@ -58,18 +58,21 @@ class Driver:
         self._looked_at = -INFINITY
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._closed: CarpoolError | None = None
+        self._down: CarpoolError | None = None
 
     # ---- what happens -----------------------------------------------------------------------------------
 
     def place(self, instance: Instance, executor: Executor) -> None:
         """This executor works for that instance from now on."""
+        self._down = None
         self._executors[instance.index] = executor
         self.scheduler.set_available(instance, True)
         self._plan_turn()
 
     def submit(self, work: Work) -> None:
-        if self._closed is not None:
-            work.done(work, Outcome(error=self._closed))
+        closed = self._closed or self._down
+        if closed is not None:
+            work.done(work, Outcome(error=closed))
             return
         work.job = job = Job(
             work.arrived,
@@ -123,8 +126,11 @@ class Driver:
         """Nothing new is taken; what was accepted goes on."""
         self._closed = error
 
-    def accept_again(self) -> None:
-        self._closed = None
+    def refuse_until_placed(self, error: CarpoolError) -> None:
+        """No instance is left: who waits is told, and who comes, until there is one again."""
+        self._down = error
+        self.fail_waiting(error)
+        self._plan_turn()
 
     def fail_waiting(self, error: CarpoolError) -> None:
         """Nobody is left to run them: tell everybody who waits."""
