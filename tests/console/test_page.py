@@ -106,6 +106,7 @@ def test_models_and_live_numbers(console: Watched) -> None:
     expect(rows).to_have_count(7)
     expect(rows.filter(has_text="sleeper")).to_contain_text("loading")
     console.choose("detector")
+    page.get_by_role("radio", name="60 s").check(force=True)  # long enough to read all that is below
     expect(page.locator("h1")).to_contain_text("detector")
     expect(page.locator("#model-facts")).to_contain_text("promises 50 ms")
     tiles = page.locator("#tiles li")
@@ -431,6 +432,12 @@ def test_names_headings_contrast_and_themes(browser: Browser, staged: Stage, sch
     assert not console.unexpected()
 
 
+# What has moved is told of after the frame that moved it.
+SETTLED = """() => new Promise((done) => {
+    requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50)));
+})"""
+
+
 def test_a_phone_scrolls_only_downwards_and_nothing_jumps(
     browser: Browser, staged: Stage, picture: Path
 ) -> None:
@@ -454,10 +461,12 @@ def test_a_phone_scrolls_only_downwards_and_nothing_jumps(
         assert box is not None
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= 360
+    page.evaluate(SETTLED)
     before = page.evaluate("() => globalThis.shift")
     console.stage.count("detector", 4000, 0.2, overload=40)
     expect(page.locator(".reasons")).to_contain_text("overload")
     expect(page.locator("#model-trouble")).to_contain_text("It refuses")
+    page.evaluate(SETTLED)
     assert page.evaluate("() => globalThis.shift") - before < 0.02
     page.context.close()
     assert not console.unexpected()
