@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import struct
 import zlib
@@ -111,9 +112,15 @@ def test_models_and_live_numbers(console: Watched) -> None:
     expect(page.locator("#model-facts")).to_contain_text("promises 50 ms")
     tiles = page.locator("#tiles li")
     expect(tiles.filter(has_text="Answered").locator("strong")).to_have_text("0 /s")
-    console.stage.count("detector", 400, 0.02, cannot_finish=40)
     console.stage.gauge("detector", 7, 0.4)
-    expect(tiles.filter(has_text="Answered").locator("strong")).not_to_have_text("0 /s")
+    for _ in range(10):  # once is enough, unless the machine stands still for the seconds that it is shown
+        console.stage.count("detector", 400, 0.02, cannot_finish=40)
+        with contextlib.suppress(AssertionError):
+            expect(tiles.filter(has_text="Answered").locator("strong")).not_to_have_text("0 /s", timeout=6000)
+            expect(rows.filter(has_text="detector")).to_contain_text("refusing", timeout=6000)
+            break
+    else:
+        pytest.fail("answers were counted and never shown")
     expect(tiles.filter(has_text="Waiting").locator("strong")).to_have_text("7")
     expect(tiles.filter(has_text="Saturation").locator("strong")).to_have_text("40.0 %")
     expect(tiles.filter(has_text="p99").locator("strong")).to_have_text("20 ms")
@@ -121,7 +128,6 @@ def test_models_and_live_numbers(console: Watched) -> None:
     expect(tiles.filter(has_text="Refused")).to_contain_text("cannot-finish")
     expect(page.locator(".reasons")).to_contain_text("took too long for their deadline")
     expect(page.locator(".card", has_text="Batch sizes")).to_contain_text("mean 4 of at most 16")
-    expect(rows.filter(has_text="detector")).to_contain_text("refusing")
     expect(page.get_by_role("img", name="Latency: p50")).to_be_visible()
     page.get_by_role("link", name="cannot-finish").click()
     expect(page).to_have_title("Why requests are refused · Carpool")
