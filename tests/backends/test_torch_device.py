@@ -184,17 +184,17 @@ def test_whoever_captures_waits_for_batches_and_they_for_it() -> None:
     def capture() -> None:
         with turns.alone():
             began.set()
-            assert ended.wait(10)
+            assert ended.wait(60)
 
     thread = threading.Thread(target=capture)
     with batch:
         thread.start()
         assert not began.wait(0.02)  # a batch runs
-    assert began.wait(10)
+    assert began.wait(60)
     assert not batch.acquire(blocking=False)
     assert not other.acquire(blocking=False)
     ended.set()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     turns.leave(other)
     turns.leave(other)

@@ -61,7 +61,7 @@ def test_the_model(verb: str, options: str, says: str) -> None:
         ("--rate nan", "--rate must be above 0"),
         ("--rate inf", "--rate must be above 0"),
         ("--rate many", "'--rate': it must be a number"),
-        ("--rate 1e8", "--seconds 1 at 1e+08 images/s"),
+        ("--rate 1e8", "--seconds 1 at 100,000,000 images/s"),
         ("--rate 5 --load 1", "give one of them"),
         ("--load 0", "--load must be above 0"),
         ("--load nan", "--load must be above 0"),

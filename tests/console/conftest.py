@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, Response, expect, sync_playwright
 from console.stage import Stage, stage
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PATIENCE_MS = 15_000
+PATIENCE_MS = 60_000  # a browser needs much of a machine, and others may have it
 expect.set_options(timeout=PATIENCE_MS)
 
 
@@ -38,7 +38,9 @@ def browser() -> Iterator[Browser]:
     chromium = find_chromium()
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+            executable_path=chromium,
+            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
+            timeout=2 * PATIENCE_MS,
         )
         yield running
         running.close()

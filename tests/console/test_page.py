@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import struct
 import zlib
@@ -106,13 +107,20 @@ def test_models_and_live_numbers(console: Watched) -> None:
     expect(rows).to_have_count(7)
     expect(rows.filter(has_text="sleeper")).to_contain_text("loading")
     console.choose("detector")
+    page.get_by_role("radio", name="60 s").check(force=True)  # long enough to read all that is below
     expect(page.locator("h1")).to_contain_text("detector")
     expect(page.locator("#model-facts")).to_contain_text("promises 50 ms")
     tiles = page.locator("#tiles li")
     expect(tiles.filter(has_text="Answered").locator("strong")).to_have_text("0 /s")
-    console.stage.count("detector", 400, 0.02, cannot_finish=40)
     console.stage.gauge("detector", 7, 0.4)
-    expect(tiles.filter(has_text="Answered").locator("strong")).not_to_have_text("0 /s")
+    for _ in range(10):  # once is enough, unless the machine stands still for the seconds that it is shown
+        console.stage.count("detector", 400, 0.02, cannot_finish=40)
+        with contextlib.suppress(AssertionError):
+            expect(tiles.filter(has_text="Answered").locator("strong")).not_to_have_text("0 /s", timeout=6000)
+            expect(rows.filter(has_text="detector")).to_contain_text("refusing", timeout=6000)
+            break
+    else:
+        pytest.fail("answers were counted and never shown")
     expect(tiles.filter(has_text="Waiting").locator("strong")).to_have_text("7")
     expect(tiles.filter(has_text="Saturation").locator("strong")).to_have_text("40.0 %")
     expect(tiles.filter(has_text="p99").locator("strong")).to_have_text("20 ms")
@@ -120,7 +128,6 @@ def test_models_and_live_numbers(console: Watched) -> None:
     expect(tiles.filter(has_text="Refused")).to_contain_text("cannot-finish")
     expect(page.locator(".reasons")).to_contain_text("took too long for their deadline")
     expect(page.locator(".card", has_text="Batch sizes")).to_contain_text("mean 4 of at most 16")
-    expect(rows.filter(has_text="detector")).to_contain_text("refusing")
     expect(page.get_by_role("img", name="Latency: p50")).to_be_visible()
     page.get_by_role("link", name="cannot-finish").click()
     expect(page).to_have_title("Why requests are refused · Carpool")
@@ -431,6 +438,12 @@ def test_names_headings_contrast_and_themes(browser: Browser, staged: Stage, sch
     assert not console.unexpected()
 
 
+# What has moved is told of after the frame that moved it.
+SETTLED = """() => new Promise((done) => {
+    requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50)));
+})"""
+
+
 def test_a_phone_scrolls_only_downwards_and_nothing_jumps(
     browser: Browser, staged: Stage, picture: Path
 ) -> None:
@@ -454,10 +467,12 @@ def test_a_phone_scrolls_only_downwards_and_nothing_jumps(
         assert box is not None
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= 360
+    page.evaluate(SETTLED)
     before = page.evaluate("() => globalThis.shift")
     console.stage.count("detector", 4000, 0.2, overload=40)
     expect(page.locator(".reasons")).to_contain_text("overload")
     expect(page.locator("#model-trouble")).to_contain_text("It refuses")
+    page.evaluate(SETTLED)
     assert page.evaluate("() => globalThis.shift") - before < 0.02
     page.context.close()
     assert not console.unexpected()

@@ -21,7 +21,7 @@ from demo import pth_files as write
 
 ONE = np.arange(6, dtype="<f4")
 
-in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @pytest.fixture

@@ -88,6 +88,7 @@ class ScriptedBackend:
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
         x = inputs["x"]
         if (x == 13).any():
+            assert self.stage.dying.wait(PATIENCE_S)
             self.alive = False
             raise ModelError("it died")
         if (x == 1).any():
@@ -105,18 +106,23 @@ class ScriptedBackend:
 
 @dataclass
 class Stage:
-    """An input of 1 rides until `riding` is set, 13 kills its instance; loading waits for `loading`."""
+    """An input of 1 rides until `riding` is set, 13 kills its instance once `dying` is.
+
+    Loading waits for `loading`.
+    """
 
     loads: list[tuple[str, float]] = field(default_factory=list)
     backends: list[ScriptedBackend] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)  # models whose load waits
     loading: threading.Event = field(default_factory=threading.Event)
     riding: threading.Event = field(default_factory=threading.Event)
+    dying: threading.Event = field(default_factory=threading.Event)
     at_once: int = 0
     most_at_once: int = 0
 
     def __post_init__(self) -> None:
         self.loading.set()
+        self.dying.set()
 
     def load(self, config: ModelConfig, version: ModelVersion, **_: object) -> ScriptedBackend:
         self.at_once += 1

@@ -107,7 +107,7 @@ class Recorder:
     go: threading.Event = field(default_factory=threading.Event)
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         images = inputs["x"]
         self.batches.append("t" * len(images))
         means = images.reshape(len(images), -1).mean(1)
@@ -116,7 +116,7 @@ class Recorder:
     def run_encoded(
         self, pictures: Sequence[Array], wanted: Sequence[str]
     ) -> tuple[Mapping[str, Array], Mapping[int, CarpoolError]]:
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         self.batches.append("p" * len(pictures))
         rows = np.array([[len(picture)] * 2 for picture in pictures], np.float32)
         bad = {n: InvalidInput("no picture") for n, p in enumerate(pictures) if p.tobytes() == b"bad"}

@@ -87,6 +87,6 @@ def test_batches_of_two_models_never_run_on_one_device_at_once(
             image = {"x": np.zeros((1, 1), np.float32)}
             await asyncio.gather(*(engine.infer(name, image) for name in ("a", "b") * 20))
 
-    asyncio.run(asyncio.wait_for(ask(), 30))
+    asyncio.run(asyncio.wait_for(ask(), 60))
     assert not overlapped
     assert {"a", "b"} <= set(ran)

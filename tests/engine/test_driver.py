@@ -10,6 +10,7 @@ import pytest
 
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
+from carpool.core.job import Job, Refusal
 from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine import driver as driver_module
@@ -17,6 +18,7 @@ from carpool.engine.batch_run import BatchResult
 from carpool.engine.driver import Driver
 from carpool.engine.executor import Executor
 from carpool.engine.work import Outcome, Timing, Work
+from carpool.errors import Refused
 
 SLO = 0.2
 
@@ -83,11 +85,13 @@ class Hand:
 
     # What a test does.
 
-    def submit(self, source: str, budget: float = SLO) -> Work:
+    def submit(self, source: str, budget: float = SLO, images: int = 1) -> Work:
         def done(_work: Work, outcome: Outcome) -> None:
             self.answers[source] = outcome
 
-        work = Work({"x": np.zeros(1)}, done, arrived=self.now, deadline=self.now + budget)
+        work = Work(
+            {"x": np.zeros(images)}, done, images=images, arrived=self.now, deadline=self.now + budget
+        )
         self.driver.submit(work)
         self.turn()
         return work
@@ -150,3 +154,30 @@ def test_a_timer_that_nobody_needs_any_more_does_no_harm(hand: Hand) -> None:
     hand.submit("third")
     hand.end_batch()
     assert hand.answers["third"].error is None
+
+
+def test_many_who_are_given_up_at_once_ask_the_gate_only_once(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looks alike is told the same; who asks for more is asked about on its own."""
+    scheduler = hand.driver.scheduler
+    asked: list[Job] = []
+    refuses = scheduler.refuses
+
+    def counted(job: Job, now: float) -> Refusal | None:
+        asked.append(job)
+        return refuses(job, now)
+
+    monkeypatch.setattr(scheduler, "refuses", counted)
+    hand.submit("first")
+    for number in range(6):
+        hand.submit(f"alike {number}")
+    hand.submit("larger", images=2)
+    hand.wait(SLO - 0.010)  # a batch of one takes longer than what is left now
+    hand.end_batch()
+    errors = [answer.error for name, answer in hand.answers.items() if name != "first"]
+    assert all(isinstance(error, Refused) for error in errors)
+    assert len(errors) == 7
+    waits = {error.retry_after_s for error in errors if isinstance(error, Refused)}
+    assert min(wait or 0.0 for wait in waits) > 0
+    assert sorted(job.images for job in asked) == [1, 2]

@@ -12,8 +12,10 @@ import pytest
 
 import carpool
 from carpool.config.model import Mode
+from carpool.core.job import Reason
 from carpool.engine.engine import Engine
 from carpool.engine.served import State
+from carpool.engine.work import Outcome, Work
 from carpool.errors import (
     CarpoolError,
     ConfigError,
@@ -25,8 +27,10 @@ from carpool.errors import (
     Replaced,
     Unavailable,
 )
-from engine import repositories
+from engine import repositories, scripted
+from engine.scripted import Stage, scripted_stage
 
+__all__ = ["scripted_stage"]
 T = TypeVar("T")
 
 
@@ -134,12 +138,12 @@ def test_a_model_that_hangs_is_replaced_and_its_riders_are_told(tmp_path: Path) 
     repositories.python(
         tmp_path,
         "import threading\ndef predict(x):\n    if x[0, 0] == 13: threading.Event().wait()\n    return x",
-        head="execution_timeout_ms = 400",
+        head="execution_timeout_ms = 1500",
     )
 
     async def story() -> None:
         async with Engine(tmp_path) as engine:
-            with pytest.raises(DeadlineExceeded, match="400 ms") as caught:
+            with pytest.raises(DeadlineExceeded, match="1500 ms") as caught:
                 await engine.infer("model", row(13, 0))
             assert caught.value.reason == "execution-timeout"
             assert (await engine.infer("model", row(1, 2)))["y"].tolist() == [[1, 2]]
@@ -188,6 +192,87 @@ def test_when_it_cannot_be_restarted_nobody_waits_for_ever(tmp_path: Path) -> No
     run(story())
 
 
+@pytest.mark.parametrize("promised", [True, False], ids=["promise", "no promise"])
+def test_who_comes_between_a_death_and_the_restart(tmp_path: Path, stage: Stage, promised: bool) -> None:
+    """Under a promise they are told at once, and so are those who wait; others may wait."""
+    scripted.model(tmp_path, v1=5.0)
+    scripted.settings(tmp_path, head="slo_ms = 20000" if promised else "")
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            scheduler = engine.find("m").driver.scheduler
+            stage.hold_loads()
+            stage.dying.clear()
+            killer = asyncio.ensure_future(scripted.ask(engine, "m", x=13.0))
+            await until(lambda: scheduler.ledger.running)
+            waiting = asyncio.ensure_future(scripted.ask(engine, "m"))
+            await until(lambda: scheduler.lanes.requests)
+            stage.dying.set()
+            with pytest.raises(ModelError, match="died"):
+                await killer
+            newcomer = asyncio.ensure_future(scripted.ask(engine, "m"))
+            await until(lambda: stage.waiting)
+            if promised:
+                for told in (waiting, newcomer):
+                    with pytest.raises(Unavailable, match="is down and is being restarted") as caught:
+                        await told
+                    assert caught.value.reason == "restarting"
+                assert engine.find("m").driver.idle
+            else:
+                assert not waiting.done()
+                assert not newcomer.done()
+            stage.loading.set()
+            if not promised:
+                assert await asyncio.gather(waiting, newcomer) == [5.0, 5.0]
+            await until(lambda: scheduler.instances[0].available)
+            assert await scripted.ask(engine, "m") == 5.0
+
+    run(story())
+
+
+def test_a_promise_with_another_instance_goes_on(tmp_path: Path, stage: Stage) -> None:
+    scripted.model(tmp_path, v1=5.0)
+    scripted.settings(tmp_path, head="slo_ms = 20000\ninstances = 2")
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            stage.hold_loads()
+            with pytest.raises(ModelError, match="died"):
+                await scripted.ask(engine, "m", x=13.0)
+            await until(lambda: stage.waiting)
+            assert await scripted.ask(engine, "m") == 5.0
+            stage.loading.set()
+
+    run(story())
+
+
+def test_an_instance_that_is_replaced_opens_no_door_that_unloading_closed(
+    tmp_path: Path, stage: Stage
+) -> None:
+    scripted.model(tmp_path, v1=5.0)
+    scripted.settings(tmp_path, head="instances = 2")
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            served = engine.find("m")
+            rider = asyncio.ensure_future(scripted.ask(engine, "m", x=1.0))
+            await until(lambda: not served.driver.idle)
+            with pytest.raises(ModelError, match="died"):
+                await scripted.ask(engine, "m", x=13.0)
+            unloading = asyncio.ensure_future(served.unload(30.0))
+            await until(lambda: all(i.available for i in served.driver.scheduler.instances))
+            told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+            served.driver.submit(Work({"x": row(0)}, lambda _, outcome: told.set_result(outcome)))
+            error = (await told).error
+            assert isinstance(error, Unavailable)
+            assert error.reason == "unloading"
+            stage.riding.set()
+            assert await rider == 5.0
+            await unloading
+
+    run(story())
+
+
 def test_a_promise_refuses_what_cannot_finish(tmp_path: Path) -> None:
     repositories.fake(tmp_path, curve="20+1", head="slo_ms = 60")
 
@@ -223,41 +308,44 @@ def test_slo_ms_overrides_knobs(tmp_path: Path) -> None:
     run(story())
 
 
-def test_a_caller_that_is_cancelled_leaves_the_queue(tmp_path: Path) -> None:
-    repositories.fake(tmp_path, curve="1000+1", head="")
+def test_a_caller_that_is_cancelled_leaves_the_queue(tmp_path: Path, stage: Stage) -> None:
+    scripted.model(tmp_path, v1=5.0)
 
     async def story() -> None:
         async with Engine(tmp_path) as engine:
-            lanes = engine.find("fake").driver.scheduler.lanes
-            x = np.zeros((8, 4), np.float32)
-            running = asyncio.create_task(engine.infer("fake", x))
-            waiting = asyncio.create_task(engine.infer("fake", x))
-            await until(lambda: lanes.requests == 1)
+            scheduler = engine.find("m").driver.scheduler
+            running = asyncio.create_task(scripted.ask(engine, x=1.0))
+            await until(lambda: scheduler.ledger.running == 1)
+            waiting = asyncio.create_task(scripted.ask(engine))
+            await until(lambda: scheduler.lanes.requests == 1)
             waiting.cancel()
-            await until(lambda: lanes.requests == 0)
-            assert (await running)["y"].shape == (8, 2)
+            await until(lambda: scheduler.lanes.requests == 0)
+            stage.riding.set()
+            assert await running == 5.0
 
     run(story())
 
 
-def test_stopping_finishes_what_was_accepted(tmp_path: Path) -> None:
-    repositories.fake(tmp_path, curve="500+1", head="")
+def test_stopping_finishes_what_was_accepted(tmp_path: Path, stage: Stage) -> None:
+    scripted.model(tmp_path, v1=5.0)
 
     async def story() -> None:
         engine = Engine(tmp_path)
         await engine.start()
-        x = np.zeros((8, 4), np.float32)
-        calls = [asyncio.create_task(engine.infer("fake", x)) for _ in range(3)]
-        served = engine.find("fake")
+        served = engine.find("m")
+        calls = [asyncio.create_task(scripted.ask(engine, x=1.0))]
+        await until(lambda: served.driver.scheduler.ledger.running == 1)
+        calls += [asyncio.create_task(scripted.ask(engine)) for _ in range(2)]
         await until(lambda: served.driver.scheduler.lanes.requests == 2)
         stopping = asyncio.create_task(engine.stop())
         await until(lambda: served.state is not State.READY)
         with pytest.raises(CarpoolError):
-            await engine.infer("fake", x)
-        assert all(answer["y"].shape == (8, 2) for answer in await asyncio.gather(*calls))
+            await scripted.ask(engine)
+        stage.riding.set()
+        assert await asyncio.gather(*calls) == [5.0] * 3
         await stopping
         with pytest.raises(NotFound):
-            engine.find("fake")
+            engine.find("m")
 
     run(story())
 
@@ -320,17 +408,21 @@ def carpool_metrics(engine: Engine) -> str:
     return Exposition(engine.table, version="test").page().decode()
 
 
-def test_a_newer_frame_of_a_source_replaces_the_one_that_waits(tmp_path: Path) -> None:
-    repositories.fake(tmp_path, curve="20+1", head="slo_ms = 2000")
+def test_a_newer_frame_of_a_source_replaces_the_one_that_waits(tmp_path: Path, stage: Stage) -> None:
+    scripted.model(tmp_path, v1=5.0)
+    scripted.settings(tmp_path, head="slo_ms = 30000")
 
     async def story() -> None:
         async with Engine(tmp_path) as engine:
-            x = np.zeros((1, 4), np.float32)
-            running = asyncio.ensure_future(engine.infer("fake", x))
-            await asyncio.sleep(0)
-            await until(lambda: engine.find("fake").driver.scheduler.ledger.running == 1)
-            frames = [engine.infer("fake", x, source="gate", latest=True) for _ in range(3)]
-            answers = await asyncio.gather(*frames, return_exceptions=True)
+            scheduler = engine.find("m").driver.scheduler
+            running = asyncio.ensure_future(scripted.ask(engine, x=1.0))
+            await until(lambda: scheduler.ledger.running == 1)
+            x = np.zeros(1, np.float32)
+            calls = [engine.infer("m", x, source="gate", latest=True) for _ in range(3)]
+            frames = asyncio.gather(*calls, return_exceptions=True)
+            await until(lambda: scheduler.ledger.given_up[Reason.REPLACED] == 2)
+            stage.riding.set()
+            answers = await frames
             assert [type(answer) for answer in answers] == [Replaced, Replaced, dict]
             assert "a newer frame of source 'gate'" in str(answers[0])
             await running

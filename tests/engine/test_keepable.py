@@ -34,14 +34,14 @@ def test_a_promise_that_can_be_kept_stays_as_it_is() -> None:
 
 
 def test_one_that_cannot_be_kept_is_refused_with_what_could_be() -> None:
-    with pytest.raises(ConfigError, match=r"one image takes 4680 ms here, so slo_ms = 2500 .* 10296 ms"):
+    with pytest.raises(ConfigError, match=r"one image takes 4,680 ms here, so slo_ms = 2500 .* 10,296 ms"):
         keepable(promised(2.5, grows=False), curve_of(4.68))
 
 
 def test_one_that_may_grow_grows_and_says_so() -> None:
     config, said = keepable(promised(2.5, grows=True), curve_of(4.68))
     assert config.policy.slo == pytest.approx(11.0)  # type: ignore[union-attr]
-    assert said == "Promised: 11000 ms instead of 2500, since one image takes 4680 ms here."
+    assert said == "Promised: 11,000 ms instead of 2,500, since one image takes 4,680 ms here."
 
 
 @given(st.floats(1e-4, 100), st.floats(1e-4, 100))

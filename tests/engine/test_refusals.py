@@ -49,6 +49,13 @@ def test_a_no_at_the_gate(reason: Reason) -> None:
         assert isinstance(error, InvalidInput | Replaced)
 
 
+def test_a_fast_model_is_told_of_without_an_exponent() -> None:
+    refusal = Refusal(Reason.OVERLOAD, 10.093, 0.25, waiting=25_000, asked=123_456.78, answerable=12_345.6)
+    message = refused("m", job(), refusal, knobs=False).message
+    assert "is offered 123,457 images/s and can answer at most 12,346 in time" in message
+    assert "(25,000 images wait)" in message
+
+
 def test_triton_clients_read_triton_words() -> None:
     error = refused("m", job(), Refusal(Reason.QUEUE_FULL, waiting=7, most=8), knobs=True)
     assert isinstance(error, Unavailable)

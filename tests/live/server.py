@@ -19,11 +19,12 @@ import orjson
 
 from servers.http.harness import Client, Response
 
-READY_S = 60.0  # far more than it takes, also on a machine that is busy with other tests
-PATIENCE_S = 20.0
+READY_S = 120.0  # far more than it takes, also on a machine that is busy with other tests
+PATIENCE_S = 40.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LOG_SHOWN = 12_000
 _PORTS = random.Random(os.getpid())
+_TAKEN: list[socket.socket] = []  # one for each port that this process has chosen
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:
@@ -35,13 +36,24 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = PATI
 
 
 def free_ports(count: int) -> list[int]:
-    """Below the range from which the kernel takes ports for outgoing connections."""
+    """Below the range from which the kernel takes ports for outgoing connections.
+
+    It takes seconds until the server has them. Until then a name in the kernel keeps other tests off, also
+    those of other processes: it goes with this one.
+    """
     found: list[int] = []
     while len(found) < count:
         port = _PORTS.randrange(20_000, 32_000)
-        with socket.socket() as trial, contextlib.suppress(OSError):
-            trial.bind(("127.0.0.1", port))
-            found.append(port)
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0carpool-tests-port-{port}")
+            with socket.socket() as trial:
+                trial.bind(("127.0.0.1", port))
+        except OSError:
+            name.close()
+            continue
+        _TAKEN.append(name)
+        found.append(port)
     return found
 
 
@@ -171,8 +183,15 @@ class Live:
         return orjson.loads(response.body)
 
     def is_ready(self) -> bool:
+        return self._says_yes("/v2/health/ready")
+
+    def is_live(self) -> bool:
+        return self._says_yes("/v2/health/live")
+
+    def _says_yes(self, path: str) -> bool:
+        """Not while nobody listens, either."""
         try:
-            return self.get("/v2/health/ready").status == 200
+            return self.get(path).status == 200
         except (OSError, AssertionError):
             return False
 

@@ -17,14 +17,14 @@ import pytest
 from onnx import helper
 
 from backends import onnx_models
-from live.server import Live, error_of, infer_path, outputs_of, serving
+from live.server import PATIENCE_S, Live, error_of, infer_path, outputs_of, serving
 from servers.http.harness import chunked, parse_response_head, post
 
 MIB = 1 << 20
 LIMITS = {
     "CARPOOL_MAX_BODY_BYTES": str(MIB),
-    "CARPOOL_HEADER_TIMEOUT_S": "1",
-    "CARPOOL_BODY_TIMEOUT_S": "1",
+    "CARPOOL_HEADER_TIMEOUT_S": "2",
+    "CARPOOL_BODY_TIMEOUT_S": "2",
     "CARPOOL_SLOTS": "16",
 }
 FUZZ_S = 6.0
@@ -494,8 +494,8 @@ def test_damaged_requests_get_an_answer_or_a_close(server: Live) -> None:
             seen |= set(statuses)
         if count % 50 == 0:
             good(server)
-        if time.monotonic() > end:
+        if time.monotonic() > end and seen >= {200, 400, 404}:
             break
-    assert {200, 400, 404} <= seen
+        assert time.monotonic() < end + PATIENCE_S, seen
     good(server)
-    assert server.metric("nv_inference_pending_request_count", model="same") == 0
+    server.until_metric(0, "nv_inference_pending_request_count", model="same")

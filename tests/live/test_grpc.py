@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from backends import onnx_models
 from engine import repositories
-from live.server import PATIENCE_S, Live, is_alive, wait_until
+from live.server import PATIENCE_S, READY_S, Live, is_alive, wait_until
 from live.server import serving as serving_http
 
 # Holds every batch that carries a positive number until the file `go` is there; then answers twice the input.
@@ -39,7 +39,7 @@ FRONTENDS = pytest.mark.parametrize("frontends", [1, 0], ids=["processes", "one-
 def serving(*models: Path, folder: Path, grpc: int = 1, **more: Any) -> Iterator[Live]:
     """Ready over HTTP, and over gRPC: each process hears from the engine by itself."""
     with serving_http(*models, folder=folder, grpc=grpc, **more) as server:
-        wait_until(lambda: all(is_ready(server) for _ in range(4 * grpc)), "gRPC is ready")
+        wait_until(lambda: all(is_ready(server) for _ in range(4 * grpc)), "gRPC is ready", READY_S)
         yield server
 
 
@@ -88,7 +88,7 @@ def until_served(server: Live) -> None:
         except InferenceServerException:
             return False
 
-    wait_until(served, "gRPC answers again")
+    wait_until(served, "gRPC answers again", READY_S)
 
 
 @FRONTENDS
@@ -214,7 +214,7 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> 
         arguments = list(server.arguments)
         for option in ("--http-port", "--metrics-port"):
             arguments[arguments.index(option) + 1] = "0"
-        second = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        second = subprocess.run(arguments, capture_output=True, text=True, timeout=READY_S, check=False)
         assert second.returncode == 2
         assert f"cannot listen on 127.0.0.1 port {server.grpc_port}" in second.stdout + second.stderr
 

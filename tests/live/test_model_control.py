@@ -18,7 +18,7 @@ import tritonclient.grpc
 from onnx import helper
 
 from backends import onnx_models
-from live.server import Live, serving, wait_until
+from live.server import PATIENCE_S, READY_S, Live, serving, wait_until
 from servers.http.harness import Client, Response
 
 EXPLICIT = {"CARPOOL_MODEL_CONTROL_MODE": "explicit", "CARPOOL_LOAD_MODELS": "m"}
@@ -110,7 +110,7 @@ class Traffic:
         self.stop.set()
         self.turn()
         for thread in self.threads:
-            thread.join(30.0)
+            thread.join(PATIENCE_S)
         assert not any(thread.is_alive() for thread in self.threads)
 
     def turn(self) -> None:
@@ -153,7 +153,8 @@ class Traffic:
         client.send(HEAD % path_of() + BODY[:-1])
         with self.turned:
             turns = self.turns
-            self.turned.wait_for(lambda: self.turns > turns, timeout=20.0)
+            # Well before the server gives up on a body that stands still.
+            self.turned.wait_for(lambda: self.turns > turns, timeout=4.0)
         start = time.monotonic()
         client.send(BODY[-1:])
         answer = read(client.response())
@@ -205,7 +206,7 @@ def test_no_request_fails_and_none_is_answered_by_what_was_not_current(
                 traffic.turn()
                 more = len(traffic.asked) + requests // 25
                 wait_until(lambda more=more: len(traffic.asked) >= more or traffic.failures, "traffic")  # type: ignore[misc]
-            wait_until(lambda: len(traffic.asked) >= requests or traffic.failures, "the rest", 60.0)
+            wait_until(lambda: len(traffic.asked) >= requests or traffic.failures, "the rest", READY_S)
         assert traffic.failures == []
         assert traffic.asked_over_grpc > requests // 100
         wrong = [(s, e, a) for s, e, a in traffic.asked if a not in truth.between(s, e)]
@@ -262,7 +263,7 @@ def test_an_engine_that_is_killed_comes_back_with_what_was_loaded_by_request(tmp
                 response = client.send(HEAD % path_of() + BODY).response()
                 return response.status == 200 and read(response) == ("1", 7.0)
 
-        wait_until(answered, "the model is back")
+        wait_until(answered, "the model is back", READY_S)
         assert order(server, "unload").status == 200
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 import pytest
 
-from live.server import Live, error_of, infer_path, serving, wait_until
+from live.server import PATIENCE_S, Live, error_of, infer_path, serving, wait_until
 from servers.http.harness import Client, Response, post
 
 MODEL = """
@@ -95,7 +95,7 @@ def burst(server: Live, connections: int, requests: int) -> Counter[int]:
 
     def client(_number: int) -> None:
         with server.connect() as one:
-            together.wait(20)
+            together.wait(PATIENCE_S)
             for _ in range(requests):
                 response = ask(one)
                 check_overload(response)
@@ -105,7 +105,7 @@ def burst(server: Live, connections: int, requests: int) -> Counter[int]:
 
     with ThreadPoolExecutor(connections) as pool:
         for done in [pool.submit(client, number) for number in range(connections)]:
-            done.result(60)
+            done.result(3 * PATIENCE_S)
     return seen
 
 
@@ -113,6 +113,10 @@ def test_a_burst_far_beyond_capacity(server: Live) -> None:
     shed = server.metric("carpool_shed_total", model="slow")
     seen = burst(server, connections=100, requests=4)
     assert seen.total() == 400
+    for _ in range(9):  # one is enough, unless the clients are held up and so ask for less
+        if seen[200] > 0 and seen[429] > 100:
+            break
+        seen += burst(server, connections=100, requests=4)
     assert seen[200] > 0
     assert seen[429] > 100
     refused = seen[429] + seen[504]
@@ -132,7 +136,7 @@ def test_a_hopeless_deadline_is_refused(server: Live) -> None:
             assert response.status in (429, 504)
             if response.status == 429:
                 assert error_of(response, 429, "cannot-finish")["predicted_ms"] > 5
-        assert ask(client, b"X-Carpool-Deadline-Ms: 150\r\n").status == 200
+        wait_until(lambda: ask(client, b"X-Carpool-Deadline-Ms: 150\r\n").status == 200, "one in time")
 
 
 def test_a_hopeless_timeout_is_refused(server: Live) -> None:
@@ -143,21 +147,27 @@ def test_a_hopeless_timeout_is_refused(server: Live) -> None:
         response = client.post(PATH, head + IMAGE, field)
         check(response)
         assert response.status in (429, 504)
-        assert ask(client).status == 200
+        wait_until(lambda: ask(client).status == 200, "one in time")
 
 
 def test_answers_say_where_the_time_went(server: Live) -> None:
     """Three at once: what they waited is in the answers, and how many rode together."""
     clients = [server.connect() for _ in range(3)]
-    for client in clients:
-        client.send(post(PATH, HEAD + IMAGE, LENGTH))
-    responses = [client.response() for client in clients]
+
+    def all_in_time() -> bool:
+        for client in clients:
+            client.send(post(PATH, HEAD + IMAGE, LENGTH))
+        responses = [client.response() for client in clients]
+        if [response.status for response in responses] != [200, 200, 200]:
+            return False
+        timings = [TIMING.fullmatch(response.fields["server-timing"]) for response in responses]
+        assert all(timings)
+        assert max(float(timing[1]) for timing in timings if timing) > 0
+        return True
+
+    wait_until(all_in_time, "three in time")
     for client in clients:
         client.socket.close()
-    assert [response.status for response in responses] == [200, 200, 200]
-    timings = [TIMING.fullmatch(response.fields["server-timing"]) for response in responses]
-    assert all(timings)
-    assert max(float(timing[1]) for timing in timings if timing) > 0
 
 
 @pytest.mark.parametrize("frontends", [1])

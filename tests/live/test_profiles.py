@@ -26,7 +26,7 @@ def predict(x):
 def a_model_that_sleeps(tmp_path: Path) -> Path:
     """Asleep it takes as long on a busy machine as on a quiet one; twice as long while there is a flag."""
     code = CODE.format(flag=str(tmp_path / "slow"))
-    return repositories.python(tmp_path / "models", code, head="slo_ms = 1000", max_batch=4)
+    return repositories.python(tmp_path / "models", code, head="slo_ms = 5000", max_batch=4)
 
 
 def told(server: Live) -> list[str]:

@@ -271,7 +271,7 @@ def test_everything_can_die_again_and_again(serve: Callable[..., Server], lines:
     assert lines[-1].ask("infer - 1 2 3 4") == "1 2 3 4"
     delays = [entry["restart_in_s"] for entry in server.found("process-died", role="engine")]
     assert delays == [0.1, 0.2, 0.4]
-    assert _open_files(server.process.pid) == files
+    until(lambda: _open_files(server.process.pid) <= files)
     server.signal(signal.SIGINT)
     assert server.exit_code() == 0
 
@@ -290,7 +290,8 @@ def test_clients_are_sent_elsewhere_while_a_front_end_keeps_dying(
     assert died["restart_in_s"] == pytest.approx(1.6)
     for _ in range(20):
         line = server.connect()
-        assert line.status()["pid"] == survivor
+        # On a machine that stands still meanwhile the next one may be here already.
+        assert line.status()["pid"] == survivor or len(server.found("process-started", role="http")) == 7
         line.close()
     server.pid("http", 7)
     back = _another(server, lines, lambda pid: pid != survivor)

@@ -62,7 +62,7 @@ class Front:
 
     async def settled(self) -> None:
         while self.tracer._asking is not None:
-            await asyncio.wait_for(asyncio.shield(self.tracer._asking), 20)
+            await asyncio.wait_for(asyncio.shield(self.tracer._asking), 40)
 
 
 def with_front(tmp_path: Path, story: Callable[[Front], Awaitable[None]]) -> Front:

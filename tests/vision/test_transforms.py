@@ -68,8 +68,9 @@ def test_it_equals_the_plain_reference(
     found = out if chosen.layout == "nchw" else out.transpose(2, 0, 1)
     expected = transformed(pixels, chosen, (rows, columns), channels)
     in_pixels = np.abs(found - expected) * chosen.std[0] / (chosen.scale or 1)
-    assert in_pixels.mean() <= 1
-    assert in_pixels.max() <= 3
+    rounding = 1e-4  # one level off is 1.000004 in single precision
+    assert in_pixels.mean() <= 1 + rounding
+    assert in_pixels.max() <= 3 + rounding
     assert (geometry.width, geometry.height) == (width, height)
     assert (geometry.input_width, geometry.input_height) == (columns, rows)
 

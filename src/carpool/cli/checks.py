@@ -72,7 +72,7 @@ def slo(slo_ms: float, curve: BatchCurve) -> float:
 def affordable(rate: float, seconds: float) -> None:
     if not rate * seconds <= MOST_REQUESTS:
         raise InvalidInput(
-            f"--seconds {seconds:g} at {rate:g} images/s is more than the {MOST_REQUESTS:,} requests "
+            f"--seconds {seconds:g} at {rate:,.9g} images/s is more than the {MOST_REQUESTS:,} requests "
             f"that one run may hold: give at most {MOST_REQUESTS / rate:.3g}",
             field="--seconds",
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from carpool.cli import checks, show
 from carpool.cli.profile import ProfileVerb
+from carpool.engine.numerals import numeral
 from carpool.errors import InvalidInput
 from carpool.lab.profile import Question, Report, profile
 
@@ -63,10 +64,6 @@ def _draw(options: ProfileVerb, report: Report) -> None:
         raise InvalidInput(f"--plot: {error.message}", field="--plot") from None
 
 
-def _rate(rate: float) -> str:
-    return f"{rate:.3g}" if rate < 1000 else f"{rate:,.0f}"
-
-
 def _print(report: Report) -> None:
     instances = "1 instance" if report.instances == 1 else f"{report.instances} instances"
     threads = "1 thread" if report.threads == 1 else f"{report.threads} threads"
@@ -76,11 +73,11 @@ def _print(report: Report) -> None:
         [
             (
                 f"{row.batch}{' ← knee' if row.batch == report.knee else ''}",
-                f"{row.ms:.4g} ms",
+                f"{numeral(row.ms, 4)} ms",
                 show.percent(row.sure),
                 show.percent(row.spread),
                 f"{row.runs}",
-                _rate(row.images_per_s),
+                numeral(row.images_per_s),
                 f"{100 * row.off_line:+.1f} %",
             )
             for row in report.rows
@@ -93,8 +90,8 @@ def _print(report: Report) -> None:
             (
                 f"{budget.slo_ms:g} ms",
                 f"{budget.batch or '–'}",
-                f"{budget.batch_ms:.3g} ms" if budget.batch else "–",
-                _rate(budget.images_per_s) if budget.batch else "–",
+                f"{numeral(budget.batch_ms)} ms" if budget.batch else "–",
+                numeral(budget.images_per_s) if budget.batch else "–",
                 f"{budget.largest or '–'}",
                 budget.why,
             )

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from carpool.cli import show
 from carpool.cli.models_run import Failed, Server
 from carpool.cli.profile import ProfileVerb
+from carpool.engine.numerals import numeral
 from carpool.errors import InvalidInput
 
 _GOES_WITH_A_URL = ("model", "name", "as_json")
@@ -83,17 +84,19 @@ def _print(found: dict[str, Any]) -> None:
 
 def _notes(found: dict[str, Any]) -> list[str]:
     fit, speed, promise = found["fit"], found["speed"], found["promise"]
-    notes = [f"t(B) = {fit['fixed_ms']:.3g} ms + B × {fit['per_image_ms']:.3g} ms, as it was loaded."]
+    notes = [
+        f"t(B) = {numeral(fit['fixed_ms'])} ms + B × {numeral(fit['per_image_ms'])} ms, as it was loaded."
+    ]
     again = "; the curve was re-learned" if speed["relearned"] else ""
     notes.append(f"Batches take {speed['factor']:.2f} × what was loaded{again}.")
     if promise:
         notes.append(
             f"Largest batch {promise['largest_batch']}, under load near {promise['promised_batch'] or '–'}: "
-            f"that carries {promise['capacity_rps']:.3g} images/s."
+            f"that carries {numeral(promise['capacity_rps'])} images/s."
         )
     curve = ",".join(f"{size}:{ms:.4g}" for size, ms in found["curve"])
     return [*notes, *map(str, found["choices"]), f"For simulate and plan: --curve {curve}"]
 
 
 def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g} ms"
+    return "–" if value is None else f"{numeral(value, 4)} ms"

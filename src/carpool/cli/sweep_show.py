@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from carpool.cli import show
+from carpool.engine.numerals import numeral
 from carpool.lab.sweep.conduct import Audience
 from carpool.lab.sweep.measured import Measured
 from carpool.lab.sweep.results import Results
@@ -44,8 +45,9 @@ class Lines:
         self._made += 1
         self._each = (time.monotonic() - self._began) / self._made
         self._write(
-            f"[{self._done}/{self._total}] {run.setting} at {run.rate:g}/s: {run.goodput_rps:.3g}/s in time, "
-            f"p99 {run.p99_ms:,.0f} ms{', void' if run.void else ''}; {lasting(self._left * self._each)} left"
+            f"[{self._done}/{self._total}] {run.setting} at {run.rate:.9g}/s: "
+            f"{numeral(run.goodput_rps)}/s in time, p99 {run.p99_ms:,.0f} ms{', void' if run.void else ''}; "
+            f"{lasting(self._left * self._each)} left"
         )
         self._bar(self._done, self._total, "")
 
@@ -84,11 +86,11 @@ def table(found: Results) -> None:
             (
                 row.setting,
                 "–" if row.load is None else f"{row.load:g}",
-                f"{row.offered_rps:.4g}",
-                f"{row.goodput_rps:.4g}",
-                "–" if predicted is None else f"{predicted.goodput_rps:.4g}",
+                numeral(row.offered_rps, 4),
+                numeral(row.goodput_rps, 4),
+                "–" if predicted is None else numeral(predicted.goodput_rps, 4),
                 show.percent(row.attainment),
-                f"{row.p99_ms:,.4g} ms",
+                f"{numeral(row.p99_ms, 4)} ms",
                 f"{row.mean_batch:.1f}",
                 "void" if row.void else "best" if chosen is not None and chosen.rate == row.rate else "",
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from math import ceil
 from time import monotonic
 from typing import Protocol
 
@@ -14,6 +13,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.engine.batch_run import BatchResult
 from carpool.engine.executor import Executes
 from carpool.engine.refusals import dropped, turned_away
+from carpool.engine.reminder import Reminder
 from carpool.engine.work import Outcome, Timing, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
 
@@ -54,23 +54,25 @@ class Driver:
         self._running: dict[Executes, Batch] = {}
         self._alarms: dict[Executes, asyncio.TimerHandle] = {}
         self._turn_planned = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = INFINITY
+        self._reminder = Reminder(loop, self._turn)
         self._looked_at = -INFINITY
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._closed: CarpoolError | None = None
+        self._down: CarpoolError | None = None
 
     # ---- what happens -----------------------------------------------------------------------------------
 
     def place(self, instance: Instance, executor: Executes) -> None:
         """This executor works for that instance from now on."""
+        self._down = None
         self._executors[instance.index] = executor
         self.scheduler.set_available(instance, True)
         self._plan_turn()
 
     def submit(self, work: Work) -> None:
-        if self._closed is not None:
-            work.done(work, Outcome(error=self._closed))
+        closed = self._closed or self._down
+        if closed is not None:
+            work.done(work, Outcome(error=closed))
             return
         work.job = job = Job(
             work.arrived,
@@ -97,7 +99,7 @@ class Driver:
             if self._is_worth_a_turn(now):
                 self._plan_turn()
             else:  # the gauges must not wait for as long as a batch may take
-                self._set_timer(now + _CATCH_UP_S, now)
+                self._reminder.set(now + _CATCH_UP_S, now)
 
     def _is_worth_a_turn(self, now: float) -> bool:
         """A newcomer who finds every instance busy waits for the end of a batch, and nothing is decided."""
@@ -105,7 +107,7 @@ class Driver:
         return (
             bool(scheduler.instances.idle)
             or now - self._looked_at > _LOOK_S
-            or scheduler.next_expiry < self._timer_at
+            or scheduler.next_expiry < self._reminder.at
         )
 
     def cancel(self, work: Work) -> None:
@@ -125,8 +127,11 @@ class Driver:
         """Nothing new is taken; what was accepted goes on."""
         self._closed = error
 
-    def accept_again(self) -> None:
-        self._closed = None
+    def refuse_until_placed(self, error: CarpoolError) -> None:
+        """No instance is left: who waits is told, and who comes, until there is one again."""
+        self._down = error
+        self.fail_waiting(error)
+        self._plan_turn()
 
     def fail_waiting(self, error: CarpoolError) -> None:
         """Nobody is left to run them: tell everybody who waits."""
@@ -155,17 +160,18 @@ class Driver:
     def _turn(self) -> None:
         self._turn_planned = False
         self._looked_at = now = monotonic()
+        welcome: dict[object, float] = {}
         while True:
             decision = self.scheduler.decide(now)
             for gone in decision.given_up:
                 work: Work = gone.job.payload
-                wait = self._until_welcome(gone, now)
+                wait = self._until_welcome(gone, now, welcome)
                 error = dropped(self._model, gone.job, gone.reason, now, wait)
                 work.done(work, Outcome(error=error, timing=Timing(queue=max(0.0, now - work.arrived))))
             if decision.batch is None:
                 break
             self._start(decision.batch)
-        self._set_timer(decision.look_again, now)
+        self._reminder.set(decision.look_again, now)
         self._watcher.turned(self.scheduler, now)
         if self._idle_waiters and self.idle:
             for waiter in self._idle_waiters:
@@ -173,40 +179,27 @@ class Driver:
                     waiter.set_result(None)
             self._idle_waiters.clear()
 
-    def _until_welcome(self, gone: GivenUp, now: float) -> float:
-        """When the same request would be let in again."""
+    def _until_welcome(self, gone: GivenUp, now: float, told: dict[object, float]) -> float:
+        """When the same request would be let in again. `told` keeps the answers of one turn.
+
+        Hundreds may be given up at once, and those who look alike are told the same.
+        """
         if gone.reason is not Reason.GIVEN_UP:
             return 0.0
         job = gone.job
-        again = Job(
-            now,
-            images=job.images,
-            shape=job.shape,
-            priority=job.priority,
-            source=job.source,
-            outside=job.outside,
-        )
-        refusal = self.scheduler.refuses(again, now)
-        return _SOON_S if refusal is None else max(_SOON_S, refusal.retry_after)
-
-    def _set_timer(self, at: float | None, now: float) -> None:
-        """One that rings before that is left alone: its turn finds nothing to do and sets the next."""
-        if at is not None and at < self._timer_at:
-            self._stop_timer()
-            self._timer_at = at
-            # Timers tick in milliseconds: round up, or the turn would come early and spin.
-            delay = ceil(max(0.0, at - now) * 1e3) / 1e3
-            self._timer = self._loop.call_later(delay, self._ring)
-
-    def _ring(self) -> None:
-        self._stop_timer()
-        self._turn()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-            self._timer_at = INFINITY
+        alike = job.images, job.shape, job.priority, job.source
+        if alike not in told:
+            again = Job(
+                now,
+                images=job.images,
+                shape=job.shape,
+                priority=job.priority,
+                source=job.source,
+                outside=job.outside,
+            )
+            refusal = self.scheduler.refuses(again, now)
+            told[alike] = _SOON_S if refusal is None else max(_SOON_S, refusal.retry_after)
+        return told[alike]
 
     def _start(self, batch: Batch) -> None:
         executor = self._executors[batch.instance.index]
@@ -300,7 +293,7 @@ class Driver:
         """Stop for good: whoever still waits is told. Returns the executors, which end by themselves."""
         self.refuse_from_now_on(Unavailable(f"{self._model} is being unloaded", reason="unloading"))
         self.fail_waiting(Unavailable(f"{self._model} was unloaded", reason="unloading"))
-        self._stop_timer()
+        self._reminder.stop()
         executors = list(self._executors.values())
         for executor in executors:
             executor.close()

@@ -8,6 +8,7 @@ from math import ceil, floor, log10
 from carpool.config.model import ModelConfig
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
+from carpool.engine.numerals import numeral
 from carpool.errors import ConfigError
 
 LEAST = 2.2
@@ -22,13 +23,13 @@ def keepable(config: ModelConfig, curve: BatchCurve) -> tuple[ModelConfig, str]:
     alone, slo = curve.times[1], policy.slo
     if config.slo_may_grow and slo < LEAST * alone:
         grown = _rounded_up(LEAST * alone)
-        takes = f"one image takes {_shown(alone)} ms here"
-        said = f"Promised: {grown * 1e3:g} ms instead of {slo * 1e3:g}, since {takes}."
+        takes = f"one image takes {numeral(alone * 1e3)} ms here"
+        said = f"Promised: {numeral(grown * 1e3)} ms instead of {numeral(slo * 1e3)}, since {takes}."
         return replace(config, policy=replace(policy, slo=grown)), said
     if alone > slo:
         raise ConfigError(
-            f"{config.name}: one image takes {_shown(alone)} ms here, so slo_ms = {slo * 1e3:g} cannot be "
-            f"kept; promise at least {_shown(LEAST * alone)} ms"
+            f"{config.name}: one image takes {numeral(alone * 1e3)} ms here, so slo_ms = {slo * 1e3:g} "
+            f"cannot be kept; promise at least {numeral(LEAST * alone * 1e3)} ms"
         )
     return config, ""
 
@@ -37,9 +38,3 @@ def _rounded_up(seconds: float) -> float:
     """To two digits: a promise is a number that people say."""
     step = 10.0 ** (floor(log10(seconds)) - 1)
     return ceil(seconds / step) * step
-
-
-def _shown(seconds: float) -> str:
-    """Milliseconds to three digits, never with an exponent."""
-    ms = seconds * 1e3
-    return f"{ms:.0f}" if ms >= 1000 else f"{ms:.3g}"

@@ -10,6 +10,7 @@ from carpool.clock import now as monotonic
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve
 from carpool.engine.measuring import Effort, Measuring
+from carpool.engine.numerals import numeral
 from carpool.types import Signature
 
 _CLEARLY_FASTER = 0.8
@@ -88,7 +89,8 @@ def _best(trials: Sequence[_Trial]) -> Chosen:
     best = min(good, key=lambda trial: trial.shortest)
     others = [trial for trial in trials if trial is not best]
     against = ", ".join(f"{_rate(other.rate)} with {other.layout}" for other in others)
-    close = f"; about as many, but one image takes only {best.shortest * 1e3:.3g} ms" if len(good) > 1 else ""
+    shortest = numeral(best.shortest * 1e3)
+    close = f"; about as many, but one image takes only {shortest} ms" if len(good) > 1 else ""
     return Chosen(
         best.layout, f"{_rate(best.rate)} within the promise, against {against}{close}", best.backends
     )
@@ -99,7 +101,7 @@ def _too_short(seconds: float) -> str:
 
 
 def _rate(rate: float) -> str:
-    return f"{rate:.3g} images/s" if rate >= _HARDLY * 1e3 else "nothing sure"
+    return f"{numeral(rate)} images/s" if rate >= _HARDLY * 1e3 else "nothing sure"
 
 
 def choose_threads(
@@ -116,7 +118,8 @@ def choose_threads(
         if times[0] < _SHORT_S:
             return Chosen(Layout(instances, 1), _too_short(times[0]))
     alone, together = times
-    compared = f"one image takes {together * 1e3:.3g} ms with {shared} threads, {alone * 1e3:.3g} ms with one"
+    threaded = f"one image takes {numeral(together * 1e3)} ms with {shared} threads"
+    compared = f"{threaded}, {numeral(alone * 1e3)} ms with one"
     return Chosen(Layout(instances, shared if together < _CLEARLY_FASTER * alone else 1), compared)
 
 

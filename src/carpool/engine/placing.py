@@ -14,6 +14,7 @@ from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
 from carpool.engine.layout import Chosen, Layout, Open, choose_by_capacity, choose_threads
 from carpool.engine.measuring import Effort, Measuring
+from carpool.engine.numerals import numeral
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
 from carpool.types import Signature
@@ -115,7 +116,7 @@ def choose_on_gpus(
     except BaseException:
         _close(opened)
         raise
-    against = ", ".join(f"{rate:.3g} images/s with {count}" for count, rate in tried)
+    against = ", ".join(f"{numeral(rate)} images/s with {count}" for count, rate in tried)
     return Chosen(Layout(len(opened), 1), f"{against}{ended}", opened)
 
 

@@ -11,6 +11,7 @@ from carpool.core.curve import BatchCurve
 from carpool.core.shape import shape_of
 from carpool.engine.layout import Layout
 from carpool.engine.measuring import Measured, Point
+from carpool.engine.numerals import numeral
 
 _WORTH_IT = 0.85  # a piece must be this much cheaper per image before large batches are run in pieces
 
@@ -105,22 +106,25 @@ def _promised(curve: BatchCurve, slo: float, instances: int) -> list[str]:
     promise = f"{slo * 1e3:g} ms"
     largest = max(1, curve.fits(slo))
     if largest < curve.max_batch:
-        first = f"a batch of {largest + 1} would take {curve.times[largest + 1] * 1e3:.3g} ms"
+        first = f"a batch of {largest + 1} would take {numeral(curve.times[largest + 1] * 1e3)} ms"
         said = [
             f"Largest batch {largest} of {curve.max_batch}: {first}, longer than the promise of {promise}."
         ]
     else:
-        said = [f"Largest batch {largest}: it takes {curve.times[largest] * 1e3:.3g} ms, within {promise}."]
+        said = [
+            f"Largest batch {largest}: it takes {numeral(curve.times[largest] * 1e3)} ms, within {promise}."
+        ]
     batch = promised_batch(curve, slo)
     if not batch:
         said.append(
-            f"Nothing is sure: one image takes {curve.times[1] * 1e3:.3g} ms, and who arrives just after "
-            f"another began would need twice that; {2.2e3 * curve.times[1]:.3g} ms could be promised."
+            f"Nothing is sure: one image takes {numeral(curve.times[1] * 1e3)} ms, and who arrives just "
+            "after another began would need twice that; "
+            f"{numeral(2.2e3 * curve.times[1])} ms could be promised."
         )
         return said
     rate = slo_capacity(curve, slo, instances)
     said.append(
-        f"Under load batches near {batch}: two of {curve.times[batch] * 1e3:.3g} ms fit into {promise}, the "
-        f"one that runs and one's own; that carries {rate:.3g} images/s."
+        f"Under load batches near {batch}: two of {numeral(curve.times[batch] * 1e3)} ms fit into {promise}, "
+        f"the one that runs and one's own; that carries {numeral(rate)} images/s."
     )
     return said

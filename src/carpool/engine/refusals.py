@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from carpool.core.job import INFINITY, Job, Reason, Refusal
+from carpool.engine.numerals import numeral
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Replaced, Unavailable
 
 _WHY = {
@@ -116,9 +117,10 @@ def given_up(model: str, job: Job, reason: Reason, now: float, retry_after: floa
     if reason is Reason.DEADLINE and job.deadline <= job.arrived:
         return DeadlineExceeded(f"{model}: the deadline had passed before the whole request was here")
     if reason is Reason.DEADLINE:
-        why = f"the deadline of {numbers['deadline_ms']:.4g} ms passed in the queue"
+        deadline = numeral(numbers["deadline_ms"], 4)
+        why = f"the deadline of {deadline} ms passed in the queue"
         if job.due <= now < job.deadline:  # told before it has passed: an answer takes its time to the client
-            why = f"after {numbers['waited_ms']:.4g} of its {numbers['deadline_ms']:.4g} ms in the queue "
+            why = f"after {numeral(numbers['waited_ms'], 4)} of its {deadline} ms in the queue "
             why += "no answer could reach the client in time"
         return DeadlineExceeded(f"{model}: {why}", numbers=numbers)
     return Refused(
@@ -129,7 +131,7 @@ def given_up(model: str, job: Job, reason: Reason, now: float, retry_after: floa
 def replaced(model: str, source: str, numbers: dict[str, float] | None = None) -> Replaced:
     """A live source has sent something newer."""
     name = source if len(source) <= _LONGEST_NAME else source[:_LONGEST_NAME] + "…"
-    waited = f" after {numbers['waited_ms']:.4g} ms in the queue" if numbers else ""
+    waited = f" after {numeral(numbers['waited_ms'], 4)} ms in the queue" if numbers else ""
     return Replaced(
         f"{model}: a newer frame of source '{name}' took this one's place{waited}", numbers=numbers
     )
@@ -159,5 +161,5 @@ def _sentence(model: str, reason: Reason, numbers: dict[str, float]) -> str:
     known = dict.fromkeys(
         ("predicted_ms", "deadline_ms", "waiting", "max_waiting", "offered_rps", "answerable_rps"), "?"
     )
-    shown = {name: f"{value:.4g}" for name, value in numbers.items()}
+    shown = {name: numeral(value, 4) for name, value in numbers.items()}
     return f"{model} " + _WHY[reason].format_map(known | shown)

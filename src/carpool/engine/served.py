@@ -211,6 +211,8 @@ class Served:
     def instance_lost(self, instance: Instance, why: str) -> None:
         log.warning("instance-lost", model=self.name, version=self.version, instance=instance.index, why=why)
         if not self._closed:
+            if self.promises:  # a restart takes longer than what is promised; without that, one may wait
+                self._refuse_if_down()
             task = asyncio.get_running_loop().create_task(self._replace(instance))
             self._replacing.add(task)
             task.add_done_callback(self._replacing.discard)
@@ -227,19 +229,20 @@ class Served:
                 )
             except CarpoolError as error:
                 log.error("instance-not-replaced", model=self.name, error=error.message, retry_s=delay)
-                if not any(i.available for i in self.driver.scheduler.instances):
-                    gone = Unavailable(f"{self.name} is down and is being restarted", reason="restarting")
-                    self.driver.refuse_from_now_on(gone)
-                    self.driver.fail_waiting(gone)
+                self._refuse_if_down()
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LAST_RETRY_S)
                 continue
-            self.driver.accept_again()
             self.driver.place(instance, self._executor(backend))
             if self.config.backend == "python":
                 self._server_row.add(columns.RESTARTS["worker"])
             log.info("instance-replaced", model=self.name, version=self.version, instance=instance.index)
             return
+
+    def _refuse_if_down(self) -> None:
+        if not any(instance.available for instance in self.driver.scheduler.instances):
+            why = f"{self.name} is down and is being restarted"
+            self.driver.refuse_until_placed(Unavailable(why, reason="restarting"))
 
     # ---- coming and going -------------------------------------------------------------------------------
 

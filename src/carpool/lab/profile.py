@@ -19,6 +19,7 @@ from carpool.engine.inputs import signature_of
 from carpool.engine.layout import Chosen, Layout
 from carpool.engine.loading import Loading
 from carpool.engine.measuring import Effort, Measuring, Point, sizes
+from carpool.engine.numerals import numeral
 from carpool.errors import InvalidInput
 from carpool.types import Signature
 
@@ -219,18 +220,19 @@ def _budget(slo: float, curve: BatchCurve, instances: int) -> Budget:
     batch = curve.efficient[curve.fits(slo / (2 * CAUTION))]
     largest = curve.fits(slo)
     if not largest:
-        why = f"one image alone takes {curve.times[1] * 1e3:.3g} ms"
+        why = f"one image alone takes {numeral(curve.times[1] * 1e3)} ms"
     elif not batch:
-        why = f"only who finds the model idle makes it; promise {2 * CAUTION * curve.times[1] * 1e3:.3g} ms"
+        enough = numeral(2 * CAUTION * curve.times[1] * 1e3)
+        why = f"only who finds the model idle makes it; promise {enough} ms"
     else:
         ms = curve.times[batch] * 1e3
-        why = f"2 × {ms:.3g} ms, the batch that runs and one's own, with a tenth to spare"
+        why = f"2 × {numeral(ms)} ms, the batch that runs and one's own, with a tenth to spare"
     takes, rate = (curve.times[batch] * 1e3, instances * curve.throughput(batch)) if batch else (0.0, 0.0)
     return Budget(slo * 1e3, batch, takes, rate, largest, why)
 
 
 def _line(shape: Shape) -> str:
-    said = f"t(B) = {shape.fixed * 1e3:.3g} ms + B × {shape.per_image * 1e3:.3g} ms"
+    said = f"t(B) = {numeral(shape.fixed * 1e3)} ms + B × {numeral(shape.per_image * 1e3)} ms"
     if not shape.line_until:
         return f"No line runs through these points; the nearest is {said}."
     if shape.bends:
@@ -246,7 +248,7 @@ def _findings(report: Report, curve: BatchCurve) -> list[str]:
     said = list(report.notes)
     if gain < _LITTLE:
         said.append(
-            f"Batching brings little here: {_figure(report.instances * alone)} images/s one by one, "
+            f"Batching brings little here: {numeral(report.instances * alone)} images/s one by one, "
             f"{gain:.2f} × that at best. Its time is in the images, not in the call."
         )
     else:
@@ -255,10 +257,6 @@ def _findings(report: Report, curve: BatchCurve) -> list[str]:
             f"{report.knee} are enough for nine tenths of that."
         )
     return said
-
-
-def _figure(rate: float) -> str:
-    return f"{rate:.3g}" if rate < 1000 else f"{rate:,.0f}"
 
 
 def _is_noisy(points: Sequence[Point], again: Point, stolen: float) -> bool:
@@ -285,7 +283,7 @@ def _doubts(points: Sequence[Point], again: Point, stolen: float) -> list[str]:
     if _changed(points, again):
         then, now = points[0].seconds * 1e3, again.seconds * 1e3
         said.append(
-            f"The machine changed while this was measured: a batch of {again.size} took {then:.3g} ms at "
-            f"first, {now:.3g} ms at the end."
+            f"The machine changed while this was measured: a batch of {again.size} took {numeral(then)} ms "
+            f"at first, {numeral(now)} ms at the end."
         )
     return said

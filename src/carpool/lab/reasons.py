@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from carpool.engine.numerals import numeral as _n
+
 if TYPE_CHECKING:
     from carpool.lab.plan import Check, Plan, Question
 
@@ -147,8 +149,3 @@ def _replica(count: int, *, start: bool = True) -> str:
 
 def _share(check: Check) -> str:
     return f"{check.attainment:.2%}".replace("%", " %")
-
-
-def _n(value: float) -> str:
-    """As a person would say it: whole from 100, one decimal below."""
-    return f"{value:,.0f}" if value >= 99.95 or value == round(value) else f"{value:.3g}"

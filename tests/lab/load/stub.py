@@ -12,7 +12,7 @@ import uvloop
 
 Handle = Callable[["Exchange"], Awaitable[None]]
 T = TypeVar("T")
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 METADATA = {
     "name": "m",

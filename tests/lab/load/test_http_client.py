@@ -147,7 +147,7 @@ def test_what_is_open_at_the_end_is_unanswered() -> None:
     async def never(exchange: Exchange) -> None:
         return
 
-    plan = Plan(Open((Phase(100, 0.1),), Constant()), timeout=60.0, drain=0.05)
+    plan = Plan(Open((Phase(100, 0.1),), Constant()), timeout=60.0, drain=0.5)
     total = ran(plan, never, connections=4)[0].total
     assert (total.offered, total.unanswered, total.sent) == (10, 10, 4)
 

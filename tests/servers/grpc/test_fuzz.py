@@ -20,7 +20,8 @@ ALLOWED = {
     grpc.StatusCode.UNIMPLEMENTED,
 }
 BOUNDED = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 IMAGE = image_request().SerializeToString()
 

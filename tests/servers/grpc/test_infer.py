@@ -559,8 +559,11 @@ def test_a_client_that_cancels_gives_up_its_place(front: FrontEnd, connected: gr
 
 def test_a_deadline_that_passes_gives_up_its_place(front: FrontEnd, connected: grpc.Channel) -> None:
     front.door.held = True
-    status, _, _ = refusal(lambda: infer(connected, image_request(), timeout=0.2))
-    assert status is Code.DEADLINE_EXCEEDED
+    for seconds in (0.2, 1.0, 5.0):  # the first is enough, unless the machine is slow to take the call
+        status, _, _ = refusal(lambda seconds=seconds: infer(connected, image_request(), timeout=seconds))
+        assert status is Code.DEADLINE_EXCEEDED
+        if front.door.calls:
+            break
     until(lambda: front.door.calls[0].cancelled)
 
 

@@ -12,7 +12,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from servers.grpc.front_end import FrontEnd, front_end
-from servers.http.harness import until
+from servers.http.harness import PATIENCE, until
 from servers.picture_models import BLUE, GREEN, RED, models, picture
 
 
@@ -76,12 +76,12 @@ def test_a_call_that_is_cancelled_while_decoding_gives_its_slot_back(
     all_busy = threading.Barrier(workers.threads + 1)
 
     def wait() -> None:
-        all_busy.wait(10)
-        go.wait(10)
+        all_busy.wait(PATIENCE)
+        go.wait(PATIENCE)
 
     for _ in range(workers.threads):
         served.run(lambda: workers.begin(wait, lambda *_: None))
-    all_busy.wait(10)
+    all_busy.wait(PATIENCE)
     ended = threading.Event()
     call = client.async_infer("namer", [pictures(picture())], callback=lambda result, error: ended.set())
     until(lambda: workers.waiting == 1)
@@ -90,4 +90,4 @@ def test_a_call_that_is_cancelled_while_decoding_gives_its_slot_back(
     go.set()
     served.until_slots_are_back()
     assert not served.door.calls
-    assert ended.wait(10)
+    assert ended.wait(PATIENCE)

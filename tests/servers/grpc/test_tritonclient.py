@@ -279,10 +279,14 @@ def test_errors_carry_status_and_sentence(client: InferenceServerClient) -> None
 
 def test_client_timeout_is_the_deadline(front: FrontEnd, client: InferenceServerClient) -> None:
     front.door.held = True
+    front.door.calls.clear()
     try:
-        with pytest.raises(InferenceServerException, match="Deadline") as caught:
-            client.infer("image", [image()], client_timeout=0.2)
-        assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+        for seconds in (0.2, 1.0, 5.0):  # the first is enough, unless the machine is slow to take the call
+            with pytest.raises(InferenceServerException, match="Deadline") as caught:
+                client.infer("image", [image()], client_timeout=seconds)
+            assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+            if front.door.calls:
+                break
         until(lambda: front.door.calls[-1].cancelled)
     finally:
         front.door.held = False

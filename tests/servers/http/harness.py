@@ -19,7 +19,7 @@ from carpool.servers.http.limits import Limits
 from carpool.servers.http.parsing import RequestHead
 from carpool.servers.http.server import HttpServer, listen
 
-PATIENCE = 10.0
+PATIENCE = 30.0  # far more than anything takes, also where most of the machine is stolen
 T = TypeVar("T")
 
 QUICK: dict[str, Any] = {
@@ -31,6 +31,7 @@ QUICK: dict[str, Any] = {
     "drain_timeout_s": 0.15,
     "linger_timeout_s": 0.15,
 }
+SPOKEN = QUICK | {"header_timeout_s": 2 * PATIENCE}  # who is slow to begin is not the matter
 
 
 class PathApp:
@@ -176,6 +177,14 @@ class Serving:
 
     def connect(self, **options: Any) -> Client:
         return Client(self.host, self.port, **options)
+
+    def serves(self) -> bool:
+        """Whether a newcomer is answered. It may be held up itself, and then be closed for that."""
+        try:
+            with self.connect() as client:
+                return client.get().status == 200
+        except (OSError, AssertionError):
+            return False
 
     def until_connections(self, count: int) -> None:
         until(lambda: self.server.connections == count)

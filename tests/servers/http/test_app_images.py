@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import select
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from PIL import Image
 
 from carpool.errors import ModelError, Refused, TooLarge
 from servers.http.front_end import FrontEnd, error_of, front_end
-from servers.http.harness import Response, chunked, until
+from servers.http.harness import PATIENCE, Client, Response, chunked, post, until
 from servers.http.test_multipart import BOUNDARY, file_part, form
 from servers.picture_models import (
     BLUE,
@@ -46,10 +47,10 @@ def holding(found: FrontEnd) -> Iterator[threading.Event]:
 
     def wait() -> None:
         began.set()
-        go.wait(10)
+        go.wait(PATIENCE)
 
     found.run(lambda: found.app._service.pictures.workers.begin(wait, lambda *_: None))
-    assert began.wait(10)
+    assert began.wait(PATIENCE)
     try:
         yield go
     finally:
@@ -347,29 +348,36 @@ def test_an_error_of_the_engine_is_answered_with_its_status(served: FrontEnd) ->
 
 
 def test_the_deadline_and_the_source_go_through_the_door(served: FrontEnd) -> None:
-    ask(served, "/detect", picture(), b"X-Carpool-Deadline-Ms: 5000\r\nX-Carpool-Source: cam\r\n")
+    ask(served, "/detect", picture(), b"X-Carpool-Deadline-Ms: 90000\r\nX-Carpool-Source: cam\r\n")
     call = served.door.calls[-1]
     assert call.source == "cam"
-    assert 4.0 < call.deadline - call.arrived <= 5.0
+    assert 30.0 < call.deadline - call.arrived <= 90.0
     assert ask(served, "/detect", picture(), b"X-Carpool-Deadline-Ms: x\r\n").status == 400
 
 
 def test_a_deadline_that_passes_before_decoding_is_a_504_without_decoding(served: FrontEnd) -> None:
-    with holding(served) as go, served.connect() as client:
-        client.send(
-            b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nX-Carpool-Deadline-Ms: 20\r\n\r\n%b"
-            % (len(picture()), picture())
-        )
-        until(lambda: served.app._service.pictures.workers.waiting == 1)
-        [slot] = served.door.slots_in_use
-        before = bytes(slot.view)
-        threading.Event().wait(0.03)  # the deadline itself has no event
-        assert bytes(slot.view) == before
-        go.set()
-        response = client.response()
+    workers = served.app._service.pictures.workers
+    for budget_ms in (20, 200, 2000):  # the first is enough, unless the machine is slow to read the request
+        with holding(served) as go, served.connect() as client:
+            client.send(post("/detect", picture(), b"X-Carpool-Deadline-Ms: %d\r\n" % budget_ms))
+            until(lambda client=client: workers.waiting == 1 or _is_answered(client))
+            if workers.waiting:
+                [slot] = served.door.slots_in_use
+                before = bytes(slot.view)
+                threading.Event().wait(1.5e-3 * budget_ms)  # the deadline itself has no event
+                assert bytes(slot.view) == before
+                go.set()
+                response = client.response()
+                break
+    else:
+        pytest.fail("the deadline always passed before the request was read")
     assert response.status == 504
     assert error_of(response)["reason"] == "deadline"
     assert not served.door.calls
+
+
+def _is_answered(client: Client) -> bool:
+    return bool(select.select([client.socket], [], [], 0)[0])
 
 
 def test_a_full_queue_of_pictures_is_refused_before_their_bodies(served: FrontEnd) -> None:

@@ -23,7 +23,7 @@ from carpool.servers.memory_registry import MemoryRegistry
 from servers.client_files import ClientFile, client_file
 from servers.fake_host import FakeHost
 from servers.http.front_end import IMAGE, FrontEnd, error_of, front_end, infer, infer_body
-from servers.http.harness import Client, post
+from servers.http.harness import PATIENCE, Client, post
 
 SUM = [[15.0, 1.0, 2.0, 3.0]]
 
@@ -377,13 +377,13 @@ def test_a_client_that_leaves_during_the_copy(
 
     def slow(self: OpenRegion, *arguments: Any) -> None:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(PATIENCE)
         copy(self, *arguments)
 
     monkeypatch.setattr(OpenRegion, "read", slow)
     plain = front.connect()
     plain.send(post("/v2/models/image/infer", infer_body([in_file()], parameters=LONG)[0]))
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE)
     plain.reset()
     front.server.until_connections(0)
     assert front.run(lambda: len(front.door.slots_in_use)) == 1
@@ -401,7 +401,7 @@ def test_a_client_that_leaves_while_its_answer_is_written(
 
     def slow(self: OpenRegion, *arguments: Any) -> None:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(PATIENCE)
         copy(self, *arguments)
 
     monkeypatch.setattr(OpenRegion, "write", slow)
@@ -409,7 +409,7 @@ def test_a_client_that_leaves_while_its_answer_is_written(
     plain.send(
         post("/v2/models/image/infer", infer_body([in_file()], parameters=LONG, outputs=[out_file(16, 6)])[0])
     )
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE)
     plain.reset()
     front.server.until_connections(0)
     assert front.run(lambda: len(front.door.slots_in_use)) == 1

@@ -13,7 +13,7 @@ import pytest
 
 from carpool.servers.http.exchange import BodyPlan, Collect, Exchange, Receive
 from carpool.servers.http.parsing import RequestHead
-from servers.http.harness import Client, PathApp, Serving, chunked, ignore, post, serving
+from servers.http.harness import PATIENCE, Client, PathApp, Serving, chunked, ignore, post, serving
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -36,7 +36,7 @@ def test_the_loop_writes_into_the_apps_own_buffer() -> None:
     app = PathApp()
     with serving(app) as server, server.connect() as client:
         client.send(b"POST /place_hold HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n" + b"z" * 50)
-        app.held.get(timeout=10)
+        app.held.get(timeout=PATIENCE)
         client.send(b"y" * 49)
         while app.slot[98] != ord("y"):
             assert client.socket.fileno() >= 0
@@ -135,12 +135,12 @@ def test_bodies_that_are_gathered_share_one_budget() -> None:
     app = PathApp()
     with serving(app, max_gathered_bytes=1000) as server, server.connect() as first:
         first.send(b"POST /hold HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n" + b"x" * 800)
-        app.held.get(timeout=10)
+        app.held.get(timeout=PATIENCE)
         with server.connect() as second:
             answer = second.post("/echo", b"x" * 300)
             assert (answer.status, answer.fields["retry-after"]) == (503, "1")
         first.reset()
-        assert app.left.get(timeout=10) == "hold"
+        assert app.left.get(timeout=PATIENCE) == "hold"
         with server.connect() as third:
             for _ in range(3):
                 assert third.post("/echo", b"x" * 300).status == 200
@@ -153,7 +153,7 @@ def test_a_body_that_ends_too_early_is_a_400(server: Serving) -> None:
             answer = client.finish_sending().response()
             assert (answer.status, b"after 3 bytes" in answer.body) == (400, True)
             assert client.is_closed()
-    assert server.app.left.get(timeout=10) == "place"
+    assert server.app.left.get(timeout=PATIENCE) == "place"
 
 
 # ── compressed ──
@@ -226,9 +226,9 @@ def test_a_client_that_leaves_while_its_body_is_inflated() -> None:
         for _ in range(20):
             client = server.connect()
             client.send(post("/hold", packed, b"Content-Encoding: gzip\r\n"))
-            app.held.get(timeout=10)
+            app.held.get(timeout=PATIENCE)
             client.reset()
-            assert app.left.get(timeout=10) == "hold"
+            assert app.left.get(timeout=PATIENCE) == "hold"
         server.until_connections(0)
 
 
@@ -297,7 +297,7 @@ def test_an_answer_in_the_middle_of_a_body_frees_its_place() -> None:
     app = PathApp()
     with serving(app) as server, server.connect() as client:
         client.send(b"POST /place_hold HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n" + b"a" * 50)
-        exchange = app.held.get(timeout=10)
+        exchange = app.held.get(timeout=PATIENCE)
 
         def answer_and_reuse() -> None:
             exchange.respond(504, b"", b"late")
@@ -315,7 +315,7 @@ def test_an_answer_in_the_middle_of_a_gathered_body() -> None:
     app = PathApp()
     with serving(app) as server, server.connect() as client:
         client.send(b"POST /hold HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n" + b"a" * 50)
-        exchange = app.held.get(timeout=10)
+        exchange = app.held.get(timeout=PATIENCE)
         assert server.call(exchange.respond, 504)
         assert client.response().status == 504
         client.send(b"b" * 50)

@@ -9,7 +9,7 @@ import pytest
 
 from carpool.servers.http.exchange import BodyPlan, Exchange, Receive
 from carpool.servers.http.parsing import RequestHead
-from servers.http.harness import PathApp, Serving, post, serving, until
+from servers.http.harness import PATIENCE, PathApp, Serving, post, serving, until
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"
 WAIT = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -20,9 +20,9 @@ def test_leaving_while_an_answer_is_pending(how: str) -> None:
     app = PathApp()
     with serving(app) as server:
         client = server.connect().send(HOLD)
-        exchange = app.held.get(timeout=10)
+        exchange = app.held.get(timeout=PATIENCE)
         client.reset() if how == "reset" else client.socket.close()
-        assert app.left.get(timeout=10) == "hold"
+        assert app.left.get(timeout=PATIENCE) == "hold"
         assert not exchange.pending
         assert not server.call(exchange.respond, 200, b"", b"too late")
         server.until_connections(0)
@@ -35,9 +35,9 @@ def test_a_place_is_not_touched_after_its_client_left(how: str) -> None:
     with serving(app) as server:
         client = server.connect()
         client.send(b"POST /place_hold HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n" + b"a" * 50)
-        app.held.get(timeout=10)
+        app.held.get(timeout=PATIENCE)
         client.reset() if how == "reset" else client.socket.close()
-        assert app.left.get(timeout=10) == "place"
+        assert app.left.get(timeout=PATIENCE) == "place"
         server.until_connections(0)
         app.slot.extend(b"a buffer with a view on it could not grow")
 
@@ -46,7 +46,7 @@ def test_an_answered_exchange_does_not_hear_of_it() -> None:
     app = PathApp()
     with serving(app) as server, server.connect() as client:
         client.send(HOLD)
-        exchange = app.held.get(timeout=10)
+        exchange = app.held.get(timeout=PATIENCE)
         assert server.call(exchange.respond, 200)
         assert client.response().status == 200
         client.socket.close()
@@ -58,7 +58,7 @@ def test_only_the_first_answer_counts() -> None:
     app = PathApp()
     with serving(app) as server, server.connect() as client:
         client.send(WAIT)
-        exchange = app.held.get(timeout=10)
+        exchange = app.held.get(timeout=PATIENCE)
         assert server.call(exchange.respond, 200, b"", b"one")
         assert not server.call(exchange.respond, 500, b"", b"two")
         assert client.response().body == b"one"
@@ -71,7 +71,7 @@ def test_a_half_closed_client_is_answered_where_the_app_does_not_mind(server: Se
         assert client.is_closed()
     with server.connect() as client:
         client.send(WAIT).finish_sending()
-        exchange = server.app.held.get(timeout=10)
+        exchange = server.app.held.get(timeout=PATIENCE)
         server.call(exchange.respond, 200, b"", b"still here")
         assert client.response().body == b"still here"
         assert client.is_closed()
@@ -81,14 +81,14 @@ def test_a_half_closed_client_has_left_where_the_app_does_mind() -> None:
     app = PathApp()
     with serving(app) as server, server.connect() as client:
         client.send(HOLD).finish_sending()
-        assert app.left.get(timeout=10) == "hold"
+        assert app.left.get(timeout=PATIENCE) == "hold"
         assert client.is_closed()
 
 
 def test_a_half_closed_client_gets_all_its_pipelined_answers(server: Serving) -> None:
     with server.connect() as client:
         client.send(WAIT + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 40 + b"POST /echo").finish_sending()
-        exchange = server.app.held.get(timeout=10)
+        exchange = server.app.held.get(timeout=PATIENCE)
         server.call(exchange.respond, 200, b"", b"first")
         assert client.response().body == b"first"
         assert [client.response().status for _ in range(40)] == [200] * 40
@@ -99,7 +99,7 @@ def test_a_half_closed_client_gets_all_its_pipelined_answers(server: Serving) ->
 def test_a_half_closed_client_whose_pipelined_body_is_cut_off(server: Serving) -> None:
     with server.connect() as client:
         client.send(WAIT + post("/echo", b"abcdef")[:-3]).finish_sending()
-        exchange = server.app.held.get(timeout=10)
+        exchange = server.app.held.get(timeout=PATIENCE)
         server.call(exchange.respond, 200)
         assert [client.response().status, client.response().status] == [200, 400]
         assert client.is_closed()
@@ -118,7 +118,7 @@ def test_an_app_that_fails_when_its_client_leaves(caplog: pytest.LogCaptureFixtu
     app = Fragile()
     with serving(app) as server:
         client = server.connect().send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        app.held.get(timeout=10)
+        app.held.get(timeout=PATIENCE)
         client.reset()
         server.until_connections(0)
         with server.connect() as other:
@@ -130,7 +130,7 @@ def test_a_half_closed_client_waits_for_several_answers(server: Serving) -> None
     with server.connect() as client:
         client.send(WAIT * 2).finish_sending()
         for body in (b"one", b"two"):
-            server.call(server.app.held.get(timeout=10).respond, 200, b"", body)
+            server.call(server.app.held.get(timeout=PATIENCE).respond, 200, b"", body)
             assert client.response().body == body
         assert client.is_closed()
 
@@ -138,7 +138,7 @@ def test_a_half_closed_client_waits_for_several_answers(server: Serving) -> None
 def test_nonsense_behind_a_pending_request(server: Serving) -> None:
     with server.connect() as client:
         client.send(WAIT + b"nonsense\r\n")
-        server.call(server.app.held.get(timeout=10).respond, 200)
+        server.call(server.app.held.get(timeout=PATIENCE).respond, 200)
         assert [client.response().status, client.response().status] == [200, 400]
         assert client.is_closed()
 
@@ -148,7 +148,7 @@ def test_an_answer_in_the_moment_the_client_leaves(noticed: bool) -> None:
     app = PathApp()
     with serving(app) as server:
         client = server.connect().send(WAIT)
-        exchange = app.held.get(timeout=10)
+        exchange = app.held.get(timeout=PATIENCE)
         (connection,) = server.call(lambda: list(server.server._shared.connections))
 
         def leave_and_answer() -> bool:
@@ -211,7 +211,7 @@ def test_answers_to_many_when_some_have_left() -> None:
     app = PathApp()
     with serving(app) as server:
         clients = [server.connect().send(WAIT) for _ in range(20)]
-        exchanges = [app.held.get(timeout=10) for _ in clients]
+        exchanges = [app.held.get(timeout=PATIENCE) for _ in clients]
         for client in clients[::2]:
             client.reset()
 

@@ -10,7 +10,7 @@ import pytest
 from carpool.servers.http.limits import Limits
 from carpool.servers.http.parsing import HeadFinder, RequestHead, parse_head
 from carpool.servers.http.responses import Fault
-from servers.http.harness import Client, PathApp, Serving, post, serving
+from servers.http.harness import PATIENCE, Client, PathApp, Serving, post, serving
 
 
 def head_of(raw: bytes) -> RequestHead:
@@ -78,7 +78,7 @@ def test_one_pipelined_request_waits_for_the_one_before() -> None:
     app = PathApp()
     with serving(app) as server, server.connect() as client:
         client.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        exchange = app.held.get(timeout=10)
+        exchange = app.held.get(timeout=PATIENCE)
         assert len(app.heads) == 1
         assert server.call(exchange.respond, 200, b"", b"first")
         assert [client.response().body, client.response().body] == [b"first", b"hello"]
@@ -88,10 +88,11 @@ def test_only_so_much_is_read_ahead() -> None:
     app = PathApp()
     with serving(app, read_ahead_bytes=1000) as server, server.connect() as client:
         client.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
-        exchange = app.held.get(timeout=10)
+        exchange = app.held.get(timeout=PATIENCE)
         client.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):  # the kernel's buffers fill up, and nobody empties them
             client.send(post("/echo", b"x" * 900) * 50_000)
+        client.socket.settimeout(PATIENCE)
         assert server.call(exchange.respond, 200)
         assert client.response().status == 200
 

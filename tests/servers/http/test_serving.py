@@ -15,7 +15,7 @@ from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.parsing import RequestHead
 from carpool.servers.http.responses import render_fields
 from carpool.servers.http.server import HttpServer, check_free, listen
-from servers.http.harness import PathApp, Serving, serving
+from servers.http.harness import PATIENCE, PathApp, Serving, serving
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -101,9 +101,9 @@ def test_stopping_finishes_what_is_in_flight_and_closes_the_rest() -> None:
         idle, busy, sending = server.connect(), server.connect().send(HOLD), server.connect()
         assert idle.get().status == 200
         sending.send(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nab")
-        exchange = app.held.get(timeout=10)
+        exchange = app.held.get(timeout=PATIENCE)
         server.until_connections(3)
-        stopping = threading.Thread(target=server.stop, args=(10.0,))
+        stopping = threading.Thread(target=server.stop, args=(PATIENCE,))
         stopping.start()
         assert idle.is_closed()
         with pytest.raises(ConnectionError), server.connect() as late:
@@ -112,7 +112,7 @@ def test_stopping_finishes_what_is_in_flight_and_closes_the_rest() -> None:
         answers = [busy.response(), sending.send(b"cd").response()]
         assert [answer.body for answer in answers] == [b"done", b"abcd"]
         assert [answer.fields["connection"] for answer in answers] == ["close", "close"]
-        stopping.join(10)
+        stopping.join(PATIENCE)
         assert not stopping.is_alive()
         for client in (idle, busy, sending):
             client.socket.close()
@@ -137,10 +137,10 @@ def test_stopping_is_bounded() -> None:
     app = PathApp()
     with serving(app) as server, server.connect() as client:
         client.send(HOLD)
-        app.held.get(timeout=10)
+        app.held.get(timeout=PATIENCE)
         assert server.stop(0.05) == 1
         assert client.is_closed()
-        assert app.left.get(timeout=10) == "hold"
+        assert app.left.get(timeout=PATIENCE) == "hold"
 
 
 def test_stopping_an_unused_server() -> None:

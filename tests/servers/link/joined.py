@@ -26,7 +26,7 @@ from carpool.wire.v2 import RequestHead, encode_request, read_head
 from servers.link.echo import EchoEngine
 
 MAX_ANSWER = 4 << 20
-LONG = 20.0
+LONG = 40.0
 T = TypeVar("T")
 
 

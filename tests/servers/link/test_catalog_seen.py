@@ -37,7 +37,7 @@ def test_a_door_that_has_not_said_so_is_waited_for() -> None:
                 await client.door.ask("ping", {})
                 assert not loading.done()
                 sock.send(to_engine(SEEN, 2))
-                await asyncio.wait_for(loading, 20.0)
+                await asyncio.wait_for(loading, 40.0)
 
     run(main())
 
@@ -50,7 +50,7 @@ def test_a_door_that_went_away_is_not() -> None:
             loading = asyncio.ensure_future(client.door.ask("load", {}))
             await until(lambda: client.door.catalog.number == 2)
             sock.close()
-            await asyncio.wait_for(loading, 20.0)
+            await asyncio.wait_for(loading, 40.0)
 
     run(main())
 
@@ -63,7 +63,7 @@ def test_a_door_that_is_stuck_holds_it_up_only_so_long(monkeypatch: pytest.Monke
             client = await link.door()
             sock, _ = await link.raw()
             with sock:
-                await asyncio.wait_for(client.door.ask("load", {}), 20.0)
+                await asyncio.wait_for(client.door.ask("load", {}), 40.0)
 
     run(main())
 

@@ -12,7 +12,7 @@ import pytest
 from carpool.errors import CarpoolError
 from carpool.servers.pictures.workers import Workers, threads_for
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 async def over(condition: Callable[[], bool]) -> None:

@@ -14,6 +14,7 @@ const BY_REASON = {
   "not-serving": "The server is starting, stopping or restarting.",
   stopping: "The server is stopping.",
   "model-not-ready": "The model is still loading.",
+  restarting: "The model died and is being started again.",
   "no-slots": "All of the server's memory for pictures is in use.",
   "model-error": "The model failed on this picture.",
   "too-large": "The picture is larger than the server takes.",

@@ -8,6 +8,7 @@ from typing import Any
 
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve, CurveError
+from carpool.engine.numerals import numeral
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim, read_url, take_aim
 from carpool.lab.load.facts import HttpFacts, Unreachable
@@ -52,7 +53,7 @@ def rates_of(
     if not capacity:
         alone = belief.curve.times[1] * 1e3
         raise InvalidInput(
-            f"nothing can be promised within {slo_ms:g} ms, since one image takes {alone:.3g} ms: "
+            f"nothing can be promised within {slo_ms:g} ms, since one image takes {numeral(alone)} ms: "
             f"give --slo-ms {2 * alone:.3g} or more, or --rates instead of --loads",
             field="--slo-ms",
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from carpool.engine.numerals import numeral
 from carpool.lab.plots import FAINT, INK, figure
 from carpool.lab.sweep.findings import Row
 from carpool.lab.sweep.results import Results
@@ -99,7 +100,7 @@ def _ring_best(ax: Axes, results: Results) -> None:
     if chosen is not None:
         left = chosen.goodput_rps > 0.5 * ax.get_xlim()[1]
         ax.annotate(
-            f"{chosen.goodput_rps:,.3g}/s, p99 {chosen.p99_ms:,.3g} ms",
+            f"{numeral(chosen.goodput_rps)}/s, p99 {numeral(chosen.p99_ms)} ms",
             (chosen.goodput_rps, chosen.p99_ms),
             xytext=(-12 if left else 12, -20),
             textcoords="offset points",
@@ -178,7 +179,7 @@ def _capacity(ax: Axes, capacity: float, top: float) -> None:
         return
     ax.axvline(capacity, color=FAINT, linewidth=1)
     ax.annotate(
-        f"planned capacity {capacity:,.3g}/s",
+        f"planned capacity {numeral(capacity)}/s",
         (capacity, 0.03),
         xycoords=("data", "axes fraction"),
         xytext=(-6, 0),
@@ -250,4 +251,4 @@ def _common_legend(axes: list[Axes], entries: int) -> None:
 
 def _at(results: Results, rate: float) -> str:
     load = next((row.load for row in results.rows if row.rate == rate), None)
-    return f"{rate:,.3g}/s" if load is None else f"load {load:g} ({rate:,.3g}/s)"
+    return f"{numeral(rate)}/s" if load is None else f"load {load:g} ({numeral(rate)}/s)"

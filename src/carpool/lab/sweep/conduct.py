@@ -201,7 +201,7 @@ async def _measure_all(
     left = [point for point in _points(order, found) if point.key not in done]
     audience.planned(len(left), len(done), order.warmup + order.seconds)
     for point in left:
-        audience.says(f"{point.setting} at {point.rate:g}/s")
+        audience.says(f"{point.setting} at {point.rate:.9g}/s")
         stage.check()
         run = await _measure(order, found, point, stage.aims[point.setting], stop)
         if stop.is_set():

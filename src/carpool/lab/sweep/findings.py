@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean, median
 
+from carpool.engine.numerals import numeral as _n
 from carpool.lab.load.histogram import Histogram
 from carpool.lab.plan import ENOUGH
 from carpool.lab.sweep.measured import Measured, unpack
@@ -194,8 +195,3 @@ def _at(row: Row) -> str:
 
 def _share(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def _n(value: float) -> str:
-    """As a person would say it: whole from 100, one decimal below."""
-    return f"{value:,.0f}" if value >= 99.95 or value == round(value) else f"{value:.3g}"

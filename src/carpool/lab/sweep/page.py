@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 
+from carpool.engine.numerals import numeral as _n
 from carpool.lab.plots import FAINT, INK
 from carpool.lab.sweep.charts import PALETTE, PAPER
 from carpool.lab.sweep.findings import Row
@@ -156,7 +157,3 @@ def _facts(results: Results) -> str:
     )
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts)
     return f"<dl>{rows}</dl>"
-
-
-def _n(value: float) -> str:
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"

@@ -75,7 +75,7 @@ def metadata_of(error: CarpoolError, times: Times | None = None) -> Metadata:
     predicted = getattr(error, "predicted_ms", None)
     if predicted is not None:
         found.append(("carpool-predicted-ms", f"{predicted:.3f}"))
-    found += [(f"carpool-{name.replace('_', '-')}", f"{value:g}") for name, value in error.numbers.items()]
+    found += [(f"carpool-{name.replace('_', '-')}", f"{value:.12g}") for name, value in error.numbers.items()]
     wait = retry_after(error)
     if wait is not None:
         found.append(("retry-after", str(wait)))

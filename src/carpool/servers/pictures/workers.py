@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 
+from carpool.engine.numerals import numeral
 from carpool.errors import Refused
 
 Then: TypeAlias = Callable[[Any, BaseException | None], None]
@@ -63,7 +64,7 @@ class Workers:
             return Refused(f"{who}: {why}", reason="queue-full", retry_after_s=wait)
         if waiting and now + wait > deadline:
             predicted = wait * 1e3
-            why = f"its turn to be decoded would come in {predicted:.3g} ms, after its deadline"
+            why = f"its turn to be decoded would come in {numeral(predicted)} ms, after its deadline"
             return Refused(
                 f"{who}: {why}", reason="cannot-finish", predicted_ms=predicted, retry_after_s=wait
             )
