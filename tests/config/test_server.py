@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.config.server import ServerSettings, server_settings, variables
+from carpool.config.server import ServerSettings, server_settings, usual_frontends, variables
 from carpool.errors import ConfigError
 
 
@@ -100,3 +100,8 @@ def test_models_to_start_with_need_explicit_control() -> None:
         read({}, model_control_mode="poll", load_models=["a"])
     with pytest.raises(ConfigError, match=r"poll_s must be 0\.1 to 86400"):
         read({}, poll_s=0.0)
+
+
+@pytest.mark.parametrize(("cores", "frontends"), [(1, 1), (2, 1), (4, 1), (8, 2), (16, 4), (128, 4)])
+def test_front_ends_grow_with_the_cores(cores: int, frontends: int) -> None:
+    assert usual_frontends(cores) == frontends

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,12 @@ _FALSE = ("0", "false", "no", "off")
 _PORTS = ("http_port", "grpc_port", "metrics_port")
 
 
+def usual_frontends(cores: int) -> int:
+    """One for every four cores, up to four: what one can carry is soon less than what many cores, or a GPU,
+    can answer, and what is idle costs its memory only."""
+    return max(1, min(4, cores // 4))
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Everything `carpool serve` can be told about itself; a port of 0 takes any free one."""
@@ -26,7 +32,8 @@ class ServerSettings:
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
-    frontends: int = 1  # processes for HTTP; 0 keeps everything in one
+    frontends: int = field(default_factory=lambda: usual_frontends(len(os.sched_getaffinity(0))))
+    """Processes for HTTP; 0 keeps everything in one."""
     grpc_frontends: int = 1  # processes for gRPC; 0 serves none
     slo_ms: float | None = None  # replaces what the models' own settings say
     max_header_bytes: int = 64 << 10
