@@ -24,7 +24,10 @@ MetricsPort = Annotated[
 ]
 Frontends = Annotated[
     int | None,
-    typer.Option(help="Front-end processes for HTTP; 0 keeps everything in one process.", show_default="1"),
+    typer.Option(
+        help="Front-end processes for HTTP; 0 keeps everything in one process.",
+        show_default="one for every 4 cores, 1 to 4",
+    ),
 ]
 GrpcFrontends = Annotated[
     int | None, typer.Option(help="Front-end processes for gRPC; 0 serves no gRPC.", show_default="1")
