@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 
 
-def test_a_batch_is_exactly_its_pictures_one_by_one(source: Any, model_file: Any) -> None:
+def test_a_batch_is_its_pictures_one_by_one(source: Any, model_file: Any) -> None:
     original, ours = (
         onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         for path in (source("u2netp").weights, model_file("u2netp"))
@@ -17,7 +17,8 @@ def test_a_batch_is_exactly_its_pictures_one_by_one(source: Any, model_file: Any
     images = np.random.default_rng(1).normal(size=(2, 3, 320, 320)).astype(np.float32)
     [together] = ours.run(None, {"images": images})
     one_by_one = [original.run(None, {"input.1": image[None]})[0] for image in images]
-    assert np.array_equal(together, np.concatenate(one_by_one))
+    # Where kernels add in another order for two pictures, the last bits of single precision differ.
+    np.testing.assert_allclose(together, np.concatenate(one_by_one), rtol=0, atol=1e-5)
 
 
 def test_it_says_what_it_takes_and_gives(model_file: Any) -> None:
