@@ -46,7 +46,8 @@ def make_variant(source: ModelSource, place: Path, setting: Setting, under: Path
 
 def toml_with_knobs(settings: dict[str, Any], setting: Setting) -> str:
     """Without the model's own promise and batching."""
-    kept = {key: value for key, value in settings.items() if key not in ("slo_ms", "batching", "name")}
+    own = ("slo_ms", "slo_may_grow", "batching", "name")
+    kept = {key: value for key, value in settings.items() if key not in own}
     kept["batching"] = {"max_delay_ms": setting.max_delay_ms}
     if setting.max_batch is not None:
         kept["max_batch"] = setting.max_batch

@@ -254,13 +254,13 @@ class Inference:
                 self._answer(answer, done_at, placed())
             else:
                 self._fail(answer.error, answer.timing)
+            answer.left()  # how long its request was unread, the library does not tell
         except CarpoolError as error:
             self._fail(error, answer.timing)
         except Exception as error:
             self._fail_unexpectedly(error)
         finally:
             call.release()
-            answer.left()  # how long its request was unread, the library does not tell
 
     def _answer(self, answer: Answer, done_at: float, placed: Mapping[str, Placed]) -> None:
         service, entry, row = self._service, self._entry, self._row

@@ -234,13 +234,13 @@ class Inference:
                 self._answer(answer, done_at, placed())
             else:
                 self._fail(answer.error, answer.timing)
+            answer.left(self._exchange.unread)
         except CarpoolError as error:
             self._fail(error, answer.timing)
         except Exception as error:
             self._fail_unexpectedly(error)
         finally:
             call.release()
-            answer.left(self._exchange.unread)
 
     def _answer(self, answer: Answer, done_at: float, placed: Mapping[str, Placed]) -> None:
         route = self._route
