@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    return uvloop.run(asyncio.wait_for(main, 60.0))
+    return uvloop.run(asyncio.wait_for(main, 180.0))
 
 
 async def until(condition: Callable[[], object]) -> None:
