@@ -6,11 +6,14 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
+from carpool.cli import predict_run
 from carpool.cli.main import app
 from carpool.cli.predict_run import in_words, pictures
 from carpool.errors import InvalidInput, Refused
@@ -93,6 +96,38 @@ def test_a_refusal_says_why(served: FrontEnd, folder: Path) -> None:
     done = predict(served, folder / "a.jpg", "--task", "detect")
     assert done.exit_code == 1
     assert "no room for it now (overload)" in done.stderr
+
+
+def test_who_is_told_to_come_back_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = json.dumps({"error": "too much", "reason": "overload", "retry_after_s": 0.2}).encode()
+    answers = [(429, refused), (503, refused), (200, b'{"classes": []}')]
+    slept: list[float] = []
+    monkeypatch.setattr(predict_run, "sleep", slept.append)
+    server = SimpleNamespace(ask=lambda *_: answers.pop(0))
+    picture = tmp_path / "a.jpg"
+    picture.touch()
+    found = predict_run._ask(cast(predict_run.PictureServer, server), "/classify", picture, None)
+    assert found.good
+    assert len(slept) == 2
+    assert 0.2 <= slept[0] <= 0.3
+    assert slept[1] >= 0.3
+
+
+def test_patience_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(predict_run, "sleep", sleep)
+    monkeypatch.setattr(predict_run, "monotonic", lambda: now[0])
+    refused = json.dumps({"error": "too much", "reason": "overload", "retry_after_s": 0.2}).encode()
+    server = SimpleNamespace(ask=lambda *_: (429, refused))
+    picture = tmp_path / "a.jpg"
+    picture.touch()
+    found = predict_run._ask(cast(predict_run.PictureServer, server), "/classify", picture, None)
+    assert not found.good
+    assert 60 < now[0] < 70
 
 
 def test_what_cannot_be_drawn_is_said(served: FrontEnd, folder: Path) -> None:

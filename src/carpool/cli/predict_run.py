@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from time import monotonic
+from random import uniform
+from time import monotonic, sleep
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -23,6 +24,10 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 _LARGEST = 1 << 30
 _ANSWER_S = 60.0
 _MOST_SHOWN = 4
+_PATIENCE_S = 60.0  # for a picture that is refused, and told to come back
+_COME_BACK = (429, 503)
+_LATER = 1.5
+_SHORTEST_S, _LONGEST_S = 0.05, 5.0  # between two tries
 
 
 @dataclass(slots=True)
@@ -164,15 +169,28 @@ def _ask(server: PictureServer, path: str, file: Path, save: Path | None) -> Fou
     except OSError as error:
         return Found(file, {"error": f"cannot be read: {error.strerror or error}"}, good=False)
     started = monotonic()
-    status, body = server.ask(path, data, "application/json")
+    status, body = _ask_patiently(server, path, data, "application/json")
     found = Found(file, _read(body), status == 200, monotonic() - started)
     if found.good and save is not None:
         _save(server, path, data, save, found)
     return found
 
 
+def _ask_patiently(server: PictureServer, path: str, data: bytes, accept: str) -> tuple[int, bytes]:
+    """Who is refused and told when to come back comes back: later each time, since there are others."""
+    end = monotonic() + _PATIENCE_S
+    wait = _SHORTEST_S
+    while True:
+        status, body = server.ask(path, data, accept)
+        told = _read(body).get("retry_after_s") if status in _COME_BACK else None
+        if not isinstance(told, int | float) or monotonic() > end:
+            return status, body
+        wait = min(max(wait * _LATER, float(told)), _LONGEST_S)
+        sleep(wait * uniform(1.0, _LATER))
+
+
 def _save(server: PictureServer, path: str, data: bytes, save: Path, found: Found) -> None:
-    status, body = server.ask(path, data, "image/jpeg")
+    status, body = _ask_patiently(server, path, data, "image/jpeg")
     if status != 200:
         found.answer, found.good = _read(body), False
         return
