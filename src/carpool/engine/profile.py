@@ -9,6 +9,7 @@ from typing import Any
 from carpool.core.capacity import promised_batch, slo_capacity
 from carpool.core.curve import BatchCurve
 from carpool.core.shape import shape_of
+from carpool.engine.keepable import LEAST
 from carpool.engine.layout import Layout
 from carpool.engine.measuring import Measured, Point
 from carpool.engine.numerals import numeral
@@ -119,7 +120,7 @@ def _promised(curve: BatchCurve, slo: float, instances: int) -> list[str]:
         said.append(
             f"Nothing is sure: one image takes {numeral(curve.times[1] * 1e3)} ms, and who arrives just "
             "after another began would need twice that; "
-            f"{numeral(2.2e3 * curve.times[1])} ms could be promised."
+            f"{numeral(LEAST * curve.times[1] * 1e3)} ms could be promised."
         )
         return said
     rate = slo_capacity(curve, slo, instances)

@@ -90,8 +90,6 @@ class EngineHost:
         index = [IndexEntry(*line) for line in self.engine.index()]
         number = self._catalog.number + 1
         self._catalog = Catalog(number, self._ready, entries, newest, index, leaving, **self.extra)
-        if self._runner is not None:
-            self._runner.follow_logging(self._catalog.logging)
         for listener in self._listeners:
             listener(self._catalog)
 
