@@ -226,6 +226,33 @@ def test_loading_again_under_load_fails_nobody(tmp_path: Path) -> None:
         load.until_more()
 
 
+def test_log_settings_reach_the_process(tmp_path: Path) -> None:
+    """Loading says what it chose, in the process where it happens; one that is started later knows it too."""
+    write_model(tmp_path / "models" / "model", tmp_path / "go")
+    explicit = {"CARPOOL_MODEL_CONTROL_MODE": "explicit", "CARPOOL_LOAD_MODELS": "*"}
+    with (
+        serving(tmp_path / "models", folder=tmp_path, environment=explicit) as server,
+        server.connect() as client,
+    ):
+
+        def load_again() -> int:
+            (tmp_path / "models" / "model" / "1" / "model.py").touch()
+            assert client.post("/v2/repository/models/model/load", b"{}").status == 200
+            return len(server.events("choice"))
+
+        chosen = len(server.events("choice"))
+        assert chosen > 0
+        assert client.post("/v2/logging", b'{"log_info": false}').status == 200
+        assert load_again() == chosen
+        (runner,) = runner_pids(server)
+        os.kill(runner, signal.SIGKILL)
+        wait_until(lambda: not is_alive(runner), "it is dead")
+        until_answered(server, "model")
+        assert load_again() == chosen
+        assert client.post("/v2/logging", b'{"log_info": true}').status == 200
+        assert load_again() > chosen
+
+
 def test_everything_in_one_process_needs_no_other(tmp_path: Path) -> None:
     model = write_model(tmp_path / "models" / "model", tmp_path / "go")
     with serving(model, frontends=0, folder=tmp_path) as server:
