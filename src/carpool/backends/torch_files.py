@@ -56,7 +56,7 @@ def _open(config: ModelConfig, file: Path, place: torch.device) -> tuple[torch.n
         return _script(file).eval(), None
     if kind == "exported":
         _check_no_pickles(config, file)
-        program = torch.export.load(file)
+        program = _exported(file)
         return _module_of(_moved(program, place)), program
     raise ConfigError(
         f"{config.name}: {file.name} holds weights but no network: put a model.py with a function build(), "
@@ -70,6 +70,12 @@ def _script(file: Path) -> torch.nn.Module:
         warnings.simplefilter("ignore", DeprecationWarning)
         module: torch.nn.Module = torch.jit.load(str(file), map_location="cpu")  # type: ignore[no-untyped-call]
     return module
+
+
+def _exported(file: Path) -> Any:
+    with warnings.catch_warnings():  # some releases map the weights read-only, and warn of that, once
+        warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+        return torch.export.load(file)
 
 
 def _moved(program: Any, place: torch.device) -> Any:
