@@ -3,8 +3,9 @@ from __future__ import annotations
 import asyncio
 
 from carpool.lab.load.outcome import PLAIN_ANSWER, Ticket
-from carpool.lab.load.plan import Closed, Plan
-from carpool.lab.load.run import run
+from carpool.lab.load.plan import Closed, Open, Plan
+from carpool.lab.load.run import at_once, run
+from carpool.lab.load.schedule import Phase
 from carpool.lab.load.target import Clock, Tell
 from lab.load.stub import in_loop
 
@@ -32,3 +33,10 @@ class Prompt:
 def test_a_single_client_that_thinks_asks_again() -> None:
     found = in_loop(run(Plan(Closed(1, requests=20, think=0.002)), Prompt()))
     assert found.total.answered == 20
+
+
+def test_each_process_opens_its_share_of_connections() -> None:
+    assert at_once(Plan(Closed(100, requests=1)), of=8) == 13
+    surge = Open((Phase(100.0, 1.0), Phase(30_000.0, 2.0)))
+    assert at_once(Plan(surge, slo=0.05), of=6) == 250
+    assert at_once(Plan(surge)) == 16

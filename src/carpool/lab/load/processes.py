@@ -162,7 +162,7 @@ async def _generate_part(pipe: Connection, plan: Plan, aim: Aim, part: int, of: 
     def watch(elapsed: float, seen: Slice) -> None:
         pipe.send((elapsed, seen))
 
-    return await run_part(plan, target, pace, start_at=start_at, watch=watch, stop=stop)
+    return await run_part(plan, target, pace, of=of, start_at=start_at, watch=watch, stop=stop)
 
 
 def _listen(pipe: Connection, stop: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from math import ceil
 
 from carpool.lab.load.alarm import Alarm
 from carpool.lab.load.histogram import Histogram
@@ -24,7 +25,7 @@ Watch = Callable[[float, Slice], None]
 _AT_ONCE = 64  # requests sent in one turn of the loop: answers must be read in between
 _TICK_S = 0.02
 _WATCH_S = 0.25
-_OPEN_AT_FIRST = 16  # connections of an open loop before its first request; more come when they are needed
+_OPEN_AT_FIRST = 16  # connections of an open loop, at least, before its first request; more come when needed
 
 
 @dataclass
@@ -59,20 +60,29 @@ async def run_part(
     target: Target,
     pace: Pace,
     *,
+    of: int = 1,
     start_at: float | None = None,
     watch: Watch | None = None,
     stop: asyncio.Event | None = None,
     record: Record | None = None,
 ) -> Part:
-    """The share of a run that one process has; `start_at` is on the clock of `time.monotonic()`."""
+    """What one of `of` processes does; `start_at` is on the clock of `time.monotonic()`."""
     generator = _Generator(plan, target, pace, watch, record)
-    load = plan.load
-    expected = load.concurrency if isinstance(load, Closed) else _OPEN_AT_FIRST
     try:
-        await target.open(generator.told, generator.clock, expected)
+        await target.open(generator.told, generator.clock, at_once(plan, of))
         return await generator.run(start_at, stop or asyncio.Event())
     finally:
         await target.close()
+
+
+def at_once(plan: Plan, of: int = 1) -> int:
+    """Requests that one of `of` processes will have open: as many as it has clients; or as arrive within a
+    promise, since who opens connections under full load is late with what it sends."""
+    load = plan.load
+    if isinstance(load, Closed):
+        return ceil(load.concurrency / of)
+    busiest = max((phase.rate for phase in load.phases), default=0.0)
+    return max(_OPEN_AT_FIRST, ceil(busiest * (plan.slo or 0.0) / of))
 
 
 class _Generator:
