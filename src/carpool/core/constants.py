@@ -38,6 +38,18 @@ class Constants:
     """One answer that took longer on its way moves the estimate by a fifth of the difference, one that took
     less by half of it per second since the last: a stall is reckoned with at once, and for two seconds."""
 
+    most_unread: float = 0.2
+    """Requests may lie in their sockets for a fifth of a promise. If that lasts, their front end gets more
+    than it can read and serve: it turns newcomers away unread. With a quarter, the way back would take what
+    is left of the plan's share for what is outside; with 0.15, a twentieth of its time is lost."""
+
+    backlog_promises: float = 2.0
+    """It lasts when the wait has stood for so many promises: what gathered in a stall is gone by then."""
+
+    backlog_memory_s: float = 0.25
+    """For so long after it turned somebody away, the wait need not stand again before it turns away the next:
+    an overload that lasts is held at the limit. After a second's memory, every stall would cost requests."""
+
     lane_memory_s: float = 1.0
     """Memory of one source's rate: a share must not be lost to the luck of a few arrivals."""
 

@@ -2,7 +2,7 @@
 
 The engine writes its verdict after every turn; a front end that refuses on it spares reading the body. It is
 advice only: whatever passes is offered to the engine, whose word is law. Refusals are reported in bulk, so
-that the engine still knows the rate that is asked of it.
+that the engine still knows the rate that is asked of it. A front end that is itself behind says no as well.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+from carpool.core.backlog import Backlog
 from carpool.core.job import Job, Reason, Refusal
 from carpool.core.scheduler import Scheduler
 from carpool.core.shares import ORDINARY
@@ -26,6 +27,13 @@ WriteGate: TypeAlias = Callable[..., None]
 ReadGate: TypeAlias = Callable[[int], tuple[float, ...] | None]
 Gate: TypeAlias = Callable[[ModelEntry, float, float, Sender, bool], CarpoolError | None]
 """Takes what `Door.refuses` takes, and refuses what the engine would refuse as well."""
+
+
+class Waits(Protocol):
+    """How long requests lately lay in their sockets before this front end read them."""
+
+    seconds: float
+
 
 _REASONS = list(Reason)
 _STALE_S = 0.05  # an engine that is busy turns far more often: older advice says nothing
@@ -78,11 +86,18 @@ def _number(source: str) -> float:
 
 
 class Advice:
-    """A front end's reading of the gate."""
+    """A front end's reading of the gate, and what its own backlog says; `waits` where it can be told."""
 
-    def __init__(self, read: ReadGate, ask: Callable[[str, Any], Coroutine[Any, Any, Any]]) -> None:
+    def __init__(
+        self,
+        read: ReadGate,
+        ask: Callable[[str, Any], Coroutine[Any, Any, Any]],
+        waits: Waits | None = None,
+    ) -> None:
         self._read = read
         self._ask = ask
+        self._waits = waits
+        self._backlogs: dict[int, Backlog] = {}
         self._loop = asyncio.get_running_loop()
         self._refused: Counter[tuple[int, str, str]] = Counter()
         self._said: dict[tuple[int, str], tuple[float, Refused]] = {}
@@ -94,6 +109,11 @@ class Advice:
     ) -> CarpoolError | None:
         if entry.slo is None or sender.latest:  # a newer frame asks for no more room than the one it replaces
             return None
+        return self._by_engine(entry, deadline, now, sender, certain) or self._by_backlog(entry, now, sender)
+
+    def _by_engine(
+        self, entry: ModelEntry, deadline: float, now: float, sender: Sender, certain: bool
+    ) -> CarpoolError | None:
         row = self._read(entry.key)
         if row is None or len(row) < 2 + _VERDICT or now - row[0] > _STALE_S:
             return None
@@ -105,6 +125,27 @@ class Advice:
             if row[at] == number:
                 return self._refuse(entry, deadline, now, sender.source, row[at : at + _VERDICT], row[0])
         return None
+
+    def _by_backlog(self, entry: ModelEntry, now: float, sender: Sender) -> CarpoolError | None:
+        """Whoever is not read yet cannot be told apart: sources and priorities make no difference here."""
+        if self._waits is None:
+            return None
+        waited = self._waits.seconds
+        backlog = self._backlogs.get(entry.key)
+        if backlog is None:
+            if len(self._backlogs) >= _MOST_SAID:
+                self._backlogs.clear()
+            backlog = self._backlogs[entry.key] = Backlog()
+        assert entry.slo is not None
+        if not backlog.turns_away(waited, entry.slo, now):
+            return None
+        self._count(entry, sender.source, Reason.OVERLOAD)
+        return Refused(
+            f"{entry.name}: more comes than this front end can read; requests wait {waited * 1e3:.0f} ms for "
+            f"that, of the {entry.slo * 1e3:g} ms promised",
+            retry_after_s=waited,
+            numbers={"unread_ms": round(waited * 1e3, 3), "deadline_ms": round(entry.slo * 1e3, 3)},
+        )
 
     def _refuse(
         self,
@@ -118,9 +159,7 @@ class Advice:
         """Between two turns of the engine a flood is told the same sentence many times: it is kept."""
         assert entry.slo is not None
         reason = _REASONS[int(verdict[1])]
-        self._refused[entry.key, source, reason.value] += 1
-        if self._report is None:
-            self._report = self._loop.call_later(_REPORT_S, self._send_report)
+        self._count(entry, source, reason)
         whole = deadline >= now + entry.slo
         said = self._said.get((entry.key, source)) if whole else None
         if said is not None and said[0] == written:
@@ -132,6 +171,11 @@ class Advice:
             self._said[entry.key, source] = written, error
             return error.again()
         return error
+
+    def _count(self, entry: ModelEntry, source: str, reason: Reason) -> None:
+        self._refused[entry.key, source, reason.value] += 1
+        if self._report is None:
+            self._report = self._loop.call_later(_REPORT_S, self._send_report)
 
     def _send_report(self) -> None:
         self._report = None

@@ -20,6 +20,7 @@ from carpool.servers.host import EngineHost
 from carpool.servers.http.limits import Limits
 from carpool.servers.http.metrics_page import MetricsApp
 from carpool.servers.http.server import HttpServer
+from carpool.servers.http.unread import Unread
 from carpool.servers.log_settings import LogSettings
 from carpool.servers.memory_registry import MemoryRegistry
 from carpool.servers.model_control import ControlDesk
@@ -119,7 +120,8 @@ class HttpFrontend:
 async def http(parts: FrontendParts) -> Frontend:
     from carpool.servers.http.app import HttpApp  # the engine runs this file too, without opencv
 
-    parts.door.advise(Advice(parts.gates.read, parts.door.ask))
+    unread = Unread()
+    parts.door.advise(Advice(parts.gates.read, parts.door.ask, unread))
     recording = Recording(parts.settings, parts.began)
     page = Exposition(parts.table, version=carpool.__version__).page
     block = parts.table.block(parts.block)
@@ -132,7 +134,7 @@ async def http(parts: FrontendParts) -> Frontend:
         picture_threads=threads_for(parts.settings.frontends),
     )
     limits = limits_of(parts.settings)
-    servers = {"http": HttpServer(app, limits), "metrics": HttpServer(MetricsApp(page), limits)}
+    servers = {"http": HttpServer(app, limits, unread), "metrics": HttpServer(MetricsApp(page), limits)}
     for name, server in servers.items():
         await server.start(parts.sockets[name])
     return recording.frontend(HttpFrontend(app, list(servers.values()), block.server))

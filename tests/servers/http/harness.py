@@ -18,6 +18,7 @@ from carpool.servers.http.exchange import BodyPlan, Collect, Exchange, Receive
 from carpool.servers.http.limits import Limits
 from carpool.servers.http.parsing import RequestHead
 from carpool.servers.http.server import HttpServer, listen
+from carpool.servers.http.unread import Unread
 
 PATIENCE = 30.0  # far more than anything takes, also where most of the machine is stolen
 T = TypeVar("T")
@@ -135,6 +136,7 @@ class Serving:
     host: str = "127.0.0.1"
     port: int = 0
     stopped: bool = False
+    unread: Unread | None = None
     thread: threading.Thread = field(init=False)
     loop: asyncio.AbstractEventLoop = field(init=False)
     server: HttpServer = field(init=False)
@@ -147,7 +149,7 @@ class Serving:
 
     def _run(self, ready: threading.Event) -> None:
         self.loop = uvloop.new_event_loop()
-        self.server = HttpServer(self.app, self.limits)
+        self.server = HttpServer(self.app, self.limits, self.unread)
         sockets = listen(self.host, self.port)
         self.port = sockets[0].getsockname()[1]
         self.loop.run_until_complete(self.server.start(sockets))
@@ -191,8 +193,10 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(app: Any = None, host: str = "127.0.0.1", **limits: Any) -> Iterator[Serving]:
-    server = Serving(app or PathApp(), Limits(**limits), host)
+def serving(
+    app: Any = None, host: str = "127.0.0.1", unread: Unread | None = None, **limits: Any
+) -> Iterator[Serving]:
+    server = Serving(app or PathApp(), Limits(**limits), host, unread=unread)
     try:
         yield server
     finally:

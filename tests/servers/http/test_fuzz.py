@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from carpool.servers.http.connection import Connection
 from carpool.servers.http.limits import Limits
 from carpool.servers.http.shared import Shared
+from carpool.servers.http.unread import Unread
 from servers.http.harness import PathApp, Serving, chunked, parse_response_head, post
 
 # Small enough that a few hundred bytes reach every limit.
@@ -96,7 +97,7 @@ def answers_to(pieces: list[bytes], empty_socket: socket.socket) -> bytes:
     app = PathApp()
     app.limit = 200
     as_loop: Any = loop
-    shared = Shared(app, LIMITS, as_loop)
+    shared = Shared(app, LIMITS, as_loop, Unread())
     shared.date = b"date: now\r\n"
     connection = Connection(shared)
     as_transport: Any = transport

@@ -102,6 +102,17 @@ def test_a_request_that_came_while_the_loop_was_busy_has_waited() -> None:
     assert app.unread[1] >= STALL_S - TICK_S
 
 
+def test_while_requests_wait_the_kernel_is_asked_at_their_heads_as_well() -> None:
+    """Else nobody would notice that it is over: who is turned away for it has no body that is read."""
+    unread = Unread()
+    unread.seconds = 1.0
+    with serving(Noting(), unread=unread) as server, server.connect() as client:
+        client.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n")
+        until(lambda: unread.seconds < 1.0)
+        client.send(b"first")
+        assert client.response().status == 200
+
+
 # ── the way back ──
 
 

@@ -239,6 +239,9 @@ class Connection(Answering):
     def _begin(self, head: RequestHead) -> None:
         now = monotonic()
         shared = self._shared
+        unread = shared.unread
+        if unread.seconds and now >= unread.look_at:  # whoever is turned away for it has no body to look at
+            unread.look(self._descriptor(), now)
         exchange = Exchange(self, head, now)
         self._exchange = exchange
         self._head = head

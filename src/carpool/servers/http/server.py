@@ -12,6 +12,7 @@ from carpool.servers.http.connection import Connection
 from carpool.servers.http.exchange import App
 from carpool.servers.http.limits import Limits
 from carpool.servers.http.shared import Shared
+from carpool.servers.http.unread import Unread
 
 _BACKLOG = 1024
 
@@ -73,8 +74,10 @@ def _bound(
 class HttpServer:
     """Serves one app on some sockets until it is stopped. To be used from its loop's thread."""
 
-    def __init__(self, app: App, limits: Limits | None = None) -> None:
+    def __init__(self, app: App, limits: Limits | None = None, unread: Unread | None = None) -> None:
+        """`unread` is told how long requests wait to be read, for whoever else wants to know."""
         self._app = app
+        self._unread = unread or Unread()
         self._limits = limits or Limits()
         self._listeners: list[asyncio.Server] = []
         self._shared: Shared
@@ -83,7 +86,7 @@ class HttpServer:
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """Begin to accept; the sockets are the server's from now on."""
         loop = asyncio.get_running_loop()
-        shared = self._shared = Shared(self._app, self._limits, loop)
+        shared = self._shared = Shared(self._app, self._limits, loop, self._unread)
         self._timer = loop.call_later(self._limits.sweep_s, self._sweep)
         for listening in sockets:
             listener = await loop.create_server(lambda: Connection(shared), sock=listening, backlog=_BACKLOG)

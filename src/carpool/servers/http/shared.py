@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 class Shared:
     """One read buffer serves all connections: the loop fills it and hands it over with nothing in between."""
 
-    def __init__(self, app: App, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, app: App, limits: Limits, loop: asyncio.AbstractEventLoop, unread: Unread) -> None:
         self.app = app
         self.limits = limits
         self.loop = loop
         self.head_buffer = bytearray(16 * KIB)
         self.body_buffer = bytearray(256 * KIB)
         self.ledger = Ledger(limits.max_gathered_bytes)
-        self.unread = Unread()
+        self.unread = unread
         self.connections: set[Connection] = set()
         self.stalled: set[Outgoing] = set()
         self.lingering = 0
