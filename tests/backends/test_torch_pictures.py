@@ -227,3 +227,24 @@ def test_the_chip_decodes_as_the_cpu_does() -> None:
     assert set(errors) <= {3}
     for file, row in zip(files[:3], into.cpu(), strict=False):
         assert difference(row.numpy(), by_the_cpu(decode(file.data), settings, size)).mean() <= 2.5
+
+
+@on_a_gpu
+def test_the_decoder_of_an_instance_reads_as_torchvision_does() -> None:
+    pytest.importorskip("torchvision")
+    from carpool.backends.nvjpeg import NoDecoder, Nvjpeg, loaded_library
+    from carpool.backends.torch_pictures import _torchvision
+
+    gpu = torch.device("cuda")
+    try:
+        decoders = [Nvjpeg(loaded_library(), gpu) for _ in range(2)]
+    except NoDecoder as error:
+        pytest.skip(str(error))
+    files = [torch.from_numpy(file) for file in (sample_picture(), jpeg(), sample_picture(), jpeg())]
+    expected = _torchvision(gpu)(files)
+    for decode_all in decoders * 2:
+        found = decode_all(files)
+        torch.cuda.synchronize()
+        for picture, other in zip(found, expected, strict=True):
+            assert picture.shape == other.shape
+            assert difference(picture.cpu().numpy(), other.cpu().numpy()).max() <= TOLERANCE

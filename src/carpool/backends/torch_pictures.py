@@ -81,7 +81,16 @@ class DevicePictures:
 
 
 def _chip_decoder(device: torch.device) -> DecodeAll:
-    from torchvision.io import ImageReadMode, decode_jpeg  # only where it is needed
+    from carpool.backends.nvjpeg import NoDecoder, Nvjpeg, loaded_library  # only where it is needed
+
+    try:
+        return Nvjpeg(loaded_library(), device)
+    except (NoDecoder, OSError, AttributeError):  # no library, one without these functions, or no engine
+        return _torchvision(device)
+
+
+def _torchvision(device: torch.device) -> DecodeAll:
+    from torchvision.io import ImageReadMode, decode_jpeg
 
     def decode_all(files: list[torch.Tensor]) -> list[torch.Tensor]:
         decoded: list[torch.Tensor] = decode_jpeg(files, mode=ImageReadMode.RGB, device=device)
