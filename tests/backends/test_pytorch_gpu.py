@@ -57,6 +57,7 @@ def test_graphs_answer_as_the_cpu_does_at_every_size(
     backend.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of the compiler's own modules
 @pytest.mark.parametrize("kind", ["module", "exported"])
 def test_compiled_networks_answer_the_same(kind: str, tmp_path: Path) -> None:
     exported = kind == "exported"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +56,7 @@ def net() -> Net:
     return Net().eval()
 
 
-@lru_cache(maxsize=1)
-def _reference() -> Net:
-    return net()
+_REFERENCE = net()  # made here, and not by whichever threads ask first: the seed is everybody's
 
 
 def pictures(count: int, seed: int = 0, channels_last: bool = False) -> np.ndarray:
@@ -72,10 +69,9 @@ def floats(count: int, seed: int = 0) -> np.ndarray:
 
 
 def answers(values: np.ndarray) -> dict[str, np.ndarray]:
-    """What the net says to floats, image by image. From any thread: the seed is everybody's, so the net is
-    made once."""
+    """What the net says to floats, image by image. From any thread."""
     with torch.inference_mode():
-        parts = [_reference()(torch.from_numpy(value[None])) for value in values]
+        parts = [_REFERENCE(torch.from_numpy(value[None])) for value in values]
     return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
 
 
