@@ -58,6 +58,7 @@ def test_graphs_answer_as_the_cpu_does_at_every_size(
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of the compiler's own modules
+@pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")  # which precision is for the settings to say
 @pytest.mark.parametrize("kind", ["module", "exported"])
 def test_compiled_networks_answer_the_same(kind: str, tmp_path: Path) -> None:
     exported = kind == "exported"
