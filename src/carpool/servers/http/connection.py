@@ -21,7 +21,7 @@ from carpool.servers.http.answering import BODY, CLOSED, HEAD, LINGER, WAITING, 
 from carpool.servers.http.body import too_large
 from carpool.servers.http.delivery import deliver
 from carpool.servers.http.exchange import BodyPlan, Exchange
-from carpool.servers.http.parsing import HeadFinder, RequestHead, parse_head
+from carpool.servers.http.parsing import HeadFinder, RequestHead
 from carpool.servers.http.responses import CONTINUE, Fault, bad_request
 from carpool.servers.http.shared import Shared
 
@@ -229,7 +229,7 @@ class Connection(Answering):
                     self._since = monotonic()
             return position
         raw = bytes(memoryview(data)[position:after])
-        self._known = parse_head(raw, self._shared.limits, self._finder)
+        self._known = self._shared.heads.read(raw, self._finder)
         self._known_raw = raw
         self._finder.reset()
         self._partial = False
