@@ -28,9 +28,11 @@ Gate: TypeAlias = Callable[[ModelEntry, float, float, Sender, bool], CarpoolErro
 """Takes what `Door.refuses` takes, and refuses what the engine would refuse as well."""
 
 _REASONS = list(Reason)
+_WORDS = [reason.value for reason in Reason]
 _STALE_S = 0.05  # an engine that is busy turns far more often: older advice says nothing
 _REPORT_S = 0.02
 _MOST_SAID = 256
+_SAME_S = 0.005  # for so long one sentence does for all who are refused for the same reason
 _VERDICT = 7  # numbers of one: see `_verdict`
 _MOST_SOURCES = (MAX_VALUES - 2) // _VERDICT  # that are told apart: those who flood
 
@@ -85,7 +87,7 @@ class Advice:
         self._ask = ask
         self._loop = asyncio.get_running_loop()
         self._refused: Counter[tuple[int, str, str]] = Counter()
-        self._said: dict[tuple[int, str], tuple[float, Refused]] = {}
+        self._said: dict[tuple[int, str, int], tuple[float, Refused]] = {}
         self._report: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -103,33 +105,28 @@ class Advice:
         number = _number(sender.source)
         for at in range(2, len(row), _VERDICT):
             if row[at] == number:
-                return self._refuse(entry, deadline, now, sender.source, row[at : at + _VERDICT], row[0])
+                return self._refuse(entry, deadline, now, sender.source, row[at : at + _VERDICT])
         return None
 
     def _refuse(
-        self,
-        entry: ModelEntry,
-        deadline: float,
-        now: float,
-        source: str,
-        verdict: tuple[float, ...],
-        written: float,
+        self, entry: ModelEntry, deadline: float, now: float, source: str, verdict: tuple[float, ...]
     ) -> CarpoolError:
-        """Between two turns of the engine a flood is told the same sentence many times: it is kept."""
+        """A flood is told the same sentence many times: it is kept, and so is what its clients are sent."""
         assert entry.slo is not None
-        reason = _REASONS[int(verdict[1])]
-        self._refused[entry.key, source, reason.value] += 1
+        code = int(verdict[1])
+        self._refused[entry.key, source, _WORDS[code]] += 1
         if self._report is None:
             self._report = self._loop.call_later(_REPORT_S, self._send_report)
         whole = deadline >= now + entry.slo
-        said = self._said.get((entry.key, source)) if whole else None
-        if said is not None and said[0] == written:
+        said = self._said.get((entry.key, source, code)) if whole else None
+        if said is not None and now < said[0]:
             return said[1].again()
-        error = _error(entry, Job(now, min(deadline, now + entry.slo)), reason, verdict)
+        error = _error(entry, Job(now, min(deadline, now + entry.slo)), _REASONS[code], verdict)
         if whole and isinstance(error, Refused):
+            error.rendered = {}
             if len(self._said) >= _MOST_SAID:
                 self._said.clear()
-            self._said[entry.key, source] = written, error
+            self._said[entry.key, source, code] = now + _SAME_S, error
             return error.again()
         return error
 

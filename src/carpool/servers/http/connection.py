@@ -58,6 +58,7 @@ class Connection(Answering):
             self._shared.lingering -= 1
         self._phase = CLOSED
         self._plan = None
+        self._give_back()
         self._intake.forget()
         self._abandon()
         self._shared.leave(self)
@@ -287,7 +288,7 @@ class Connection(Answering):
             if count >= len(self._scratch):
                 self._let_others_run()  # a chunk may be one byte: this is work, not copying
         elif self._exchange is None:
-            intake.skip_in_kernel(self._descriptor())
+            intake.skip_in_kernel(self._borrow())
             if intake.finished:
                 self._body_done()
 
@@ -300,7 +301,7 @@ class Connection(Answering):
             self._phase = WAITING
             now = monotonic()
             if now >= shared.unread.look_at:
-                shared.unread.look(self._descriptor(), now)
+                shared.unread.look(self._borrow(), now)
             exchange.unread = shared.unread.seconds
             self._deliver(plan, now, exchange)
             return
