@@ -17,6 +17,7 @@ CarpoolError
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 
 class CarpoolError(Exception):
@@ -64,6 +65,8 @@ class Refused(CarpoolError):
     """Carries what the caller needs to decide on a retry: the predicted wait and when to come back."""
 
     reason = "overload"
+    rendered: dict[str, Any] | None = None
+    """By protocol: what clients are sent. Only one that is told to many has room to keep it."""
 
     def __init__(
         self,
@@ -80,13 +83,9 @@ class Refused(CarpoolError):
 
     def again(self) -> Refused:
         """The same for somebody else: one exception that is raised twice keeps both stacks."""
-        return Refused(
-            self.message,
-            reason=self.reason,
-            predicted_ms=self.predicted_ms,
-            retry_after_s=self.retry_after_s,
-            numbers=self.numbers,
-        )
+        same = Refused.__new__(Refused, self.message)
+        same.__dict__.update(self.__dict__)
+        return same
 
 
 class Replaced(CarpoolError):

@@ -178,3 +178,25 @@ def test_one_model_may_be_behind_while_another_has_time() -> None:
         assert isinstance(behind, Refused)
 
     with_gate(story)
+
+
+def test_one_sentence_does_for_all_who_are_refused_in_the_same_moment() -> None:
+    async def turn() -> None:
+        gate = Gate()
+        row = (float(list(Reason).index(Reason.OVERLOAD)), 0.03, 0.5)
+
+        def told(waiting: int) -> Refused:
+            gate.now += 0.001
+            gate.table.write(ENTRY.key, gate.now, 1.0, 0.0, *row, float(waiting), 900.0, 400.0)
+            refusal = gate.advice(ENTRY, gate.now + 1.0, gate.now, NOBODY, True)
+            assert isinstance(refusal, Refused)
+            return refusal
+
+        first, second = told(5), told(6)
+        assert second is not first  # one that is raised twice would keep both stacks
+        assert (second.message, second.numbers) == (first.message, first.numbers)
+        assert second.rendered is first.rendered is not None  # and what clients are sent is made once
+        gate.now += 0.01
+        assert "(7 images wait)" in told(7).message
+
+    asyncio.run(turn())

@@ -9,6 +9,8 @@ from carpool.observe.columns import FAILURE_SECONDS, FAILURES, SHED
 from carpool.observe.counters import Row
 
 _SHEDDING = (Refused, DeadlineExceeded, Unavailable)
+_UNWANTED = (asyncio.CancelledError, Replaced)
+_BACKENDS = (ModelError, DeadlineExceeded)
 
 
 def count_failure(row: Row, error: BaseException, seconds: float) -> None:
@@ -29,10 +31,10 @@ def _shed_word(error: BaseException) -> str:
 
 
 def _failure_word(error: BaseException, shed: str) -> str:
-    if isinstance(error, asyncio.CancelledError | Replaced):
+    if isinstance(error, _UNWANTED):
         return "CANCELED"  # the client left, or its own newer frame took the place
     if shed or isinstance(error, Refused):
         return "REJECTED"
-    if isinstance(error, ModelError | DeadlineExceeded):
+    if isinstance(error, _BACKENDS):
         return "BACKEND"  # a deadline that is not a shed is an execution that timed out
     return "OTHER"

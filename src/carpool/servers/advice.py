@@ -36,9 +36,11 @@ class Waits(Protocol):
 
 
 _REASONS = list(Reason)
+_WORDS = [reason.value for reason in Reason]
 _STALE_S = 0.05  # an engine that is busy turns far more often: older advice says nothing
 _REPORT_S = 0.02
 _MOST_SAID = 256
+_SAME_S = 0.005  # for so long one sentence does for all who are refused for the same reason
 _VERDICT = 7  # numbers of one: see `_verdict`
 _MOST_SOURCES = (MAX_VALUES - 2) // _VERDICT  # that are told apart: those who flood
 
@@ -100,7 +102,7 @@ class Advice:
         self._backlogs: dict[int, Backlog] = {}
         self._loop = asyncio.get_running_loop()
         self._refused: Counter[tuple[int, str, str]] = Counter()
-        self._said: dict[tuple[int, str], tuple[float, Refused]] = {}
+        self._said: dict[tuple[int, str | None, int], tuple[float, Refused]] = {}
         self._report: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -123,7 +125,7 @@ class Advice:
         number = _number(sender.source)
         for at in range(2, len(row), _VERDICT):
             if row[at] == number:
-                return self._refuse(entry, deadline, now, sender.source, row[at : at + _VERDICT], row[0])
+                return self._refuse(entry, deadline, now, sender.source, row[at : at + _VERDICT])
         return None
 
     def _by_backlog(self, entry: ModelEntry, now: float, sender: Sender) -> CarpoolError | None:
@@ -139,41 +141,42 @@ class Advice:
         assert entry.slo is not None
         if not backlog.turns_away(waited, entry.slo, now):
             return None
-        self._count(entry, sender.source, Reason.OVERLOAD)
-        return Refused(
-            f"{entry.name}: more comes than this front end can read; requests wait {waited * 1e3:.0f} ms for "
-            f"that, of the {entry.slo * 1e3:g} ms promised",
-            retry_after_s=waited,
-            numbers={"unread_ms": round(waited * 1e3, 3), "deadline_ms": round(entry.slo * 1e3, 3)},
+        code = _REASONS.index(Reason.OVERLOAD)
+        self._count(entry, sender.source, code)
+        return self._said_before(entry, None, code, now) or self._keep(
+            entry, None, code, now, _behind(entry, waited)
         )
 
     def _refuse(
-        self,
-        entry: ModelEntry,
-        deadline: float,
-        now: float,
-        source: str,
-        verdict: tuple[float, ...],
-        written: float,
+        self, entry: ModelEntry, deadline: float, now: float, source: str, verdict: tuple[float, ...]
     ) -> CarpoolError:
-        """Between two turns of the engine a flood is told the same sentence many times: it is kept."""
         assert entry.slo is not None
-        reason = _REASONS[int(verdict[1])]
-        self._count(entry, source, reason)
+        code = int(verdict[1])
+        self._count(entry, source, code)
         whole = deadline >= now + entry.slo
-        said = self._said.get((entry.key, source)) if whole else None
-        if said is not None and said[0] == written:
-            return said[1].again()
-        error = _error(entry, Job(now, min(deadline, now + entry.slo)), reason, verdict)
+        said = self._said_before(entry, source, code, now) if whole else None
+        if said is not None:
+            return said
+        error = _error(entry, Job(now, min(deadline, now + entry.slo)), _REASONS[code], verdict)
         if whole and isinstance(error, Refused):
-            if len(self._said) >= _MOST_SAID:
-                self._said.clear()
-            self._said[entry.key, source] = written, error
-            return error.again()
+            return self._keep(entry, source, code, now, error)
         return error
 
-    def _count(self, entry: ModelEntry, source: str, reason: Reason) -> None:
-        self._refused[entry.key, source, reason.value] += 1
+    def _said_before(self, entry: ModelEntry, source: str | None, code: int, now: float) -> Refused | None:
+        """A flood is told the same sentence many times: it is kept, and so is what its clients are sent."""
+        said = self._said.get((entry.key, source, code))
+        return said[1].again() if said is not None and now < said[0] else None
+
+    def _keep(self, entry: ModelEntry, source: str | None, code: int, now: float, error: Refused) -> Refused:
+        """`source` is None for a sentence that names none of anybody's numbers."""
+        error.rendered = {}
+        if len(self._said) >= _MOST_SAID:
+            self._said.clear()
+        self._said[entry.key, source, code] = now + _SAME_S, error
+        return error.again()
+
+    def _count(self, entry: ModelEntry, source: str, code: int) -> None:
+        self._refused[entry.key, source, _WORDS[code]] += 1
         if self._report is None:
             self._report = self._loop.call_later(_REPORT_S, self._send_report)
 
@@ -203,3 +206,13 @@ def _error(entry: ModelEntry, job: Job, reason: Reason, verdict: tuple[float, ..
         answerable=answerable,
     )
     return refused(entry.name, job, refusal, knobs=False)
+
+
+def _behind(entry: ModelEntry, waited: float) -> Refused:
+    assert entry.slo is not None
+    return Refused(
+        f"{entry.name}: more comes than this front end can read; requests wait {waited * 1e3:.0f} ms for "
+        f"that, of the {entry.slo * 1e3:g} ms promised",
+        retry_after_s=waited,
+        numbers={"unread_ms": round(waited * 1e3, 3), "deadline_ms": round(entry.slo * 1e3, 3)},
+    )

@@ -45,24 +45,24 @@ def test_the_kernel_knows_since_when_data_has_been_there() -> None:
         with server:
             client.sendall(b"x")
             sent = time.monotonic()
-            until(lambda: waited(server.fileno()) >= STALL_S)
+            until(lambda: waited(server) >= STALL_S)
             assert time.monotonic() - sent >= STALL_S - TICK_S
             server.recv(1)
-            assert waited(server.fileno()) >= STALL_S  # read or not: when it came
+            assert waited(server) >= STALL_S  # read or not: when it came
 
 
 def test_where_nothing_can_be_told_there_was_no_wait() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.send(b"x")
-        assert waited(ours.fileno()) == 0.0
+        assert waited(ours) == 0.0
 
 
 def test_the_kernel_is_not_asked_for_every_request() -> None:
     unread = Unread()
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        unread.look(ours.fileno(), 5.0)
+        unread.look(ours, 5.0)
     assert 5.0 < unread.look_at < 5.1
 
 

@@ -192,18 +192,16 @@ def too_large(limit: int) -> Fault:
     return Fault(413, f"the body is over {limit} bytes", "too-large")
 
 
-def skip_received(descriptor: int, count: int) -> int:
+def skip_received(connection: socket.socket, count: int) -> int:
     """Throw away up to `count` bytes that a TCP socket has received, without copying; returns how many."""
-    borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
     skipped = 0
     try:
         while skipped < count:
-            got = borrowed.recv_into(_nowhere, min(count - skipped, len(_nowhere)), socket.MSG_TRUNC)
-            if got == 0:
-                break
+            wanted = min(count - skipped, len(_nowhere))
+            got = connection.recv_into(_nowhere, wanted, socket.MSG_TRUNC)
             skipped += got
+            if got < wanted:
+                break
     except OSError:
         pass  # nothing there for now, or an error that the transport will find by itself
-    finally:
-        borrowed.detach()
     return skipped

@@ -21,7 +21,7 @@ from carpool.servers.http.answering import BODY, CLOSED, HEAD, LINGER, WAITING, 
 from carpool.servers.http.body import too_large
 from carpool.servers.http.delivery import deliver
 from carpool.servers.http.exchange import BodyPlan, Exchange
-from carpool.servers.http.parsing import HeadFinder, RequestHead, parse_head
+from carpool.servers.http.parsing import HeadFinder, RequestHead
 from carpool.servers.http.responses import CONTINUE, Fault, bad_request
 from carpool.servers.http.shared import Shared
 
@@ -58,6 +58,7 @@ class Connection(Answering):
             self._shared.lingering -= 1
         self._phase = CLOSED
         self._plan = None
+        self._give_back()
         self._intake.forget()
         self._abandon()
         self._shared.leave(self)
@@ -229,7 +230,7 @@ class Connection(Answering):
                     self._since = monotonic()
             return position
         raw = bytes(memoryview(data)[position:after])
-        self._known = parse_head(raw, self._shared.limits, self._finder)
+        self._known = self._shared.heads.read(raw, self._finder)
         self._known_raw = raw
         self._finder.reset()
         self._partial = False
@@ -241,7 +242,7 @@ class Connection(Answering):
         shared = self._shared
         unread = shared.unread
         if unread.seconds and now >= unread.look_at:  # whoever is turned away for it has no body to look at
-            unread.look(self._descriptor(), now)
+            unread.look(self._borrow(), now)
         exchange = Exchange(self, head, now)
         self._exchange = exchange
         self._head = head
@@ -290,7 +291,7 @@ class Connection(Answering):
             if count >= len(self._scratch):
                 self._let_others_run()  # a chunk may be one byte: this is work, not copying
         elif self._exchange is None:
-            intake.skip_in_kernel(self._descriptor())
+            intake.skip_in_kernel(self._borrow())
             if intake.finished:
                 self._body_done()
 
@@ -303,7 +304,7 @@ class Connection(Answering):
             self._phase = WAITING
             now = monotonic()
             if now >= shared.unread.look_at:
-                shared.unread.look(self._descriptor(), now)
+                shared.unread.look(self._borrow(), now)
             exchange.unread = shared.unread.seconds
             self._deliver(plan, now, exchange)
             return

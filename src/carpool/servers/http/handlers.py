@@ -22,7 +22,7 @@ Variables: TypeAlias = Mapping[str, str]
 Handler: TypeAlias = Callable[[Service, Exchange, Variables], BodyPlan]
 Start: TypeAlias = Callable[[Exchange], BodyPlan]
 Starter: TypeAlias = Callable[[Service, RequestHead, Variables], Start]
-"""Works out once, for all requests that share a head, what each of them starts with."""
+"""Works out once, for all requests whose heads differ at most in length, what each of them starts with."""
 
 _MAX_INDEX_BODY = _MAX_JSON_BODY = 64 * 1024
 

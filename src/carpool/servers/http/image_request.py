@@ -65,7 +65,7 @@ class ImageRequest:
         self._arrived = at
         route = self._route
         service = route.service
-        service.server_row.add(BYTES_RECEIVED, route.size or len(body))
+        service.server_row.add(BYTES_RECEIVED, self._exchange.head.content_length or len(body))
         try:
             self._target = route.current()  # what serves may have changed while the body came
             if not service.pictures.hold(len(body)):
@@ -83,7 +83,7 @@ class ImageRequest:
 
     def received_in_slot(self, at: float) -> None:
         """The body is in the slot. If the device cannot take it from there, it goes the way of all others."""
-        slot, size = self.slot, self._route.size
+        slot, size = self.slot, self._exchange.head.content_length or 0
         assert slot is not None
         picture = slot.view[FILE_AT : FILE_AT + size]
         try:

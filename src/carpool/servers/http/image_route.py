@@ -60,7 +60,6 @@ class ImageRoute:
     def __init__(self, service: Service, head: RequestHead, task: Task | None, model: str = "") -> None:
         self.service = service
         self.asked = read_image_head(head)
-        self.size = head.content_length or 0
         self._task = task
         self._catalog: Catalog | None = None
         self._target: Target | None = None
@@ -94,8 +93,9 @@ class ImageRoute:
         """A picture that the device may decode comes straight into a slot."""
         service = self.service
         request = ImageRequest(self, exchange, target)
-        if target.model.encoded and self.asked.in_place and self.size <= service.max_body_bytes:
-            slot = service.door.slot(FILE_AT + self.size)
+        size = exchange.head.content_length or 0
+        if target.model.encoded and self.asked.in_place and size <= service.max_body_bytes:
+            slot = service.door.slot(FILE_AT + size + 1)  # see `Intake` for what the byte is good for
             if slot is not None:
                 request.slot = slot
                 return Receive(slot.view[FILE_AT:], request.received_in_slot)

@@ -18,6 +18,7 @@ from carpool.servers.http.parsing import RequestHead
 from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.service import Service
 from carpool.servers.lookup import not_serving
+from carpool.wire.v2 import read_header_length
 
 
 def start_infer(service: Service, head: RequestHead, variables: Mapping[str, str]) -> Start:
@@ -37,7 +38,6 @@ class InferRoute:
     def __init__(self, service: Service, head: RequestHead, model: str, version: str) -> None:
         self.service = service
         self.asked = read_infer_head(head)
-        self.size = head.content_length or 0
         self._model = model
         self._version = version
         self._catalog: Catalog | None = None
@@ -46,6 +46,8 @@ class InferRoute:
     def begin(self, exchange: Exchange) -> BodyPlan:
         """Refuse before the body what can be refused, else say where it goes."""
         door = self.service.door
+        if (exchange.head.content_length or 0) < self.asked.shortest:
+            read_header_length(str(self.asked.header_length), exchange.head.content_length)
         try:
             if not door.serving:
                 raise not_serving()
@@ -78,7 +80,9 @@ class InferRoute:
         kind = Inference if self.current().entry.vision is None else PictureInference
         if not self.asked.in_place:
             return Collect(service.max_body_bytes, kind(self, exchange, None).collected)
-        slot = service.door.slot(self.size + 1)  # see `Intake` for what the byte is good for
+        slot = service.door.slot(
+            (exchange.head.content_length or 0) + 1
+        )  # see `Intake` for what the byte is good for
         if slot is None:
             raise no_slots()
         return Receive(slot.view, kind(self, exchange, slot).received)

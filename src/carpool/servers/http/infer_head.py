@@ -26,6 +26,7 @@ _LATEST_FIELD = LATEST.lower().encode()
 
 class InferHead(NamedTuple):
     header_length: int | None  # of the JSON; None when the whole body is JSON, 0 for a raw request
+    shortest: int  # that the body may be by this, where its length is known
     in_place: bool  # the body can be received where it will be used
     budget: float  # seconds from the head to the client's deadline
     sender: Sender
@@ -37,12 +38,13 @@ def read_infer_head(head: RequestHead) -> InferHead:
     """Raises `InvalidInput` that names the field at fault."""
     headers = head.headers
     encoded = body_encoding(headers.get(b"content-encoding")) is not None
-    known_size = None if encoded else head.content_length
-    header_length = read_header_length(headers.get(_LENGTH_FIELD), known_size)
+    sized = head.content_length is not None and not encoded
+    header_length = read_header_length(headers.get(_LENGTH_FIELD))
     json_encoding, binary_encoding = _answer_encodings(headers.get(b"accept-encoding"))
     return InferHead(
         header_length,
-        known_size is not None and header_length is not None and header_length <= AT_ONCE,
+        header_length or 0 if sized else 0,
+        sized and header_length is not None and header_length <= AT_ONCE,
         read_budget(headers.get(_DEADLINE_FIELD)),
         Sender(read_source(headers.get(_SOURCE_FIELD)), read_latest(headers.get(_LATEST_FIELD))),
         json_encoding,

@@ -32,7 +32,7 @@ class PictureInference(Inference):
         assert slot is not None
         self._batch = None
         if end and may_hold_pictures(bytes(slot.view[:end])):
-            body = bytes(slot.view[: self._route.size])
+            body = bytes(slot.view[: self._exchange.head.content_length])
             self._let_go()
             self._look(body, at)
         else:
@@ -68,7 +68,7 @@ class PictureInference(Inference):
             return
         route = self._route
         service = route.service
-        service.server_row.add(BYTES_RECEIVED, route.size or len(body))
+        service.server_row.add(BYTES_RECEIVED, self._exchange.head.content_length or len(body))
         entry = self._target.entry
         self._head = batch.asked
         deadline = promised(entry, self._arrived, self._exchange.head_at + route.asked.budget)

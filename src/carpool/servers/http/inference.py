@@ -76,7 +76,7 @@ class Inference:
         self._arrived = at
         route = self._route
         slot = self._slot
-        size = route.size
+        size = self._exchange.head.content_length or 0
         end = route.asked.header_length
         assert slot is not None
         assert end is not None
@@ -100,7 +100,7 @@ class Inference:
     def collected(self, body: bytes | bytearray, at: float) -> None:
         """The body was chunked, compressed or all JSON: only its tensors go into a slot."""
         self._arrived = at
-        self._route.service.server_row.add(BYTES_RECEIVED, self._route.size or len(body))
+        self._route.service.server_row.add(BYTES_RECEIVED, self._exchange.head.content_length or len(body))
         try:
             self._target = self._route.current()
             self._prepare(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import cast
 
 from carpool.servers.http.body import (
@@ -112,10 +113,10 @@ class Intake:
         """What was received behind the body: at most the first byte of the next request."""
         return b"" if self.into is None else bytes(self.into[self.size : self.got])
 
-    def skip_in_kernel(self, descriptor: int) -> None:
+    def skip_in_kernel(self, connection: socket.socket) -> None:
         """Throw away what the socket already holds of a body that is being skipped, without copying it."""
         if isinstance(self._reader, LengthReader) and isinstance(self._reader.sink, Discard):
-            count = skip_received(descriptor, self._reader.left)
+            count = skip_received(connection, self._reader.left)
             self._reader.left -= count
             self._reader.received += count
 

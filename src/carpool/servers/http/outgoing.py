@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, cast
@@ -21,13 +22,14 @@ _MOST_PIECES = 512  # the kernel takes 1024 per call
 class Outgoing(asyncio.BufferedProtocol):
     """Sends bytes that may belong to a slot: they are out or copied when a send returns."""
 
-    __slots__ = ("_shared", "_stalled", "_stalled_at", "_transport", "_unsent")
+    __slots__ = ("_borrowed", "_shared", "_stalled", "_stalled_at", "_transport", "_unsent")
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._stalled = False
         self._stalled_at = 0.0
         self._unsent = 0
+        self._borrowed: socket.socket | None = None
         self._transport: asyncio.Transport
 
     @property
@@ -83,6 +85,18 @@ class Outgoing(asyncio.BufferedProtocol):
         """Valid until connection_lost: only then does the transport close it."""
         return cast(int, self._transport.get_extra_info("socket").fileno())
 
+    def _borrow(self) -> socket.socket:
+        """The transport's own socket, for what only the kernel can do. Made once: that is a system call."""
+        if self._borrowed is None:
+            self._borrowed = borrow(self._descriptor())
+        return self._borrowed
+
+    def _give_back(self) -> None:
+        """Before the transport closes it: from then on its number may be another's."""
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed is not None:
+            borrowed.detach()
+
     def pause_writing(self) -> None:
         """The client does not read as fast as we answer."""
         self._stalled = True
@@ -107,6 +121,11 @@ class Outgoing(asyncio.BufferedProtocol):
         self._stalled_at = now
         self._unsent = unsent
         return False
+
+
+def borrow(descriptor: int) -> socket.socket:
+    """A socket over a descriptor that is another's to close: `detach` it in time."""
+    return socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
 
 
 def _rest(views: Sequence[memoryview], sent: int) -> bytes:

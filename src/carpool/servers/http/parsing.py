@@ -34,7 +34,8 @@ _LONGEST_METHOD = 32
 class RequestHead:
     """One request's head. Byte-identical requests of a connection share one: don't change it.
 
-    `derived` is the app's own: what it works out from a head (the route, say) can be kept there.
+    `derived` is the app's own: what it works out from a head (the route, say) can be kept there. Requests
+    whose heads differ only in the length of their bodies share it.
     """
 
     __slots__ = (
@@ -63,6 +64,22 @@ class RequestHead:
         self.keep_alive = _keeps_alive(headers, http_minor)
         self.expects_continue = _expects_continue(headers, http_minor)
         self.derived: object = None
+
+    def with_length(self, digits: bytes) -> RequestHead:
+        """The same head for a body of another length, which is not 0 either."""
+        head = RequestHead.__new__(RequestHead)
+        head.method = self.method
+        head.target = self.target
+        head.path = self.path
+        head.query = self.query
+        head.http_minor = self.http_minor
+        head.headers = {**self.headers, b"content-length": digits}
+        head.content_length = int(digits)
+        head.chunked = False
+        head.keep_alive = self.keep_alive
+        head.expects_continue = self.expects_continue
+        head.derived = self.derived
+        return head
 
     @property
     def has_body(self) -> bool:

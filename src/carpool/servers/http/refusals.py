@@ -55,4 +55,16 @@ def fields_of(error: CarpoolError) -> bytes:
 
 
 def answer_error(exchange: Exchange, error: CarpoolError, more_fields: bytes = b"") -> None:
-    exchange.respond(status_of(error), fields_of(error) + more_fields, encode_error(error))
+    status, fields, body = _rendered(error)
+    exchange.respond(status, fields + more_fields, body)
+
+
+def _rendered(error: CarpoolError) -> tuple[int, bytes, bytes]:
+    """Status, fields and body."""
+    kept = error.rendered if isinstance(error, Refused) else None
+    found: tuple[int, bytes, bytes] | None = None if kept is None else kept.get("http")
+    if found is None:
+        found = status_of(error), fields_of(error), encode_error(error)
+        if kept is not None:
+            kept["http"] = found
+    return found

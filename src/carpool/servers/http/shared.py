@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from carpool.servers.http.body import Ledger
 from carpool.servers.http.exchange import App
+from carpool.servers.http.known_heads import KnownHeads
 from carpool.servers.http.limits import KIB, Limits
 from carpool.servers.http.responses import Fault, date_line
 from carpool.servers.http.unread import Unread
@@ -28,6 +29,7 @@ class Shared:
         self.loop = loop
         self.head_buffer = bytearray(16 * KIB)
         self.body_buffer = bytearray(256 * KIB)
+        self.heads = KnownHeads(limits)
         self.ledger = Ledger(limits.max_gathered_bytes)
         self.unread = unread
         self.connections: set[Connection] = set()

@@ -25,20 +25,17 @@ class Unread:
         self.look_at = 0.0
         self.seconds = 0.0
 
-    def look(self, descriptor: int, now: float) -> None:
+    def look(self, connection: socket.socket, now: float) -> None:
         """A request has just been read from this socket, to its end."""
         self.look_at = now + _EVERY_S
-        self.seconds = waited(descriptor)
+        self.seconds = waited(connection)
 
 
-def waited(descriptor: int) -> float:
+def waited(connection: socket.socket) -> float:
     """Seconds since data came on a TCP socket; 0 where that cannot be told."""
-    borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
     try:
-        told = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
         seconds: float = _LAST_DATA_RECEIVED.unpack(told)[0] / 1e3
     except (AttributeError, OSError, struct.error):  # no Linux, no TCP, or gone already
         return 0.0
-    finally:
-        borrowed.detach()
     return seconds if seconds <= _LONGEST_S else 0.0

@@ -15,7 +15,7 @@ from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
 from carpool.vision.results import Class, Classes
 from carpool.vision.settings import VisionSettings
-from carpool.vision.tasks.task import SCORE_DIGITS, read_floats, rounded, size
+from carpool.vision.tasks.task import SCORE_DIGITS, read_floats, size
 
 
 class Classify:
@@ -37,20 +37,22 @@ class Classify:
     def _classes(self, outputs: Mapping[str, Array], options: Options) -> list[Class]:
         scores = activate(read_floats(outputs, self._output).reshape(-1), self._activation)
         best = best_first(scores, options.top_k)
-        best = best[scores[best] >= (options.score or 0.0)]
+        least, label = options.score or 0.0, self._settings.label
         return [
-            Class(label=self._settings.label(class_id), class_id=class_id, score=score)
-            for class_id, score in zip(best.tolist(), rounded(scores[best], SCORE_DIGITS), strict=True)
+            {"label": label(class_id), "class_id": class_id, "score": round(score, SCORE_DIGITS)}
+            for class_id, score in zip(best.tolist(), scores[best].tolist(), strict=True)
+            if score >= least
         ]
 
 
 def best_first(scores: Array, most: int) -> Array:
     """Where the highest scores are, equal ones in the order given; sorting all of them takes much longer."""
     if most >= len(scores):
-        return np.argsort(-scores, kind="stable")
-    least = np.partition(scores, len(scores) - most)[len(scores) - most]
-    near = np.flatnonzero(scores >= least)
-    best: Array = near[np.argsort(-scores[near], kind="stable")[:most]]
+        return (-scores).argsort(kind="stable")
+    parted = scores.copy()
+    parted.partition(len(scores) - most)
+    near = (scores >= parted[len(scores) - most]).nonzero()[0]
+    best: Array = near[(-scores[near]).argsort(kind="stable")[:most]]
     return best
 
 
@@ -60,7 +62,8 @@ def activate(values: Array, activation: str | None) -> Array:
     if activation == "softmax" and wide.ndim == 1 and len(wide):
         top = wide.max()
         if math.isfinite(top):  # then nothing is out of order; what is −∞ scores nothing by itself
-            scores: Array = np.exp(wide - top)
+            wide -= top
+            scores: Array = np.exp(wide, out=wide)
             scores /= scores.sum()
             return scores
     wide = np.nan_to_num(wide, nan=-1e300, posinf=1e300, neginf=-1e300)

@@ -34,6 +34,8 @@ def read(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
     if spec.name not in outputs:
         raise ModelError(f'the model did not answer the output "{spec.name}"')
     array = outputs[spec.name]
+    if array.shape == spec.shape:
+        return array
     if array.ndim == len(spec.shape) + 1 and array.shape[0] == 1:
         array = array[0]
     fits = array.ndim == len(spec.shape) and all(
