@@ -109,6 +109,61 @@ def test_nothing_is_learned_from_little_or_from_what_fits() -> None:
     drift.ran(8, 0.0, CURVE, 10.0)  # a clock that did not tick
 
 
+def look(drift: Drift, curve: BatchCurve, now: float, **took: float) -> tuple[BatchCurve, float]:
+    """Fifty batches of each size (named `_8`), in ms, over five seconds; the curve that follows."""
+    for number in range(50):
+        for size, ms in took.items():
+            drift.ran(int(size[1:]), ms / 1e3, curve, now + number / 10)
+    learned = drift.relearned(curve, now + 5.0)
+    return (curve if learned is None else learned[0]), now + 5.0
+
+
+def looks_until_32_is_tried(drift: Drift, curve: BatchCurve, now: float) -> tuple[int, BatchCurve, float]:
+    for number in range(1000):
+        if curve.efficient[32] == 32:
+            return number, curve, now
+        curve, now = look(drift, curve, now, _8=12.0)
+    raise AssertionError("it is never tried again")
+
+
+def test_a_size_that_once_proved_slow_is_tried_again_and_may_stay() -> None:
+    drift = Drift(CURVE)
+    curve, now = look(drift, CURVE, 0.0, _8=12.0, _32=72.0)
+    assert curve.efficient[32] == 8
+    looks, curve, now = looks_until_32_is_tried(drift, curve, now)
+    assert 5 <= looks <= 25
+    curve, now = look(drift, curve, now, _32=36.0)
+    assert curve.times[32] == pytest.approx(0.036, rel=0.12)
+    assert curve.efficient[32] == 32
+
+
+def test_a_size_that_is_slow_for_good_is_tried_ever_less_and_for_a_few_batches() -> None:
+    drift = Drift(CURVE)
+    curve, now = look(drift, CURVE, 0.0, _8=12.0, _32=72.0)
+    waits = []
+    for _ in range(7):
+        looks, curve, now = looks_until_32_is_tried(drift, curve, now)
+        waits.append(looks)
+        for _ in range(10):
+            assert drift.relearned(curve, now) is None
+            drift.ran(32, 0.072, curve, now)
+        learned = drift.relearned(curve, now)
+        assert learned is not None, "ten batches are enough to see that it was no good"
+        curve = learned[0]
+        assert curve.times[32] == pytest.approx(0.072)
+        assert curve.times[8] == pytest.approx(0.012, rel=0.01), "nobody else is suspected for it"
+    assert waits[1:5] == pytest.approx([waits[0] * 2**n for n in range(1, 5)], rel=0.2)
+    assert waits[-1] == pytest.approx(waits[-2], rel=0.1)  # not for ever less
+
+
+def test_a_size_that_proved_fast_keeps_its_name() -> None:
+    drift = Drift(CURVE)
+    curve, now = look(drift, CURVE, 0.0, _8=12.0, _32=18.0)
+    for _ in range(100):
+        curve, now = look(drift, curve, now, _8=12.0)
+    assert curve.times[32] == pytest.approx(0.018)
+
+
 def goodput(run: Run, slo: float, begin: float, end: float) -> float:
     return sum(in_time(r, slo) for r in run.rides if begin <= r.arrival.at < end) / (end - begin)
 

@@ -122,6 +122,8 @@ class Player:
     def check_batch(self, batch: Batch) -> None:
         assert 0 < batch.images == sum(job.images for job in batch.jobs) <= MAX_BATCH
         assert len({job.shape for job in batch.jobs}) == 1
+        assert batch.jobs[0].shape == self.core.kind
+        assert batch.belief is self.core.belief
         assert not set(batch.jobs) & (self.refused | self.given_up | self.cancelled | set(self.taken))
         for job in batch.jobs:
             assert job.state is JobState.RUNNING

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
 import pytest
 
 from carpool.core.curve import BatchCurve
+from carpool.core.job import Job
+from carpool.engine.batch_run import BatchResult
 from carpool.engine.engine import Engine
 from carpool.errors import NotFound
 from carpool.observe.counters import Table, table_bytes
@@ -97,6 +100,30 @@ def test_what_ran_and_what_was_learned_is_told(tmp_path: Path) -> None:
     slower = after["speed"]["instances"][0][0]
     times = [[1, 6.0], [2, 6.0], [3, 18.0], [8, 18.0]]  # padded sizes at their cost
     assert after["believed"] == [[size, pytest.approx(ms * slower)] for size, ms in times]
+
+
+def test_each_kind_of_work_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    repositories.fake(tmp_path, curve="4+1", head="slo_ms = 100")
+
+    async def run() -> None:
+        async with Engine(tmp_path) as engine:
+            served = engine.find("fake")
+            scheduler, now = served.driver.scheduler, monotonic()
+            for shape, factor in 2 * ((None, 3.0), ("encoded", 2.0)):
+                scheduler.offer(Job(now, shape=shape), now)
+                batch = scheduler.decide(now).batch
+                assert batch is not None
+                for number in range(100):
+                    took = factor * scheduler.drift.profile.times[1]
+                    batch.belief.drift.ran(1, took, batch.belief.curve, now - 10 + number / 10)
+                scheduler.finished(batch, now)
+                served.batch_ended([], BatchResult([], 0.0), batch)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    told = [str(record.msg) for record in caplog.records if str(record.msg).startswith("profile-drift")]
+    assert len(told) == 2, "once each, however often they take turns"
+    assert "shape" not in told[0]
+    assert "shape=encoded" in told[1]
 
 
 def test_no_such_model(tmp_path: Path) -> None:

@@ -51,14 +51,17 @@ def backed_up(core: Scheduler, job: Job, now: float) -> Refusal | None:
 
 
 def is_probe(core: Scheduler, job: Job, slo: float, now: float) -> bool:
-    """An instance that has not run for a whole promise lets one through, whatever it believes of itself.
+    """An instance that has not run for a whole promise lets one through, whatever it believes of itself. So
+    does a kind of work that was not run for long, though other kinds keep the instances busy.
 
     Without this a device that was slow for a second would refuse everybody for ever: nothing runs, so nothing
     is learned. Only a job with the whole promise ahead of it: a client's own short deadline proves nothing.
     """
     if job.deadline - job.arrived < 0.99 * slo or now >= job.due:
         return False
-    return any(now - instance.idle_since >= slo for instance in core.instances.idle)
+    if any(now - instance.idle_since >= slo for instance in core.instances.idle):
+        return True
+    return bool(core.instances.idle) and core.belief.is_overdue(job.images, now)
 
 
 def _starts_on(core: Scheduler, job: Job, behind: float, now: float) -> tuple[Instance, float]:

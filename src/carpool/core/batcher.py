@@ -31,6 +31,8 @@ def next_batch(
     """The jobs that this instance should run now, taken from the queue; empty when there are none for it."""
     while (lane := _first_lane(core)) is not None:
         head, line = lane.earliest()
+        if head.shape != core.kind:
+            core.turn_to(head.shape, now)
         want = _wanted(core, head, line, shares.largest, now)
         size = _size(core, shares, instance, head, lane, want, now)
         if size:

@@ -91,6 +91,21 @@ class Constants:
     """So many batches before a look says anything, and so many near one point before it is moved: one
     stall among ten is no tenth."""
 
+    relearn_back: float = 0.1
+    relearn_patience: int = 16
+    """At each such look, a size that once proved slow and was not run since comes a tenth of its way back to
+    the profile's shape: what made it slow may be over, and nobody would know unless it is tried. It is, after
+    about a minute of traffic, and judged by its first batches. Each time it fails, the next chance takes
+    twice as long, up to sixteen times: where the profile is wrong for good, that costs a few batches."""
+
+    max_kinds: int = 8
+    kind_memory_s: float = 60.0
+    """Kinds of work (shapes) of one model of which something is learned apart; the rest share one belief, so
+    that shapes cost nobody memory. One that was not run for a minute leaves its place to another."""
+
+    kind_tries: float = 0.05
+    """A kind that fits no promise, as far as is known, is tried with this share of an instance's time."""
+
     guard_margin: float = 1.1
     """Extra room in the guard batch, so that a source below its share is not lost to noise."""
 

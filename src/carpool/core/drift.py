@@ -8,6 +8,7 @@ a new curve, from which every choice follows.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import pairwise
 from math import exp, log, sqrt
 
@@ -15,6 +16,7 @@ from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
 
 _SHORTEST_S = 1e-9  # clocks tick
+_SAME = 1e-5  # curves closer than this need not replace each other
 
 
 class Drift:
@@ -24,12 +26,15 @@ class Drift:
         "_batches",
         "_between",
         "_constants",
+        "_early",
         "_far",
         "_mark",
         "_near",
         "_off",
+        "_patience",
         "_points",
         "_profile",
+        "_second_chance",
         "_since",
         "_suspect",
         "_told",
@@ -46,6 +51,8 @@ class Drift:
         self._suspect: float | None = None  # since when it has settled somewhere off from what was told
         self._mark = 0.0  # where that was
         self._batches = 0  # since then
+        self._second_chance = [False] * len(profile.points)  # once slow, not run since, and believed faster
+        self._patience = [1] * len(profile.points)  # how many times as long the next one takes
         self._begin(None)
 
     @property
@@ -65,6 +72,7 @@ class Drift:
 
     def _begin(self, now: float | None) -> None:
         self._since = now
+        self._early = False
         self._points: list[tuple[int, float]] = [(0, 0.0)] * len(self._profile.points)  # count, sum of logs
 
     def ran(self, images: int, seconds: float, curve: BatchCurve, now: float) -> None:
@@ -75,6 +83,8 @@ class Drift:
         index = bisect_right(self._between, images)
         count, total = self._points[index]
         self._points[index] = (count + 1, total + log(seconds / curve.times[images]))
+        if self._second_chance[index] and count + 1 >= self._constants.relearn_least:
+            self._early = True
         self._off += self._constants.drift_weight * (log(seconds / self._profile.times[images]) - self._off)
         if not self._is_news():
             self._suspect = None
@@ -98,26 +108,66 @@ class Drift:
         self._told = 0.0 if abs(self._off) < self._near else self._off
         return self.told
 
+    def is_due(self, now: float) -> bool:
+        """Whether enough was run since the last look at the curve."""
+        if self._early:
+            return True
+        c = self._constants
+        if self._since is None or now - self._since < c.relearn_s:
+            return False
+        return sum(count for count, _ in self._points) >= c.relearn_batches
+
+    def put_off(self, now: float) -> None:
+        """What was run says nothing about all instances. A trial goes on meanwhile, but not for ever."""
+        if not self._early or self._since is None or now - self._since >= self._constants.relearn_s:
+            self._begin(now)
+
     def relearned(self, curve: BatchCurve, now: float) -> tuple[BatchCurve, float] | None:
         """A curve for what was run since the last look, and how much slower it is; None while this one holds.
 
-        Each point moves by what the batches near it took; where none were run, by what the nearest did.
+        Each point moves by what the batches near it took; where none were run, by what the nearest did. Those
+        that once proved slow come back little by little, and when they are tried again, are looked at early.
         """
-        c = self._constants
-        if self._since is None or now - self._since < c.relearn_s:
+        if not self.is_due(now):
             return None
-        runs = sum(count for count, _ in self._points)
-        if runs < c.relearn_batches:
-            return None
-        moved = [total / count if count >= c.relearn_least else None for count, total in self._points]
-        known = [index for index, move in enumerate(moved) if move is not None]
-        overall = sum(total for _, total in self._points) / runs
+        c, early = self._constants, self._early
+        moves = {
+            index: total / count
+            for index, (count, total) in enumerate(self._points)
+            if count >= c.relearn_least
+        }
+        overall = sum(total for _, total in self._points) / sum(count for count, _ in self._points)
         self._begin(now)
-        if not any(abs(moved[index] or 0.0) > log(1 + c.relearn) for index in known):
+        if not any(abs(move) > log(1 + c.relearn) for move in moves.values()):
+            moves, overall = dict.fromkeys(moves, 0.0), 0.0  # it holds where batches were run
+        points = self._moved(curve, moves, early) if moves else curve.points
+        if all(abs(log(new / old)) < _SAME for (_, new), (_, old) in zip(points, curve.points, strict=True)):
             return None
+        return BatchCurve.measured(points, curve.max_batch, curve.buckets), exp(overall)
+
+    def _moved(self, curve: BatchCurve, moves: dict[int, float], early: bool) -> Sequence[tuple[int, float]]:
         sizes = [log(size) for size, _ in curve.points]
+        off = [
+            log(seconds / loaded)
+            for (_, seconds), (_, loaded) in zip(curve.points, self._profile.points, strict=True)
+        ]
         points = []
         for index, (size, seconds) in enumerate(curve.points):
-            near = min(known, key=lambda other: abs(sizes[other] - sizes[index]))
-            points.append((size, seconds * exp(moved[near] or 0.0)))
-        return BatchCurve.measured(points, curve.max_batch, curve.buckets), exp(overall)
+            near = min(moves, key=lambda other: abs(sizes[other] - sizes[index]))
+            move = moves[near]
+            if near == index:
+                self._judge(index, slow=move > log(1 + self._constants.relearn))
+            elif early:
+                move = 0.0  # that look is about others
+            elif off[index] > off[near]:
+                move -= self._constants.relearn_back / self._patience[index] * (off[index] - off[near])
+                self._second_chance[index] = True
+            points.append((size, seconds * exp(move)))
+        return points
+
+    def _judge(self, index: int, *, slow: bool) -> None:
+        """A size that was tried again is slow still, or it is not."""
+        if self._second_chance[index]:
+            longest = self._constants.relearn_patience
+            self._patience[index] = min(2 * self._patience[index], longest) if slow else 1
+            self._second_chance[index] = False

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from carpool.core.belief import Belief
 from carpool.core.constants import Constants
-from carpool.core.curve import BatchCurve
 from carpool.core.job import Job
 from carpool.core.learning import Speed
 
@@ -28,10 +28,12 @@ class Batch:
     images: int
     size: int  # with padding: what the engine runs
     started: float
+    belief: Belief  # of its kind: what it takes is learned there, whatever is run by then
 
 
 class Instance:
-    """One executor of the model; `free_at` is when it is expected to take the next batch.
+    """One executor of the model; `free_at` is when it is expected to take the next batch, `speed` how fast it
+    is with the kind of work that is run now.
 
     Where other models use the same device, it runs when it is their `turn`, counts on `share` of the time,
     and on no batch that takes longer than `longest` seconds.
@@ -39,9 +41,9 @@ class Instance:
 
     __slots__ = ("available", "batch", "free_at", "idle_since", "index", "longest", "share", "speed", "turn")
 
-    def __init__(self, index: int, constants: Constants) -> None:
+    def __init__(self, index: int, speed: Speed) -> None:
         self.index = index
-        self.speed = Speed(constants)
+        self.speed = speed
         self.free_at = float("-inf")
         self.idle_since = float("-inf")
         self.batch: Batch | None = None
@@ -58,11 +60,15 @@ class Instance:
 class Instances:
     """The group, with what every arrival asks for kept ready."""
 
-    __slots__ = ("_all", "_curve", "_handover", "_rested", "idle", "longest", "next_free", "pace", "uneven")
+    __slots__ = (
+        *("_all", "_belief", "_curve", "_handover", "_rested"),
+        *("idle", "longest", "next_free", "pace", "uneven"),
+    )
 
-    def __init__(self, count: int, curve: BatchCurve, constants: Constants) -> None:
-        self._all = [Instance(index, constants) for index in range(count)]
-        self._curve = curve
+    def __init__(self, belief: Belief, constants: Constants) -> None:
+        self._all = [Instance(index, speed) for index, speed in enumerate(belief.speeds)]
+        self._belief = belief
+        self._curve = belief.curve
         self._handover = constants.handover
         self._rested = float("-inf")
         self.refresh()
@@ -88,8 +94,9 @@ class Instances:
 
     def start(self, instance: Instance, jobs: list[Job], now: float) -> Batch:
         images = sum(job.images for job in jobs)
-        instance.batch = Batch(instance, jobs, images, self._curve.padded(images), now)
+        instance.batch = Batch(instance, jobs, images, self._curve.padded(images), now, self._belief)
         instance.free_at = now + instance.speed.mean * self._curve.times[images]
+        self._belief.ran = now
         self.refresh()
         if instance.turn is not None:
             instance.turn.began(instance.batch, now)
@@ -99,22 +106,27 @@ class Instances:
         """`seconds` is what the batch took; None when it says nothing about the device (it failed)."""
         instance = batch.instance
         instance.batch = None
-        instance.free_at = instance.idle_since = now
+        instance.free_at = instance.idle_since = batch.belief.ran = now
         if seconds is not None:
             # With the way there and back, which riders wait for: but whoever is late to hear of the end must
             # not think that the instance is slow.
             took = min(max(seconds, now - batch.started), self._handover * seconds)
-            instance.speed.learn(took / self._curve.times[batch.images])
+            batch.belief.learn(instance.index, batch.images, took)
         self.refresh()
         if instance.turn is not None:
             instance.turn.ended(batch, now)
 
-    def adopt(self, curve: BatchCurve, factor: float) -> None:
-        """From now on this is what is believed, which is slower by this factor."""
-        self._curve = curve
-        for instance in self._all:
-            instance.speed.rebased(factor)
+    def believe(self, belief: Belief) -> None:
+        """From now on this is what is believed."""
+        self._belief, self._curve = belief, belief.curve
+        for instance, speed in zip(self._all, belief.speeds, strict=True):
+            instance.speed = speed
         self.refresh()
+
+    def differ(self, belief: Belief) -> bool:
+        """As `uneven`, with another kind of work than the one that is run now."""
+        means = [belief.speeds[i.index].mean for i in self._all if i.available] or [1.0]
+        return min(means) < _MUCH_FASTER * max(means)
 
     def rest(self, now: float) -> None:
         """Let idle instances forget, up to now."""

@@ -16,7 +16,6 @@ from carpool.core.job import INFINITY, GivenUp, Job, JobState, Reason, Refusal
 from carpool.core.policy import Knobs, QueueLimits, TimeoutAction
 
 if TYPE_CHECKING:
-    from carpool.core.curve import BatchCurve
     from carpool.core.instance import Instance
     from carpool.core.scheduler import Scheduler
 
@@ -71,7 +70,7 @@ class KnobsPolicy:
         self._wait_until: float | None = None
         self._seated: Job | None = None  # is about to be ready, and has a place already
 
-    def adopt(self, curve: BatchCurve) -> None:
+    def adopt(self, core: Scheduler, now: float) -> None:
         """Knobs are what they are, however long batches take."""
 
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
@@ -164,6 +163,8 @@ class KnobsPolicy:
         jobs = [job for job in batch.jobs if job.state is JobState.READY]
         for job in jobs:
             core.lanes.serve(job)
+        if jobs and jobs[0].shape != core.kind:
+            core.turn_to(jobs[0].shape, now)
         return jobs, self._wait_until
 
     def _next_aside(self, now: float) -> _Aside:

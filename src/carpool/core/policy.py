@@ -1,6 +1,6 @@
 """What a model is asked to do about time: promise a latency, or obey Triton's knobs.
 
-Plain settings only. The rules that read them are in promise.py and knobs.py.
+Plain settings, and what is asked of the rules that read them. The rules are in promise.py and knobs.py.
 """
 
 from __future__ import annotations
@@ -8,6 +8,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from carpool.core.instance import Instance
+    from carpool.core.job import GivenUp, Job, Reason, Refusal
+    from carpool.core.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +56,34 @@ class Knobs:
     preserve_ordering: bool = False
     across_shapes: bool = False  # gather one shape past the others; Triton closes the batch at another shape
     max_queue: int = 65536  # requests; a bound on memory where no queue size was asked for
+
+
+class Policy(Protocol):
+    """The two questions, `admit` and `take`, and what is needed to keep the queue in the policy's order."""
+
+    by_shape: bool
+    preserve_ordering: bool
+    max_images: int  # in one request
+    max_queue: int
+
+    def admit(self, core: Scheduler, job: Job, now: float) -> Refusal | None: ...
+
+    def take(
+        self, core: Scheduler, instance: Instance, now: float, given_up: list[GivenUp]
+    ) -> tuple[list[Job], float | None]: ...
+
+    def look_ahead(self, core: Scheduler, now: float, job: Job | None = None) -> None:
+        """Something changed: this job became ready, or an instance was freed. Nothing is dispatched yet."""
+
+    def adopt(self, core: Scheduler, now: float) -> None:
+        """What a batch takes is known better now, or it is another kind's turn."""
+
+    def place(self, job: Job, sequence: int) -> tuple[int, str]:
+        """Rank the job and name its lane."""
+
+    def succeed(self, old: Job, new: Job) -> None:
+        """`new`, which is about to be ready, takes the place of `old`, which has left."""
+
+    def expires(self, job: Job) -> float: ...
+
+    def expired(self, core: Scheduler, job: Job, now: float) -> Reason | None: ...

@@ -35,8 +35,9 @@ class PromisePolicy:
         """A batch that takes the whole promise even at the profile's speed can never be useful."""
         return max(1, min(self.settings.max_batch, curve.max_batch, curve.fits(self.settings.slo)))
 
-    def adopt(self, curve: BatchCurve) -> None:
-        self.shares.cap(self._largest(curve))
+    def adopt(self, core: Scheduler, now: float) -> None:
+        self.shares.cap(self._largest(core.curve))
+        self.shares.refresh(core, now)
 
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
         """The job's lane, after giving it its place in that lane's order."""
@@ -65,5 +66,6 @@ class PromisePolicy:
         self, core: Scheduler, instance: Instance, now: float, given_up: list[GivenUp]
     ) -> tuple[list[Job], float | None]:
         self.shares.refresh(core, now)
+        jobs = next_batch(core, self.shares, self.settings.slo, instance, now, given_up)
         core.lanes.credit = self.shares.largest
-        return next_batch(core, self.shares, self.settings.slo, instance, now, given_up), None
+        return jobs, None

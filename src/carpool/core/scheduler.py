@@ -6,11 +6,12 @@ It is told what happened and when; it answers with values. It never waits, and n
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Protocol
 
 from carpool.core.admission import backed_up
+from carpool.core.belief import Belief, Beliefs
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.drift import Drift
@@ -19,41 +20,10 @@ from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING, Give
 from carpool.core.knobs import KnobsPolicy
 from carpool.core.learning import Lag, Rate
 from carpool.core.ledger import Ledger
-from carpool.core.policy import Knobs, Promise
+from carpool.core.policy import Knobs, Policy, Promise
 from carpool.core.promise import PromisePolicy
 from carpool.core.queue import Lane, Lanes
 from carpool.core.shares import ORDINARY
-
-
-class Policy(Protocol):
-    """The two questions, `admit` and `take`, and what is needed to keep the queue in the policy's order."""
-
-    by_shape: bool
-    preserve_ordering: bool
-    max_images: int  # in one request
-    max_queue: int
-
-    def admit(self, core: Scheduler, job: Job, now: float) -> Refusal | None: ...
-
-    def take(
-        self, core: Scheduler, instance: Instance, now: float, given_up: list[GivenUp]
-    ) -> tuple[list[Job], float | None]: ...
-
-    def look_ahead(self, core: Scheduler, now: float, job: Job | None = None) -> None:
-        """Something changed: this job became ready, or an instance was freed. Nothing is dispatched yet."""
-
-    def adopt(self, curve: BatchCurve) -> None:
-        """What a batch takes is known better now."""
-
-    def place(self, job: Job, sequence: int) -> tuple[int, str]:
-        """Rank the job and name its lane."""
-
-    def succeed(self, old: Job, new: Job) -> None:
-        """`new`, which is about to be ready, takes the place of `old`, which has left."""
-
-    def expires(self, job: Job) -> float: ...
-
-    def expired(self, core: Scheduler, job: Job, now: float) -> Reason | None: ...
 
 
 @dataclass(slots=True)
@@ -75,11 +45,13 @@ class Scheduler:
         instances: int = 1,
         constants: Constants = CONSTANTS,
     ) -> None:
-        self.curve = curve
         self.constants = constants
         self.slo = settings.slo if isinstance(settings, Promise) else INFINITY
-        self.drift = Drift(curve, constants)
-        self.instances = Instances(instances, curve, constants)
+        self.kind: Hashable = None  # of work, which is a job's shape: the one whose belief is in force
+        self._beliefs = Beliefs(curve, instances, constants)
+        self.belief = self._beliefs.of(self.kind, -INFINITY)
+        self.curve = curve  # that of the belief: read at every arrival
+        self.instances = Instances(self.belief, constants)
         self.policy: Policy = (
             PromisePolicy(settings, curve, constants)
             if isinstance(settings, Promise)
@@ -155,12 +127,11 @@ class Scheduler:
     def finished(self, batch: Batch, now: float, seconds: float | None = None) -> list[Job]:
         """A batch has ended. Returns the jobs to answer now, in order where that was promised.
 
-        `seconds` is what it took on the instance, if that is worth learning from: the curve does.
+        `seconds` is what it took on the instance, if that is worth learning from: its kind's curve does.
         """
         self.instances.finish(batch, now, seconds)
         if seconds is not None:
-            self.drift.ran(batch.images, seconds, self.curve, now)
-            self._relearn(now)
+            self._learn(batch, seconds, now)
         done = [job for job in batch.jobs if job.state is RUNNING]
         for job in done:
             job.state = DONE
@@ -182,6 +153,7 @@ class Scheduler:
             decision.given_up, self._replaced = self._replaced, []
         self._expire(now, decision.given_up)
         self.policy.look_ahead(self, now)
+        kind = self.kind
         for instance in self.instances.idle:
             if not self.lanes.ready:
                 break
@@ -191,6 +163,8 @@ class Scheduler:
             if jobs:
                 decision.batch = self._dispatch(instance, jobs, now)
                 return decision
+            if self.kind is not kind:  # what is run counts, not what was given up
+                self.turn_to(kind, now)
             if instance.turn is not None:
                 instance.turn.declines()
             decision.look_again = look_again
@@ -213,6 +187,20 @@ class Scheduler:
 
     # ---- what the policies ask ------------------------------------------------------------------------
 
+    def turn_to(self, kind: Hashable, now: float) -> None:
+        """The next batch is of another kind: what is believed of that is in force, at the gate as well."""
+        self.kind = kind
+        belief = self._beliefs.of(kind, now)
+        if belief is not self.belief:
+            self.instances.rest(now)
+            self.belief.laid_aside(now)
+            belief.taken_up(now)
+            self._believe(belief, now)
+
+    @property
+    def drift(self) -> Drift:
+        return self.belief.drift
+
     def rate(self, now: float) -> float:
         """Images offered per second, refusals included."""
         return self._rate.at(now)
@@ -228,19 +216,31 @@ class Scheduler:
 
     # ---- inside -----------------------------------------------------------------------------------------
 
-    def _relearn(self, now: float) -> None:
-        """Where batches have long differed from the curve, the curve gives in."""
-        learned = self.drift.relearned(self.curve, now)
-        if learned is None or self.instances.uneven:
-            return  # one slow instance among others is no reason to think worse of all
-        self.curve, factor = learned
-        self.instances.adopt(self.curve, factor)
-        self.policy.adopt(self.curve)
+    def _learn(self, batch: Batch, seconds: float, now: float) -> None:
+        """On the account of its own kind, whichever is in force by now."""
+        belief = batch.belief
+        belief.drift.ran(batch.images, seconds, belief.curve, now)
+        if not belief.drift.is_due(now):
+            return
+        if self.instances.differ(belief):  # one slow instance is no reason to think worse of all
+            belief.drift.put_off(now)
+            return
+        learned = belief.drift.relearned(belief.curve, now)
+        if learned is not None:
+            belief.adopt(*learned)
+            self._believe(self.belief, now)  # which may be this one
+
+    def _believe(self, belief: Belief, now: float) -> None:
+        self.belief, self.curve = belief, belief.curve
+        self.instances.believe(belief)
+        self.policy.adopt(self, now)
 
     def _count_arrival(self, job: Job, lane: Lane, now: float, *, more: bool) -> None:
         """A frame that takes the place of another asks for no `more` than that one did."""
         if self.instances.idle:
             self.instances.rest(now)
+            if job.shape != self.kind and not self.lanes.requests:
+                self.turn_to(job.shape, now)  # it would run next: let the gate know what it is
         if more:
             self._rate.add(job.images, now)
             lane.rate.add(job.images, now)

@@ -159,7 +159,7 @@ class Served:
     # ---- what the driver sees ---------------------------------------------------------------------------
 
     def batch_ended(self, works: Sequence[Work], result: BatchResult, batch: Batch) -> None:
-        self._watch_speed()
+        self._watch_speed(batch)
         if result.out_of_memory:
             self.row.add(columns.OUT_OF_MEMORY, result.out_of_memory)
         good = [
@@ -183,15 +183,18 @@ class Served:
         if result.clean:
             self.recent.add(batch.images, result.seconds, monotonic())
 
-    def _watch_speed(self) -> None:
-        """A promise rests on the profile: when that stops being true, whoever watches should know, once."""
+    def _watch_speed(self, batch: Batch) -> None:
+        """A promise rests on the profile: when that stops being true, whoever watches should know, once for
+        each kind of work."""
         if not self.promises or self.state is not State.READY:
             return
-        drift = self.driver.scheduler.drift
-        self.row.set(columns.SPEED_RATIO, drift.factor)
-        factor = drift.news(monotonic())
+        self.row.set(columns.SPEED_RATIO, self.driver.scheduler.drift.factor)
+        factor = batch.belief.drift.news(monotonic())
         if factor is not None:
-            log.warning("profile-drift", model=self.name, version=self.version, factor=round(factor, 3))
+            shape = batch.jobs[0].shape
+            which = {} if shape is None else {"shape": str(shape)}  # told where requests may differ
+            factor = round(factor, 3)
+            log.warning("profile-drift", model=self.name, version=self.version, factor=factor, **which)
 
     def turned(self, scheduler: Scheduler, now: float) -> None:
         if self.state is not State.READY:
