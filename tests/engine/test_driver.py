@@ -92,7 +92,7 @@ class Hand:
         work = Work(
             {"x": np.zeros(images)}, done, images=images, arrived=self.now, deadline=self.now + budget
         )
-        self.driver.submit(work)
+        self.driver.submit([work])
         self.turn()
         return work
 

@@ -44,7 +44,7 @@ class Reason(enum.Enum):
 
 
 class Job:
-    """`payload` belongs to the driver; core never looks into it."""
+    """Whoever offers it may derive from it, or leave something in `payload`: core looks at neither."""
 
     __slots__ = (
         "arrived",
@@ -68,7 +68,6 @@ class Job:
         arrived: float,
         deadline: float = INFINITY,
         images: int = 1,
-        *,
         shape: Hashable = None,
         priority: int = 0,
         source: str = "",

@@ -70,7 +70,11 @@ class EchoEngine:
         self.drained = False
         self._listeners: list[Callable[[Catalog], None]] = []
 
-    def submit(self, key: int, work: Work) -> None:
+    def submit(self, key: int, works: Sequence[Work]) -> None:
+        for work in works:
+            self._submit(key, work)
+
+    def _submit(self, key: int, work: Work) -> None:
         self.submitted += 1
         work.key = key
         if work.source == "hold":

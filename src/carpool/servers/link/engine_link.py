@@ -9,22 +9,20 @@ from itertools import chain, islice
 from mmap import mmap
 from typing import TYPE_CHECKING, cast
 
-import orjson
-
+from carpool.core.job import NEW
 from carpool.engine.work import NOWHERE, Outcome, Seat, Work
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
 from carpool.observe.logs import logger
 from carpool.servers.link.failures import write_failure
 from carpool.servers.link.placement import Placement
+from carpool.servers.link.questions import Questions
 from carpool.servers.link.records import (
-    ANSWER,
     ASK,
     CANCEL,
     CATALOG,
     DONE,
     GONE,
     MAX_ASK_BYTES,
-    MAX_ASKS,
     MAX_TEMPLATES,
     OK,
     RESET,
@@ -68,10 +66,12 @@ class EngineLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader = RecordReader(TO_ENGINE, MAX_ASK_BYTES)
         self._outbox = Outbox(loop)
+        self._questions = Questions(frontend, side.answer, self._outbox, loop)
         self._templates: dict[int, ServedTemplate] = {}
         self._works: dict[int, Work] = {}
         self._cancelled: set[int] = set()
-        self._asks: set[asyncio.Task[None]] = set()
+        self._taken: list[Work] = []  # not submitted yet, all for one model:
+        self._key = 0
         self._unheard: Iterator[tuple[Fields, bytes]] | None = None  # what it said, for the next turn
         self._deaf = False  # it does not take its answers
         self.seen = 0
@@ -140,11 +140,13 @@ class EngineLink(asyncio.Protocol):
 
     def _hear(self, records: Iterator[tuple[Fields, bytes]]) -> None:
         """So many in one turn: batches that end, and other front ends, are not to wait for all of a flood."""
+        now = time.monotonic()
         try:
             for fields, payload in islice(records, _AT_ONCE):
                 if fields[0] == SUBMIT:
-                    self._submit(fields, time.monotonic())
+                    self._take(fields, now)
                 else:
+                    self._submit()
                     self._obey(fields, payload)
             first = next(records, None)
             if first is not None:
@@ -156,6 +158,8 @@ class EngineLink(asyncio.Protocol):
         except Exception:
             _log.exception("link-failed", frontend=self._frontend)
             self._drop("it could not be read")
+        finally:
+            self._submit()
 
     def _drop(self, why: str) -> None:
         _log.error("link-dropped", frontend=self._frontend, error=why)
@@ -164,7 +168,8 @@ class EngineLink(asyncio.Protocol):
 
     # What it asks for.
 
-    def _submit(self, fields: Fields, now: float) -> None:
+    def _take(self, fields: Fields, now: float) -> None:
+        """A request: it is submitted with those that came with it."""
         _, _, call, number, offset, output, capacity, arrived, deadline, sent, outside = fields
         template = self._templates.get(number)
         if template is None or call in self._works:
@@ -176,7 +181,8 @@ class EngineLink(asyncio.Protocol):
             arrived = now
         entry = template.entry
         if entry is None:
-            return self._refuse(call, NotFound("the model is not loaded any more"))
+            self._refuse(call, NotFound("the model is not loaded any more"))
+            return
         inputs, place, seat = NOWHERE, None, None
         try:
             if entry.elsewhere:
@@ -185,32 +191,45 @@ class EngineLink(asyncio.Protocol):
                 inputs = template.bind(self._memory, offset)
                 place = Placement(call, template, self._memory, output, capacity, self._side.max_answer_bytes)
         except CarpoolError as error:
-            return self._refuse(call, error)
-        work = Work(
+            self._refuse(call, error)
+            return
+        work = Work(  # by position: with the names of so many, this would take half as long again
             inputs,
             self._finished,
-            images=template.images,
-            wanted=template.wanted,
-            arrived=arrived,
-            sent=sent if 0.0 < sent <= now else now,
-            outside=min(outside, _MOST_OUTSIDE_S) if outside > 0.0 else 0.0,  # NaN too
-            deadline=deadline,
-            timeout=template.timeout,
-            priority=template.priority,
-            source=template.source,
-            latest=template.latest,
-            shape=template.shape,
-            place=place,
-            seat=seat,
-            encoded=template.encoded,
+            arrived,
+            deadline,
+            template.images,
+            template.shape,
+            template.priority,
+            template.source,
+            template.latest,
+            template.timeout,
+            min(outside, _MOST_OUTSIDE_S) if outside > 0.0 else 0.0,  # NaN too
+            template.wanted,
+            sent if 0.0 < sent <= now else now,
+            place,
+            seat,
+            template.encoded,
         )
         self._works[call] = work
+        if self._taken and template.key != self._key:
+            self._submit()
+        self._key = template.key
+        self._taken.append(work)
+
+    def _submit(self) -> None:
+        """What was taken, which is all for one model."""
+        works = self._taken
+        if not works:
+            return
+        self._taken = []
         try:
-            self._side.engine.submit(template.key, work)
+            self._side.engine.submit(self._key, works)
         except Exception as error:
-            _log.exception("submit-failed", model=entry.name)
-            if call in self._works:
-                self._finished(work, Outcome(error=ModelError(f"the engine failed: {error}")))
+            _log.exception("submit-failed", key=self._key)
+            for work in works:
+                if work.state is NEW and _place(work).call in self._works:  # else the engine has it
+                    self._finished(work, Outcome(error=ModelError(f"the engine failed: {error}")))
 
     def _check_room(self, call: int, inputs_end: int, outputs_end: int) -> None:
         if inputs_end > self._size or outputs_end > self._size:
@@ -232,7 +251,7 @@ class EngineLink(asyncio.Protocol):
             self.seen = max(self.seen, number)
             self._side.acknowledged()
         elif kind == ASK:
-            self._ask(number, payload)
+            self._questions.ask(number, payload)
         elif kind == RESET:
             self._templates.clear()
         else:
@@ -247,7 +266,7 @@ class EngineLink(asyncio.Protocol):
 
     def _finished(self, work: Work, outcome: Outcome) -> None:
         """The engine's `done`: once per work, and the last that is known of it here."""
-        place = work.seat or cast(Placement, work.place)
+        place = _place(work)
         call = place.call
         if call not in self._works:
             _log.error("answered-twice", frontend=self._frontend, call=call)
@@ -296,21 +315,6 @@ class EngineLink(asyncio.Protocol):
         status, payload = write_failure(error)
         self._outbox.put(to_frontend(DONE, call, status, payload))
 
-    def _ask(self, number: int, payload: bytes) -> None:
-        if len(self._asks) >= MAX_ASKS:
-            raise ProtocolError(f"more than {MAX_ASKS} open questions")
-        task = self._loop.create_task(self._answer(number, payload))
-        self._asks.add(task)
-        task.add_done_callback(self._asks.discard)
 
-    async def _answer(self, number: int, payload: bytes) -> None:
-        try:
-            what, arguments = orjson.loads(payload)
-            answer = orjson.dumps(await self._side.answer(what, arguments))
-            status = OK
-        except CarpoolError as error:
-            status, answer = write_failure(error)
-        except Exception as error:
-            _log.exception("ask-failed", frontend=self._frontend)
-            status, answer = write_failure(CarpoolError(f"the engine failed: {error}"))
-        self._outbox.put(to_frontend(ANSWER, number, status, answer))
+def _place(work: Work) -> Placement | Seat:
+    return work.seat or cast(Placement, work.place)
