@@ -76,7 +76,7 @@ class Hand:
     def run(self, works: Sequence[Work]) -> None:
         self.given.append(works)
 
-    def batch_ended(self, works: Sequence[Work], result: BatchResult, batch: Batch) -> None: ...
+    def batch_ended(self, result: BatchResult, batch: Batch) -> None: ...
 
     def instance_lost(self, instance: Instance, why: str) -> None: ...
 
@@ -101,7 +101,7 @@ class Hand:
         result = BatchResult([Outcome(outputs={}) for _ in works], 0.02, Timing(batch=len(works)))
         self.backend = self
         self.alive = True
-        self.driver.ended(cast(Executor, self), works, result)
+        self.driver.ended(cast(Executor, self), result)
 
 
 @pytest.fixture

@@ -23,10 +23,11 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     oversell = core.constants.oversell
     share = shares.of(lane)
     batch = core.curve.efficient[shares.largest]
-    batches_ahead = floor(oversell * lane.waiting / (batch * share))
-    behind = batches_ahead * core.curve.times[batch] / core.instances.pace
+    instances = core.instances
+    batches_ahead = floor(oversell * (lane.ready + lane.offered) / (batch * share))
+    behind = batches_ahead * core.curve.times[batch] / instances.pace
     instance, wait = _starts_on(core, job, behind, now)
-    room = core.instances.fits(instance, job.due - now - wait)
+    room = instances.fits(instance, job.due - now - wait)
     if room < job.images:
         if is_probe(core, job, slo, now):
             return None

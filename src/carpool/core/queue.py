@@ -179,15 +179,15 @@ class Lanes:
 
     def ready_now(self, job: Job, *, in_place: bool = False) -> None:
         """It may run. With `in_place` it has the position of one that waited, and its lane was never away."""
-        lane = self._lane_of(job)
+        lane, images = self._lane_of(job), job.images
         if lane.ready == 0 and not in_place:
             # Whoever was away may be a batch ahead of the others, for a burst, but hoards no more credit.
             lane.served = max(lane.served, self._served.get(lane.level, 0.0) - self.credit)
         job.state = READY
-        lane.offered -= job.images
-        lane.ready += job.images
-        self.offered -= job.images
-        self.ready += job.images
+        lane.offered -= images
+        lane.ready += images
+        self.offered -= images
+        self.ready += images
         shape = job.shape if self.by_shape else None
         line = lane.lines.get(shape)
         if line is None:

@@ -197,7 +197,7 @@ async def _place(driver: Driver, executor: Executor) -> None:
 
 
 class _NoWatcher:
-    def batch_ended(self, works: Sequence[Work], result: BatchResult, batch: Batch) -> None:
+    def batch_ended(self, result: BatchResult, batch: Batch) -> None:
         """Nothing is counted."""
 
     def turned(self, scheduler: Scheduler, now: float) -> None:

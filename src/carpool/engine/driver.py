@@ -25,7 +25,7 @@ _LOOK_S = 0.001  # while every instance is busy, looking more often than this fi
 class Watcher(Protocol):
     """Who is told what the driver sees: counters, and whoever replaces instances."""
 
-    def batch_ended(self, works: Sequence[Work], result: BatchResult, batch: Batch) -> None: ...
+    def batch_ended(self, result: BatchResult, batch: Batch) -> None: ...
 
     def instance_lost(self, instance: Instance, why: str) -> None: ...
 
@@ -200,11 +200,11 @@ class Driver:
 
     # ---- a batch ends -----------------------------------------------------------------------------------
 
-    def report(self, executor: Executes, works: Sequence[Work], result: BatchResult) -> None:
+    def report(self, executor: Executes, result: BatchResult) -> None:
         """From an executor's thread."""
-        self._loop.call_soon_threadsafe(self.ended, executor, works, result)
+        self._loop.call_soon_threadsafe(self.ended, executor, result)
 
-    def ended(self, executor: Executes, works: Sequence[Work], result: BatchResult) -> None:
+    def ended(self, executor: Executes, result: BatchResult) -> None:
         batch = self._running.pop(executor, None)
         if batch is None:
             return  # it overran its time, and its riders were told
@@ -220,7 +220,7 @@ class Driver:
         self._answer(batch, result)
         if self.scheduler.policy.preserve_ordering:
             _release(released)
-        self._watcher.batch_ended(works, result, batch)
+        self._watcher.batch_ended(result, batch)
 
     def _answer(self, batch: Batch, result: BatchResult) -> None:
         """Tell the riders, or keep their answers until it is their turn."""
