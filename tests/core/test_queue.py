@@ -47,11 +47,11 @@ def test_counts_follow_a_job_from_offered_to_ready_to_gone() -> None:
     lane = lanes.lane(1, "", 0.0)
     job = Job(0.0, images=3)
     lanes.offer(job, lane)
-    assert (lanes.offered, lanes.ready, lanes.waiting, lane.waiting) == (3, 0, 3, 3)
+    assert (lanes.ready, lanes.waiting, lane.ready, lane.waiting) == (0, 3, 0, 3)
     lanes.ready_now(job)
-    assert (lanes.offered, lanes.ready, lanes.waiting) == (0, 3, 3)
+    assert (lanes.ready, lanes.waiting) == (3, 3)
     lanes.remove(job, JobState.GONE)
-    assert (lanes.offered, lanes.ready, lanes.requests, lane.requests) == (0, 0, 0, 0)
+    assert (lanes.waiting, lanes.ready, lanes.requests, lane.requests) == (0, 0, 0, 0)
 
 
 def test_shapes_come_and_go() -> None:

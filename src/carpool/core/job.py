@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from carpool.core.queue import Lane
@@ -96,8 +95,7 @@ class Job:
         return f"Job({times}, images={self.images}, {self.state.name})"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """A no at the gate: why, when the job would have finished, and when asking again makes sense.
 
     The rest is what it was weighed against: the images that wait, the most that may, and in images per
@@ -113,8 +111,7 @@ class Refusal:
     answerable: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class GivenUp:
+class GivenUp(NamedTuple):
     """A job that was accepted and will not run."""
 
     job: Job

@@ -126,7 +126,7 @@ class Calls:
         except Exception as error:
             _log.exception("submit-failed", key=self._key)
             for work in works:
-                if work.state is NEW and _place(work).call in self._works:  # else the engine has it
+                if work.state is NEW and work in self._works.values():  # else the engine has it
                     self._finished(work, Outcome(error=ModelError(f"the engine failed: {error}")))
 
     def cancel(self, call: int) -> None:
@@ -142,7 +142,7 @@ class Calls:
 
     def _finished(self, work: Work, outcome: Outcome) -> None:
         """The engine's `done`: once per work, and the last that is known of it here."""
-        place = _place(work)
+        place = work.seat or cast(Placement, work.place)
         call = place.call
         if call not in self._works:
             _log.error("answered-twice", frontend=self._frontend, call=call)
@@ -191,7 +191,3 @@ class Calls:
     def _refuse(self, call: int, error: CarpoolError) -> None:
         status, payload = write_failure(error)
         self._outbox.put(to_frontend(DONE, call, status, payload))
-
-
-def _place(work: Work) -> Placement | Seat:
-    return work.seat or cast(Placement, work.place)
