@@ -41,6 +41,8 @@ class Reason(enum.Enum):
     TOO_LARGE = "too-large"  # more images than a batch may hold
     REPLACED = "replaced"  # a newer frame of its source took its place
 
+    __hash__ = object.__hash__  # each is there once; by name, as enums do it, counting them is slow
+
 
 class Job:
     """Whoever offers it may derive from it, or leave something in `payload`: core looks at neither."""

@@ -37,7 +37,7 @@ class Unspoken(Refused):
         self.budget = job.deadline - job.arrived
         self.predicted = refusal.predicted_finish - job.arrived
         self.refusal = refusal
-        self.reason = refusal.reason.value
+        self.reason = refusal.reason._value_  # what `value` looks up at every call
 
     def spoken(self) -> CarpoolError:
         return in_words(self._model, self.budget, self.predicted, self.refusal)
