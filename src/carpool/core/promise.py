@@ -40,8 +40,9 @@ class PromisePolicy:
 
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
         """The job's lane, after giving it its place in that lane's order."""
-        arrived = job.arrived
-        deadline = job.deadline = min(job.deadline, arrived + self.settings.slo)
+        arrived, deadline = job.arrived, job.deadline
+        if deadline > arrived + self.settings.slo:
+            deadline = job.deadline = arrived + self.settings.slo
         outside = job.outside = planned(job.outside, deadline - arrived, self._constants)
         job.rank = job.due = deadline - outside
         return level_of(job.priority), job.source

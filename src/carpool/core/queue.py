@@ -61,6 +61,21 @@ class Line:
         self._start = 0
         return None
 
+    def take(self, room: int) -> list[Job]:
+        """The first that fit into so many images: they run from now on. Nobody is passed over."""
+        taken: list[Job] = []
+        left = room
+        for job in self:
+            if job.images > left:
+                break
+            left -= job.images
+            taken.append(job)
+        for job in taken:
+            job.state = RUNNING
+        self.requests -= len(taken)
+        self.images -= room - left
+        return taken
+
     def ranked_from(self, rank: float) -> list[Job]:
         """The jobs ranked at or after this: those a slow instance can carry when the head is too urgent."""
         at = bisect_left(self._jobs, rank, lo=self._start, key=_rank)
@@ -224,3 +239,20 @@ class Lanes:
             self._served[lane.level] = lane.served
         lane.served += job.images
         self.remove(job, RUNNING)
+
+    def serve_first(self, lane: Lane, line: Line, room: int) -> list[Job]:
+        """As `serve` for the first of a line that fit into so many images, with one look at the counts."""
+        jobs = line.take(room)
+        if jobs:
+            images = sum([job.images for job in jobs])
+            before_last = lane.served + images - jobs[-1].images
+            self._served[lane.level] = max(self._served.get(lane.level, 0.0), before_last)
+            lane.served += images
+            for counts in (lane, self):
+                counts.ready -= images
+                counts.waiting -= images
+                counts.requests -= len(jobs)
+            for job in jobs:
+                if job.latest:
+                    self.frames.left(job)
+        return jobs
