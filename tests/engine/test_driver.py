@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -121,6 +122,24 @@ def test_newcomers_cost_no_turn_while_the_instance_is_busy(hand: Hand) -> None:
     assert hand.turns == before
     hand.end_batch()
     assert [len(works) for works in hand.given] == [1, 6]
+
+
+def test_requests_leave_no_cycles_for_the_collector(hand: Hand) -> None:
+    """The server has it look rarely: what only the collector can free would stay for long."""
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for _ in range(200):  # the queue keeps the places of some that have left
+            hand.submit("answered or refused")
+            hand.wait(0.001)
+        while hand.driver._running:
+            hand.end_batch()
+        hand.given.clear()
+        gc.collect()
+        assert not [kept for kept in gc.garbage if isinstance(kept, Work)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
 
 
 def test_the_gate_is_shown_what_gathers_meanwhile(hand: Hand) -> None:
