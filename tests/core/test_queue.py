@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from carpool.core.job import Job, JobState
 from carpool.core.queue import Lane, Lanes, Line
 
@@ -47,11 +50,50 @@ def test_counts_follow_a_job_from_offered_to_ready_to_gone() -> None:
     lane = lanes.lane(1, "", 0.0)
     job = Job(0.0, images=3)
     lanes.offer(job, lane)
-    assert (lanes.offered, lanes.ready, lanes.waiting, lane.waiting) == (3, 0, 3, 3)
+    assert (lanes.ready, lanes.waiting, lane.ready, lane.waiting) == (0, 3, 0, 3)
     lanes.ready_now(job)
-    assert (lanes.offered, lanes.ready, lanes.waiting) == (0, 3, 3)
+    assert (lanes.ready, lanes.waiting) == (3, 3)
     lanes.remove(job, JobState.GONE)
-    assert (lanes.offered, lanes.ready, lanes.requests, lane.requests) == (0, 0, 0, 0)
+    assert (lanes.waiting, lanes.ready, lanes.requests, lane.requests) == (0, 0, 0, 0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.booleans()), max_size=12), st.integers(0, 16))
+def test_taking_the_first_together_counts_like_one_by_one(
+    jobs: list[tuple[int, bool, bool]], room: int
+) -> None:
+    """Each is (images, is a live source's frame, has left meanwhile)."""
+
+    def lined_up() -> tuple[Lanes, Lane, list[Job]]:
+        lanes = Lanes(by_shape=True)
+        lane = lanes.lane(1, "", 0.0)
+        made = []
+        for rank, (images, latest, _) in enumerate(jobs):
+            job = Job(float(rank), images=images, source=f"camera-{rank}", latest=latest)
+            job.rank = rank
+            lanes.offer(job, lane)
+            lanes.ready_now(job)
+            made.append(job)
+        for job, (_, _, gone) in zip(made, jobs, strict=True):
+            if gone:
+                lanes.remove(job, JobState.GONE)
+        return lanes, lane, made
+
+    def seen(lanes: Lanes, lane: Lane, made: list[Job]) -> object:
+        line = lane.lines.get(None, Line())
+        counts = [(kept.ready, kept.waiting, kept.requests) for kept in (lanes, lane)]
+        rest = (lanes._served.get(1, 0.0), lane.served, len(lanes.frames), line.requests, line.images)
+        return counts, rest, [job.state for job in made]
+
+    together, one_by_one = lined_up(), lined_up()
+    if jobs:
+        lanes, lane, _ = together
+        lanes.serve_first(lane, lane.lines[None], room)
+        lanes, lane, _ = one_by_one
+        used = 0
+        while (head := lane.lines[None].head()) is not None and used + head.images <= room:
+            used += head.images
+            lanes.serve(head)
+    assert seen(*together) == seen(*one_by_one)
 
 
 def test_shapes_come_and_go() -> None:

@@ -148,7 +148,7 @@ def test_files_and_tensors_take_turns_and_never_share_a_batch(
             backend.go.clear()
             outcomes: dict[int, Outcome] = {}
             for number, what in enumerate(sent):
-                engine.submit(key, work_of(what, number, outcomes))
+                engine.submit(key, [work_of(what, number, outcomes)])
             backend.go.set()
             while len(outcomes) < len(sent):
                 await asyncio.sleep(0.001)

@@ -262,7 +262,7 @@ def test_an_instance_that_is_replaced_opens_no_door_that_unloading_closed(
             unloading = asyncio.ensure_future(served.unload(30.0))
             await until(lambda: all(i.available for i in served.driver.scheduler.instances))
             told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-            served.driver.submit(Work({"x": row(0)}, lambda _, outcome: told.set_result(outcome)))
+            served.driver.submit([Work({"x": row(0)}, lambda _, outcome: told.set_result(outcome))])
             error = (await told).error
             assert isinstance(error, Unavailable)
             assert error.reason == "unloading"

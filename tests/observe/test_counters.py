@@ -78,12 +78,15 @@ def test_an_observation_lands_in_the_bucket_of_its_upper_bound(
     assert cells[REQUEST_SECONDS.sum] == (value if value > 0 else 0.0)
 
 
-@given(st.lists(st.floats(0.0, 20.0), max_size=40))
-def test_no_observation_is_lost(values: list[float]) -> None:
+@given(st.lists(st.floats(0.0, 20.0), max_size=40), st.booleans())
+def test_no_observation_is_lost(values: list[float], at_once: bool) -> None:
     table = Table(bytearray(table_bytes(1)))
     slot = table.directory.assign("m", "1")
     row = table.block(0).row(slot)
-    for value in values:
+    if at_once:
+        row.observe_each(QUEUE_SECONDS, [*values, float("nan"), -1.0])
+        values = [*values, 0.0, 0.0]
+    for value in () if at_once else values:
         row.observe(QUEUE_SECONDS, value)
     cells = table.cells(slot)
     counts = cells[QUEUE_SECONDS.buckets]

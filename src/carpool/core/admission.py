@@ -20,23 +20,27 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     The second reads: the batch that would meet its deadline is smaller than what will be waiting by then, and
     batches that small cannot keep up with the traffic.
     """
-    oversell = core.constants.oversell
+    oversell, curve, instances = core.constants.oversell, core.curve, core.instances
     share = shares.of(lane)
-    batch = core.curve.efficient[shares.largest]
+    batch = curve.efficient[shares.largest]
     batches_ahead = floor(oversell * lane.waiting / (batch * share))
-    behind = batches_ahead * core.curve.times[batch] / core.instances.pace
-    instance, wait = _starts_on(core, job, behind, now)
-    room = core.instances.fits(instance, job.due - now - wait)
+    behind = batches_ahead * curve.times[batch] / instances.pace
+    if instances.uneven:
+        instance, wait = _starts_on(core, job, behind, now)
+    else:
+        instance = instances.next_free
+        wait = behind + (instance.free_at - now if instance.free_at > now else 0.0)
+    room = instances.fits(instance, job.due - now - wait)
     if room < job.images:
         if is_probe(core, job, slo, now):
             return None
         return _refusal(core, Reason.CANNOT_FINISH, instance, job, wait, now)
     if room >= batch:
         return None  # whatever gathers, it rides in a batch of the best size
-    most = core.instances.pace * core.curve.throughput(batch) * share
+    most = instances.pace * curve.throughput(batch) * share
     rate = lane.rate.at(now) if share < 1.0 else shares.to_keep_up_with(core, lane, now)
     gathered = oversell * rate * wait / share
-    if room < min(batch, gathered) and core.instances.pace * core.curve.throughput(room) * share < rate:
+    if room < min(batch, gathered) and instances.pace * curve.throughput(room) * share < rate:
         reason = Reason.OVERLOAD if share == 1.0 else Reason.OVER_SHARE
         return _refusal(core, reason, instance, job, wait, now, rate, most)
     return None
@@ -65,10 +69,8 @@ def is_probe(core: Scheduler, job: Job, slo: float, now: float) -> bool:
 
 
 def _starts_on(core: Scheduler, job: Job, behind: float, now: float) -> tuple[Instance, float]:
-    """The instance that would carry the job, and how long from now it would start."""
+    """Of instances that differ, the one that would carry the job, and how long from now it would start."""
     instances = core.instances
-    if not instances.uneven:
-        return instances.next_free, max(0.0, instances.next_free.free_at - now) + behind
     starts = [(i, max(0.0, i.free_at - now) + behind) for i in instances if i.available]
     return max(starts, key=lambda start: instances.fits(start[0], job.due - now - start[1]))
 

@@ -86,6 +86,9 @@ def _fill(
     given_up: list[GivenUp],
 ) -> list[Job]:
     """Up to `size` images of this shape, one job at a time from the lane that was served least."""
+    if len(core.lanes) == 1:
+        (only,) = core.lanes
+        return core.lanes.serve_first(only, only.lines[shape], size)
     batch: list[Job] = []
     used = 0
     lanes = [
@@ -94,24 +97,21 @@ def _fill(
         if shape in lane.lines
     ]
     heapify(lanes)
-    several = len(core.lanes) > 1
     while lanes and used < size:
         level, _, order, lane, line = lanes[0]
         job = line.head()
         if job is None or used + job.images > size:
             heappop(lanes)  # nobody is passed over within a lane, so that large requests get their turn
             continue
-        if several:
-            size_for_job = _size(core, shares, instance, job, lane, size, now)
-            if size_for_job < used + job.images:
-                _give_up(core, job, now, given_up)
-                continue
-            size = min(size, size_for_job)
+        size_for_job = _size(core, shares, instance, job, lane, size, now)
+        if size_for_job < used + job.images:
+            _give_up(core, job, now, given_up)
+            continue
+        size = min(size, size_for_job)
         core.lanes.serve(job)
         batch.append(job)
         used += job.images
-        if several:
-            heapreplace(lanes, (level, lane.served, order, lane, line))
+        heapreplace(lanes, (level, lane.served, order, lane, line))
     return batch
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from carpool.core.queue import Lane
@@ -42,9 +41,11 @@ class Reason(enum.Enum):
     TOO_LARGE = "too-large"  # more images than a batch may hold
     REPLACED = "replaced"  # a newer frame of its source took its place
 
+    __hash__ = object.__hash__  # each is there once; by name, as enums do it, counting them is slow
+
 
 class Job:
-    """`payload` belongs to the driver; core never looks into it."""
+    """Whoever offers it may derive from it, or leave something in `payload`: core looks at neither."""
 
     __slots__ = (
         "arrived",
@@ -68,7 +69,6 @@ class Job:
         arrived: float,
         deadline: float = INFINITY,
         images: int = 1,
-        *,
         shape: Hashable = None,
         priority: int = 0,
         source: str = "",
@@ -97,8 +97,7 @@ class Job:
         return f"Job({times}, images={self.images}, {self.state.name})"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """A no at the gate: why, when the job would have finished, and when asking again makes sense.
 
     The rest is what it was weighed against: the images that wait, the most that may, and in images per
@@ -114,8 +113,7 @@ class Refusal:
     answerable: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class GivenUp:
+class GivenUp(NamedTuple):
     """A job that was accepted and will not run."""
 
     job: Job

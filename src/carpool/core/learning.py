@@ -71,7 +71,7 @@ class Lag:
         self._at = 0.0
 
     def seen(self, seconds: float, now: float) -> None:
-        self._value += self._weight * (max(0.0, seconds) - self._value)
+        self._value += self._weight * ((seconds if seconds > 0.0 else 0.0) - self._value)
         self._at = now
 
     def at(self, now: float) -> float:
@@ -90,8 +90,10 @@ class Rate:
         self._at = 0.0
 
     def add(self, images: float, now: float) -> None:
-        self._value = self.at(now) + images / self._memory
-        self._at = now
+        if now != self._at:  # many come at once
+            self._value = self.at(now)
+            self._at = now
+        self._value += images / self._memory
 
     def at(self, now: float) -> float:
         waited = now - self._at

@@ -34,4 +34,7 @@ class Outside:
 
 def planned(outside: float, budget: float, constants: Constants = CONSTANTS) -> float:
     """How much of its budget a request's plan leaves to what is outside."""
-    return max(0.0, min(outside, constants.most_outside * budget))
+    most = constants.most_outside * budget
+    if outside > most:
+        outside = most
+    return outside if outside > 0.0 else 0.0  # NaN too

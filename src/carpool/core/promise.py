@@ -41,9 +41,11 @@ class PromisePolicy:
 
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
         """The job's lane, after giving it its place in that lane's order."""
-        job.deadline = min(job.deadline, job.arrived + self.settings.slo)
-        job.outside = planned(job.outside, job.deadline - job.arrived, self._constants)
-        job.rank = job.due = job.deadline - job.outside
+        arrived, deadline = job.arrived, job.deadline
+        if deadline > arrived + self.settings.slo:
+            deadline = job.deadline = arrived + self.settings.slo
+        outside = job.outside = planned(job.outside, deadline - arrived, self._constants)
+        job.rank = job.due = deadline - outside
         return level_of(job.priority), job.source
 
     def succeed(self, old: Job, new: Job) -> None:

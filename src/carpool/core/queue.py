@@ -61,6 +61,21 @@ class Line:
         self._start = 0
         return None
 
+    def take(self, room: int) -> list[Job]:
+        """The first that fit into so many images: they run from now on. Nobody is passed over."""
+        taken: list[Job] = []
+        left = room
+        for job in self:
+            if job.images > left:
+                break
+            left -= job.images
+            taken.append(job)
+        for job in taken:
+            job.state = RUNNING
+        self.requests -= len(taken)
+        self.images -= room - left
+        return taken
+
     def ranked_from(self, rank: float) -> list[Job]:
         """The jobs ranked at or after this: those a slow instance can carry when the head is too urgent."""
         at = bisect_left(self._jobs, rank, lo=self._start, key=_rank)
@@ -82,25 +97,20 @@ class Lane:
     """The jobs of one (level, source): lower levels go first, then whoever was served least."""
 
     __slots__ = (
-        *("level", "lines", "offered", "rate", "ready", "refused", "requests", "seen", "served", "source"),
+        *("level", "lines", "rate", "ready", "refused", "requests", "seen", "served", "source", "waiting"),
     )
 
     def __init__(self, level: int, source: str, memory: float) -> None:
         self.level = level
         self.source = source
         self.lines: dict[Hashable, Line] = {}
-        self.ready = 0  # images that may run now
-        self.offered = 0  # images still being decoded
+        self.waiting = 0  # images in the queue, decoded or not
+        self.ready = 0  # those that may run now
         self.requests = 0  # jobs, of either kind
         self.served = 0.0  # images, on the level's common scale (see Lanes.ready_now)
         self.seen = float("-inf")
         self.refused = float("-inf")  # when the gate last said no to it
         self.rate = Rate(memory)
-
-    @property
-    def waiting(self) -> int:
-        """Images in the queue, decoded or not."""
-        return self.ready + self.offered
 
     def earliest(self) -> tuple[Job, Line]:
         """The most urgent ready job, and the line of its shape. The lane must have one."""
@@ -120,7 +130,7 @@ class Lanes:
     """All lanes of one model and their totals. The number of sources with a lane of their own is bounded."""
 
     __slots__ = (
-        *("_by_key", "_constants", "_served", "by_shape", "credit", "frames", "offered", "ready", "requests"),
+        *("_by_key", "_constants", "_served", "by_shape", "credit", "frames", "ready", "requests", "waiting"),
     )
 
     def __init__(self, *, by_shape: bool, constants: Constants = CONSTANTS) -> None:
@@ -130,13 +140,9 @@ class Lanes:
         self._served: dict[int, float] = {}
         self.frames = Frames()
         self.credit = 0  # images
+        self.waiting = 0
         self.ready = 0
-        self.offered = 0
         self.requests = 0
-
-    @property
-    def waiting(self) -> int:
-        return self.ready + self.offered
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._by_key.values())
@@ -170,24 +176,23 @@ class Lanes:
     def offer(self, job: Job, lane: Lane) -> None:
         job.lane = lane
         job.state = OFFERED
-        lane.offered += job.images
+        lane.waiting += job.images
         lane.requests += 1
-        self.offered += job.images
+        self.waiting += job.images
         self.requests += 1
         if job.latest:
             self.frames.entered(job)
 
     def ready_now(self, job: Job, *, in_place: bool = False) -> None:
         """It may run. With `in_place` it has the position of one that waited, and its lane was never away."""
-        lane = self._lane_of(job)
+        lane, images = job.lane, job.images
+        assert lane is not None
         if lane.ready == 0 and not in_place:
             # Whoever was away may be a batch ahead of the others, for a burst, but hoards no more credit.
             lane.served = max(lane.served, self._served.get(lane.level, 0.0) - self.credit)
         job.state = READY
-        lane.offered -= job.images
-        lane.ready += job.images
-        self.offered -= job.images
-        self.ready += job.images
+        lane.ready += images
+        self.ready += images
         shape = job.shape if self.by_shape else None
         line = lane.lines.get(shape)
         if line is None:
@@ -196,14 +201,14 @@ class Lanes:
 
     def remove(self, job: Job, state: JobState) -> None:
         """Take a waiting job out of every count."""
-        lane = self._lane_of(job)
+        lane, images = job.lane, job.images
+        assert lane is not None
         if job.state is READY:
-            lane.ready -= job.images
-            self.ready -= job.images
+            lane.ready -= images
+            self.ready -= images
             lane.lines[job.shape if self.by_shape else None].left(job)
-        else:
-            lane.offered -= job.images
-            self.offered -= job.images
+        lane.waiting -= images
+        self.waiting -= images
         lane.requests -= 1
         self.requests -= 1
         job.state = state
@@ -212,15 +217,15 @@ class Lanes:
 
     def put_back(self, job: Job, state: JobState) -> None:
         """Undo a removal, before anything else happened."""
-        lane = self._lane_of(job)
+        lane = job.lane
+        assert lane is not None
         job.state = state
         if state is READY:
             lane.ready += job.images
             self.ready += job.images
             lane.lines[job.shape if self.by_shape else None].returned(job)
-        else:
-            lane.offered += job.images
-            self.offered += job.images
+        lane.waiting += job.images
+        self.waiting += job.images
         lane.requests += 1
         self.requests += 1
         if job.latest:
@@ -228,12 +233,26 @@ class Lanes:
 
     def serve(self, job: Job) -> None:
         """Take a ready job for a batch, on its source's account."""
-        lane = self._lane_of(job)
-        self._served[lane.level] = max(self._served.get(lane.level, 0.0), lane.served)
+        lane = job.lane
+        assert lane is not None
+        if lane.served > self._served.get(lane.level, 0.0):
+            self._served[lane.level] = lane.served
         lane.served += job.images
         self.remove(job, RUNNING)
 
-    @staticmethod
-    def _lane_of(job: Job) -> Lane:
-        assert job.lane is not None
-        return job.lane
+    def serve_first(self, lane: Lane, line: Line, room: int) -> list[Job]:
+        """As `serve` for the first of a line that fit into so many images, with one look at the counts."""
+        jobs = line.take(room)
+        if jobs:
+            images = sum([job.images for job in jobs])
+            before_last = lane.served + images - jobs[-1].images
+            self._served[lane.level] = max(self._served.get(lane.level, 0.0), before_last)
+            lane.served += images
+            for counts in (lane, self):
+                counts.ready -= images
+                counts.waiting -= images
+                counts.requests -= len(jobs)
+            for job in jobs:
+                if job.latest:
+                    self.frames.left(job)
+        return jobs

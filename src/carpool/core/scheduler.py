@@ -310,9 +310,9 @@ class Scheduler:
 
     def _expire(self, now: float, given_up: list[GivenUp]) -> None:
         expiries = self._expiries
-        while expiries and (expiries[0][0] <= now or expiries[0][2].state >= RUNNING):
+        while expiries and (expiries[0][2].state >= RUNNING or expiries[0][0] <= now):
             job = heappop(expiries)[2]
-            if job.state in (OFFERED, READY):
+            if job.state < RUNNING:
                 reason = self.policy.expired(self, job, now)
                 if reason is not None:
                     given_up.append(self.give_up(job, reason))

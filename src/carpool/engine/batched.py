@@ -153,7 +153,7 @@ class _Gatherer:
     def _hand_over(self, work: Work) -> None:
         assert self._loop is not None
         assert self._driver is not None
-        self._loop.call_soon_threadsafe(self._driver.submit, work)
+        self._loop.call_soon_threadsafe(self._driver.submit, [work])
 
     def _start(self, item: Any) -> None:
         curve = self._measure(item)
@@ -197,7 +197,7 @@ async def _place(driver: Driver, executor: Executor) -> None:
 
 
 class _NoWatcher:
-    def batch_ended(self, works: Sequence[Work], result: BatchResult, batch: Batch) -> None:
+    def batch_ended(self, result: BatchResult, batch: Batch) -> None:
         """Nothing is counted."""
 
     def turned(self, scheduler: Scheduler, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, cast
 
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job, Reason
@@ -25,7 +25,7 @@ _LOOK_S = 0.001  # while every instance is busy, looking more often than this fi
 class Watcher(Protocol):
     """Who is told what the driver sees: counters, and whoever replaces instances."""
 
-    def batch_ended(self, works: Sequence[Work], result: BatchResult, batch: Batch) -> None: ...
+    def batch_ended(self, result: BatchResult, batch: Batch) -> None: ...
 
     def instance_lost(self, instance: Instance, why: str) -> None: ...
 
@@ -69,31 +69,23 @@ class Driver:
         self.scheduler.set_available(instance, True)
         self._plan_turn()
 
-    def submit(self, work: Work) -> None:
+    def submit(self, works: Sequence[Work]) -> None:
+        """What came at once: the same moment counts for all of them."""
         closed = self._closed or self._down
         if closed is not None:
-            work.done(work, Outcome(error=closed))
+            for work in works:
+                work.done(work, Outcome(error=closed))
             return
-        work.job = job = Job(
-            work.arrived,
-            work.deadline,
-            work.images,
-            shape=work.shape,
-            priority=work.priority,
-            source=work.source,
-            latest=work.latest,
-            timeout=work.timeout,
-            outside=work.outside,
-            payload=work,
-        )
-        now = monotonic()
-        sent = now if work.sent is None else work.sent
-        self.scheduler.age.seen(sent - work.arrived, now)
-        self.scheduler.lag.seen(now - sent, now)
-        refusal = self.scheduler.offer(job, now)
-        if refusal is not None:
-            error = turned_away(self._model, job, refusal, knobs=self._knobs)
-            work.done(work, Outcome(error=error))
+        scheduler, now = self.scheduler, monotonic()
+        age, lag = scheduler.age, scheduler.lag
+        for work in works:
+            sent = now if work.sent is None else work.sent
+            age.seen(sent - work.arrived, now)
+            lag.seen(now - sent, now)
+            refusal = scheduler.offer(work, now)
+            if refusal is not None:
+                error = turned_away(self._model, work, refusal, knobs=self._knobs)
+                work.done(work, Outcome(error=error))
         # After a refusal as well: the front ends' advice has to be fresh to be of use.
         if not self._turn_planned:
             if self._is_worth_a_turn(now):
@@ -112,10 +104,7 @@ class Driver:
 
     def cancel(self, work: Work) -> None:
         """The client has gone. `done` is still called, when nothing reads the inputs any more."""
-        job = work.job
-        if job is None or job.state >= DONE:
-            return
-        if self.scheduler.cancel(job, monotonic()):
+        if work.state < DONE and self.scheduler.cancel(work, monotonic()):
             work.done(work, Outcome(error=Cancelled("the client left")))
             self._plan_turn()
 
@@ -137,9 +126,9 @@ class Driver:
         """Nobody is left to run them: tell everybody who waits."""
         for lane in list(self.scheduler.lanes):
             for line in list(lane.lines.values()):
-                for job in list(line):
-                    self.scheduler.cancel(job, monotonic())
-                    job.payload.done(job.payload, Outcome(error=error))
+                for work in cast(list[Work], list(line)):
+                    self.scheduler.cancel(work, monotonic())
+                    work.done(work, Outcome(error=error))
 
     async def drained(self, timeout: float | None) -> bool:
         """Wait until nobody waits or runs; False when that took too long."""
@@ -164,9 +153,9 @@ class Driver:
         while True:
             decision = self.scheduler.decide(now)
             for gone in decision.given_up:
-                work: Work = gone.job.payload
+                work = cast(Work, gone.job)
                 wait = self._until_welcome(gone, now, welcome)
-                error = dropped(self._model, gone.job, gone.reason, now, wait)
+                error = dropped(self._model, work, gone.reason, now, wait)
                 work.done(work, Outcome(error=error, timing=Timing(queue=max(0.0, now - work.arrived))))
             if decision.batch is None:
                 break
@@ -207,15 +196,15 @@ class Driver:
         if self._execution_timeout is not None:
             alarm = self._loop.call_later(self._execution_timeout, self._overran, executor)
             self._alarms[executor] = alarm
-        executor.run([job.payload for job in batch.jobs])
+        executor.run(_works(batch.jobs))
 
     # ---- a batch ends -----------------------------------------------------------------------------------
 
-    def report(self, executor: Executes, works: Sequence[Work], result: BatchResult) -> None:
+    def report(self, executor: Executes, result: BatchResult) -> None:
         """From an executor's thread."""
-        self._loop.call_soon_threadsafe(self.ended, executor, works, result)
+        self._loop.call_soon_threadsafe(self.ended, executor, result)
 
-    def ended(self, executor: Executes, works: Sequence[Work], result: BatchResult) -> None:
+    def ended(self, executor: Executes, result: BatchResult) -> None:
         batch = self._running.pop(executor, None)
         if batch is None:
             return  # it overran its time, and its riders were told
@@ -230,20 +219,18 @@ class Driver:
         self._turn()
         self._answer(batch, result)
         if self.scheduler.policy.preserve_ordering:
-            for job in released:
-                job.payload.done(job.payload, job.payload.held)
-        self._watcher.batch_ended(works, result, batch)
+            _release(released)
+        self._watcher.batch_ended(result, batch)
 
     def _answer(self, batch: Batch, result: BatchResult) -> None:
         """Tell the riders, or keep their answers until it is their turn."""
         started, timing = batch.started, result.timing
         input_s, infer_s, output_s, images = timing.input, timing.infer, timing.output, timing.batch
         kept = DONE if self.scheduler.policy.preserve_ordering else None
-        for job, outcome in zip(batch.jobs, result.outcomes, strict=True):
-            work: Work = job.payload
+        for work, outcome in zip(_works(batch.jobs), result.outcomes, strict=True):
             waited = started - work.arrived
             outcome.timing = Timing(waited if waited > 0.0 else 0.0, input_s, infer_s, output_s, images)
-            if job.state is kept:
+            if work.state is kept:
                 work.held = outcome
             else:
                 work.done(work, outcome)  # who was cancelled while it ran gives back what it held
@@ -262,12 +249,11 @@ class Driver:
         released = self.scheduler.finished(batch, monotonic(), None)
         executor.abort()
         self._lose(batch.instance, "it did not finish in time")
-        for job in batch.jobs:
-            job.payload.held = Outcome(error=error)
-            if job.state is GONE:
-                job.payload.done(job.payload, job.payload.held)
-        for job in released:
-            job.payload.done(job.payload, job.payload.held)
+        for work in _works(batch.jobs):
+            work.held = Outcome(error=error)
+            if work.state is GONE:
+                work.done(work, work.held)
+        _release(released)
         self._turn()
 
     def lost(self, executor: Executes) -> None:
@@ -299,3 +285,15 @@ class Driver:
             executor.close()
         self._executors.clear()
         return executors
+
+
+def _works(jobs: Sequence[Job]) -> Sequence[Work]:
+    """All that is ever offered to a driver's scheduler."""
+    return cast(Sequence[Work], jobs)
+
+
+def _release(jobs: Sequence[Job]) -> None:
+    """It is their turn to be answered."""
+    for work in _works(jobs):
+        assert work.held is not None
+        work.done(work, work.held)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from carpool.backends.backend import Backend
@@ -10,7 +9,6 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.batch_run import BatchResult
 from carpool.engine.executor import Executes
-from carpool.engine.work import Work
 
 if TYPE_CHECKING:
     from carpool.engine.loading import Ready, Tell
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 class HearsInstances(Protocol):
     """Who is told what became of batches, on the loop's thread: the driver."""
 
-    def ended(self, executor: Executes, works: Sequence[Work], result: BatchResult) -> None: ...
+    def ended(self, executor: Executes, result: BatchResult) -> None: ...
 
     def lost(self, executor: Executes) -> None: ...
 

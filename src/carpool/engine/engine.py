@@ -201,7 +201,7 @@ class Engine:
             latest=latest,
             shape=shape_key(signature, arrays),
         )
-        served.driver.submit(work)
+        served.driver.submit([work])
         try:
             outcome = await answer
         except asyncio.CancelledError:
@@ -211,17 +211,21 @@ class Engine:
             raise outcome.error or CarpoolError(f"{model} gave no answer")
         return {name: array[0] if single else array for name, array in outcome.outputs.items()}
 
-    def submit(self, key: int, work: Work) -> None:
-        """The servers' way in: `work.done` is called exactly once, whatever happens."""
+    def submit(self, key: int, works: Sequence[Work]) -> None:
+        """The servers' way in, for what came at once: `work.done` is called exactly once for each, whatever
+        happens."""
         served = self.fleet.find(key)
         if served is None:
             error = Unavailable("the model was unloaded meanwhile", reason="unloading")
-            work.done(work, Outcome(error=error))
+            for work in works:
+                work.done(work, Outcome(error=error))
             return
-        if served.config.mode is Mode.EAGER and work.timeout:
-            work.deadline = min(work.deadline, work.arrived + work.timeout)
-        work.key = key
-        served.driver.submit(work)
+        eager = served.config.mode is Mode.EAGER
+        for work in works:
+            if eager and work.timeout:
+                work.deadline = min(work.deadline, work.arrived + work.timeout)
+            work.key = key
+        served.driver.submit(works)
 
     def cancel(self, work: Work) -> None:
         served = self.fleet.find(work.key)

@@ -13,7 +13,7 @@ from carpool.engine.collate import answer_each
 from carpool.engine.work import Work
 from carpool.types import Signature
 
-Report = Callable[["Executes", Sequence[Work], BatchResult], None]
+Report = Callable[["Executes", BatchResult], None]
 
 
 class Executes(Protocol):
@@ -66,5 +66,5 @@ class Executor:
 
     def _serve(self) -> None:
         while (works := self._queue.get()) is not None:
-            self._report(self, works, self._batches.run(works))
+            self._report(self, self._batches.run(works))
         self._backend.close()

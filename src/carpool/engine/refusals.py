@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from carpool.core.job import INFINITY, Job, Reason, Refusal
 from carpool.engine.numerals import numeral
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Replaced, Unavailable
@@ -39,7 +37,7 @@ class Unspoken(Refused):
         self.budget = job.deadline - job.arrived
         self.predicted = refusal.predicted_finish - job.arrived
         self.refusal = refusal
-        self.reason = refusal.reason.value
+        self.reason = refusal.reason._value_  # what `value` looks up at every call
 
     def spoken(self) -> CarpoolError:
         return in_words(self._model, self.budget, self.predicted, self.refusal)
@@ -62,7 +60,7 @@ def in_words(model: str, budget: float, predicted: float, refusal: Refusal) -> C
     on."""
     if refusal.reason is Reason.GIVEN_UP:
         return given_up(model, Job(0.0, budget), refusal.reason, predicted, refusal.retry_after)
-    known = replace(refusal, predicted_finish=predicted)
+    known = refusal._replace(predicted_finish=predicted)
     return refused(model, Job(0.0, budget), known, knobs=False)
 
 

@@ -26,7 +26,6 @@ from carpool.engine.profile import Profile
 from carpool.engine.profile_store import ProfileStore
 from carpool.engine.recent import RecentBatches
 from carpool.engine.uploads import Upload
-from carpool.engine.work import Work
 from carpool.errors import CarpoolError, Unavailable
 from carpool.observe import columns
 from carpool.observe.counters import Row
@@ -158,15 +157,11 @@ class Served:
 
     # ---- what the driver sees ---------------------------------------------------------------------------
 
-    def batch_ended(self, works: Sequence[Work], result: BatchResult, batch: Batch) -> None:
+    def batch_ended(self, result: BatchResult, batch: Batch) -> None:
         self._watch_speed(batch)
         if result.out_of_memory:
             self.row.add(columns.OUT_OF_MEMORY, result.out_of_memory)
-        good = [
-            max(0.0, batch.started - work.arrived)
-            for work, outcome in zip(works, result.outcomes, strict=True)
-            if outcome.error is None
-        ]
+        good = [outcome.timing.queue for outcome in result.outcomes if outcome.error is None]
         if not good:
             return
         timing = result.timing

@@ -90,30 +90,41 @@ NOWHERE: Mapping[str, Array] = {}
 """The inputs of a request that only another process looks at."""
 
 
-@dataclass(slots=True, eq=False)
-class Work:
+class Work(Job):
     """A request the engine can run. `inputs` hold all its images, the batch dimension included.
 
     `done` is called exactly once, on the engine's loop thread, perhaps before `submit` returns. `place`,
     where given, is called in the model's thread with this request's rows, to copy them where they are needed.
     """
 
-    inputs: Mapping[str, Array]
-    done: Callable[[Work, Outcome], None]
-    images: int = 1
-    wanted: Sequence[str] = ()  # none: all outputs
-    arrived: float = 0.0  # time.monotonic(): the last byte of the request
-    sent: float | None = None  # when its front end passed it on
-    outside: float = 0.0  # seconds that its client waits beyond what the engine sees, as its front end thinks
-    deadline: float = INFINITY
-    timeout: float = 0.0  # Triton's queue timeout, seconds
-    priority: int = 0
-    source: str = ""
-    latest: bool = False  # a newer frame of the source takes its place while it waits
-    shape: Hashable = None  # what must be equal to share a batch; None where all requests are alike
-    place: Callable[[Mapping[str, Array]], Mapping[str, Array]] | None = None
-    seat: Seat | None = None  # for a model that runs in another process, instead of `inputs` and `place`
-    encoded: bool = False  # the one input is a picture's file, for the model's device to decode
-    key: int = 0  # which model version has it
-    job: Job | None = None  # the scheduler's side of it
-    held: Outcome | None = None  # an answer that waits for earlier ones
+    __slots__ = ("done", "encoded", "held", "inputs", "key", "place", "seat", "sent", "wanted")
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Array],
+        done: Callable[[Work, Outcome], None],
+        arrived: float = 0.0,  # time.monotonic(): the last byte of the request
+        deadline: float = INFINITY,
+        images: int = 1,
+        shape: Hashable = None,  # what must be equal to share a batch; None where all requests are alike
+        priority: int = 0,
+        source: str = "",
+        latest: bool = False,  # a newer frame of the source takes its place while it waits
+        timeout: float = 0.0,  # Triton's queue timeout, seconds
+        outside: float = 0.0,  # what its client waits beyond what the engine sees, as its front end thinks
+        wanted: Sequence[str] = (),  # none: all outputs
+        sent: float | None = None,  # when its front end passed it on
+        place: Callable[[Mapping[str, Array]], Mapping[str, Array]] | None = None,
+        seat: Seat | None = None,  # for a model that runs in another process, instead of `inputs` and `place`
+        encoded: bool = False,  # the one input is a picture's file, for the model's device to decode
+    ) -> None:
+        Job.__init__(self, arrived, deadline, images, shape, priority, source, latest, timeout, outside)
+        self.inputs = inputs
+        self.done = done
+        self.wanted = wanted
+        self.sent = sent
+        self.place = place
+        self.seat = seat
+        self.encoded = encoded
+        self.key = 0  # which model version has it
+        self.held: Outcome | None = None  # an answer that waits for earlier ones

@@ -12,7 +12,7 @@ cells, and a reader skips the blocks that still hold an older one. So nobody eve
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -58,6 +58,20 @@ class Row:
         cells[histogram.first + bisect_left(histogram.bounds, value)] += 1.0
         cells[histogram.sum] += value
 
+    def observe_each(self, histogram: Histogram, values: Iterable[float]) -> None:
+        """Several at once, which mostly fall into the same few bounds."""
+        bounds, counts, total = histogram.bounds, [0] * (len(histogram.bounds) + 1), 0.0
+        for value in values:
+            if not value > 0.0:
+                value = 0.0
+            counts[bisect_left(bounds, value)] += 1
+            total += value
+        cells = self._cells
+        for place, count in enumerate(counts, histogram.first):
+            if count:
+                cells[place] += count
+        cells[histogram.sum] += total
+
     def observe_repeated(self, histogram: Histogram, value: float, times: int) -> None:
         """The same value for each of several requests, at the price of one."""
         if not value > 0.0:
@@ -81,8 +95,7 @@ class Row:
         As in Triton, every request is charged the whole time of its batch, not its share.
         """
         requests = len(queued)
-        for wait in queued:
-            self.observe(columns.QUEUE_SECONDS, wait)
+        self.observe_each(columns.QUEUE_SECONDS, queued)
         self.observe_repeated(columns.INFER_SECONDS, infer_s, requests)
         self.observe(columns.BATCH_SIZE, images)
         cells = self._cells

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -119,8 +119,8 @@ class EngineHost:
 
     # ---- inference and questions ------------------------------------------------------------------------
 
-    def submit(self, key: int, work: Work) -> None:
-        self.engine.submit(key, work)
+    def submit(self, key: int, works: Sequence[Work]) -> None:
+        self.engine.submit(key, works)
 
     def cancel(self, work: Work) -> None:
         self.engine.cancel(work)

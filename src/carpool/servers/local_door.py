@@ -147,7 +147,7 @@ class LocalDoor:
             shape=ENCODED if head.encoded else shape_key(entry.signature, inputs),
             encoded=head.encoded,
         )
-        self.host.submit(entry.key, work)
+        self.host.submit(entry.key, [work])
         call.work = work
         return call
 

@@ -66,11 +66,17 @@ class EchoEngine:
         self.waiting: list[Work] = []
         self.running: list[Work] = []
         self.submitted = 0
+        self.together: list[tuple[int, int]] = []  # by key, how many came at once
         self.catalog = catalog_of(1, MODELS)
         self.drained = False
         self._listeners: list[Callable[[Catalog], None]] = []
 
-    def submit(self, key: int, work: Work) -> None:
+    def submit(self, key: int, works: Sequence[Work]) -> None:
+        self.together.append((key, len(works)))
+        for work in works:
+            self._submit(key, work)
+
+    def _submit(self, key: int, work: Work) -> None:
         self.submitted += 1
         work.key = key
         if work.source == "hold":

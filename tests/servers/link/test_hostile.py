@@ -18,8 +18,10 @@ from carpool.servers.arena import Arena, create_memory, map_memory
 from carpool.servers.link.catalogs import write_catalog
 from carpool.servers.link.records import (
     ASK,
+    CANCEL,
     CATALOG,
     DONE,
+    GONE,
     MAX_ASKS,
     MAX_TEMPLATES,
     OK,
@@ -175,6 +177,25 @@ def test_the_same_words_without_the_lie_are_served() -> None:
     run(main())
 
 
+def test_what_comes_at_once_is_submitted_at_once_and_in_order() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            sock, _ = await link.raw(SIZE)
+            with sock:
+                other = template(2, key=2, inputs=x("UINT8", size=4), source="hold")
+                calls = [submit(call, template=1 if call < 4 else 2) for call in range(1, 6)]
+                said = (template(source="hold"), other, *calls, to_engine(CANCEL, 1), submit(6))
+                await send(sock, b"".join(said))
+                catalog, gone = await hear(sock, 2)
+                assert catalog[0] == CATALOG
+                assert (gone[0], gone[2], gone[3]) == (DONE, 1, GONE)
+                await until(lambda: link.engine.submitted == 6)
+                assert link.engine.together == [(1, 3), (2, 2), (1, 1)]
+            assert not link.dropped
+
+    run(main())
+
+
 def test_a_model_that_is_gone_is_no_lie() -> None:
     async def main() -> None:
         async with joined() as link:
@@ -293,7 +314,7 @@ def test_a_front_end_that_does_not_listen_is_not_read_from_either() -> None:
 def test_a_front_end_that_does_not_listen_costs_no_memory_for_large_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("carpool.servers.link.engine_link._MAX_UNSENT", 8 << 20)
+    monkeypatch.setattr("carpool.servers.link.records._MAX_UNSENT", 8 << 20)
 
     async def main() -> None:
         async with joined() as link:
@@ -312,7 +333,7 @@ def test_a_front_end_that_does_not_listen_costs_no_memory_for_large_answers(
 
 
 def test_a_front_end_that_takes_no_catalogue_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.servers.link.engine_link._MAX_UNSENT", 1 << 20)
+    monkeypatch.setattr("carpool.servers.link.records._MAX_UNSENT", 1 << 20)
 
     async def main() -> None:
         async with joined() as link:

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from itertools import chain, islice
 from mmap import mmap
+from time import monotonic
 from typing import TYPE_CHECKING, cast
 
-import orjson
-
-from carpool.engine.work import NOWHERE, Outcome, Seat, Work
-from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
 from carpool.observe.logs import logger
-from carpool.servers.link.failures import write_failure
-from carpool.servers.link.placement import Placement
+from carpool.servers.link.calls import Calls
+from carpool.servers.link.questions import Questions
 from carpool.servers.link.records import (
-    ANSWER,
     ASK,
     CANCEL,
     CATALOG,
-    DONE,
-    GONE,
     MAX_ASK_BYTES,
-    MAX_ASKS,
     MAX_TEMPLATES,
     OK,
     RESET,
@@ -32,7 +24,6 @@ from carpool.servers.link.records import (
     SUBMIT,
     TEMPLATE,
     TO_ENGINE,
-    TO_FRONTEND,
     Fields,
     Outbox,
     ProtocolError,
@@ -45,40 +36,33 @@ if TYPE_CHECKING:
     from carpool.servers.link.engine_side import EngineSide
 
 _log = logger("link")
-_SMALLEST_SLOT = 4096
 _HIGH_WATER = 1 << 20  # unsent bytes above which nothing more is read from that front end
-_MAX_UNSENT = 256 << 20
 _AT_ONCE = 32  # records of one front end in one turn of the loop
-_MOST_OUTSIDE_S = 10.0  # whatever a front end says
-_WRITING_S = 0.001  # until the next look at an answer that is still being written
 
 
 class EngineLink(asyncio.Protocol):
-    """Reads submissions, owns the work until it is done, and answers."""
+    """The connection: reads what it says, in turns, and passes it on to who answers."""
 
     def __init__(
         self, side: EngineSide, frontend: int, memory: mmap, arena: int, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._side = side
         self._frontend = frontend
-        self._memory = memory
         self.arena = arena  # its number among all that this engine ever mapped
-        self._size = len(memory)
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._reader = RecordReader(TO_ENGINE, MAX_ASK_BYTES)
         self._outbox = Outbox(loop)
+        self._calls = Calls(side, frontend, memory, arena, self._outbox, loop)
+        self._questions = Questions(frontend, side.answer, self._outbox, loop)
         self._templates: dict[int, ServedTemplate] = {}
-        self._works: dict[int, Work] = {}
-        self._cancelled: set[int] = set()
-        self._asks: set[asyncio.Task[None]] = set()
         self._unheard: Iterator[tuple[Fields, bytes]] | None = None  # what it said, for the next turn
         self._deaf = False  # it does not take its answers
         self.seen = 0
 
     @property
     def calls(self) -> int:
-        return len(self._works)
+        return len(self._calls)
 
     def close(self) -> None:
         self._outbox.close()
@@ -86,7 +70,7 @@ class EngineLink(asyncio.Protocol):
             self._transport.abort()
 
     def publish(self, number: int, catalog: bytes) -> None:
-        if self._outbox.unsent > _MAX_UNSENT:
+        if self._outbox.full:
             self._drop("it does not listen")
         self._outbox.put(to_frontend(CATALOG, number, OK, catalog))
 
@@ -104,10 +88,8 @@ class EngineLink(asyncio.Protocol):
         self._outbox.close()
         self._side.closed(self)
         self._templates.clear()
-        works = list(self._works.items())
-        for call, work in works:
-            self._cancel(call, work)
-        _log.info("link-closed", frontend=self._frontend, calls=len(works))
+        _log.info("link-closed", frontend=self._frontend, calls=len(self._calls))
+        self._calls.cancel_all()
 
     def eof_received(self) -> None:
         self.close()  # nobody is left to read what is unsent
@@ -140,12 +122,15 @@ class EngineLink(asyncio.Protocol):
 
     def _hear(self, records: Iterator[tuple[Fields, bytes]]) -> None:
         """So many in one turn: batches that end, and other front ends, are not to wait for all of a flood."""
+        now, templates, take = monotonic(), self._templates, self._calls.take
         try:
             for fields, payload in islice(records, _AT_ONCE):
                 if fields[0] == SUBMIT:
-                    self._submit(fields, time.monotonic())
+                    take(fields, templates.get(fields[3]), now)
                 else:
+                    self._calls.submit()
                     self._obey(fields, payload)
+            self._calls.submit()
             first = next(records, None)
             if first is not None:
                 self._unheard = chain((first,), records)
@@ -156,6 +141,8 @@ class EngineLink(asyncio.Protocol):
         except Exception:
             _log.exception("link-failed", frontend=self._frontend)
             self._drop("it could not be read")
+        finally:
+            self._calls.submit()  # what came before a lie: all that was taken is cancelled with its link
 
     def _drop(self, why: str) -> None:
         _log.error("link-dropped", frontend=self._frontend, error=why)
@@ -164,60 +151,6 @@ class EngineLink(asyncio.Protocol):
 
     # What it asks for.
 
-    def _submit(self, fields: Fields, now: float) -> None:
-        _, _, call, number, offset, output, capacity, arrived, deadline, sent, outside = fields
-        template = self._templates.get(number)
-        if template is None or call in self._works:
-            raise ProtocolError(f"call {call} with template {number}")
-        self._check_room(call, offset + template.extent, output + capacity)
-        if not deadline >= 0.0:
-            raise ProtocolError(f"call {call} has no deadline that is a number")
-        if not arrived <= now:  # NaN too
-            arrived = now
-        entry = template.entry
-        if entry is None:
-            return self._refuse(call, NotFound("the model is not loaded any more"))
-        inputs, place, seat = NOWHERE, None, None
-        try:
-            if entry.elsewhere:
-                seat = Seat(call, template, self.arena, offset, output, capacity)
-            else:
-                inputs = template.bind(self._memory, offset)
-                place = Placement(call, template, self._memory, output, capacity, self._side.max_answer_bytes)
-        except CarpoolError as error:
-            return self._refuse(call, error)
-        work = Work(
-            inputs,
-            self._finished,
-            images=template.images,
-            wanted=template.wanted,
-            arrived=arrived,
-            sent=sent if 0.0 < sent <= now else now,
-            outside=min(outside, _MOST_OUTSIDE_S) if outside > 0.0 else 0.0,  # NaN too
-            deadline=deadline,
-            timeout=template.timeout,
-            priority=template.priority,
-            source=template.source,
-            latest=template.latest,
-            shape=template.shape,
-            place=place,
-            seat=seat,
-            encoded=template.encoded,
-        )
-        self._works[call] = work
-        try:
-            self._side.engine.submit(template.key, work)
-        except Exception as error:
-            _log.exception("submit-failed", model=entry.name)
-            if call in self._works:
-                self._finished(work, Outcome(error=ModelError(f"the engine failed: {error}")))
-
-    def _check_room(self, call: int, inputs_end: int, outputs_end: int) -> None:
-        if inputs_end > self._size or outputs_end > self._size:
-            raise ProtocolError(f"call {call} reaches beyond the arena")
-        if len(self._works) * _SMALLEST_SLOT > self._size:
-            raise ProtocolError("more calls than the arena has slots")
-
     def _obey(self, fields: Fields, payload: bytes) -> None:
         kind, number = fields[0], fields[2]
         if kind == TEMPLATE:
@@ -225,92 +158,13 @@ class EngineLink(asyncio.Protocol):
                 raise ProtocolError(f"template {number} cannot be new")
             self._templates[number] = read_template(payload, self._side.entries.get)
         elif kind == CANCEL:
-            work = self._works.get(number)
-            if work is not None:  # else it was answered while the word was on its way
-                self._cancel(number, work)
+            self._calls.cancel(number)
         elif kind == SEEN:
             self.seen = max(self.seen, number)
             self._side.acknowledged()
         elif kind == ASK:
-            self._ask(number, payload)
+            self._questions.ask(number, payload)
         elif kind == RESET:
             self._templates.clear()
         else:
             raise ProtocolError(f"a record of kind {kind}")
-
-    def _cancel(self, call: int, work: Work) -> None:
-        if call not in self._cancelled:
-            self._cancelled.add(call)
-            self._side.engine.cancel(work)
-
-    # What it is told.
-
-    def _finished(self, work: Work, outcome: Outcome) -> None:
-        """The engine's `done`: once per work, and the last that is known of it here."""
-        place = work.seat or cast(Placement, work.place)
-        call = place.call
-        if call not in self._works:
-            _log.error("answered-twice", frontend=self._frontend, call=call)
-            return
-        trouble = None if outcome.error is not None else self._trouble(place, outcome)
-        if not place.close():
-            self._loop.call_later(_WRITING_S, self._finished, work, outcome)
-            return
-        del self._works[call]
-        if call in self._cancelled:
-            self._cancelled.discard(call)
-            self._outbox.put(to_frontend(DONE, call, GONE))
-            return
-        error = outcome.error or trouble
-        status, payload = (OK, place.payload) if error is None else write_failure(error)
-        timing = outcome.timing
-        record = TO_FRONTEND.pack(
-            DONE,
-            len(payload),
-            call,
-            status,
-            place.form or 0,
-            timing.batch,
-            timing.queue,
-            timing.input,
-            timing.infer,
-            timing.output,
-            time.monotonic(),
-        )
-        self._outbox.put(record + payload if payload else record)
-
-    def _trouble(self, place: Placement | Seat, outcome: Outcome) -> CarpoolError | None:
-        """Why outputs that the model gave cannot be sent, if they cannot."""
-        if isinstance(place, Placement):
-            if place.form is None and place.error is None and outcome.outputs is not None:
-                place(outcome.outputs)  # an engine that does not place is served all the same
-            if place.error is not None:
-                return place.error
-        if place.form is None:
-            return ModelError("the engine answered without outputs")
-        if place.payload and self._outbox.unsent > _MAX_UNSENT:
-            return Unavailable("the front end does not take its answers", reason="overload")
-        return None
-
-    def _refuse(self, call: int, error: CarpoolError) -> None:
-        status, payload = write_failure(error)
-        self._outbox.put(to_frontend(DONE, call, status, payload))
-
-    def _ask(self, number: int, payload: bytes) -> None:
-        if len(self._asks) >= MAX_ASKS:
-            raise ProtocolError(f"more than {MAX_ASKS} open questions")
-        task = self._loop.create_task(self._answer(number, payload))
-        self._asks.add(task)
-        task.add_done_callback(self._asks.discard)
-
-    async def _answer(self, number: int, payload: bytes) -> None:
-        try:
-            what, arguments = orjson.loads(payload)
-            answer = orjson.dumps(await self._side.answer(what, arguments))
-            status = OK
-        except CarpoolError as error:
-            status, answer = write_failure(error)
-        except Exception as error:
-            _log.exception("ask-failed", frontend=self._frontend)
-            status, answer = write_failure(CarpoolError(f"the engine failed: {error}"))
-        self._outbox.put(to_frontend(ANSWER, number, status, answer))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from carpool.engine.work import Work
@@ -21,8 +21,9 @@ _SEEN_WITHIN_S = 5.0  # a front end that takes longer is stuck; it must not hold
 class EngineLike(Protocol):
     """What an engine must do to be reached over links. Everything is called on its loop's thread."""
 
-    def submit(self, key: int, work: Work) -> None:
-        """Run it, or call `work.done` with the reason why not: also for a key that is not served any more."""
+    def submit(self, key: int, works: Sequence[Work]) -> None:
+        """Run what came at once, or call each `work.done` with the reason why not: also for a key that is not
+        served any more."""
 
     def cancel(self, work: Work) -> None:
         """Nobody waits for it. `work.done` is still called once, when its memory is touched no more."""

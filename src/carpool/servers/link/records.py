@@ -55,6 +55,8 @@ MAX_ASKS = 64
 MAX_ASK_BYTES = 256 << 20
 """Of one question: a model can come as part of one to load it."""
 
+_MAX_UNSENT = 256 << 20
+
 Fields: TypeAlias = tuple[Any, ...]
 
 
@@ -99,7 +101,7 @@ class RecordReader:
                     raise ProtocolError(f"a payload of {fields[1]} bytes, over the limit of {self._most}")
                 break
             position = stop
-            yield fields, data[start:stop]
+            yield fields, data[start:stop] if stop > start else b""
         else:
             stop = position + size
         self._kept = bytearray(data[position:])
@@ -133,6 +135,11 @@ class Outbox:
         """Bytes that the other side has not taken yet."""
         waiting = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return waiting + sum(map(len, self._pieces))
+
+    @property
+    def full(self) -> bool:
+        """The other side does not take what it is told."""
+        return self.unsent > _MAX_UNSENT
 
     def _flush(self) -> None:
         pieces = self._pieces

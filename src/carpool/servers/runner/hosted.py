@@ -156,7 +156,7 @@ class HostedInstance:
                 outcomes.append(Outcome(error=read_failure(status, said)))
         timing = Timing(0.0, input_s, infer_s, output_s, int(images))
         clean = bool(int(flags) & CLEAN)
-        self._hearer.ended(self, works, BatchResult(outcomes, seconds, timing, clean, int(short)))
+        self._hearer.ended(self, BatchResult(outcomes, seconds, timing, clean, int(short)))
 
     # ---- the end ----------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class HostedInstance:
         error = ModelError(f"{self._model}: the process that runs it died", reason="model-died")
         outcomes = [Outcome(error=error) for _ in works]
         timing = Timing(batch=sum(work.images for work in works))
-        self._hearer.ended(self, works, BatchResult(outcomes, 0.0, timing, clean=False))
+        self._hearer.ended(self, BatchResult(outcomes, 0.0, timing, clean=False))
 
 
 def _seat(work: Work) -> Seat:
