@@ -68,6 +68,8 @@ class ClientMemory:
 
     def outlets(self, outputs: Sequence[RequestedOutput]) -> Outlets | None:
         """Where the outputs go that are wanted in regions; None when there are none."""
+        if not outputs:
+            return None
         found = [
             Outlet(output, output.shared_memory, self._find(output.shared_memory, f"output '{output.name}'"))
             for output in outputs

@@ -14,7 +14,8 @@ _MOST_SEGMENTS = 64  # before the pixels; an ordinary file has a dozen
 _START, _END = b"\xff\xd8\xff", b"\xff\xd9"
 _FRAMES = (0xC0, 0xC1)  # baseline, and extended with Huffman codes
 _SCAN, _EXIF, _ADOBE = 0xDA, 0xE1, 0xEE
-_PASSED = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))  # tables, restarts, comments, applications
+_TABLES = (0xC4, 0xDB, 0xDD, 0xFE)  # with restarts and comments
+_PASSED = frozenset((*_TABLES, *range(0xE0, 0xF0))) - {_EXIF, _ADOBE}  # whatever they hold
 _FRAME_LENGTH = 17  # with three components
 _YCBCR = 1
 _SAMPLINGS = (b"\x11", b"\x21", b"\x22")  # of the brightness: 4:4:4, 4:2:2, 4:2:0
@@ -39,13 +40,13 @@ def _read(data: Buffer) -> tuple[int, int] | None:
         lead, marker, length = _segment(data, at)
         if lead != 0xFF or length < 2:
             return None
-        if marker == _SCAN:
-            return size if data[at + 4] == 3 else None
         if marker in _FRAMES:
             size = None if size is not None or length != _FRAME_LENGTH else _size(data, at + 4)
             if size is None:
                 return None
-        elif not _passes(data, marker, at + 4, length - 2):
+        elif marker == _SCAN:
+            return size if data[at + 4] == 3 else None
+        elif marker not in _PASSED and not _passes(data, marker, at + 4, length - 2):
             return None
         at += 2 + length
     return None
@@ -54,9 +55,7 @@ def _read(data: Buffer) -> tuple[int, int] | None:
 def _passes(data: Buffer, marker: int, at: int, length: int) -> bool:
     if marker == _EXIF:
         return _is_upright(data, at, length)
-    if marker == _ADOBE:
-        return _is_ycbcr(data, at, length)
-    return marker in _PASSED
+    return marker == _ADOBE and _is_ycbcr(data, at, length)
 
 
 def _size(data: Buffer, at: int) -> tuple[int, int] | None:

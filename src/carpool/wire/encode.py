@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -15,6 +16,7 @@ from carpool.wire.head import Buffer
 from carpool.wire.parameters import write_options, write_shared_memory
 from carpool.wire.tensors import blame, to_binary, to_json
 
+_MOST_NAMES = 1024
 _NO_LABELS: Mapping[str, Sequence[str]] = {}
 
 
@@ -51,7 +53,7 @@ def encode_response(
     Outputs that are wanted in shared memory must be there already, and in `placed`.
     """
     if not outputs:
-        outputs = [RequestedOutput(tensor.name, binary_output) for tensor in response.outputs]
+        outputs = [_whole(tensor.name, binary_output) for tensor in response.outputs]
     produced = {tensor.name: tensor for tensor in response.outputs}
     listed: list[dict[str, Any]] = []
     tail: list[Buffer] = []
@@ -71,6 +73,12 @@ def encode_response(
         document["parameters"] = response.parameters
     document["outputs"] = listed
     return _join(document, tail)
+
+
+@lru_cache(maxsize=_MOST_NAMES)
+def _whole(name: str, binary: bool) -> RequestedOutput:
+    """What is meant where nothing was said."""
+    return RequestedOutput(name, binary)
 
 
 def as_requested(

@@ -52,11 +52,12 @@ class InferRoute:
             if not door.serving:
                 raise not_serving()
             now = exchange.head_at
+            target = self.current()
             refusal: CarpoolError | None = door.refuses(
-                self.current().entry, now + self.asked.budget, now, self.asked.sender, certain=False
+                target.entry, now + self.asked.budget, now, self.asked.sender, certain=False
             )
             if refusal is None:
-                return self._plan(exchange)
+                return self._plan(exchange, target)
         except CarpoolError as error:
             refusal = error
         answer_error(exchange, refusal)
@@ -75,14 +76,14 @@ class InferRoute:
             self._catalog = catalog
         return self._target
 
-    def _plan(self, exchange: Exchange) -> BodyPlan:
+    def _plan(self, exchange: Exchange, target: Target) -> BodyPlan:
         service = self.service
-        kind = Inference if self.current().entry.vision is None else PictureInference
+        kind = Inference if target.entry.vision is None else PictureInference
         if not self.asked.in_place:
-            return Collect(service.max_body_bytes, kind(self, exchange, None).collected)
+            return Collect(service.max_body_bytes, kind(self, exchange, target, None).collected)
         slot = service.door.slot(
             (exchange.head.content_length or 0) + 1
         )  # see `Intake` for what the byte is good for
         if slot is None:
             raise no_slots()
-        return Receive(slot.view, kind(self, exchange, slot).received)
+        return Receive(slot.view, kind(self, exchange, target, slot).received)

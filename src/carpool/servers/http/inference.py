@@ -33,7 +33,7 @@ from carpool.wire.v2 import (
 )
 
 if TYPE_CHECKING:
-    from carpool.servers.http.infer import InferRoute
+    from carpool.servers.http.infer import InferRoute, Target
 
 T = TypeVar("T")
 _Prepared: TypeAlias = tuple[RequestHead, list[Buffer]]
@@ -57,11 +57,11 @@ class Inference:
         "_target",
     )
 
-    def __init__(self, route: InferRoute, exchange: Exchange, slot: Slot | None) -> None:
+    def __init__(self, route: InferRoute, exchange: Exchange, target: Target, slot: Slot | None) -> None:
         self._route = route
         self._exchange = exchange
         self._slot = slot
-        self._target = route.current()
+        self._target = target
         self._call: Call | None = None
         self._outlets: Outlets | None = None  # for outputs that the client wants in its own memory
         self._arrived = 0.0

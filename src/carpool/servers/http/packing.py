@@ -56,7 +56,9 @@ def takes_long(size: int, header_length: int | None, signature: Signature) -> bo
 
 def check(head: RequestHead, tail: Buffer) -> None:
     """BYTES lengths must add up and BOOL bytes be 0 or 1; those in regions are looked at later."""
-    bind([tensor for tensor in _with_it(head) if tensor.datatype in (_BYTES, _BOOL)], tail)
+    looked_at = [tensor for tensor in _with_it(head) if tensor.datatype in (_BYTES, _BOOL)]
+    if looked_at:
+        bind(looked_at, tail)
 
 
 def prepare(
