@@ -38,7 +38,10 @@ from chip.showing import shown
 SERVED = ("jpeg", "tensor", "shared", "light")
 SECTIONS = (*SERVED, "promise", "ceiling", "fastapi", "timeline")
 BUCKETS = [1, 8, 32, 64, 96, 128]
-SHARED_PROCESSES = 5  # that generate load where they have no cores of their own
+FEW_BUCKETS = [1, 32, 64]  # for all networks but the first: preparing each takes its time
+SHARED_PROCESSES = 6  # that generate load where they have no cores of their own
+OTHERS = 3  # of the server's cores that are not for its front ends
+FRONTENDS = 6  # where it has no cores of its own
 HERE = Path(__file__).parent
 
 
@@ -53,13 +56,16 @@ class Bench:
         self.cores = cores
         self.found: dict[str, Any] = results.setdefault(network, {"rows": [], "machine": []})
         self._results = results
+        first = network == given.networks.split(",")[0]
+        self.buckets = given.buckets if first else FEW_BUCKETS
+        self.clients = given.clients if first else given.clients[:1]
         self.photos = write_photos(given.out / "photos")
         self.repository = write_model(
             given.out / f"models-{network}",
             network,
             slo_ms=100,
             device=given.device,
-            buckets=given.buckets,
+            buckets=self.buckets,
             instances=given.instances,
             compiled=not given.eager,
         )
@@ -148,7 +154,7 @@ class Bench:
     def saturate(self, server: Running, what: str, aim: Aim) -> None:
         """Closed loops of growing size: the most images per second with the p99 that was promised."""
         best = 0.0
-        for clients in self.given.clients:
+        for clients in self.clients:
             load = Load(aim, self.given.seconds, self.given.processes, concurrency=clients, slo=0.1)
             entry = self.add(row(what, load, *drive(server, load)))
             if (entry["p99_ms"] or 1e9) <= 100:
@@ -220,9 +226,9 @@ def in_order(networks: Sequence[str], wanted: set[str]) -> list[tuple[str, str]]
     """Networks and what is done for them, most important first, since the last may be cut off. "serve" is for
     all sections that share a server."""
     first, *others = networks
-    steps = [(first, "serve"), (first, "promise"), (first, "ceiling")]
+    steps = [(first, what) for what in ("serve", "promise", "ceiling", "fastapi")]
     steps += [(network, what) for network in others for what in ("serve", "ceiling")]
-    steps += [(first, "fastapi"), (first, "timeline")]
+    steps += [(first, "timeline")]
     steps += [(network, "promise") for network in others]
     asked = wanted if wanted.isdisjoint(SERVED) else wanted | {"serve"}
     return [(network, what) for network, what in steps if what in asked]
@@ -234,10 +240,11 @@ def choices(log: Path) -> list[str]:
     return [json.loads(line).get("why", "") for line in lines if line.startswith("{") and '"choice"' in line]
 
 
-def machine(cores: Cores) -> dict[str, Any]:
+def machine(given: argparse.Namespace) -> dict[str, Any]:
     import torch
     import torchvision
 
+    cores: Cores = given.cores
     return {
         "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu",
         "torch": torch.__version__,
@@ -245,6 +252,8 @@ def machine(cores: Cores) -> dict[str, Any]:
         "cores": len(cores.everything),
         "server_cores": sorted(cores.server) if cores.divided else 0,
         "generator_cores": sorted(cores.generator) if cores.divided else 0,
+        "front_ends": given.frontends,
+        "generating_processes": given.processes,
         "python": sys.version.split()[0],
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(sys.argv),
@@ -271,18 +280,22 @@ def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--networks", default="resnet50,vit_b_16")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=4.0, help="of every measurement")
-    parser.add_argument("--frontends", type=int, default=4)
+    parser.add_argument(
+        "--frontends", type=int, default=0, help="of the server; 0: three less than its cores, at most eight"
+    )
     parser.add_argument(
         "--server-cores",
         default="auto",
         help="that only the server runs on, and the generator on the others; 0: as the kernel puts them; "
-        "default: half of them, if there are eight",
+        "default: five of eight, if there are eight",
     )
     parser.add_argument(
-        "--processes", type=int, default=0, help="that generate load; 0: one less than the generator's cores"
+        "--processes", type=int, default=0, help="that generate load; 0: as many as the generator's cores"
     )
     parser.add_argument("--instances", type=int, default=0, help="0: as measurement says")
-    parser.add_argument("--clients", default="384,640", help="closed loops to try")
+    parser.add_argument(
+        "--clients", default="512,256,64", help="closed loops to try; the first for every network"
+    )
     parser.add_argument(
         "--promise-clients", default="256,512", help="closed loops that say what capacity is for the promise"
     )
@@ -308,8 +321,10 @@ def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         given.cores = divide(mine, given.server_cores, first_siblings(mine))
     except ValueError as error:
         parser.error(f"--server-cores: {error}")
-    own = len(given.cores.generator) - 1 if given.cores.divided else SHARED_PROCESSES
-    given.processes = given.processes or max(1, own)
+    divided = given.cores.divided
+    given.processes = given.processes or (len(given.cores.generator) if divided else SHARED_PROCESSES)
+    own = min(8, len(given.cores.server) - OTHERS) if divided else FRONTENDS
+    given.frontends = given.frontends or max(1, own)
     return given
 
 
@@ -326,7 +341,7 @@ def main() -> None:
     given.out = given.out or Path(tempfile.mkdtemp(prefix="carpool-gpu-"))
     given.out.mkdir(parents=True, exist_ok=True)
     print(f"{cores.said()}; {given.processes} processes generate load", flush=True)
-    results: dict[str, Any] = {"machine": machine(cores)}
+    results: dict[str, Any] = {"machine": machine(given)}
     networks = given.networks.split(",")
     with placed(cores.generator):
         benches = {network: Bench(given, network, cores, results) for network in networks}

@@ -30,9 +30,9 @@ def test_what_matters_most_comes_first() -> None:
         ("resnet50", "serve"),
         ("resnet50", "promise"),
         ("resnet50", "ceiling"),
+        ("resnet50", "fastapi"),
         ("vit_b_16", "serve"),
         ("vit_b_16", "ceiling"),
-        ("resnet50", "fastapi"),
         ("resnet50", "timeline"),
         ("vit_b_16", "promise"),
     ]
@@ -47,13 +47,14 @@ def test_options_say_who_runs_where(monkeypatch: pytest.MonkeyPatch, capsys: Any
     monkeypatch.setattr(gpu.os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setattr(gpu, "first_siblings", lambda _: {})
     given = gpu.read([])
-    assert len(given.cores.server) == 8
-    assert given.processes == 7
+    assert len(given.cores.server) == 10
+    assert (given.processes, given.frontends) == (6, 7)
     given = gpu.read(["--server-cores", "0", "--factors", "0.5,2"])
     assert not given.cores.divided
-    assert given.processes == gpu.SHARED_PROCESSES
+    assert (given.processes, given.frontends) == (gpu.SHARED_PROCESSES, gpu.FRONTENDS)
     assert given.factors == [0.5, 2.0]
     assert gpu.read(["--processes", "3"]).processes == 3
+    assert gpu.read(["--frontends", "2"]).frontends == 2
     for wrong in (["--server-cores", "16"], ["--server-cores", "all"], ["--sections", "jpeg,nothing"]):
         with pytest.raises(SystemExit):
             gpu.read(wrong)

@@ -13,15 +13,15 @@ from chip.cores import Cores, CoreUse, divide, first_siblings, placed, shares, w
 from load.processes import MachineCpu, each_core, machine
 
 
-def test_half_of_sixteen_is_the_servers() -> None:
+def test_ten_of_sixteen_are_the_servers() -> None:
     cores = divide(range(16), "auto")
-    assert cores.server == set(range(8))
-    assert cores.generator == set(range(8, 16))
+    assert cores.server == set(range(10))
+    assert cores.generator == set(range(10, 16))
     assert cores.divided
-    assert cores.said() == "server on cores 0-7, generator on cores 8-15"
+    assert cores.said() == "server on cores 0-9, generator on cores 10-15"
 
 
-@pytest.mark.parametrize(("count", "server"), [(1, 0), (2, 0), (7, 0), (8, 4), (10, 4), (12, 6), (64, 32)])
+@pytest.mark.parametrize(("count", "server"), [(1, 0), (2, 0), (7, 0), (8, 4), (10, 6), (12, 6), (64, 40)])
 def test_few_cores_are_left_to_the_kernel(count: int, server: int) -> None:
     cores = divide(range(count), "auto")
     assert cores.divided == bool(server)
