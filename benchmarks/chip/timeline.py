@@ -19,8 +19,10 @@ from carpool.backends.backend import Encoded
 from carpool.config.repository import find_models
 from carpool.engine.loading import Loading
 
-WINDOW_S = 0.1
+WINDOW_S = 1.0
+CLOSER_S = 0.1  # of it, to see what overlaps
 BATCH = 64
+TOGETHER_MS = 0.05  # kernels of one batch follow each other faster than that
 KINDS = {
     "copy to the device": "#4c78a8",
     "copy to the host": "#72b7b2",
@@ -86,7 +88,20 @@ def busy(rows: Sequence[tuple[int, float, float]]) -> float:
     return total
 
 
+def bars(rows: Sequence[tuple[int, float, float]], together: float) -> list[tuple[float, float]]:
+    """Begin and length in ms, with those in one that follow each other closely."""
+    found: list[tuple[float, float]] = []
+    for _, at, long in sorted(rows, key=lambda row: row[1]):
+        if found and at <= sum(found[-1]) + together:
+            begin = found[-1][0]
+            found[-1] = begin, max(sum(found[-1]), at + long) - begin
+        else:
+            found.append((at, long))
+    return found
+
+
 def draw(found: dict[str, list[tuple[int, float, float]]], target: Path, title: str) -> None:
+    """The whole window above, and its last part closer."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -94,18 +109,22 @@ def draw(found: dict[str, list[tuple[int, float, float]]], target: Path, title: 
 
     instances = sorted({stream for stream, _, _ in found["model"]})
     lanes = {stream: number for number, stream in enumerate(instances)}  # the decoder's share one more
-    figure, axes = plt.subplots(figsize=(12, 1.8 + 0.8 * len(instances)))
-    for kind, rows in found.items():
-        for number in range(len(instances) + 1):
-            bars = [(at, long) for of, at, long in rows if lanes.get(of, len(instances)) == number]
-            label = None if number else kind
-            axes.broken_barh(bars, (number - 0.35, 0.7), color=KINDS[kind], label=label)
-    names = [f"instance {number + 1}" for number in range(len(instances))]
-    axes.set_yticks(range(len(names) + 1), [*names, "decoder"])
-    axes.set_xlim(0, 1e3 * WINDOW_S)
-    axes.set_xlabel("ms")
-    axes.set_title(title)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=len(KINDS), frameon=False)
+    figure, both = plt.subplots(2, figsize=(12, 2.4 + 1.4 * len(instances)))
+    for axes in both:
+        for kind, rows in found.items():
+            for number in range(len(instances) + 1):
+                mine = [row for row in rows if lanes.get(row[0], len(instances)) == number]
+                label = None if number else kind
+                drawn = bars(mine, TOGETHER_MS)
+                axes.broken_barh(drawn, (number - 0.35, 0.7), color=KINDS[kind], label=label)
+        names = [f"instance {number + 1}" for number in range(len(instances))]
+        axes.set_yticks(range(len(names) + 1), [*names, "decoder"])
+    whole, closer = both
+    whole.set_xlim(0, 1e3 * WINDOW_S)
+    closer.set_xlim(1e3 * (WINDOW_S - CLOSER_S), 1e3 * WINDOW_S)
+    whole.set_title(title)
+    closer.set_xlabel("ms")
+    closer.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=len(KINDS), frameon=False)
     figure.tight_layout()
     figure.savefig(target, dpi=130)
 
@@ -121,7 +140,7 @@ def main() -> None:
     ready = Loading(source.config, version).prepare(lambda _: None)
     files = [np.frombuffer(path.read_bytes(), np.uint8) for path in given.photos]
     try:
-        found = spans(profile(ready.backends, files, 3 * WINDOW_S))  # type: ignore[arg-type]
+        found = spans(profile(ready.backends, files, 1.1 * WINDOW_S))  # type: ignore[arg-type]
     finally:
         ready.close()
     length = max((at + long for rows in found.values() for _, at, long in rows), default=0.0)

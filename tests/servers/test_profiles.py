@@ -117,7 +117,7 @@ def test_each_kind_of_work_is_told_of_once(tmp_path: Path, caplog: pytest.LogCap
                     took = factor * scheduler.drift.profile.times[1]
                     batch.belief.drift.ran(1, took, batch.belief.curve, now - 10 + number / 10)
                 scheduler.finished(batch, now)
-                served.batch_ended([], BatchResult([], 0.0), batch)
+                served.batch_ended(BatchResult([], 0.0), batch)
 
     asyncio.run(asyncio.wait_for(run(), 60))
     told = [str(record.msg) for record in caplog.records if str(record.msg).startswith("profile-drift")]
