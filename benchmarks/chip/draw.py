@@ -18,11 +18,13 @@ TITLES = {"resnet50": "ResNet-50", "vit_b_16": "ViT-B/16"}
 
 
 def points(rows: list[dict[str, Any]], what: str) -> list[tuple[float, float, str]]:
-    """Closed loops only, by their number of clients."""
-    wanted = (f"light {what}", f"within 50 ms, {what}", what)
-    found = [row for row in rows if row["what"] in wanted and row["concurrency"]]
-    found.sort(key=lambda row: row["concurrency"])
-    return [(row["images_per_s"], row["p99_ms"], str(row["concurrency"])) for row in found]
+    """Closed loops only, by their number of clients; with the short promise where there is no other."""
+    found: dict[int, dict[str, Any]] = {}
+    for name in (f"light {what}", what, f"within 50 ms, {what}"):
+        for row in rows:
+            if row["what"] == name and row["concurrency"]:
+                found.setdefault(row["concurrency"], row)
+    return [(row["images_per_s"], row["p99_ms"], str(clients)) for clients, row in sorted(found.items())]
 
 
 def main() -> None:
