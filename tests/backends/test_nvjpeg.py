@@ -17,7 +17,7 @@ from carpool.backends.torch_pictures import DevicePictures
 from carpool.errors import InvalidInput
 
 CPU = torch.device("cpu")
-BAD, GREY = 0xEE, 0xAA
+BAD, GREY, NO_MEMORY = 0xEE, 0xAA, 0xDD
 
 
 def written(height: int, width: int, value: int, kind: int = 0) -> torch.Tensor:
@@ -70,7 +70,7 @@ class Library:
         kind, height, width, _ = ctypes.string_at(data, length)
         cast(components, POINTER(c_int))[0] = 1 if kind == GREY else 3
         widths[0], heights[0] = width, height
-        return 3 if kind == BAD else 0
+        return {BAD: 3, NO_MEMORY: 5}.get(kind, 0)
 
     def _decode(
         self, _handle: Any, _state: Any, data: Any, lengths: Any, destinations: Any, _stream: Any
@@ -135,20 +135,47 @@ def test_what_it_cannot_read_fails_the_batch_and_the_next_one_is_fine(kind: int)
     assert torch.all(decode([written(2, 2, 5)])[0][0] == 5)
 
 
-def test_a_bad_file_costs_its_neighbours_nothing() -> None:
-    def place(width: int, height: int) -> Placed:
-        return Placed(0, 0, width, height, 0, 0, 2, 2, "bilinear")
+def place(width: int, height: int) -> Placed:
+    return Placed(0, 0, width, height, 0, 0, 2, 2, "bilinear")
 
+
+def test_a_bad_file_costs_its_neighbours_nothing() -> None:
     def on_cpu(_file: Any) -> np.ndarray[Any, Any]:
         raise InvalidInput("bad")
 
-    library = Library()
-    pictures = DevicePictures(CPU, PictureForm(2, 2, True), place, on_cpu, decoder(library))
+    pictures = DevicePictures(CPU, PictureForm(2, 2, True), place, on_cpu, decoder(Library()))
     into = torch.zeros(4, 3, 2, 2, dtype=torch.uint8)
     files = [written(2, 2, 50), written(2, 2, 60), written(2, 2, 0, BAD), written(2, 2, 70)]
     errors = pictures.fill([file.numpy() for file in files], into)
     assert set(errors) == {2}
     assert [int(row[0, 0, 0]) for row in into] == [50, 60, 0, 70]
+
+
+def test_one_that_goes_on_failing_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    by_cpu: list[int] = []
+
+    def on_cpu(file: Any) -> np.ndarray[Any, Any]:
+        by_cpu.append(int(file[3]))
+        return np.full((2, 2, 3), file[3], np.uint8)
+
+    library = Library()
+    pictures = DevicePictures(CPU, PictureForm(2, 2, True), place, on_cpu, decoder(library))
+    into = torch.zeros(2, 3, 2, 2, dtype=torch.uint8)
+
+    def fill(value: int, kind: int = 0) -> None:
+        files = [written(2, 2, value), written(2, 2, value, kind)]
+        assert not pictures.fill([file.numpy() for file in files], into)
+        assert [int(row[0, 0, 0]) for row in into] == [value, value]
+
+    fill(10, NO_MEMORY)
+    fill(20)
+    assert (by_cpu, library.batches) == ([10, 10], [2])  # the first attempt says little
+    fill(30, NO_MEMORY)
+    fill(40, NO_MEMORY)
+    assert "got no memory" in caplog.text
+    fill(50)
+    assert by_cpu == [10, 10, 30, 30, 40, 40, 50, 50]
+    assert library.batches == [2]
 
 
 @pytest.mark.parametrize("lacking", [{"engine": False}, {"states": False}])

@@ -25,10 +25,12 @@ _DESTINATION = (
     2 * _MOST_COMPONENTS
 )  # numbers that say where a picture goes: planes, and bytes in a line of each
 _OK = 0
+_CANNOT = {1: "is not set up", 5: "got no memory", 7: "has no engine here", 9: "has no such way here"}
+"""Of its answers those that are nobody's file's fault; the others are about what it was given."""
 
 
 class NoDecoder(Exception):
-    """This machine cannot decode in this way."""
+    """This machine cannot decode in this way, or no longer."""
 
 
 def loaded_library() -> Any:
@@ -57,6 +59,9 @@ def declared(library: Any) -> Any:
 
 class Nvjpeg:
     """Decodes batches, for one thread at a time. What it cannot read raises RuntimeError for the batch."""
+
+    # Seen on an H200: of several threads that begin at once, beside graphs that run, some are told that there
+    # is no memory, while nearly all of it is free. Whoever is told so has to decode in another way.
 
     def __init__(self, library: Any, device: torch.device) -> None:
         self._library = library
@@ -116,6 +121,8 @@ class Nvjpeg:
         return pictures, destinations
 
     def _check(self, status: int) -> None:
+        if status in _CANNOT:
+            raise NoDecoder(f"nvJPEG {_CANNOT[status]}")
         if status != _OK:
             raise RuntimeError(f"nvJPEG answered {status}")
 

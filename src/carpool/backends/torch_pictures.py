@@ -6,15 +6,21 @@ wrong with a file. On a CPU that is the way of all of them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 import torch
 
+from carpool.backends.nvjpeg import NoDecoder, Nvjpeg, loaded_library
 from carpool.backends.picture_form import Decode, PictureForm, Place
 from carpool.backends.torch_resize import PlainResize
 from carpool.errors import CarpoolError
 from carpool.types import Array
+
+_MOST_FAILURES = 3
+
+_log = logging.getLogger(__name__)
 
 Resize = Callable[[Sequence[torch.Tensor], Sequence[int], torch.Tensor], None]
 DecodeAll = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -41,6 +47,7 @@ class DevicePictures:
         self._decode = decode
         self._decode_all = decode_all or (_chip_decoder(self._device) if can_decode(self._device) else None)
         self._resize = _resizer(form, self._device, place)
+        self._failures = 0
 
     def fill(self, pictures: Sequence[Array], into: torch.Tensor) -> dict[int, CarpoolError]:
         """See `FillPictures`. What the device has no memory for raises, for the caller to halve its batch."""
@@ -64,6 +71,8 @@ class DevicePictures:
                 return self._decode_all([torch.from_numpy(picture) for picture in pictures])
             except torch.cuda.OutOfMemoryError:
                 raise
+            except NoDecoder as error:
+                return self._decoded_otherwise(pictures, first, errors, error)
             except RuntimeError:
                 if len(pictures) > 1:
                     half = len(pictures) // 2
@@ -79,10 +88,24 @@ class DevicePictures:
                 decoded.append(pixels.to(self._device).permute(2, 0, 1))
         return decoded
 
+    def _decoded_otherwise(
+        self, pictures: Sequence[Array], first: int, errors: dict[int, CarpoolError], why: NoDecoder
+    ) -> list[torch.Tensor]:
+        """What fails may be the first attempt only; what goes on failing is not asked again."""
+        self._failures += 1
+        failing = self._decode_all
+        self._decode_all = _torchvision(self._device) if can_decode(self._device) else None
+        try:
+            return self._decoded(pictures, first, errors)
+        finally:
+            if self._failures < _MOST_FAILURES:
+                self._decode_all = failing
+            else:
+                _log.warning("JPEGs are decoded through torchvision from now on: %s", why)
+
 
 def _chip_decoder(device: torch.device) -> DecodeAll:
-    from carpool.backends.nvjpeg import NoDecoder, Nvjpeg, loaded_library  # only where it is needed
-
+    """An instance's own, where that can be had: torchvision decodes one batch of the process at a time."""
     try:
         return Nvjpeg(loaded_library(), device)
     except (NoDecoder, OSError, AttributeError):  # no library, one without these functions, or no engine
