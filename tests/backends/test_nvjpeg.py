@@ -178,6 +178,27 @@ def test_one_that_goes_on_failing_is_not_asked_again(caplog: pytest.LogCaptureFi
     assert library.batches == [2]
 
 
+def test_what_one_decoder_does_not_read_the_next_is_asked_for() -> None:
+    grey = torch.full((3, 2, 2), 90, dtype=torch.uint8)
+    asked = []
+
+    def other(files: list[torch.Tensor]) -> list[torch.Tensor]:
+        asked.append(len(files))
+        if any(file[0] == BAD for file in files):
+            raise RuntimeError("bad")
+        return [grey] * len(files)
+
+    def on_cpu(_file: Any) -> np.ndarray[Any, Any]:
+        raise InvalidInput("bad")
+
+    pictures = DevicePictures(CPU, PictureForm(2, 2, True), place, on_cpu, decoder(Library()), other)
+    into = torch.zeros(4, 3, 2, 2, dtype=torch.uint8)
+    files = [written(2, 2, 50), written(2, 2, 0, GREY), written(2, 2, 0, BAD), written(2, 2, 70)]
+    assert set(pictures.fill([file.numpy() for file in files], into)) == {2}
+    assert [int(row[0, 0, 0]) for row in into] == [50, 90, 0, 70]
+    assert asked == [1, 1]
+
+
 @pytest.mark.parametrize("lacking", [{"engine": False}, {"states": False}])
 def test_without_the_engine_there_is_no_decoder(lacking: dict[str, bool]) -> None:
     library = Library(**lacking)

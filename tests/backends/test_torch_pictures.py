@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from carpool.backends.picture_form import PictureForm, Place, Placed
-from carpool.backends.torch_pictures import DevicePictures, can_decode
+from carpool.backends.torch_pictures import DecodeAll, DevicePictures, can_decode
 from carpool.backends.torch_resize import PlainResize, weights
 from carpool.config.model import ImageSettings
 from carpool.engine.device_pictures import _pixels, _placed, sample_picture
@@ -68,10 +68,10 @@ def difference(one: Array, other: Array) -> Array:
 
 
 def pictures_on(
-    device: torch.device, settings: ImageSettings, size: tuple[int, int] = INPUT, decode_all: object = None
+    device: torch.device, settings: ImageSettings, size: tuple[int, int] = INPUT, *ways: DecodeAll
 ) -> DevicePictures:
     place = place_of(settings, size)
-    return DevicePictures(device, form_of(settings, size), place, _pixels, decode_all)  # type: ignore[arg-type]
+    return DevicePictures(device, form_of(settings, size), place, _pixels, *ways)
 
 
 # ---- resizing ---------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Chip:
 
 def test_a_batch_is_decoded_at_once() -> None:
     chip = Chip()
-    errors = pictures_on(CPU, ImageSettings(), decode_all=chip).fill([jpeg()] * 9, rows(ImageSettings(), 9))
+    errors = pictures_on(CPU, ImageSettings(), INPUT, chip).fill([jpeg()] * 9, rows(ImageSettings(), 9))
     assert errors == {}
     assert chip.batches == [9]
 
@@ -159,7 +159,7 @@ def test_a_file_that_the_chip_cannot_read_costs_its_neighbours_little() -> None:
     files = [jpeg(colour=(number, 200, 90)) for number in range(16)]
     files[11] = jpeg()[:300]
     into = rows(settings, 16)
-    errors = pictures_on(CPU, settings, decode_all=chip).fill(files, into)
+    errors = pictures_on(CPU, settings, INPUT, chip).fill(files, into)
     assert list(errors) == [11]
     assert "JPEG" in errors[11].message
     assert sum(chip.batches) <= 16 * 3  # halved, and not one by one
@@ -173,7 +173,7 @@ def test_a_file_that_only_the_cpu_can_read_is_answered() -> None:
 
     settings = ImageSettings()
     into = rows(settings, 2)
-    assert pictures_on(CPU, settings, decode_all=chip).fill([jpeg(), jpeg(9, 9)], into) == {}
+    assert pictures_on(CPU, settings, INPUT, chip).fill([jpeg(), jpeg(9, 9)], into) == {}
     assert difference(into[0].numpy(), by_the_cpu(decode(jpeg().data), settings)).max() <= TOLERANCE
 
 
@@ -182,7 +182,7 @@ def test_a_device_without_memory_is_for_the_caller_to_see() -> None:
         raise torch.cuda.OutOfMemoryError("none left")
 
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        pictures_on(CPU, ImageSettings(), decode_all=chip).fill([jpeg()] * 2, rows(ImageSettings(), 2))
+        pictures_on(CPU, ImageSettings(), INPUT, chip).fill([jpeg()] * 2, rows(ImageSettings(), 2))
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------------------

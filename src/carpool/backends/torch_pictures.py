@@ -1,7 +1,8 @@
 """Pictures' files into a model's uint8 input, on its device: a whole batch is decoded, then resized, at once.
 
-On CUDA the chip's own decoder reads JPEGs. What it cannot read is decoded on the CPU, which also says what is
-wrong with a file. On a CPU that is the way of all of them.
+On CUDA the chip's own decoder reads JPEGs: through a handle of the instance's own, and what that cannot read
+through torchvision. What neither reads is decoded on the CPU, which also says what is wrong with a file. On a
+CPU that is the way of all of them.
 """
 
 from __future__ import annotations
@@ -40,44 +41,55 @@ class DevicePictures:
         form: PictureForm,
         place: Place,
         decode: Decode,
-        decode_all: DecodeAll | None = None,
+        *ways: DecodeAll,
     ) -> None:
-        """`decode` reads one file on the CPU; `decode_all` a batch on the device, by default as that can."""
+        """`decode` reads one file on the CPU; each of `ways` a batch on the device, by default as that can:
+        what the first does not read, the next is asked for."""
         self._device = torch.device(device)
         self._decode = decode
-        self._decode_all = decode_all or (_chip_decoder(self._device) if can_decode(self._device) else None)
+        self._ways = ways or (_chip_decoders(self._device) if can_decode(self._device) else ())
         self._resize = _resizer(form, self._device, place)
         self._failures = 0
 
     def fill(self, pictures: Sequence[Array], into: torch.Tensor) -> dict[int, CarpoolError]:
         """See `FillPictures`. What the device has no memory for raises, for the caller to halve its batch."""
         errors: dict[int, CarpoolError] = {}
-        sources = self._decoded(pictures, 0, errors)
+        sources = self._decoded(pictures, 0, errors, self._ways)
         if sources:
             rows = [row for row in range(len(pictures)) if row not in errors]
             self._resize(sources, rows, into)
         return errors
 
     def _decoded(
-        self, pictures: Sequence[Array], first: int, errors: dict[int, CarpoolError]
+        self,
+        pictures: Sequence[Array],
+        first: int,
+        errors: dict[int, CarpoolError],
+        ways: Sequence[DecodeAll],
     ) -> list[torch.Tensor]:
         """Each as [3, h, w]; without those that are in `errors` now. `first` is the number of the first.
 
         One bad file fails them all, so they are halved until it is alone: its neighbours stay on the device,
         and a client who sends bad ones costs the others little.
         """
-        if self._decode_all is not None:
-            try:
-                return self._decode_all([torch.from_numpy(picture) for picture in pictures])
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except NoDecoder as error:
-                return self._decoded_otherwise(pictures, first, errors, error)
-            except RuntimeError:
-                if len(pictures) > 1:
-                    half = len(pictures) // 2
-                    left = self._decoded(pictures[:half], first, errors)
-                    return left + self._decoded(pictures[half:], first + half, errors)
+        if not ways:
+            return self._decoded_on_cpu(pictures, first, errors)
+        try:
+            return ways[0]([torch.from_numpy(picture) for picture in pictures])
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except NoDecoder as error:
+            self._failed(ways[0], error)
+        except RuntimeError:
+            if len(pictures) > 1:
+                half = len(pictures) // 2
+                left = self._decoded(pictures[:half], first, errors, ways)
+                return left + self._decoded(pictures[half:], first + half, errors, ways)
+        return self._decoded(pictures, first, errors, ways[1:])
+
+    def _decoded_on_cpu(
+        self, pictures: Sequence[Array], first: int, errors: dict[int, CarpoolError]
+    ) -> list[torch.Tensor]:
         decoded = []
         for number, picture in enumerate(pictures, first):
             try:
@@ -88,28 +100,20 @@ class DevicePictures:
                 decoded.append(pixels.to(self._device).permute(2, 0, 1))
         return decoded
 
-    def _decoded_otherwise(
-        self, pictures: Sequence[Array], first: int, errors: dict[int, CarpoolError], why: NoDecoder
-    ) -> list[torch.Tensor]:
-        """What fails may be the first attempt only; what goes on failing is not asked again."""
+    def _failed(self, way: DecodeAll, why: NoDecoder) -> None:
+        """It may be the first attempt only; what goes on failing is not asked again."""
         self._failures += 1
-        failing = self._decode_all
-        self._decode_all = _torchvision(self._device) if can_decode(self._device) else None
-        try:
-            return self._decoded(pictures, first, errors)
-        finally:
-            if self._failures < _MOST_FAILURES:
-                self._decode_all = failing
-            else:
-                _log.warning("JPEGs are decoded through torchvision from now on: %s", why)
+        if self._failures == _MOST_FAILURES:
+            self._ways = tuple(other for other in self._ways if other is not way)
+            _log.warning("JPEGs are decoded without a decoder of the instance's own from now on: %s", why)
 
 
-def _chip_decoder(device: torch.device) -> DecodeAll:
+def _chip_decoders(device: torch.device) -> tuple[DecodeAll, ...]:
     """An instance's own, where that can be had: torchvision decodes one batch of the process at a time."""
     try:
-        return Nvjpeg(loaded_library(), device)
+        return Nvjpeg(loaded_library(), device), _torchvision(device)
     except (NoDecoder, OSError, AttributeError):  # no library, one without these functions, or no engine
-        return _torchvision(device)
+        return (_torchvision(device),)
 
 
 def _torchvision(device: torch.device) -> DecodeAll:
