@@ -92,12 +92,32 @@ def test_no_grab_bags() -> None:
     assert not {path.stem for path in SOURCES} & {"utils", "util", "helpers", "manager", "common", "misc"}
 
 
+def loaded_with(module: str) -> set[str]:
+    """What an interpreter has loaded after this one."""
+    code = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
 def test_importing_carpool_stays_light() -> None:
     """A user's own app pays for numpy and little else."""
-    heavy = ["onnxruntime", "matplotlib", "typer", "rich", "grpc", "uvloop", "torch", "cv2"]
-    code = f"import carpool, sys; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    heavy = {"onnxruntime", "matplotlib", "typer", "rich", "grpc", "uvloop", "torch", "cv2"}
+    assert not heavy & loaded_with("carpool")
+
+
+@pytest.mark.parametrize(
+    ("process", "spared"),
+    [
+        ("carpool.servers.front_ends", "carpool.engine.served carpool.core.scheduler carpool.backends"),
+        ("carpool.servers.http.app", "carpool.engine.served carpool.core.scheduler carpool.backends grpc"),
+        ("carpool.servers.grpc.server", "carpool.engine.served carpool.core.scheduler carpool.backends"),
+        ("carpool.servers.start", "carpool.servers.http.app carpool.servers.grpc cv2 torch"),
+        ("carpool.cli.serve_run", "carpool.engine.served carpool.servers.http.app cv2 grpc torch"),
+    ],
+)
+def test_a_process_loads_only_what_it_needs(process: str, spared: str) -> None:
+    """Each process of a server is an interpreter that has to start, and keeps what it has loaded."""
+    assert not set(spared.split()) & loaded_with(process)
 
 
 def test_the_heart_is_covered_branch_by_branch(tmp_path: Path) -> None:

@@ -20,17 +20,15 @@ from carpool.demo import demo_models, pictures
 from carpool.engine.hardware import gpu_count
 from carpool.errors import CarpoolError, ConfigError
 from carpool.observe.logs import configure, logger
-from carpool.servers import one_process
 from carpool.servers.documents import picture_tasks, promises
 from carpool.servers.door import Catalog
-from carpool.servers.model_control import names_at_start, needs_some
 from carpool.servers.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
 from carpool.servers.recording import claim
 from carpool.servers.supervisor import FrontendKind, Supervisor
 
 _ENGINE = "carpool.servers.start:engine"
-_HTTP = "carpool.servers.start:http"
-_GRPC = "carpool.servers.start:grpc"
+_HTTP = "carpool.servers.front_ends:http"
+_GRPC = "carpool.servers.front_ends:grpc"
 _PHOTOS = {"detect": "astronaut", "classify": "coffee", "segment": "astronaut", "embed": "chelsea"}
 
 
@@ -44,7 +42,7 @@ def run(asked: Serve) -> int:
     paths = asked.paths or demo_models(settings.cache_dir, tell=_tell)
     # Mistakes in settings are told before anything is started.
     sources, _ = find_models(
-        paths, gpus=gpu_count(), only=names_at_start(settings), some=needs_some(settings)
+        paths, gpus=gpu_count(), only=settings.models_at_start, some=settings.needs_models
     )
     if settings.record:
         settings = replace(settings, record=str(claim(settings.record)))
@@ -73,6 +71,8 @@ def _tell(line: str) -> None:
 
 
 def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> int:
+    from carpool.servers import one_process  # all of the engine, which otherwise has a process of its own
+
     async def serve() -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()

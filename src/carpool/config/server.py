@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from carpool.config.rules import nearest, resembling, shown
 from carpool.errors import ConfigError
 
 PREFIX = "CARPOOL_"
+_EVERY_MODEL = "*"
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -77,6 +78,17 @@ class ServerSettings:
         ports = [port for port in (getattr(self, name) for name in _PORTS) if port]
         if len(ports) != len(set(ports)):
             raise ConfigError(f"{', '.join(_PORTS)} must differ, not {', '.join(map(str, ports))}")
+
+    @property
+    def models_at_start(self) -> Collection[str] | None:
+        """The models to start with; None is all of them."""
+        everything = self.model_control_mode != "explicit" or _EVERY_MODEL in self.load_models
+        return None if everything else self.load_models
+
+    @property
+    def needs_models(self) -> bool:
+        """Whether an empty repository is a mistake: where nothing can come later."""
+        return self.model_control_mode == "none"
 
 
 _SECONDS = (0.001, 86400.0)

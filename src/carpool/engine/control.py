@@ -13,7 +13,8 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion, find_places
 from carpool.engine.candidate import Candidate, Override, as_known, fingerprint_of, read_candidate
 from carpool.engine.fleet import Fleet
-from carpool.engine.model_state import IndexLine, ModelState
+from carpool.engine.model_index import IndexLine
+from carpool.engine.model_state import ModelState
 from carpool.engine.served import Served
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
 from carpool.observe.logs import logger

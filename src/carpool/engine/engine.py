@@ -18,7 +18,7 @@ from carpool.engine.elsewhere import Elsewhere
 from carpool.engine.fleet import Fleet
 from carpool.engine.hardware import gpu_count
 from carpool.engine.inputs import check_inputs, only_input, shape_key
-from carpool.engine.model_state import UNLOADED, IndexLine
+from carpool.engine.model_index import UNLOADED, IndexLine
 from carpool.engine.profile_store import ProfileStore
 from carpool.engine.served import Served, State
 from carpool.engine.work import Outcome, Work

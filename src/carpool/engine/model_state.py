@@ -5,23 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from carpool.config.fingerprint import Fingerprint
+from carpool.engine.model_index import UNLOADED, IndexLine
 from carpool.engine.served import Served, State
 
-UNLOADED = "unloaded"
 _MOST_UNLOADED = 16
 _WHOLE = 0  # among the versions: the model as such
-
-
-class IndexLine(NamedTuple):
-    """`version` and `state` are empty for a model that was found and never loaded."""
-
-    name: str
-    version: str = ""
-    state: str = ""
-    reason: str = ""
 
 
 @dataclass(slots=True, eq=False)

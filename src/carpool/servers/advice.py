@@ -11,17 +11,19 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from hashlib import blake2b
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from carpool.core.backlog import Backlog
 from carpool.core.job import Job, Reason, Refusal
-from carpool.core.scheduler import Scheduler
 from carpool.core.shares import ORDINARY
 from carpool.engine.refusals import refused
 from carpool.errors import CarpoolError, Refused
 from carpool.servers.asked_fields import Sender
 from carpool.servers.door import ModelEntry
 from carpool.servers.link.gates import MAX_VALUES
+
+if TYPE_CHECKING:
+    from carpool.core.scheduler import Scheduler  # front ends have none
 
 WriteGate: TypeAlias = Callable[..., None]
 ReadGate: TypeAlias = Callable[[int], tuple[float, ...] | None]

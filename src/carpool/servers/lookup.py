@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from carpool.engine.model_state import UNLOADED
+from carpool.engine.model_index import UNLOADED
 from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.servers.documents import served_versions
 from carpool.servers.door import Catalog, Door, ModelEntry

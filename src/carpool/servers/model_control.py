@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from carpool.config.server import ServerSettings
@@ -17,24 +17,12 @@ from carpool.servers.host import EngineHost
 
 log = logger("engine")
 
-ALL = "*"
 EXTENSION = "model_repository(unload_dependents)"
 
 _REFUSALS = {
     "none": "models are loaded when the server starts, and stay",
     "poll": "the server follows its model folders by itself",
 }
-
-
-def names_at_start(settings: ServerSettings) -> Collection[str] | None:
-    """The models to start with; None is all of them."""
-    everything = settings.model_control_mode != "explicit" or ALL in settings.load_models
-    return None if everything else settings.load_models
-
-
-def needs_some(settings: ServerSettings) -> bool:
-    """Whether an empty repository is a mistake: where nothing can come later."""
-    return settings.model_control_mode == "none"
 
 
 class ControlDesk:
@@ -60,12 +48,12 @@ class ControlDesk:
         """
         table = self._engine.table
         again = table.server()[RESTARTS["engine"]] > 0
-        only = names_at_start(self._settings)
+        only = self._settings.models_at_start
         if again and self._mode == "explicit":
             # The counters outlive an engine, and with them the names of what it had loaded.
             only = {name for name, _ in table.directory.live().values()}
         patient = again and self._mode != "none"
-        await self._engine.start(progress, only=only, some=needs_some(self._settings), patient=patient)
+        await self._engine.start(progress, only=only, some=self._settings.needs_models, patient=patient)
         if again:
             self._tidy()
         if self._mode != "none":

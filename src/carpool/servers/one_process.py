@@ -17,6 +17,7 @@ from carpool.observe.logs import logger
 from carpool.observe.prometheus import Exposition
 from carpool.servers.advice import Advice
 from carpool.servers.door import Catalog, Door
+from carpool.servers.front_ends import HttpFrontend, limits_of
 from carpool.servers.host import EngineHost
 from carpool.servers.http.app import HttpApp
 from carpool.servers.http.metrics_page import MetricsApp
@@ -27,7 +28,7 @@ from carpool.servers.model_control import ControlDesk
 from carpool.servers.pictures.workers import threads_for
 from carpool.servers.processes import Frontend
 from carpool.servers.recording import Recording
-from carpool.servers.start import HttpFrontend, engine_for, limits_of, teach
+from carpool.servers.start import engine_for, teach
 
 log = logger("server")
 

@@ -1,0 +1,90 @@
+"""What runs in each front end: its protocol's server behind a door. Nothing of the engine is loaded here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import carpool
+from carpool.config.server import ServerSettings
+from carpool.observe.columns import CONNECTIONS
+from carpool.observe.counters import Row
+from carpool.observe.prometheus import Exposition
+from carpool.servers.advice import Advice
+from carpool.servers.http.limits import Limits
+from carpool.servers.http.metrics_page import MetricsApp
+from carpool.servers.http.server import HttpServer
+from carpool.servers.http.unread import Unread
+from carpool.servers.pictures.workers import threads_for
+from carpool.servers.processes import Frontend, FrontendParts
+from carpool.servers.recording import Recording
+
+if TYPE_CHECKING:
+    from carpool.servers.http.app import HttpApp
+
+_COUNT_EVERY_S = 1.0
+
+
+def limits_of(settings: ServerSettings) -> Limits:
+    return Limits(
+        max_header_bytes=settings.max_header_bytes,
+        max_body_bytes=settings.max_body_bytes,
+        max_connections=settings.max_connections,
+        header_timeout_s=settings.header_timeout_s,
+        body_timeout_s=settings.body_timeout_s,
+        idle_timeout_s=settings.idle_timeout_s,
+    )
+
+
+class HttpFrontend:
+    """The protocol's port and the metrics' port, stopped together."""
+
+    def __init__(self, app: HttpApp, servers: Sequence[HttpServer], row: Row) -> None:
+        self._app = app
+        self._servers = servers
+        self._row = row
+        self._counting: asyncio.Handle = asyncio.get_running_loop().call_soon(self._count)
+
+    def _count(self) -> None:
+        self._row.set(CONNECTIONS, sum(server.connections for server in self._servers))
+        self._counting = asyncio.get_running_loop().call_later(_COUNT_EVERY_S, self._count)
+
+    async def stop(self, within_s: float) -> int:
+        self._counting.cancel()
+        cut_off = await asyncio.gather(*(server.stop(within_s) for server in self._servers))
+        self._app.close()
+        return sum(cut_off)
+
+
+async def http(parts: FrontendParts) -> Frontend:
+    from carpool.servers.http.app import HttpApp  # those for gRPC run this file too
+
+    unread = Unread()
+    parts.door.advise(Advice(parts.gates.read, parts.door.ask, unread))
+    recording = Recording(parts.settings, parts.began)
+    page = Exposition(parts.table, version=carpool.__version__).page
+    block = parts.table.block(parts.block)
+    app = HttpApp(
+        recording.door(parts.door),
+        block,
+        page,
+        table=parts.table,
+        max_body_bytes=parts.settings.max_body_bytes,
+        picture_threads=threads_for(parts.settings.frontends),
+    )
+    limits = limits_of(parts.settings)
+    servers = {"http": HttpServer(app, limits, unread), "metrics": HttpServer(MetricsApp(page), limits)}
+    for name, server in servers.items():
+        await server.start(parts.sockets[name])
+    return recording.frontend(HttpFrontend(app, list(servers.values()), block.server))
+
+
+async def grpc(parts: FrontendParts) -> Frontend:
+    from carpool.servers.grpc.server import GrpcServer  # those for HTTP run this file too, without grpcio
+
+    parts.door.advise(Advice(parts.gates.read, parts.door.ask))
+    recording = Recording(parts.settings, parts.began)
+    server = GrpcServer(recording.door(parts.door), parts.table.block(parts.block), parts.settings)
+    await server.start(parts.sockets["grpc"])
+    return recording.frontend(server)
