@@ -102,6 +102,29 @@ def test_a_request_that_came_while_the_loop_was_busy_has_waited() -> None:
     assert app.unread[1] >= STALL_S - TICK_S
 
 
+@pytest.mark.parametrize("size", [6, 400_000])
+def test_a_request_behind_another_of_its_connection_says_nothing(size: int) -> None:
+    """The client sent both at once: that the second waits for the first is not the server's doing."""
+    held: list[Exchange] = []
+    unread = Unread()
+
+    class Slow:
+        def begin(self, _head: RequestHead, exchange: Exchange) -> BodyPlan:
+            return Collect(1 << 20, lambda _body, _at: held.append(exchange))
+
+    with serving(Slow(), unread=unread, max_gathered_bytes=1 << 22) as server, server.connect() as client:
+        client.send(post("/", b"first") + post("/", bytes(size)))
+        until(lambda: len(held) == 1)
+        began = time.monotonic()
+        until(lambda: time.monotonic() - began > STALL_S)
+        server.call(held[0].respond, 200)
+        assert client.response().status == 200
+        until(lambda: len(held) == 2)
+        assert unread.seconds < STALL_S - TICK_S
+        server.call(held[1].respond, 200)
+        assert client.response().status == 200
+
+
 def test_while_requests_wait_the_kernel_is_asked_at_their_heads_as_well() -> None:
     """Else nobody would notice that it is over: who is turned away for it has no body that is read."""
     unread = Unread()

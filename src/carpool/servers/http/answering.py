@@ -33,6 +33,7 @@ class Answering(Outgoing):
         "_intake",
         "_keep",
         "_phase",
+        "_queued",
         "_served",
         "_since",
     )
@@ -42,6 +43,7 @@ class Answering(Outgoing):
         self._phase = HEAD
         self._since = monotonic()  # when the phase, or its current window, began
         self._ahead = b""  # read, but not used yet
+        self._queued = False  # behind an earlier request of this connection: it lies unread for that reason
         self._busy = False  # requests are being taken out of what was read, further up the stack
         self._ended = False  # the client has sent all it will send
         self._served = False  # it had an answer before
@@ -127,6 +129,11 @@ class Answering(Outgoing):
         self._intake.forget()
         self._abandon()
         self._transport.close()
+
+    def _look_how_long_unread(self, now: float) -> None:
+        unread = self._shared.unread
+        if now >= unread.look_at and not self._queued:
+            unread.look(self._borrow(), now)
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, Fault):

@@ -83,8 +83,11 @@ class Connection(Answering):
                 self._transport.abort()
         elif self._ahead:
             data, self._ahead = self._ahead + self._scratch[:nbytes], b""
+            self._queued = True
             self._work(data, len(data))
         else:
+            if self._phase == HEAD:
+                self._queued = False
             self._work(self._scratch, nbytes)
 
     def eof_received(self) -> bool:
@@ -189,6 +192,7 @@ class Connection(Answering):
             return
         data, self._ahead = self._ahead, b""
         if data:
+            self._queued = True
             self._work(data, len(data))
         if self._phase >= LINGER:
             return
@@ -240,9 +244,8 @@ class Connection(Answering):
     def _begin(self, head: RequestHead) -> None:
         now = monotonic()
         shared = self._shared
-        unread = shared.unread
-        if unread.seconds and now >= unread.look_at:  # whoever is turned away for it has no body to look at
-            unread.look(self._borrow(), now)
+        if shared.unread.seconds:  # whoever is turned away for it has no body to look at
+            self._look_how_long_unread(now)
         exchange = Exchange(self, head, now)
         self._exchange = exchange
         self._head = head
@@ -303,8 +306,7 @@ class Connection(Answering):
         if exchange is not None:
             self._phase = WAITING
             now = monotonic()
-            if now >= shared.unread.look_at:
-                shared.unread.look(self._borrow(), now)
+            self._look_how_long_unread(now)
             exchange.unread = shared.unread.seconds
             self._deliver(plan, now, exchange)
             return
