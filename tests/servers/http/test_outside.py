@@ -66,6 +66,15 @@ def test_the_kernel_is_not_asked_for_every_request() -> None:
     assert 5.0 < unread.look_at < 5.1
 
 
+def test_what_was_seen_is_forgotten_while_nobody_can_be_asked() -> None:
+    unread = Unread()
+    unread.seconds, unread.look_at = 0.1, 5.0
+    unread.cannot_look(5.1)
+    assert unread.seconds == 0.1
+    unread.cannot_look(5.3)
+    assert unread.seconds == 0.0
+
+
 class Noting:
     """Remembers how long each request was said to be unread."""
 

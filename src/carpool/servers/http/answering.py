@@ -132,7 +132,11 @@ class Answering(Outgoing):
 
     def _look_how_long_unread(self, now: float) -> None:
         unread = self._shared.unread
-        if now >= unread.look_at and not self._queued:
+        if now < unread.look_at:
+            return
+        if self._queued:
+            unread.cannot_look(now)
+        else:
             unread.look(self._borrow(), now)
 
     def _failed(self, error: Exception) -> None:

@@ -7,6 +7,7 @@ import struct
 
 _EVERY_S = 0.005
 _LAST_DATA_RECEIVED = struct.Struct("52xI")  # of Linux's struct tcp_info: milliseconds since data came last
+_KEPT_S = 0.25  # what was seen, while nobody comes who can be asked
 _LONGEST_S = 10.0  # what would be more is no wait: it is a field that means something else here
 
 
@@ -29,6 +30,11 @@ class Unread:
         """A request has just been read from this socket, to its end."""
         self.look_at = now + _EVERY_S
         self.seconds = waited(connection)
+
+    def cannot_look(self, now: float) -> None:
+        """A request has been read whose wait says nothing. What was seen long ago says nothing, either."""
+        if now >= self.look_at + _KEPT_S:
+            self.seconds = 0.0
 
 
 def waited(connection: socket.socket) -> float:
