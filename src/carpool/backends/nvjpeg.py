@@ -21,9 +21,7 @@ _HARDWARE = 3  # of its ways to decode: the engine that does nothing else
 _PLANES = 3  # of its formats: RGB, one plane after the other
 _COLOURS = 3
 _MOST_COMPONENTS = 4
-_DESTINATION = (
-    2 * _MOST_COMPONENTS
-)  # numbers that say where a picture goes: planes, and bytes in a line of each
+_DESTINATION = 2 * _MOST_COMPONENTS  # numbers for one picture: where its planes go, bytes in a line of each
 _OK = 0
 _CANNOT = {1: "is not set up", 5: "got no memory", 7: "has no engine here", 9: "has no such way here"}
 """Of its answers those that are nobody's file's fault; the others are about what it was given."""
@@ -82,17 +80,16 @@ class Nvjpeg:
     def __call__(self, files: list[torch.Tensor]) -> list[torch.Tensor]:
         """Each as [3, h, w], in the current stream: the files must stay where they are until that is done."""
         count = len(files)
-        addresses = np.array([file.data_ptr() for file in files], np.uint64)
-        lengths = np.array([file.numel() for file in files], np.uint64)
-        sizes = [self._size(address, length) for address, length in zip(addresses, lengths, strict=True)]
-        pictures, destinations = self._room(sizes)
+        addresses = [file.data_ptr() for file in files]
+        lengths = [file.numel() for file in files]
+        pictures, destinations = self._room(list(map(self._size, addresses, lengths)))
         library = self._library
         if count != self._batch:
             self._batch = 0
             self._check(library.nvjpegDecodeBatchedInitialize(self._handle, self._state, count, 1, _PLANES))
             self._batch = count
         stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
-        numbers = (addresses, lengths, destinations)
+        numbers = (np.array(addresses, np.uint64), np.array(lengths, np.uint64), destinations)
         places = (c_void_p(array.ctypes.data) for array in numbers)
         self._check(library.nvjpegDecodeBatched(self._handle, self._state, *places, c_void_p(stream)))
         return pictures
@@ -100,7 +97,7 @@ class Nvjpeg:
     def _size(self, address: int, length: int) -> tuple[int, int]:
         """Height and width of a picture in colour."""
         found = (byref(self._components), byref(self._sampling), self._widths, self._heights)
-        self._check(self._library.nvjpegGetImageInfo(self._handle, int(address), int(length), *found))
+        self._check(self._library.nvjpegGetImageInfo(self._handle, address, length, *found))
         if self._components.value != _COLOURS:
             raise RuntimeError("not a JPEG of three colours")
         return self._heights[0], self._widths[0]
@@ -109,9 +106,10 @@ class Nvjpeg:
         """Memory for all pictures, taken once for each size, and where each of their planes goes."""
         pictures: list[torch.Tensor] = [torch.empty(0)] * len(sizes)
         destinations = np.zeros((len(sizes), _DESTINATION), np.uint64)
-        for size in set(sizes):
-            height, width = size
-            rows = [row for row, other in enumerate(sizes) if other == size]
+        rows_of: dict[tuple[int, int], list[int]] = {}
+        for row, size in enumerate(sizes):
+            rows_of.setdefault(size, []).append(row)
+        for (height, width), rows in rows_of.items():
             block = torch.empty(len(rows), _COLOURS, height, width, dtype=torch.uint8, device=self._device)
             planes = np.arange(len(rows) * _COLOURS, dtype=np.uint64) * np.uint64(height * width)
             destinations[rows, :_COLOURS] = (planes + np.uint64(block.data_ptr())).reshape(-1, _COLOURS)

@@ -39,6 +39,7 @@ class Waits(Protocol):
 
 _REASONS = list(Reason)
 _WORDS = [reason.value for reason in Reason]
+_OVERLOAD = _REASONS.index(Reason.OVERLOAD)
 _STALE_S = 0.05  # an engine that is busy turns far more often: older advice says nothing
 _REPORT_S = 0.02
 _MOST_SAID = 256
@@ -143,11 +144,9 @@ class Advice:
         assert entry.slo is not None
         if not backlog.turns_away(waited, entry.slo, now):
             return None
-        code = _REASONS.index(Reason.OVERLOAD)
-        self._count(entry, sender.source, code)
-        return self._said_before(entry, None, code, now) or self._keep(
-            entry, None, code, now, _behind(entry, waited)
-        )
+        self._count(entry, sender.source, _OVERLOAD)
+        said = self._said_before(entry, None, _OVERLOAD, now)
+        return said or self._keep(entry, None, _OVERLOAD, now, _behind(entry, waited))
 
     def _refuse(
         self, entry: ModelEntry, deadline: float, now: float, source: str, verdict: tuple[float, ...]

@@ -47,7 +47,7 @@ class InferRoute:
         """Refuse before the body what can be refused, else say where it goes."""
         door = self.service.door
         if (exchange.head.content_length or 0) < self.asked.shortest:
-            read_header_length(str(self.asked.header_length), exchange.head.content_length)
+            read_header_length(str(self.asked.header_length), exchange.head.content_length)  # raises
         try:
             if not door.serving:
                 raise not_serving()
@@ -81,9 +81,8 @@ class InferRoute:
         kind = Inference if target.entry.vision is None else PictureInference
         if not self.asked.in_place:
             return Collect(service.max_body_bytes, kind(self, exchange, target, None).collected)
-        slot = service.door.slot(
-            (exchange.head.content_length or 0) + 1
-        )  # see `Intake` for what the byte is good for
+        size = exchange.head.content_length or 0
+        slot = service.door.slot(size + 1)  # see `Intake` for what the byte is good for
         if slot is None:
             raise no_slots()
         return Receive(slot.view, kind(self, exchange, target, slot).received)

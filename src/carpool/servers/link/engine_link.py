@@ -130,7 +130,6 @@ class EngineLink(asyncio.Protocol):
                 else:
                     self._calls.submit()
                     self._obey(fields, payload)
-            self._calls.submit()
             first = next(records, None)
             if first is not None:
                 self._unheard = chain((first,), records)
@@ -142,7 +141,7 @@ class EngineLink(asyncio.Protocol):
             _log.exception("link-failed", frontend=self._frontend)
             self._drop("it could not be read")
         finally:
-            self._calls.submit()  # what came before a lie: all that was taken is cancelled with its link
+            self._calls.submit()  # also what came before a lie: all that was taken is cancelled with its link
 
     def _drop(self, why: str) -> None:
         _log.error("link-dropped", frontend=self._frontend, error=why)
