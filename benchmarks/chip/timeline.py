@@ -79,15 +79,6 @@ def spans(events: list[dict[str, Any]]) -> dict[str, list[tuple[int, float, floa
     return {kind: [(stream, at - begin, long) for stream, at, long in rows] for kind, rows in found.items()}
 
 
-def busy(rows: Sequence[tuple[int, float, float]]) -> float:
-    """Milliseconds in which at least one of them runs."""
-    total, until = 0.0, -1.0
-    for _, at, long in sorted(rows, key=lambda row: row[1]):
-        total += max(0.0, at + long - max(at, until))
-        until = max(until, at + long)
-    return total
-
-
 def bars(rows: Sequence[tuple[int, float, float]], together: float) -> list[tuple[float, float]]:
     """Begin and length in ms, with those in one that follow each other closely."""
     found: list[tuple[float, float]] = []
@@ -98,6 +89,11 @@ def bars(rows: Sequence[tuple[int, float, float]], together: float) -> list[tupl
         else:
             found.append((at, long))
     return found
+
+
+def busy(rows: Sequence[tuple[int, float, float]]) -> float:
+    """Milliseconds in which at least one of them runs."""
+    return sum(long for _, long in bars(rows, 0.0))
 
 
 def draw(found: dict[str, list[tuple[int, float, float]]], target: Path, title: str) -> None:
