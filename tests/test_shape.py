@@ -81,7 +81,7 @@ def test_core_is_pure(path: Path) -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_files_and_functions_fit_in_a_head(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= 320
+    assert len(text.splitlines()) <= 500  # cut by meaning, never to fit
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
