@@ -68,22 +68,25 @@ class CarpoolServer:
 
 @contextlib.contextmanager
 def carpool_server(
-    *paths: Path, record: bool = False, options: Sequence[str] = ()
+    *paths: Path, record: bool = False, options: Sequence[str] = (), program: Path | None = None
 ) -> Iterator[CarpoolServer]:
     """A server with its defaults, but without gRPC, until the end of the block."""
-    with starting(*paths, record=record, options=options) as server:
+    with starting(*paths, record=record, options=options, program=program) as server:
         wait_ready(server)
         yield server
 
 
 @contextlib.contextmanager
-def starting(*paths: Path, record: bool = False, options: Sequence[str] = ()) -> Iterator[CarpoolServer]:
-    """As `carpool_server`, but perhaps not ready yet: several can start at the same time."""
+def starting(
+    *paths: Path, record: bool = False, options: Sequence[str] = (), program: Path | None = None
+) -> Iterator[CarpoolServer]:
+    """As `carpool_server`, but perhaps not ready yet: several can start at the same time. `program` is the
+    `carpool` to start, that of this environment if there is none."""
     with tempfile.TemporaryDirectory(prefix="carpool-bench-") as name:
         folder = Path(name)
         arrivals = folder / "arrivals.jsonl" if record else None
         port = free_port()
-        command = [str(Path(sys.executable).with_name("carpool")), "serve", *map(str, paths)]
+        command = [str(program or Path(sys.executable).with_name("carpool")), "serve", *map(str, paths)]
         command += ["--host", "127.0.0.1", "--http-port", str(port)]
         command += ["--metrics-port", str(free_port()), "--grpc-frontends", "0", *options]
         command += [] if arrivals is None else ["--record", str(arrivals)]
@@ -126,6 +129,6 @@ def _environment(folder: Path) -> dict[str, str]:
     kept = {
         key: value
         for key, value in os.environ.items()
-        if not key.lower().endswith("_proxy") and not key.startswith("CARPOOL_")
+        if not key.lower().endswith("_proxy") and not key.startswith(("CARPOOL_", "PYTHON"))
     }
     return kept | {"CARPOOL_CACHE_DIR": str(folder / "cache")}

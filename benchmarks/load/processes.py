@@ -16,6 +16,10 @@ class MachineCpu:
     steal: float
 
 
+def cores() -> int:
+    return os.cpu_count() or 1
+
+
 def machine() -> MachineCpu:
     """Read the first line of /proc/stat. Interrupts count as busy: processes are charged for them too."""
     return _read_core((_PROC / "stat").read_text().split("\n", 1)[0])

@@ -9,7 +9,14 @@ _FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 
 sys.path.insert(0, _FOLDER)
 try:
-    for _name in ("gpu", "chip.cores", "chip.draw_processes", "chip.showing", "chip.watching"):
+    for _name in (
+        "gpu",
+        "overload_real",
+        "chip.cores",
+        "chip.draw_processes",
+        "chip.showing",
+        "chip.watching",
+    ):
         importlib.import_module(_name)
 finally:
     sys.path.remove(_FOLDER)
