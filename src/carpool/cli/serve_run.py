@@ -19,7 +19,8 @@ from carpool.config.server import ServerSettings, server_settings
 from carpool.demo import demo_models, pictures
 from carpool.engine.hardware import gpu_count
 from carpool.errors import CarpoolError, ConfigError
-from carpool.observe.logs import configure, logger
+from carpool.observe.logs import configure, finish, logger
+from carpool.observe.output import caught
 from carpool.servers.documents import picture_tasks, promises
 from carpool.servers.door import Catalog
 from carpool.servers.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
@@ -63,7 +64,9 @@ def run(asked: Serve) -> int:
         ready=screen.show,
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(supervisor.run())
+        code = runner.run(supervisor.run())
+    finish()
+    return code
 
 
 def _tell(line: str) -> None:
@@ -93,7 +96,10 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
         return await one_process.serve(paths, settings, stop, ready=ready)
 
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with (
+            caught(settings.log_format, settings.log_level),
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
             cut_off = runner.run(serve())
     except CarpoolError as error:
         print(f"carpool: {error.message}", file=sys.stderr)

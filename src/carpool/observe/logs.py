@@ -6,7 +6,7 @@
 The event is a stable word and everything else a field, so that lines can be searched without parsing prose.
 Several processes write to the same stream: each line is a single write of at most PIPE_BUF bytes, which the
 system never mixes with another's. Values come from clients too: whatever could end a line or steer a terminal
-is escaped.
+is escaped. Warnings that repeat are counted (repeats.py).
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ import math
 import os
 import re
 import select
+import threading
+import time
 import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TypeAlias
+
+from carpool.observe.repeats import Kind, Repeats, without_traceback
 
 Scalar: TypeAlias = str | int | float | bool | None
 
@@ -28,6 +32,10 @@ _ROOT = "carpool"
 _LIMIT = select.PIPE_BUF
 _CUTS = (_LIMIT, 400, 40)  # characters per value, tried in turn until the line fits
 _KINDS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
+_PAST_THE_LOGGER = "output"
+_MOST_PAST_THE_LOGGER = (
+    500  # lines in an interval: tracebacks are long, and no line of one is another's repetition
+)
 _UNQUOTED = re.compile(r"[\w.,:;@%+/()\[\]-]+", re.ASCII)
 
 
@@ -89,7 +97,7 @@ def configure(log_format: str, level: str, fd: int = 2) -> None:
     For the server's own processes only: a program that embeds Carpool has its own idea of logging.
     """
     root = logging.getLogger()
-    for old in [handler for handler in root.handlers if isinstance(handler, LineHandler)]:
+    for old in _handlers():
         root.removeHandler(old)
     root.addHandler(LineHandler(fd, as_json=log_format == "json"))
     logging.getLogger(_ROOT).setLevel(level.upper())
@@ -99,19 +107,35 @@ def switch(*, verbose: bool, info: bool, warning: bool, error: bool) -> None:
     """Which kinds of lines this process writes from now on."""
     asked = {logging.DEBUG: verbose, logging.INFO: info, logging.WARNING: warning, logging.ERROR: error}
     kinds = frozenset(kind for kind, wanted in asked.items() if wanted)
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, LineHandler):
-            handler.kinds = kinds
+    for handler in _handlers():
+        handler.kinds = kinds
     logging.getLogger(_ROOT).setLevel(min(kinds, default=logging.CRITICAL))
 
 
+def stream() -> int:
+    """The file descriptor that this process's lines go to."""
+    return next((handler.fd for handler in _handlers()), 2)
+
+
+def finish() -> None:
+    """Write what is held back: this process is about to end."""
+    for handler in _handlers():
+        handler.flush()
+
+
+def _handlers() -> list[LineHandler]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, LineHandler)]
+
+
 class LineHandler(logging.Handler):
-    """Turns a record into one line and one write, if it is of a kind that is wanted."""
+    """Turns a record into one line and one write, if it is of a kind that is wanted and no repetition."""
 
     def __init__(self, fd: int, *, as_json: bool) -> None:
         super().__init__()
-        self._fd = fd
+        self.fd = fd
         self._as_json = as_json
+        self._repeats = Repeats(_noted)
+        self._timer: threading.Timer | None = None
         self.kinds: frozenset[int] = frozenset(_KINDS)
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -119,15 +143,65 @@ class LineHandler(logging.Handler):
         return kind in self.kinds
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Called with the handler's lock, like everything here that touches what is held back."""
+        now = time.monotonic()
+        self._write_due(now)
+        if record.levelno < logging.WARNING or self._repeats.shows(record, _kind_of(record), now):
+            self._write(record)
+        elif self._timer is None:
+            self._wake_later(now)
+
+    def flush(self) -> None:
+        with self.lock or threading.RLock():
+            self._write_due(math.inf)
+
+    def _write_due(self, now: float) -> None:
+        for held in self._repeats.due(now):
+            self._write(held)
+
+    def _wake_later(self, now: float) -> None:
+        """Somebody must tell what was held back, if no other line comes: a thread, while there is need."""
+        at = self._repeats.next_at
+        if at is not None:
+            self._timer = threading.Timer(max(0.0, at - now), self._wake)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _wake(self) -> None:
+        with self.lock or threading.RLock():
+            now = time.monotonic()
+            self._timer = None
+            self._write_due(now)
+            self._wake_later(now)
+
+    def _write(self, record: logging.LogRecord) -> None:
         try:
             line = line_of(record, self._as_json)
         except Exception:
             self.handleError(record)
             return
         try:
-            os.write(self._fd, line)
+            os.write(self.fd, line)
         except OSError:
             return  # nobody reads the log any more; serving goes on
+
+
+def _kind_of(record: logging.LogRecord) -> Kind:
+    """Events of one name are of one kind; another library's messages, those of one logger."""
+    if not isinstance(record.msg, Event):
+        return Kind((record.name, record.levelno), record.getMessage())
+    name = record.msg.name
+    if name == _PAST_THE_LOGGER:
+        return Kind(name, None, _MOST_PAST_THE_LOGGER)
+    exact = tuple((key, str(_scalar(value))) for key, value in record.msg.fields.items())
+    return Kind((record.name, record.levelno, name), exact)
+
+
+def _noted(record: logging.LogRecord, word: str, count: int) -> logging.LogRecord:
+    found = without_traceback(record, time.time())
+    name = record.msg.name if isinstance(record.msg, Event) else "message"
+    found.msg, found.args = Event(name, {**_fields(found), word: count}), None
+    return found
 
 
 def line_of(record: logging.LogRecord, as_json: bool) -> bytes:

@@ -9,33 +9,47 @@ import sys
 import time
 from collections.abc import Callable
 
+from carpool.observe.logs import stream
+from carpool.observe.output import Output, read_some
 from carpool.servers.link.control import Control, Message, control_pair
+
+_LAST_READS = 64  # of what a process wrote before it ended: more than a pipe holds
 
 
 class Child:
     """A fresh interpreter: never a fork, since models and their libraries keep threads and devices.
 
-    It gets a session of its own, so that a Ctrl-C in the terminal reaches the supervisor only.
+    It gets a session of its own, so that a Ctrl-C in the terminal reaches the supervisor only. Its standard
+    output is the log, for its logger (`keep_stream`); its standard error is a pipe that is read here.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
         """`python -m module arguments… fd`: the last is its end of the control socket."""
         ours, theirs = control_pair()
+        self._written, writing = os.pipe()
         try:
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", module, *arguments, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
+                    stdout=stream(),
+                    stderr=writing,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
         except BaseException:
             ours.close()
+            os.close(self._written)
             raise
+        finally:
+            os.close(writing)
         self._pidfd = os.pidfd_open(self._process.pid)
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._loop.add_reader(self._pidfd, self._ended.set)
+        self._output = Output(process=arguments[0] if arguments else module.split(".")[-2], child=self.pid)
+        os.set_blocking(self._written, False)
+        self._loop.add_reader(self._written, self._read_output)
         self._started = time.monotonic()
         self.control = Control(ours)
 
@@ -60,4 +74,23 @@ class Child:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.control.close()
+        self._close_output()
         return self._process.wait()
+
+    def _read_output(self) -> bool:
+        """Whether there was something."""
+        data = read_some(self._written)
+        if data:
+            self._output.feed(data)
+        elif data is not None:
+            self._loop.remove_reader(self._written)  # its end: everybody who could write is gone
+        return bool(data)
+
+    def _close_output(self) -> None:
+        """Its last words; what it started itself may still have the pipe, and is not waited for."""
+        for _ in range(_LAST_READS):
+            if not self._read_output():
+                break
+        self._loop.remove_reader(self._written)
+        os.close(self._written)
+        self._output.close()

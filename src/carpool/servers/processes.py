@@ -23,7 +23,8 @@ from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError
 from carpool.observe.columns import UP
 from carpool.observe.counters import Table
-from carpool.observe.logs import configure, logger
+from carpool.observe.logs import configure, finish, logger
+from carpool.observe.output import keep_stream
 from carpool.servers.arena import Arena, map_memory
 from carpool.servers.documents import picture_tasks, promises
 from carpool.servers.door import Catalog
@@ -249,13 +250,13 @@ async def _until(condition: Callable[[], bool], seconds: float) -> None:
         await asyncio.sleep(0.001)
 
 
-async def _live(role: str, fd: int) -> int:
+async def _live(role: str, fd: int, stream: int) -> int:
     control = Control(socket.socket(fileno=fd))
     first = await control.receive()
     if first is None:
         return 0
     settings = first.body["settings"]
-    configure(settings["log_format"], settings["log_level"])
+    configure(settings["log_format"], settings["log_level"], stream)
     if role == "engine":
         switch_often()
     process = EngineProcess if role == "engine" else FrontendProcess
@@ -265,9 +266,10 @@ async def _live(role: str, fd: int) -> int:
 def main(arguments: Sequence[str]) -> int:
     role, fd = arguments[0], int(arguments[1])
     belong_to_parent()
+    stream = keep_stream()
     os.set_inheritable(fd, False)
     try:
-        return asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_live(role, fd))
+        return asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_live(role, fd, stream))
     except Exception:
         logger(role).exception("process-failed")
         return EXIT_FAILED
@@ -275,6 +277,7 @@ def main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
+    finish()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # neither a thread that is stuck in a model nor a link that is open may keep us

@@ -25,7 +25,8 @@ from carpool.backends.device_memory import limit_device_memory
 from carpool.engine.loading import Loading, Ready, Tell
 from carpool.engine.profile_store import ProfileStore
 from carpool.errors import CarpoolError, ModelError
-from carpool.observe.logs import configure, logger
+from carpool.observe.logs import configure, finish, logger
+from carpool.observe.output import keep_stream
 from carpool.servers.arena import map_memory
 from carpool.servers.door import ModelEntry
 from carpool.servers.interpreter import belong_to_parent, spare_the_collector, switch_often
@@ -189,12 +190,12 @@ def _entry(ready: Ready) -> ModelEntry:
     )
 
 
-async def _live(fd: int) -> None:
+async def _live(fd: int, stream: int) -> None:
     control = Control(socket.socket(fileno=fd))
     first = await control.receive()
     if first is None:
         return
-    configure(first.body["log_format"], first.body["log_level"])
+    configure(first.body["log_format"], first.body["log_level"], stream)
     with suppress(ImportError):  # a model that needs it says so
         import torch  # noqa: F401 - before anything is loaded: what it makes at import stays for ever
     spare_the_collector()
@@ -204,10 +205,11 @@ async def _live(fd: int) -> None:
 def main(arguments: list[str]) -> int:
     fd = int(arguments[0])
     belong_to_parent()
+    stream = keep_stream()
     os.set_inheritable(fd, False)
     switch_often()
     try:
-        asyncio.run(_live(fd))
+        asyncio.run(_live(fd, stream))
     except Exception:
         _log.exception("process-failed")
         return 1
@@ -216,6 +218,7 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
+    finish()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # no thread that is stuck in a model may keep us

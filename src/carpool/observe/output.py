@@ -1,0 +1,137 @@
+"""What a process writes to its standard output and error past the logger: C libraries, prints, crashes.
+
+Whoever started the process reads it, so that its last words are heard after its end, and puts each line into
+the log as an event: JSON stays JSON, floods are counted (repeats.py), a library is named if its lines give
+it away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator
+
+from carpool.observe import logs
+
+_READ = 1 << 16
+_PIPE = 1 << 20
+_LONGEST = 2000  # bytes of a line; the rest is another one
+_LIBRARIES = {
+    "libtiff": re.compile(
+        r"^(_?TIFF|LZW|ZIP|Deflate|Fax[34]|CCITT|PackBits|Thunder|Next|JPEG|OJPEG|PixarLog|LogL)\w*: |"
+        r"^\S+\.tiff?: |^Unknown field with tag"
+    ),
+    "libpng": re.compile(r"^libpng (warning|error): "),
+    "libjpeg": re.compile(
+        r"^(Corrupt JPEG data|Premature end of JPEG|Invalid SOS parameters|Unsupported marker type|Bogus |"
+        r"Warning: unknown JFIF|Inconsistent progression|Invalid JPEG file structure|Arithmetic table|"
+        r"Application transferred too many scanlines|Quantization table)"
+    ),
+    "opencv": re.compile(r"^\[ *(WARN|ERROR|FATAL|INFO|DEBUG):\d+@|^OpenCV"),
+    "onnxruntime": re.compile(r"\[[VIWEF]:onnxruntime:"),
+    "grpc": re.compile(r"^[IWEF]\d{4} .*\]|^WARNING: All log messages before absl::InitializeLog"),
+    "torch": re.compile(r"^\[[IWEF]\d{3,}.*\.(cpp|cu|h):\d+\]"),
+}
+
+log = logs.logger("output")
+
+
+class Output:
+    """The lines of one process. To be fed from one thread."""
+
+    def __init__(self, **who: object) -> None:
+        self._who = who
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        *lines, rest = (self._rest + data).split(b"\n")
+        while len(rest) > _LONGEST:
+            lines.append(rest[:_LONGEST])
+            rest = rest[_LONGEST:]
+        self._rest = rest
+        for line in lines:
+            self._tell(line)
+
+    def close(self) -> None:
+        """A last line may have no end."""
+        self._tell(self._rest)
+        self._rest = b""
+
+    def _tell(self, line: bytes) -> None:
+        text = line.decode(errors="backslashreplace").rstrip()
+        if not text:
+            return
+        library = library_of(text)
+        if library:
+            log.warning("library-output", **self._who, library=library, text=text)
+        else:
+            log.warning("output", **self._who, text=text)
+
+
+def library_of(line: str) -> str:
+    """The name of the library that writes lines like this, if one is known to."""
+    return next((name for name, pattern in _LIBRARIES.items() if pattern.search(line)), "")
+
+
+def keep_stream() -> int:
+    """In a process that was started with the log as its standard output and a pipe as its standard error.
+
+    Returns a descriptor for the log, which no child of ours gets; what is printed goes into the pipe, too.
+    """
+    stream = os.dup(1)
+    os.dup2(2, 1)
+    faulthandler.enable()  # into the pipe: whoever reads it outlives us
+    logging.captureWarnings(True)  # of Python libraries: these can be logged where they happen
+    return stream
+
+
+@contextlib.contextmanager
+def caught(log_format: str, log_level: str) -> Iterator[None]:
+    """This process's own standard error, read by a thread, until the end of the block.
+
+    For a server in one process, which nobody reads the last words of: a crash goes straight to the stream. A
+    library may write while it holds the interpreter lock, which the thread needs to read: where the pipe is
+    full, what it writes is lost rather than waited for.
+    """
+    stream = os.dup(2)
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE)
+    os.set_blocking(writing, False)
+    os.dup2(writing, 2)
+    os.close(writing)
+    logs.configure(log_format, log_level, stream)
+    faulthandler.enable(stream)
+    thread = threading.Thread(target=_pump, args=(reading,), name="output", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.dup2(stream, 2)  # the pipe has no other writer, unless a model's process still has it
+        faulthandler.disable()
+        thread.join(1.0)
+        logs.finish()
+        logs.configure(log_format, log_level)
+        os.close(stream)
+
+
+def _pump(reading: int) -> None:
+    output = Output()
+    try:
+        while data := os.read(reading, _READ):
+            output.feed(data)
+    finally:
+        output.close()
+        os.close(reading)
+
+
+def read_some(reading: int) -> bytes | None:
+    """What is in a pipe that does not block: nothing at its end, None if it may go on."""
+    try:
+        return os.read(reading, _READ)
+    except BlockingIOError:
+        return None
