@@ -21,6 +21,7 @@ from carpool.engine.hardware import gpu_count
 from carpool.errors import CarpoolError, ConfigError
 from carpool.observe.logs import configure, finish, logger
 from carpool.observe.output import caught
+from carpool.servers.descriptors import raise_limit
 from carpool.servers.documents import picture_tasks, promises
 from carpool.servers.door import Catalog
 from carpool.servers.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
@@ -40,6 +41,7 @@ def run(asked: Serve) -> int:
     configure(settings.log_format, settings.log_level)
     for warning in warnings:
         logger("server").warning("settings", message=warning)
+    raise_limit(settings.max_connections)
     paths = asked.paths or demo_models(settings.cache_dir, tell=_tell)
     # Mistakes in settings are told before anything is started.
     sources, _ = find_models(

@@ -26,6 +26,7 @@ from carpool.observe.counters import Table
 from carpool.observe.logs import configure, finish, logger
 from carpool.observe.output import keep_stream
 from carpool.servers.arena import Arena, map_memory
+from carpool.servers.descriptors import Descriptors
 from carpool.servers.documents import picture_tasks, promises
 from carpool.servers.door import Catalog
 from carpool.servers.interpreter import belong_to_parent, spare_the_collector, switch_often
@@ -260,7 +261,11 @@ async def _live(role: str, fd: int, stream: int) -> int:
     if role == "engine":
         switch_often()
     process = EngineProcess if role == "engine" else FrontendProcess
-    return await process(control, first).run()
+    watching = asyncio.create_task(Descriptors().watch())
+    try:
+        return await process(control, first).run()
+    finally:
+        watching.cancel()
 
 
 def main(arguments: Sequence[str]) -> int:

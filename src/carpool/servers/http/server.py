@@ -8,6 +8,7 @@ import socket
 from collections.abc import Sequence
 
 from carpool.errors import ConfigError
+from carpool.servers.descriptors import Descriptors
 from carpool.servers.http.connection import Connection
 from carpool.servers.http.exchange import App
 from carpool.servers.http.limits import Limits
@@ -79,6 +80,7 @@ class HttpServer:
         self._app = app
         self._unread = unread or Unread()
         self._limits = limits or Limits()
+        self._descriptors = Descriptors()
         self._listeners: list[asyncio.Server] = []
         self._shared: Shared
         self._timer: asyncio.TimerHandle
@@ -88,8 +90,13 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         shared = self._shared = Shared(self._app, self._limits, loop, self._unread)
         self._timer = loop.call_later(self._limits.sweep_s, self._sweep)
+
+        def accepted() -> Connection:
+            self._descriptors.connected(len(shared.connections))
+            return Connection(shared)
+
         for listening in sockets:
-            listener = await loop.create_server(lambda: Connection(shared), sock=listening, backlog=_BACKLOG)
+            listener = await loop.create_server(accepted, sock=listening, backlog=_BACKLOG)
             self._listeners.append(listener)
 
     @property
