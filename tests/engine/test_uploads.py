@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.engine.uploads import Upload, check_files
+from carpool.engine.uploads import Upload, check_files, remove_abandoned
 from carpool.errors import CarpoolError, ConfigError, InvalidInput
 
 
@@ -80,3 +84,48 @@ def test_a_file_cannot_be_a_folder_too(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_model_needs_a_name_that_is_one() -> None:
     with pytest.raises(ConfigError, match="cannot be a model's name"):
         Upload("../m", {"1/a": b""})
+
+
+def test_what_a_killed_process_left_goes_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mine = Upload("mine", {"1/a": b""})
+    code = (
+        "import os, signal; from carpool.engine.uploads import Upload;"
+        "Upload('theirs', {'1/model.py': b'secret'}); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert remove_abandoned() == 1
+    assert list(tmp_path.iterdir()) == [mine.folder.parent]
+    mine.leave()
+    assert remove_abandoned() == 0
+
+
+def test_only_what_surely_is_an_abandoned_upload_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "in-use.lock").touch()
+    (tmp_path / "carpool-model-link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "carpool-model-file").touch()
+    (tmp_path / "carpool-model-new").mkdir()  # its lock comes next
+    (tmp_path / "carpool-model-odd").mkdir()
+    (tmp_path / "carpool-model-odd" / "in-use.lock").symlink_to(tmp_path / "elsewhere" / "in-use.lock")
+    old = tmp_path / "carpool-model-old"
+    old.mkdir()
+    os.utime(old, (1.0, 1.0))
+    before = set(tmp_path.iterdir())
+    assert remove_abandoned() == 1
+    assert before - set(tmp_path.iterdir()) == {old}
+
+
+def test_a_folder_that_was_removed_already_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    upload = Upload("m", {"1/a": b""})
+    shutil.rmtree(upload.folder.parent)
+    upload.leave()

@@ -42,7 +42,7 @@ options = st.builds(
     RequestOptions,
     priority=uints,
     timeout=st.none() | st.integers(1, 10**9).map(lambda us: us / 1e6),
-    source=st.text(st.characters(codec="utf-8"), max_size=9),
+    source=st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=9),
     sequence_id=st.just(0),  # others are refused
     sequence_start=st.booleans(),
     sequence_end=st.booleans(),

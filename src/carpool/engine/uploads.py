@@ -1,9 +1,17 @@
-"""Model files that came with a request to load, in a private folder for as long as the model is in memory."""
+"""Model files that came with a request to load, in a private folder for as long as the model is in memory.
+
+Its process holds a lock on a file in the folder, which goes with the process however that ends: a folder
+whose lock can be had belongs to nobody, and the next engine that starts removes it.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -12,6 +20,9 @@ from carpool.config.repository import VERSION
 from carpool.errors import InvalidInput
 
 MAX_FILES = 1000
+_PREFIX = "carpool-model-"
+_LOCK = "in-use.lock"
+_UNLOCKED_S = 3600.0  # a folder this old without a lock is not about to get one
 
 
 class Upload:
@@ -20,10 +31,13 @@ class Upload:
     def __init__(self, model: str, files: Mapping[str, bytes]) -> None:
         check_files(files)
         rules.check_name(model, "the request")
-        self._home = Path(tempfile.mkdtemp(prefix="carpool-model-"))  # for nobody else to read
+        self._home = Path(tempfile.mkdtemp(prefix=_PREFIX))  # for nobody else to read
+        self._lock = -1
         self._users = 1
         self.folder = self._home / model
         try:
+            self._lock = os.open(self._home / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
             for name, content in files.items():
                 path = self.folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,6 +53,8 @@ class Upload:
         self._users -= 1
         if not self._users:
             shutil.rmtree(self._home, ignore_errors=True)
+            if self._lock >= 0:
+                os.close(self._lock)
 
 
 def check_files(files: Mapping[str, bytes]) -> None:
@@ -54,3 +70,40 @@ def check_files(files: Mapping[str, bytes]) -> None:
                 f"the file {rules.shown(name)} must be named like 1/model.onnx: a version, then a file",
                 field=f"file:{name[:64]}",
             )
+
+
+def remove_abandoned() -> int:
+    """Folders of processes of this user that ended without removing them; how many there were."""
+    try:
+        homes = list(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"))
+    except OSError:
+        return 0
+    removed = 0
+    for home in homes:
+        if _is_abandoned(home):
+            shutil.rmtree(home, ignore_errors=True)
+            removed += 1
+    return removed
+
+
+def _is_abandoned(home: Path) -> bool:
+    """Others can write to the temporary folder too: only what is ours, and a folder, is looked at."""
+    try:
+        seen = home.lstat()
+    except OSError:
+        return False
+    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():
+        return False
+    try:
+        lock = os.open(home / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:  # it was made this moment, or by a version that knew no locks
+        return time.time() - seen.st_mtime > _UNLOCKED_S
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True

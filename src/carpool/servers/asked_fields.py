@@ -8,11 +8,11 @@ from typing import NamedTuple
 from carpool.core.job import INFINITY
 from carpool.errors import InvalidInput
 from carpool.types import RequestOptions
+from carpool.wire import parameters
 
 DEADLINE = "X-Carpool-Deadline-Ms"
 SOURCE = "X-Carpool-Source"
 LATEST = "X-Carpool-Latest"
-MAX_SOURCE_CHARS = 128
 
 _MILLISECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
@@ -57,12 +57,8 @@ def read_source(field: bytes | None) -> str:
     try:
         source = field.decode()
     except UnicodeDecodeError:
-        source = "\0"
-    if len(source) > MAX_SOURCE_CHARS or not source.isprintable():
-        raise InvalidInput(
-            f"{SOURCE} must be printable text of at most {MAX_SOURCE_CHARS} characters", field=SOURCE
-        )
-    return source
+        source = "\0"  # which is refused
+    return parameters.read_source(source, SOURCE)
 
 
 def read_latest(field: bytes | None) -> bool:

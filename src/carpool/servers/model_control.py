@@ -10,6 +10,7 @@ from typing import Any
 
 from carpool.config.server import ServerSettings
 from carpool.engine.control import Progress
+from carpool.engine.uploads import remove_abandoned
 from carpool.errors import CarpoolError, InvalidInput, Unavailable
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import logger
@@ -46,6 +47,9 @@ class ControlDesk:
 
         An engine that was restarted takes what it can get, where models can be mended without a restart.
         """
+        abandoned = await asyncio.to_thread(remove_abandoned)
+        if abandoned:
+            log.info("uploads-removed", folders=abandoned)
         table = self._engine.table
         again = table.server()[RESTARTS["engine"]] > 0
         only = self._settings.models_at_start

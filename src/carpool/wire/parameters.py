@@ -9,7 +9,7 @@ from carpool.errors import InvalidInput
 from carpool.types import RequestOptions, Scalar, SharedMemory
 
 DEFAULT_OPTIONS = RequestOptions()
-MAX_SOURCE_CHARS = 256
+MAX_SOURCE_CHARS = 128
 _NO_PARAMETERS: dict[str, Any] = {}
 _RESERVED_PREFIX = "triton_"
 _FINAL_RESPONSE = "triton_enable_empty_final_response"
@@ -45,9 +45,12 @@ def _read_timeout(value: Any, field: str) -> float | None:
     return read_uint(value, field) / 1e6 or None  # the wire's microseconds; 0 means none
 
 
-def _read_source(value: Any, field: str) -> str:
-    if type(value) is not str or len(value) > MAX_SOURCE_CHARS:
-        raise InvalidInput(f"{field} must be a string of at most {MAX_SOURCE_CHARS} characters", field=field)
+def read_source(value: Any, field: str) -> str:
+    """Who asks: the same rule for the parameter and for the header."""
+    if type(value) is not str or len(value) > MAX_SOURCE_CHARS or not value.isprintable():
+        raise InvalidInput(
+            f"{field} must be printable text of at most {MAX_SOURCE_CHARS} characters", field=field
+        )
     return value
 
 
@@ -58,7 +61,7 @@ def _read_sequence_id(value: Any, field: str) -> int | str:
 _OPTIONS: Mapping[str, Callable[[Any, str], Any]] = {
     "priority": read_uint,
     "timeout": _read_timeout,
-    "source": _read_source,
+    "source": read_source,
     "latest": read_bool,
     "sequence_id": _read_sequence_id,
     "sequence_start": read_bool,

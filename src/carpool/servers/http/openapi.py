@@ -7,12 +7,13 @@ from typing import Any
 
 from carpool import __version__
 from carpool.config.model import Task
-from carpool.servers.asked_fields import DEADLINE, LATEST, MAX_SOURCE_CHARS, SOURCE
+from carpool.servers.asked_fields import DEADLINE, LATEST, SOURCE
 from carpool.servers.door import Catalog
 from carpool.servers.http.image_body import MAX_PICTURES
 from carpool.servers.http.image_route import TASK_ROUTES, in_order
 from carpool.servers.pictures.models import task_of
 from carpool.vision import draw, options, results
+from carpool.wire.parameters import MAX_SOURCE_CHARS
 
 Document = dict[str, Any]
 

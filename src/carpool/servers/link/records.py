@@ -49,7 +49,6 @@ INLINE: Final = 2  # they did not fit: length of the list, the list, their bytes
 
 MAX_TEMPLATES = 1024
 MAX_TEMPLATE_BYTES = 1 << 20
-MAX_SOURCE_CHARS = 256
 MAX_ASKS = 64
 """Questions that one front end may have open."""
 MAX_ASK_BYTES = 256 << 20

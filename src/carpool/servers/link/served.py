@@ -15,13 +15,10 @@ from carpool.engine.work import ENCODED
 from carpool.errors import CarpoolError
 from carpool.servers.door import ModelEntry
 from carpool.servers.link.places import Place, declared_places
-from carpool.servers.link.records import (
-    MAX_SOURCE_CHARS,
-    MAX_TEMPLATE_BYTES,
-    ProtocolError,
-)
+from carpool.servers.link.records import MAX_TEMPLATE_BYTES, ProtocolError
 from carpool.servers.slot_files import FILE_AT, bind_file
 from carpool.types import DATATYPES, Array, Datatype, RequestedOutput, RequestOptions, Signature
+from carpool.wire.parameters import MAX_SOURCE_CHARS
 from carpool.wire.v2 import RequestHead, TensorHead, bind, check_head
 
 _CHECKED = (Datatype.BYTES, Datatype.BOOL)  # not every sequence of bytes is one of these

@@ -15,7 +15,8 @@ from carpool.core.outside import Outside
 from carpool.servers.asked_fields import Sender
 from carpool.servers.door import ModelEntry
 from carpool.servers.link.places import Place, declared_places, end_of
-from carpool.servers.link.records import MAX_SOURCE_CHARS, MAX_TEMPLATES, RESET, TEMPLATE, to_engine
+from carpool.servers.link.records import MAX_TEMPLATES, RESET, TEMPLATE, to_engine
+from carpool.wire.parameters import MAX_SOURCE_CHARS
 from carpool.wire.v2 import RequestHead, TensorHead
 
 _LONGEST_S = 1e9  # JSON has no infinity
