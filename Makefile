@@ -41,6 +41,8 @@ browser:
 	@[ "$$CARPOOL_NO_BROWSER" = 1 ] || [ -n "$$CARPOOL_CHROMIUM" ] \
 	  || command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null \
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	       && echo "no Chromium: installing the system's package chromium with apt-get, for the console's tests" \
+	       && echo "(CARPOOL_NO_BROWSER=1 goes without; CARPOOL_CHROMIUM=PATH names another browser)" \
 	       && { apt-get install -qq -y --no-install-recommends chromium >/dev/null 2>&1 \
 	            || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; }; }; } \
 	  || echo "no Chromium: install one, or set CARPOOL_NO_BROWSER=1 to leave the console's page untested"

@@ -14,6 +14,7 @@ from pathlib import Path
 import uvloop
 
 from carpool.cli.serve import Serve
+from carpool.cli.serve_progress import LoadingProgress
 from carpool.config.repository import ModelSource, find_models
 from carpool.config.server import ServerSettings, server_settings
 from carpool.demo import demo_models, pictures
@@ -64,6 +65,7 @@ def run(asked: Serve) -> int:
             FrontendKind("grpc", _GRPC, settings.grpc_frontends, grpc, accepts=False),
         ],
         ready=screen.show,
+        loading=screen.progress.told,
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(supervisor.run())
@@ -95,7 +97,10 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
         def ready(catalog: Catalog, ports: Mapping[str, int]) -> None:
             screen.show(ports, picture_tasks(catalog), promises(catalog))
 
-        return await one_process.serve(paths, settings, stop, ready=ready)
+        def progress(model: str, step: str) -> None:  # from the thread that loads
+            loop.call_soon_threadsafe(screen.progress.told, model, step)
+
+        return await one_process.serve(paths, settings, stop, progress=progress, ready=ready)
 
     try:
         with (
@@ -115,6 +120,7 @@ class _Screen:
     def __init__(self, sources: Sequence[ModelSource], settings: ServerSettings) -> None:
         self._sources = sources
         self._settings = settings
+        self.progress = LoadingProgress(len(sources))
         self.shown = False
 
     def show(self, ports: Mapping[str, int], tasks: Mapping[str, str], promised: Mapping[str, float]) -> None:
@@ -122,6 +128,7 @@ class _Screen:
         if self.shown:
             return  # a restarted engine is a line in the log, not a new beginning
         self.shown = True
+        self.progress.end()
         host = "localhost" if self._settings.host in ("0.0.0.0", "::") else self._settings.host
         address = f"http://{host}:{ports['http']}"
         print(f"\n  Carpool serves {_count(len(self._sources), 'model')} at {address}\n")

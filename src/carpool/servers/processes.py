@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from mmap import mmap
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,7 +46,10 @@ _CATALOGUE_S = 1.0
 
 
 class StartEngine(Protocol):
-    """Builds the engine. It may load in the background: `Catalog.ready` says when models can be used."""
+    """Builds the engine. It may load in the background: `Catalog.ready` says when models can be used.
+
+    `progress` may be told from any thread which model is being loaded, and what is done for it.
+    """
 
     def __call__(
         self,
@@ -55,6 +59,7 @@ class StartEngine(Protocol):
         table: Table,
         block: int,
         write_gate: Callable[..., None],
+        progress: Callable[[str, str], None],
     ) -> Awaitable[EngineLike]: ...
 
 
@@ -118,6 +123,7 @@ class EngineProcess:
         self._early: list[Message] = []
         self._was_ready = False
         self._logging: Mapping[str, Any] = {}
+        self._loop = asyncio.get_running_loop()
 
     async def run(self) -> int:
         obeying = asyncio.create_task(self._obey())
@@ -155,7 +161,12 @@ class EngineProcess:
             table=Table(table),
             block=self._first.body["block"],
             write_gate=gate_table.write,
+            progress=self._progress,
         )
+
+    def _progress(self, model: str, step: str) -> None:
+        """From the thread that loads: the socket is the loop's."""
+        self._loop.call_soon_threadsafe(partial(self._control.send, "loading", model=model, step=step))
 
     def _give_up(self, error: Exception) -> int:
         if not isinstance(error, CarpoolError):

@@ -54,6 +54,7 @@ async def engine(
     table: Table,
     block: int,
     write_gate: Callable[..., None],
+    progress: Callable[[str, str], None],
 ) -> EngineHost:
     """Load the models; the front ends answer that they are alive, but not ready, until this returns."""
     log = logger("engine")
@@ -63,7 +64,12 @@ async def engine(
     host = EngineHost(served, write_gate, runner)
     host.listen(lambda catalog: runner.follow_logging(catalog.logging))
     teach(host, settings)
-    await ControlDesk(host, settings).open(lambda model, step: log.debug("loading", model=model, step=step))
+
+    def step_taken(model: str, step: str) -> None:
+        log.debug("loading", model=model, step=step)
+        progress(model, step)
+
+    await ControlDesk(host, settings).open(step_taken)
     mine.server.set(UP, 1.0)
     host.set_ready(True)
     return host

@@ -91,12 +91,15 @@ class Supervisor:
         engine: str,
         frontends: Sequence[FrontendKind],
         ready: Ready = lambda _ports, _tasks, _promises: None,
+        loading: Callable[[str, str], None] = lambda _model, _step: None,
     ) -> None:
+        """`loading` is told each step while the engine loads its models: which model, and what is done."""
         self._settings = settings
         self._began = time.monotonic()
         self._paths = list(paths)
         self._start_engine = engine
         self._ready = ready
+        self._loading = loading
         self._engine = Post("engine", 1)
         kinds = [kind for kind in frontends for _ in range(kind.count)]
         self._posts = [Post(kind.name, 2 + index, kind=kind) for index, kind in enumerate(kinds)]
@@ -203,6 +206,8 @@ class Supervisor:
         elif message.word == "ready":
             self._warm = message.body
             self._announce()
+        elif message.word == "loading":
+            self._loading(str(message.body["model"]), str(message.body["step"]))
         elif message.word == "logging":
             apply_log_settings(message.body["settings"])
         elif message.word == "failed":
