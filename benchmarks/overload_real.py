@@ -31,6 +31,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -47,7 +48,7 @@ from load import processes
 from load.burst import LoadError
 from load.carpool_server import carpool_server
 from load.neighbour import Neighbour
-from load.slices import wait_for_quiet
+from load.slices import QUIET_PROBE_S, wait_for_quiet
 from load.uploads import Seen, Uploads
 
 ENOUGH = 0.99  # in time, of a rate that is carried
@@ -84,10 +85,10 @@ class Effort:
     warmup_s: float
     halvings: int  # of the last bracket
     repeats: int  # of what was disturbed
-    patience_s: float  # for a quiet moment
+    patience_s: float  # for quiet moments, in a round
 
 
-FULL = Effort(rounds=3, probe_s=8.0, row_s=8.0, warmup_s=1.5, halvings=2, repeats=2, patience_s=15.0)
+FULL = Effort(rounds=3, probe_s=8.0, row_s=8.0, warmup_s=1.5, halvings=2, repeats=2, patience_s=60.0)
 QUICK = Effort(rounds=1, probe_s=2.0, row_s=2.5, warmup_s=0.5, halvings=1, repeats=0, patience_s=0.0)
 
 
@@ -146,21 +147,34 @@ class Row:
 class Trial:
     """One server that is loaded in all the ways, round after round."""
 
-    def __init__(self, subject: Subject, uploads: Uploads, neighbour: Neighbour, effort: Effort) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        uploads: Uploads,
+        neighbour: Neighbour,
+        effort: Effort,
+        known: tuple[float, ...] = (),
+    ) -> None:
+        """`known`: what is carried, alone and beside the neighbour, where that need not be found."""
         self._subject, self._uploads, self._neighbour, self._effort = subject, uploads, neighbour, effort
+        self._known = known
+        self._patience = 0.0  # seconds that may still be waited in this round
         self.alone: list[Capacity] = []
         self.beside: list[Capacity] = []
         self.turns: list[Turn] = []
 
     def round(self, rows: Sequence[str]) -> None:
-        self.alone.append(self._capacity(self.alone, self._guess()))
+        self._patience = self._effort.patience_s
+        if self._known:
+            self.alone.append(Capacity(self._known[0], 0.0, quiet=True))
+        else:
+            self.alone.append(self._capacity(self.alone, self._guess(), beside=False))
         tell(f"carries {self.alone[-1].rps:.1f}/s")
-        if BESIDE in rows:
-            self._neighbour.go()
-            try:
-                self.beside.append(self._capacity(self.beside, self.alone[-1].rps))
-            finally:
-                self._neighbour.rest()
+        if BESIDE in rows and self._known[1:]:
+            self.beside.append(Capacity(self._known[1], 0.0, quiet=True))
+        elif BESIDE in rows:
+            self.beside.append(self._capacity(self.beside, self.alone[-1].rps, beside=True))
+        if self.beside:
             tell(f"carries {self.beside[-1].rps:.1f}/s with the neighbour")
         for row in random.sample(list(rows), len(rows)):
             found = self._repeat(lambda row=row: self._row(row))
@@ -177,17 +191,13 @@ class Trial:
         found = self._uploads.closed_loop(FIRST_CLIENTS, self._effort.probe_s / 2, warmup=0.5, counted=False)
         return max(1.0, found.phases[0].goodput_rps)
 
-    def _capacity(self, before: Sequence[Capacity], guess: float) -> Capacity:
+    def _capacity(self, before: Sequence[Capacity], guess: float, *, beside: bool) -> Capacity:
         """Up or down until the rate lies between one that is carried and one that is not, then halve that."""
         step = 1.1 if before else 1.25
         rate, low, high = (before[-1].rps if before else guess), 0.0, 0.0
         generator, quiet = 0.0, True
         for _ in range(12):  # from a bad guess to far away
-            seen = self._repeat(
-                lambda rate=rate: self._uploads.open_loop(
-                    rate, self._effort.probe_s, warmup=self._effort.warmup_s, counted=False
-                )
-            )
+            seen = self._repeat(lambda rate=rate: self._probe(rate, beside))
             quiet = quiet and seen.quiet
             if is_carried(seen.phases[0]):
                 low, generator = rate, seen.generator_cpu
@@ -197,6 +207,16 @@ class Trial:
                 break
             rate = low * step if not high else high / step if not low else (low + high) / 2
         return Capacity(low or rate, generator, quiet)
+
+    def _probe(self, rate: float, beside: bool) -> Seen:
+        effort = self._effort
+        try:
+            if beside:
+                self._neighbour.go()
+            return self._uploads.open_loop(rate, effort.probe_s, warmup=effort.warmup_s, counted=False)
+        finally:
+            if beside:
+                self._neighbour.rest()
 
     # ---- what it does with more
 
@@ -248,14 +268,19 @@ class Trial:
 
     def _repeat(self, measure: Callable[[], Seen]) -> Seen:
         """Again while something else on the machine got in the way, a few times."""
-        wait_for_quiet(self._effort.patience_s)
+        self._wait()
         seen = measure()
         for _ in range(self._effort.repeats):
-            if seen.quiet:
+            if seen.quiet or self._patience <= 0:
                 break
-            wait_for_quiet(self._effort.patience_s)
+            self._wait()
             seen = measure()
         return seen
+
+    def _wait(self) -> None:
+        began = time.monotonic()
+        wait_for_quiet(self._patience)
+        self._patience -= max(0.0, time.monotonic() - began - QUIET_PROBE_S)
 
 
 def is_carried(counts: Counts) -> bool:
@@ -361,7 +386,7 @@ def run(subject: Subject, asked: argparse.Namespace, effort: Effort) -> dict[str
         closing(Neighbour()) as neighbour,
         served(subject, asked.carpool, neighbour, asked.serve_option) as uploads,
     ):
-        trial = Trial(subject, uploads, neighbour, effort)
+        trial = Trial(subject, uploads, neighbour, effort, asked.capacity)
         try:
             for number in range(asked.rounds or effort.rounds):
                 tell(f"{subject.name}, round {number + 1}")
@@ -396,6 +421,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print one object for machines")
     parser.add_argument("--model", choices=(REAL, PRETENDED), help="only this one")
     parser.add_argument("--only", type=row_names, default=ROWS, help=f"rows, of {','.join(ROWS)}")
+    parser.add_argument(
+        "--capacity",
+        type=lambda text: tuple(map(float, text.split(","))),
+        default=(),
+        metavar="RPS[,RPS]",
+        help="what is carried, and beside the neighbour, instead of finding out; with --model",
+    )
     parser.add_argument("--rounds", type=int, help="so many, instead of 3")
     parser.add_argument("--carpool", type=Path, help="the program to serve with; that of this environment")
     parser.add_argument(
@@ -415,6 +447,8 @@ def row_names(text: str) -> tuple[str, ...]:
 def main() -> int:
     asked = parse_arguments()
     effort = QUICK if asked.quick else FULL
+    if asked.capacity and not (asked.model or asked.quick):
+        sys.exit("overload_real: --capacity is that of one model: say which with --model")
     chosen = asked.model or (PRETENDED if asked.quick else None)
     found = [run(subject, asked, effort) for subject in subjects() if chosen in (None, subject.name)]
     if asked.json:
