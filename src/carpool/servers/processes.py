@@ -90,6 +90,7 @@ def _read_settings(fields: Mapping[str, Any]) -> ServerSettings:
     as_they_were = {
         "cache_dir": None if cache_dir is None else Path(cache_dir),
         "load_models": tuple(fields["load_models"]),
+        "allowed_hosts": tuple(fields["allowed_hosts"]),
     }
     return ServerSettings(**{**fields, **as_they_were})
 

@@ -10,6 +10,7 @@ from carpool.config.model import Task
 from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
+from carpool.servers.access.guard import check_model
 from carpool.servers.door import Catalog, ModelEntry
 from carpool.servers.http.exchange import BodyPlan, Collect, Exchange, Receive
 from carpool.servers.http.handlers import Start, Starter
@@ -61,6 +62,7 @@ class ImageRoute:
         self.service = service
         self.asked = read_image_head(head)
         self._task = task
+        self._who = head.who
         self._catalog: Catalog | None = None
         self._target: Target | None = None
         if model and self.asked.model:
@@ -107,6 +109,7 @@ class ImageRoute:
         if catalog is not self._catalog or self._target is None:
             self._target = None
             entry = self._entry(catalog)
+            check_model(self._who, entry.name)
             model = self.service.pictures.model(entry)
             options = read_options(self.asked.options, model.task)
             if self.asked.wants_drawn and "overlay" not in names(model.task):
