@@ -85,10 +85,8 @@ def _in_words(files: str) -> Iterator[None]:
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(f"{files}: clients would refuse it: {error.verify_message}") from None
     except (ssl.SSLError, ValueError) as error:
-        why = getattr(error, "reason", None) or "not PEM"
-        raise ConfigError(
-            f"{files}: not a certificate and its key: {why}".replace("_", " ").lower()
-        ) from None
+        why = (getattr(error, "reason", None) or "not PEM").replace("_", " ").lower()
+        raise ConfigError(f"{files}: not a certificate and its key: {why}") from None
 
 
 def _text(pem: bytes) -> str:
