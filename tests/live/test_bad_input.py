@@ -352,7 +352,9 @@ NOT_HTTP = {
     "HTTP/2 by number": b"GET / HTTP/2.0\r\nHost: localhost\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(60),
     "nothing but line ends": b"\n\n\n\n",
-    "two lengths": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+    "two lengths": (
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd"
+    ),
     "a length and chunks": (
         b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"

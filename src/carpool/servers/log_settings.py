@@ -69,7 +69,8 @@ class LogSettings:
             )
         if asked:
             changed = {name: value for name, value in asked.items() if value != self._settings[name]}
-            logs.tell("engine", "log-settings-changed", **changed, by=arguments.get("by", "anybody"))
+            if changed:
+                logs.tell("engine", "log-settings-changed", **changed, by=arguments.get("by", "anybody"))
             self._settings = {**self._settings, **asked}
             apply_log_settings(self._settings)
             self._host.extra["logging"] = self._settings

@@ -49,7 +49,7 @@ class Connection(Answering):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._secure = transport.get_extra_info("ssl_object") is not None
-        # One byte that waits is one too many. TLS counts up to the limit, where none waiting would do as well.
+        # One byte that waits is one too many; over TLS none that waits would already count as 0.
         self._transport.set_write_buffer_limits(high=1 if self._secure else 0)
         refusal = self._shared.enter(self)
         if refusal is not None:
