@@ -134,9 +134,7 @@ class Engine:
     @property
     def folders(self) -> tuple[str, ...]:
         """Where the models were looked for, as sentences may name it."""
-        return tuple(
-            {str(form): None for path in self._paths for form in (path, path.absolute(), path.resolve())}
-        )
+        return tuple(str(form) for path in self._paths for form in (path.absolute(), path.resolve()))
 
     def index(self) -> list[IndexLine]:
         """Every model that was found, and how each of its versions is."""

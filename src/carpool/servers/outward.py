@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from functools import cache
+from pathlib import Path
 
 from carpool.errors import CarpoolError
 
@@ -37,4 +37,4 @@ def _shortened(path: str) -> str:
 
 @cache
 def _top() -> frozenset[str]:
-    return frozenset(os.listdir("/"))
+    return frozenset(found.name for found in Path("/").iterdir())
