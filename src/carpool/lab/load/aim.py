@@ -140,7 +140,7 @@ def _tensors(aim: Aim, address: Address, facts: HttpFacts) -> Target:
             message,
             connections=connections,
             name=name,
-            tls=_context(address, aim),
+            tls=tls,
         )
         placed.region = region
         target: HttpTarget = placed
@@ -152,7 +152,7 @@ def _tensors(aim: Aim, address: Address, facts: HttpFacts) -> Target:
             message,
             connections=connections,
             name=name,
-            tls=_context(address, aim),
+            tls=tls,
         )
     status, body, length = facts.try_one(message(Ticket(0, 0.0)))
     _check(status, body)
