@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import grpc
+import orjson
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
@@ -84,6 +85,12 @@ def test_without_a_key_nothing_but_health_and_the_consoles_files(guard: Guard) -
                 assert client.ask(method, path_of(pattern), bearer(ALICE)).status not in (401, 403), pattern
                 field = b"X-API-Key: %b\r\n" % ROOT.encode()
                 assert client.ask(method, path_of(pattern), field).status not in (401, 403), pattern
+
+
+def test_health_names_the_models_to_those_who_may_use_them(guard: Guard) -> None:
+    with front_end(guard=guard) as front, front.connect() as client:
+        assert orjson.loads(client.get("/health").body) == {"ready": True}
+        assert "image" in orjson.loads(client.get("/health", bearer(ALICE)).body)["models"]
 
 
 def test_metrics_need_a_key_only_when_told_so(guard: Guard, tmp_path: Path) -> None:

@@ -45,6 +45,11 @@ class Guard:
         self._tell_at = 0.0
         self._untold = 0
 
+    @property
+    def asks_for_keys(self) -> bool:
+        """For inference."""
+        return bool(self._files[0])
+
     def reload(self) -> None:
         """The files have changed. Those that will not do leave the keys as they were."""
         try:
@@ -96,9 +101,11 @@ class Guard:
         return who
 
     def _holder(self, rule: Rule, key: bytes | None) -> Principal | None:
-        if not self.has_keys or rule.kind in _OPEN:
+        if not self.has_keys:
             return None
         who = None if key is None else self._keys.find(key)
+        if rule.kind in _OPEN:
+            return who
         if who is None:
             if not self._needs_key(rule.kind):
                 return None
@@ -112,7 +119,7 @@ class Guard:
         """Keys for inference alone close control to all; keys for control alone leave inference open."""
         if kind is Kind.METRICS:
             return self._metrics_key
-        return kind is Kind.CONTROL or bool(self._files[0])
+        return kind is Kind.CONTROL or self.asks_for_keys
 
     def _tell_refused(self, error: CarpoolError, what: str) -> None:
         """Not once for each: whoever tries keys out must not fill the disk."""

@@ -129,7 +129,7 @@ class HttpApp:
     ) -> None:
         self._service = Service(door, block, metrics, table, max_body_bytes, picture_threads)
         self._guard = guard or Guard()
-        self._service.asks_for_keys = self._guard.has_keys
+        self._service.asks_for_keys = self._guard.asks_for_keys
         self._router = Router(map(_ruled, ROUTES))
 
     def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
