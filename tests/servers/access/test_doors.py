@@ -21,6 +21,7 @@ from servers.access.key_files import ALICE, BOB, ROOT, admin_keys, api_keys, wri
 from servers.grpc.front_end import front_end as grpc_front_end
 from servers.http.front_end import error_of, front_end, image_body, infer
 from servers.http.harness import serving
+from servers.picture_models import detector, picture
 
 HTTP = [(route.method, route.pattern) for route in ROUTES]
 GRPC = [
@@ -171,6 +172,17 @@ def test_a_key_for_some_models(guard: Guard, tmp_path: Path) -> None:
         with pytest.raises(grpc.RpcError) as raised:
             channel.unary_unary(f"/{SERVICE}/ModelInfer")(message, metadata=metadata, timeout=30)
         assert raised.value.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT)
+
+
+def test_a_task_is_done_by_a_model_that_the_key_is_for(tmp_path: Path) -> None:
+    keys = f"alice {ALICE}\nbob {BOB} models=second\ncarol {ROOT} models=other\n"
+    guard = Guard(api_key_file=write(tmp_path / "keys", keys))
+    with front_end(detector("first"), detector("second"), guard=guard) as front, front.connect() as client:
+        for key, model in ((ALICE, "first"), (BOB, "second")):
+            answer = client.post("/detect", picture(), bearer(key))
+            assert (answer.status, orjson.loads(answer.body)["model"]) == (200, model)
+        assert client.post("/detect", picture(), bearer(ROOT)).status == 403
+        assert client.post("/models/first/predict", picture(), bearer(BOB)).status == 403
 
 
 def test_a_key_that_was_withdrawn_is_refused_on_the_same_connection(guard: Guard, tmp_path: Path) -> None:
