@@ -45,6 +45,24 @@ MetricsKey = Annotated[
     bool | None,
     typer.Option("--metrics-key", help="The metrics need a key, too: any of them.", show_default=False),
 ]
+HttpRestrictedApi = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--http-restricted-api",
+        metavar="APIS:HEADER=VALUE",
+        help="As in Triton: these APIs take this header. Others see it here: prefer key files.",
+        show_default=False,
+    ),
+]
+GrpcRestrictedProtocol = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grpc-restricted-protocol",
+        metavar="APIS:HEADER=VALUE",
+        help="The same over gRPC, with triton-grpc-protocol- before the header's name.",
+        show_default=False,
+    ),
+]
 TlsCert = Annotated[
     str | None,
     typer.Option(
@@ -159,6 +177,8 @@ class Serve:
     api_key_file: ApiKeyFile = None
     admin_key_file: AdminKeyFile = None
     metrics_key: MetricsKey = None
+    http_restricted_api: HttpRestrictedApi = None
+    grpc_restricted_protocol: GrpcRestrictedProtocol = None
     tls_cert: TlsCert = None
     tls_key: TlsKey = None
     tls_client_ca: TlsClientCa = None

@@ -58,6 +58,10 @@ class ServerSettings:
     api_key_file: str = ""  # who may ask models; none: anybody
     admin_key_file: str = ""  # who may load, unload, and change settings
     metrics_key: bool = False  # the metrics need a key, too
+    http_restricted_api: tuple[str, ...] = field(
+        default=(), repr=False
+    )  # as Triton spells them, with secrets
+    grpc_restricted_protocol: tuple[str, ...] = field(default=(), repr=False)
     tls_cert: str = ""
     tls_key: str = ""
     tls_client_ca: str = ""  # only whom it has signed may connect

@@ -94,7 +94,7 @@ async def grpc(parts: FrontendParts) -> Frontend:
 
     parts.door.advise(Advice(parts.gates.read, parts.door.ask))
     recording = Recording(parts.settings, parts.began)
-    access = Access(parts.settings, loopback=all_loopback(parts.sockets["grpc"]))
+    access = Access(parts.settings, loopback=all_loopback(parts.sockets["grpc"]), over_grpc=True)
     block = parts.table.block(parts.block)
     server = GrpcServer(recording.door(parts.door), block, parts.settings, access)
     await server.start(parts.sockets["grpc"])

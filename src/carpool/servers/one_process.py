@@ -79,7 +79,7 @@ async def serve(
         await server.start(sockets[name], access.context)
     frontends: list[Frontend] = [HttpFrontend(app, list(servers.values()), block.server, access)]
     if "grpc" in sockets:
-        frontends.append(await _grpc(door, block, settings, sockets["grpc"], access))
+        frontends.append(await _grpc(door, block, settings, sockets["grpc"]))
     try:
         await desk.open(progress)
         block.server.set(UP, 1.0)
@@ -107,10 +107,12 @@ def _sockets(settings: ServerSettings) -> dict[str, list[socket.socket]]:
 
 
 async def _grpc(
-    door: Door, block: Block, settings: ServerSettings, reserved: Sequence[socket.socket], access: Access
+    door: Door, block: Block, settings: ServerSettings, reserved: Sequence[socket.socket]
 ) -> Frontend:
     from carpool.servers.grpc.server import GrpcServer  # only for those who want it
 
+    access = Access(settings, loopback=all_loopback(reserved), over_grpc=True)
     server = GrpcServer(door, block, settings, access)
     await server.start(reserved)
+    access.watch()
     return server

@@ -95,7 +95,7 @@ def front_end(*given: FakeModel, slots: int = 64, **settings: Any) -> Iterator[F
     port = sockets[0].getsockname()[1]
 
     made = ServerSettings(**{"max_body_bytes": MAX_BODY, **settings})
-    access = Access(made, loopback=True)
+    access = Access(made, loopback=True, over_grpc=True)
 
     async def start() -> GrpcServer:
         server = GrpcServer(door, table.block(0), made, access)

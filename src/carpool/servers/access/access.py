@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Iterable
 
 from carpool.config.server import ServerSettings
-from carpool.servers.access.guard import Guard, guard_of
+from carpool.servers.access.guard import Guard, guard_of, restrictions_of
 from carpool.servers.access.keys import read_keys
 from carpool.servers.access.tls import Tls, read_pair
 from carpool.servers.access.watch import FileWatch
@@ -17,7 +17,7 @@ from carpool.servers.access.watch import FileWatch
 class Access:
     """One per front end. `tls` is None where connections are not encrypted."""
 
-    def __init__(self, settings: ServerSettings, *, loopback: bool) -> None:
+    def __init__(self, settings: ServerSettings, *, loopback: bool, over_grpc: bool = False) -> None:
         """Raises `ConfigError` for files that will not do."""
         self._watches: list[FileWatch] = []
         keys = [file for file in (settings.api_key_file, settings.admin_key_file) if file]
@@ -29,7 +29,7 @@ class Access:
             self._watches.append(FileWatch(keys, self._reload_keys))
         if certificates:
             self._watches.append(FileWatch(certificates, self._reload_certificates))
-        self.guard: Guard = guard_of(settings, loopback=loopback)
+        self.guard: Guard = guard_of(settings, loopback=loopback, over_grpc=over_grpc)
         self.tls: Tls | None = None
         if settings.tls_cert:
             self.tls = Tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
@@ -58,6 +58,8 @@ class Access:
 def check_files(settings: ServerSettings) -> None:
     """Before anything is started; raises `ConfigError` that names the file."""
     read_keys(settings.api_key_file, settings.admin_key_file)
+    for over_grpc in (False, True):
+        restrictions_of(settings, over_grpc=over_grpc)
     if settings.tls_cert:
         read_pair(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
 

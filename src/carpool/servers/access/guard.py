@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 from carpool.config.server import ServerSettings
@@ -10,6 +10,12 @@ from carpool.errors import CarpoolError, ConfigError, Forbidden, Unauthenticated
 from carpool.observe.logs import logger
 from carpool.servers.access.keys import Keys, Principal, read_keys
 from carpool.servers.access.origins import Names
+from carpool.servers.access.restricted import (
+    GRPC_PREFIX,
+    Restrictions,
+    check_restricted,
+    read_restrictions,
+)
 from carpool.servers.access.table import Kind, Rule
 
 log = logger("access")
@@ -34,8 +40,10 @@ class Guard:
         api_key_file: str = "",
         admin_key_file: str = "",
         metrics_key: bool = False,
+        restricted: Restrictions | None = None,
     ) -> None:
         """Raises `ConfigError` for a key file that will not do."""
+        self._restricted = restricted or {}
         self._names = names or Names()
         self._files = api_key_file, admin_key_file
         self._metrics_key = metrics_key
@@ -44,6 +52,11 @@ class Guard:
         self._keys = read_keys(*self._files) if self.has_keys else Keys()
         self._tell_at = 0.0
         self._untold = 0
+
+    @property
+    def looks_at_fields(self) -> bool:
+        """Whether what a call says beside its message decides whether it may pass."""
+        return self.has_keys or bool(self._restricted)
 
     @property
     def asks_for_keys(self) -> bool:
@@ -83,9 +96,17 @@ class Guard:
                 raise
         bearer, key = headers.get(b"authorization"), headers.get(b"x-api-key")
         who = self.check(rule, presented(bearer, key), what, model)
+        self.check_restricted(rule, lambda name: headers.get(name.encode()), what)
         if rule.changes:
             tell_change(what, model, who)
         return who
+
+    def check_restricted(self, rule: Rule, field: Callable[[str], bytes | None], what: str) -> None:
+        try:
+            check_restricted(self._restricted, rule.api, field)
+        except Forbidden as error:
+            self._tell_refused(error, what)
+            raise
 
     # ---- both doors -------------------------------------------------------------------------------------
 
@@ -154,11 +175,19 @@ def presented(authorization: bytes | None, api_key: bytes | None) -> bytes | Non
     return api_key
 
 
-def guard_of(settings: ServerSettings, *, loopback: bool) -> Guard:
+def restrictions_of(settings: ServerSettings, *, over_grpc: bool) -> Restrictions:
+    if over_grpc:
+        given = settings.grpc_restricted_protocol
+        return read_restrictions(given, "grpc_restricted_protocol", GRPC_PREFIX)
+    return read_restrictions(settings.http_restricted_api, "http_restricted_api")
+
+
+def guard_of(settings: ServerSettings, *, loopback: bool, over_grpc: bool = False) -> Guard:
     """`loopback`: the sockets are this machine's own addresses."""
     return Guard(
         Names(loopback=loopback, allowed=settings.allowed_hosts),
         api_key_file=settings.api_key_file,
         admin_key_file=settings.admin_key_file,
         metrics_key=settings.metrics_key,
+        restricted=restrictions_of(settings, over_grpc=over_grpc),
     )

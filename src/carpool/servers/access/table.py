@@ -21,6 +21,7 @@ class Rule(NamedTuple):
     kind: Kind
     changes: bool
     """Using it changes something for others: a browser may not send it for another site."""
+    api: str = ""  # as Triton groups them, where it knows the route
 
 
 class _Line(NamedTuple):
@@ -34,13 +35,10 @@ _REPOSITORY = "/v2/repository[/{repository}]/models/{model}"
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 _TRACE = "/v2[/models/{model}]/trace/setting"
 
-_HEALTH = Rule(Kind.HEALTH, changes=False)
-_PAGE = Rule(Kind.PAGE, changes=False)
-_METRICS = Rule(Kind.METRICS, changes=False)
-_INFERENCE = Rule(Kind.INFERENCE, changes=False)
-_MEMORY = Rule(Kind.INFERENCE, changes=True)
-_SHOW = Rule(Kind.CONTROL, changes=False)
-_CONTROL = Rule(Kind.CONTROL, changes=True)
+_HEALTH = Rule(Kind.HEALTH, False, "health")
+_PAGE = Rule(Kind.PAGE, False)
+_METRICS = Rule(Kind.METRICS, False)
+_CONTROL = Rule(Kind.CONTROL, True)
 
 _TABLE = (
     _Line(
@@ -51,7 +49,7 @@ _TABLE = (
     _Line(_PAGE, ("GET /", "GET /console/{file}")),
     _Line(_METRICS, ("GET /metrics",)),
     _Line(
-        _INFERENCE,
+        Rule(Kind.INFERENCE, False, "inference"),
         (
             f"POST {_MODEL}/infer",
             f"POST {_MODEL}/generate",
@@ -65,37 +63,29 @@ _TABLE = (
         ("ModelInfer", "ModelStreamInfer"),
     ),
     _Line(
-        _INFERENCE,
-        (
-            "GET /v2",
-            f"GET {_MODEL}",
-            f"GET {_MODEL}/ready",
-            f"GET {_MODEL}/config",
-            f"GET {_MODEL}/stats",
-            f"GET {_MODEL}/profile",
-            "GET /v2/models/stats",
-            "POST /v2/repository/index",
-            "POST /v2/repository/{repository}/index",
-            "GET /console/live",
-            "GET /openapi.json",
-            "GET /docs",
-        ),
-        (
-            "ServerMetadata",
-            "ModelMetadata",
-            "ModelReady",
-            "ModelConfig",
-            "ModelStatistics",
-            "RepositoryIndex",
-        ),
+        Rule(Kind.INFERENCE, False, "metadata"),
+        ("GET /v2", f"GET {_MODEL}", "GET /openapi.json", "GET /docs"),
+        ("ServerMetadata", "ModelMetadata"),
+    ),
+    _Line(Rule(Kind.INFERENCE, False, "health"), (f"GET {_MODEL}/ready",), ("ModelReady",)),
+    _Line(Rule(Kind.INFERENCE, False, "model-config"), (f"GET {_MODEL}/config",), ("ModelConfig",)),
+    _Line(
+        Rule(Kind.INFERENCE, False, "statistics"),
+        (f"GET {_MODEL}/stats", f"GET {_MODEL}/profile", "GET /v2/models/stats", "GET /console/live"),
+        ("ModelStatistics",),
     ),
     _Line(
-        _INFERENCE,
+        Rule(Kind.INFERENCE, False, "model-repository"),
+        ("POST /v2/repository/index", "POST /v2/repository/{repository}/index"),
+        ("RepositoryIndex",),
+    ),
+    _Line(
+        Rule(Kind.INFERENCE, False, "shared-memory"),
         (f"GET {_SYSTEM}[/region/{{region}}]/status", f"GET {_CUDA}[/region/{{region}}]/status"),
         ("SystemSharedMemoryStatus", "CudaSharedMemoryStatus"),
     ),
     _Line(
-        _MEMORY,
+        Rule(Kind.INFERENCE, True, "shared-memory"),
         (
             f"POST {_SYSTEM}/region/{{region}}/register",
             f"POST {_SYSTEM}[/region/{{region}}]/unregister",
@@ -109,12 +99,15 @@ _TABLE = (
             "CudaSharedMemoryUnregister",
         ),
     ),
-    _Line(_SHOW, ("GET /v2/logging", f"GET {_TRACE}")),
     _Line(
-        _CONTROL,
-        (f"POST {_REPOSITORY}/load", f"POST {_REPOSITORY}/unload", "POST /v2/logging", f"POST {_TRACE}"),
-        ("RepositoryModelLoad", "RepositoryModelUnload", "LogSettings", "TraceSetting"),
+        Rule(Kind.CONTROL, True, "model-repository"),
+        (f"POST {_REPOSITORY}/load", f"POST {_REPOSITORY}/unload"),
+        ("RepositoryModelLoad", "RepositoryModelUnload"),
     ),
+    _Line(Rule(Kind.CONTROL, False, "logging"), ("GET /v2/logging",)),
+    _Line(Rule(Kind.CONTROL, True, "logging"), ("POST /v2/logging",), ("LogSettings",)),
+    _Line(Rule(Kind.CONTROL, False, "trace"), (f"GET {_TRACE}",)),
+    _Line(Rule(Kind.CONTROL, True, "trace"), (f"POST {_TRACE}",), ("TraceSetting",)),
 )
 
 

@@ -44,7 +44,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     def service(self, details: Any) -> grpc.RpcMethodHandler | None:
         method = details.method
         who: Principal | None = None
-        if self._guard.has_keys:
+        if self._guard.looks_at_fields:
             try:
                 who = self._holder(method, details.invocation_metadata)
             except CarpoolError as error:
@@ -62,9 +62,12 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _holder(self, method: str, metadata: Metadata) -> Principal | None:
         """Whose key the call brings; raises `Unauthenticated` or `Forbidden`."""
         name = method.rpartition("/")[2]
-        found = {field: value for field, value in metadata if field in (AUTHORIZATION, API_KEY)}
+        rule = rule_of(name)
+        found = dict(metadata)
         key = presented(_bytes(found.get(AUTHORIZATION)), _bytes(found.get(API_KEY)))
-        return self._guard.check(rule_of(name), key, name, model=None)
+        who = self._guard.check(rule, key, name, model=None)
+        self._guard.check_restricted(rule, lambda field: _bytes(found.get(field)), name)
+        return who
 
     async def _check(self, message: bytes, context: Any) -> bytes:
         name = await _service_asked_for(message, context)
