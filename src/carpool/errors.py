@@ -4,6 +4,8 @@ CarpoolError
 ├─ InvalidInput        the caller sent something that cannot be right; `field` names it
 ├─ ConfigError         a setting is wrong; the message names the file and the key
 ├─ NotFound            no such model or version
+├─ Unauthenticated     nobody knows who asks: no key, or one that is not known
+├─ Forbidden           who asks may not do this
 ├─ Unsupported         understood, but not done here
 ├─ TooLarge            over a size limit
 ├─ Refused             the gate said no, or gave up early to save the rest
@@ -51,6 +53,14 @@ class ConfigError(CarpoolError):
 
 class NotFound(CarpoolError):
     reason = "not-found"
+
+
+class Unauthenticated(CarpoolError):
+    reason = "unauthenticated"
+
+
+class Forbidden(CarpoolError):
+    reason = "forbidden"
 
 
 class Unsupported(CarpoolError):

@@ -37,6 +37,7 @@ def test_every_variable_reaches_its_setting() -> None:
         "allow_client_shm": "Yes",
         "cache_dir": "/c",
         "host": "h",
+        "metrics_key": "yes",
     }
     numbers = {
         "http_port": 1,

@@ -10,6 +10,7 @@ from typing import Any
 from carpool.observe import columns
 from carpool.observe.counters import Block
 from carpool.observe.directory import Slot
+from carpool.servers.access.guard import Guard
 from carpool.servers.door import IndexEntry
 from carpool.types import Datatype
 from servers.fake_door import echo
@@ -116,7 +117,7 @@ def _with_others(front: FrontEnd) -> None:
 
 
 @contextlib.contextmanager
-def stage() -> Iterator[Stage]:
+def stage(guard: Guard | None = None) -> Iterator[Stage]:
     models = [
         detector("detector", mode="promise", max_batch=16),
         classifier("classifier", mode="promise", max_batch=16),
@@ -124,7 +125,7 @@ def stage() -> Iterator[Stage]:
         embedder("embedder", mode="promise", max_batch=16),
         echo("tensors", Datatype.FP32, mode="eager", max_batch=16),
     ]
-    with front_end(*models) as front:
+    with front_end(*models, guard=guard) as front:
         _with_others(front)
         running = Stage(front, front.door.table.block(0))
         running.profiles["tensors"] = {"mode": "eager", "promise": None, "knobs": dict(KNOBS), "points": []}

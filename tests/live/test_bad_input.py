@@ -291,7 +291,7 @@ def test_too_large_is_said_before_the_body_is_sent(server: Live) -> None:
         (b"Content-Length: 9%b\r\n" % (b"9" * 50), 413),
     ):
         with server.connect() as client:
-            head = b"POST %b HTTP/1.1\r\nHost: x\r\n%b\r\n" % (infer_path("same").encode(), fields)
+            head = b"POST %b HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % (infer_path("same").encode(), fields)
             error_of(client.send(head).response(), status, "too-large")
         good(server)
 
@@ -349,18 +349,21 @@ NOT_HTTP = {
     "garbage": os.urandom(64).replace(b"\r\n", b"..") + b"\r\n\r\n",
     "text": b"hello, is anyone there?\r\n\r\n",
     "an HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
-    "HTTP/2 by number": b"GET / HTTP/2.0\r\nHost: x\r\n\r\n",
+    "HTTP/2 by number": b"GET / HTTP/2.0\r\nHost: localhost\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(60),
     "nothing but line ends": b"\n\n\n\n",
-    "two lengths": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
-    "a length and chunks": (
-        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    "two lengths": (
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd"
     ),
-    "a length below 0": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -3\r\n\r\n",
+    "a length and chunks": (
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    ),
+    "a length below 0": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -3\r\n\r\n",
     "a chunk size below 0": chunked("/v2/repository/index", b"-1\r\n"),
     "a chunk size of 40 digits": chunked("/v2/repository/index", b"f" * 40 + b"\r\n"),
-    "an endless head": b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 100_000,
-    "ten thousand fields": b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: a\r\n" * 5000,
+    "an endless head": b"GET / HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * 100_000,
+    "ten thousand fields": b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: a\r\n" * 5000,
 }
 
 
@@ -426,7 +429,7 @@ def mutations(chance: random.Random) -> Iterator[bytes]:
         post(infer_path("text"), _TEXT + b"\x04\0\0\0" + b"abcd", length(len(_TEXT))),
         post(infer_path("pair"), orjson.dumps({"inputs": [A, B], "outputs": [{"name": "sum"}]})),
         post("/v2/repository/index", b'{"ready": true}'),
-        b"GET /v2/models/same/stats HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v2/models/same/stats HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ]
     words = [
         b"-1",

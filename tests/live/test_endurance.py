@@ -27,7 +27,7 @@ IN_JSON = post(
     orjson.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}),
 )
 WRONG = post(infer_path("same"), b'{"inputs": []}')
-NOWHERE = b"GET /v2/models/nothing HTTP/1.1\r\nHost: x\r\n\r\n"
+NOWHERE = b"GET /v2/models/nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
 EXPECTED = {RAW: b"200", IN_JSON: b"200", WRONG: b"400", NOWHERE: b"404"}
 
 

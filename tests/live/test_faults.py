@@ -432,7 +432,7 @@ def test_while_it_drains_open_connections_hear_that_it_is_not_ready(tmp_path: Pa
         wait_until(lambda: server.metric("carpool_connections") >= 2, "it is there")
         server.signal(signal.SIGTERM)
         wait_until(lambda: not server.is_ready(), "not ready")
-        response = late.send(b"P/1.1\r\nHost: x\r\n\r\n").response()
+        response = late.send(b"P/1.1\r\nHost: localhost\r\n\r\n").response()
         assert response.status == 400
         late.socket.close()
         go.touch()

@@ -23,7 +23,9 @@ from servers.http.harness import Client, Response
 
 EXPLICIT = {"CARPOOL_MODEL_CONTROL_MODE": "explicit", "CARPOOL_LOAD_MODELS": "m"}
 BODY = np.zeros(4, np.float32).tobytes()
-HEAD = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\nInference-Header-Content-Length: 0\r\n\r\n"
+HEAD = (
+    b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 16\r\nInference-Header-Content-Length: 0\r\n\r\n"
+)
 
 
 def write_version(home: Path, version: int, value: float) -> None:

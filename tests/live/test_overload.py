@@ -183,9 +183,8 @@ def test_the_body_of_a_refused_request_need_not_be_sent(tmp_path: Path, frontend
                 for client in crowd:
                     client.send(post(PATH, HEAD + IMAGE, LENGTH))
                 with server.connect() as polite:
-                    head = (
-                        b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%bExpect: 100-continue\r\n\r\n"
-                    )
+                    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
+                    head += b"%bExpect: 100-continue\r\n\r\n"
                     polite.send(head % (PATH.encode(), len(HEAD + IMAGE), LENGTH))
                     first = polite.response(head_only=True)
                 for client in crowd:

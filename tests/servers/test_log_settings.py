@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from carpool.errors import CarpoolError, InvalidInput, Unsupported
+from carpool.errors import CarpoolError, Forbidden, InvalidInput, Unsupported
 from carpool.observe.logs import LineHandler, configure, logger
 from carpool.servers.log_settings import LogSettings, apply_log_settings, log_settings
 from servers.fake_door import FakeDoor
@@ -52,7 +52,7 @@ def lines(reading: int) -> list[str]:
         text = os.read(reading, 65536).decode()
     except BlockingIOError:
         return []
-    return [line.split()[1] for line in text.splitlines()]
+    return [line.split()[1] for line in text.splitlines() if "log-settings-changed" not in line]
 
 
 def engine(level: str = "info") -> FakeDoor:
@@ -65,6 +65,10 @@ def engine(level: str = "info") -> FakeDoor:
 
 def update(door: FakeDoor, **settings: Any) -> Any:
     return asyncio.run(door.ask("log-settings", {"settings": settings}))
+
+
+def update_as_admin(door: FakeDoor, **settings: Any) -> Any:
+    return asyncio.run(door.ask("log-settings", {"settings": settings, "by": "root", "admin": True}))
 
 
 @pytest.mark.parametrize(
@@ -89,12 +93,24 @@ def test_every_kind_of_line_has_its_switch(written: int) -> None:
     assert "info" not in lines(written)
     update(door, log_info=True, log_warning=False)
     assert lines(written) == ["info", "error"]
-    update(door, log_error=False, log_verbose_level=1)
+    update_as_admin(door, log_error=False, log_verbose_level=1)
     assert lines(written) == ["debug", "info"]
     update(door, log_info=False, log_verbose_level=0)
     assert lines(written) == []
     update(door, log_info=True, log_warning=True, log_error=True)
     assert lines(written)[:3] == ["info", "warning", "error"]
+
+
+def test_no_setting_hides_that_the_settings_changed(written: int) -> None:
+    door = engine("error")
+    update_as_admin(door, log_error=False)
+    update_as_admin(door, log_verbose_level=0)
+    update(door, log_verbose_level=2)
+    told = os.read(written, 65536).decode().splitlines()
+    assert len(told) == 2
+    assert "warning engine" in told[0]
+    assert "log-settings-changed log_error=false by=root" in told[0]
+    assert "log-settings-changed log_verbose_level=2 by=anybody" in told[1]
 
 
 def test_other_processes_follow_the_catalogue(written: int) -> None:
@@ -128,6 +144,7 @@ def test_what_was_read_can_be_written_back(written: int) -> None:
         ({"log_file": "/etc/passwd"}, Unsupported, "over the network"),
         ({"log_format": "default"}, Unsupported, "ISO8601"),
         ({"log_info": False, "log_format": 3}, Unsupported, "ISO8601"),
+        ({"log_info": False, "log_error": False}, Forbidden, "admin key"),
     ],
 )
 def test_what_cannot_be_done_changes_nothing(

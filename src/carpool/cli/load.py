@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from carpool.cli import options as o
+from carpool.cli import trust as t
 
 _TRAFFIC, _REQUESTS, _RUN = "Traffic", "Requests", "The run"
 
@@ -192,6 +193,9 @@ class Load:
     processes: Processes = 1
     save: Save = None
     as_json: o.Json = False
+    api_key_file: t.ApiKeyFile = None
+    ca: t.Ca = None
+    insecure: t.Insecure = False
 
     def run(self) -> None:
         from carpool.cli.load_run import run

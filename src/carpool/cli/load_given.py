@@ -7,6 +7,7 @@ from pathlib import Path
 
 from carpool.cli import checks
 from carpool.cli.load import Load
+from carpool.cli.trust import trust
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim
 from carpool.lab.load.inputs import Filling
@@ -70,13 +71,14 @@ def aim(given: Load) -> Aim:
         None if deadline is None else checks.number("--deadline-ms", deadline, above=0, most=1e8),
         connections(given),
         given.shared_memory,
+        trust(given.api_key_file, given.ca, given.insecure),
     )
 
 
 def connections(given: Load) -> int | None:
     """For each process; a closed loop has no use for more than its clients."""
     wanted = given.connections
-    if wanted is None and not given.url.startswith("grpc:"):
+    if wanted is None and not given.url.startswith(("grpc:", "grpcs:")):
         wanted = given.concurrency
     if wanted is None:
         return None

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from carpool.cli import options as o
+from carpool.cli import trust as t
 
 
 class Action(StrEnum):
@@ -51,6 +52,9 @@ class ModelsVerb:
     url: Url = "http://localhost:8000"
     config: Config = None
     as_json: o.Json = False
+    api_key_file: t.ApiKeyFile = None
+    ca: t.Ca = None
+    insecure: t.Insecure = False
 
     def run(self) -> None:
         from carpool.cli.models_run import run

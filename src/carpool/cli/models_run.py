@@ -9,8 +9,10 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from carpool.cli.models import Action, ModelsVerb
+from carpool.cli.trust import trust
 from carpool.config.rules import read_settings
 from carpool.errors import CarpoolError, InvalidInput
+from carpool.lab.load.trust import TRUSTING, Trust
 
 _ANSWER_S = 30.0
 _LOADING_S = 3600.0  # a large model takes its time, and whoever waits can stop waiting
@@ -28,7 +30,7 @@ def run(asked: ModelsVerb) -> bool:
         raise InvalidInput(f"{asked.action} needs the name of a model: carpool models {asked.action} NAME")
     if asked.config is not None and asked.action is not Action.load:
         raise InvalidInput(f"--config goes with load, not with {asked.action}")
-    server = Server(asked.url)
+    server = Server(asked.url, trust(asked.api_key_file, asked.ca, asked.insecure))
     try:
         if asked.action is not Action.list:
             server.post(_path(asked), _body(asked), _LOADING_S)
@@ -57,7 +59,7 @@ def _body(asked: ModelsVerb) -> dict[str, Any]:
 class Server:
     """A running server, for a few short questions."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, trust: Trust = TRUSTING) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             port = parts.port
@@ -66,9 +68,15 @@ class Server:
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
             raise InvalidInput(f"--url must be like http://localhost:8000, not {url!r}", field="--url")
         self._url = url
-        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._tls = trust.context() if parts.scheme == "https" else None
+        self._headers = dict(trust.headers())
         self._address = (parts.hostname, port)
         self._prefix = parts.path.rstrip("/")
+
+    def connection(self, seconds: float) -> HTTPConnection:
+        if self._tls is None:
+            return HTTPConnection(*self._address, timeout=seconds)
+        return HTTPSConnection(*self._address, timeout=seconds, context=self._tls)
 
     def get(self, path: str) -> Any:
         return self._document("GET", path, None, _ANSWER_S)
@@ -77,9 +85,9 @@ class Server:
         return self._document("POST", path, json.dumps(document), seconds)
 
     def _document(self, method: str, path: str, body_text: str | None, seconds: float) -> Any:
-        connection = self._kind(*self._address, timeout=seconds)
+        connection = self.connection(seconds)
         try:
-            connection.request(method, self._prefix + path, body_text)
+            connection.request(method, self._prefix + path, body_text, self._headers)
             response = connection.getresponse()
             body = response.read()
         except OSError as error:

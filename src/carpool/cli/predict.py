@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from carpool.cli import options as o
+from carpool.cli import trust as t
 
 
 class Wanted(StrEnum):
@@ -71,6 +72,9 @@ class Predict:
     save: Save = None
     at_once: AtOnce = 4
     as_json: o.Json = False
+    api_key_file: t.ApiKeyFile = None
+    ca: t.Ca = None
+    insecure: t.Insecure = False
 
     def run(self) -> None:
         from carpool.cli.predict_run import run

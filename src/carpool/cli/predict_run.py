@@ -18,6 +18,7 @@ from urllib.parse import quote, urlencode
 from carpool.cli import show
 from carpool.cli.models_run import Failed, Server
 from carpool.cli.predict import Predict
+from carpool.cli.trust import trust
 from carpool.errors import InvalidInput
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
@@ -45,8 +46,8 @@ class PictureServer(Server):
     """As `Server`, with bytes both ways; every question has a connection of its own."""
 
     def ask(self, path: str, body: bytes | None, accept: str) -> tuple[int, bytes]:
-        connection = self._kind(*self._address, timeout=_ANSWER_S)
-        headers = {"Accept": accept, "Content-Type": "application/octet-stream"}
+        connection = self.connection(_ANSWER_S)
+        headers = {**self._headers, "Accept": accept, "Content-Type": "application/octet-stream"}
         try:
             connection.request("GET" if body is None else "POST", self._prefix + path, body, headers)
             response = connection.getresponse()
@@ -63,7 +64,7 @@ class PictureServer(Server):
 def run(asked: Predict) -> bool:
     """Whether every picture was answered."""
     files = pictures(asked.images)
-    server = PictureServer(asked.url)
+    server = PictureServer(asked.url, trust(asked.api_key_file, asked.ca, asked.insecure))
     try:
         path = _path(asked, server)
         names = _names_to_save(asked, files)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from carpool.cli import options as o
+from carpool.cli import trust as t
 
 Model = Annotated[
     str,
@@ -68,6 +69,9 @@ class ProfileVerb:
     backend: Backend = None
     plot: Plot = None
     as_json: o.Json = False
+    api_key_file: t.ApiKeyFile = None
+    ca: t.Ca = None
+    insecure: t.Insecure = False
 
     def run(self) -> None:
         if "://" in self.model:

@@ -11,17 +11,18 @@ from urllib.parse import quote
 from carpool.cli import show
 from carpool.cli.models_run import Failed, Server
 from carpool.cli.profile import ProfileVerb
+from carpool.cli.trust import trust
 from carpool.engine.numerals import numeral
 from carpool.errors import InvalidInput
 
-_GOES_WITH_A_URL = ("model", "name", "as_json")
+_GOES_WITH_A_URL = ("model", "name", "as_json", "api_key_file", "ca", "insecure")
 _MOST_NAMED = 8
 
 
 def run(options: ProfileVerb) -> bool:
     """Whether the server told."""
     _check(options)
-    server = Server(options.model)
+    server = Server(options.model, trust(options.api_key_file, options.ca, options.insecure))
     try:
         name = options.name or _only_model(server)
         found = server.get(f"/v2/models/{quote(name, safe='')}/profile")

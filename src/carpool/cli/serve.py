@@ -16,7 +16,68 @@ SloMs = Annotated[
     float | None,
     typer.Option(help="Promise this latency for every model, whatever its own settings say.", min=0.001),
 ]
-Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="0.0.0.0")]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        help="Address to listen on; 0.0.0.0 lets other machines in.", show_default="localhost: this machine"
+    ),
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host",
+        metavar="NAME",
+        help="A name besides localhost by which a proxy on this machine calls the server.",
+        show_default=False,
+    ),
+]
+ApiKeyFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Keys for inference, 'name key' a line.", show_default=False),
+]
+AdminKeyFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Keys for loading models and changing settings, likewise.", show_default=False
+    ),
+]
+MetricsKey = Annotated[
+    bool | None,
+    typer.Option("--metrics-key", help="The metrics need a key, too: any of them.", show_default=False),
+]
+HttpRestrictedApi = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--http-restricted-api",
+        metavar="APIS:HEADER=VALUE",
+        help="As in Triton: these APIs take this header. Others see it here: prefer key files.",
+        show_default=False,
+    ),
+]
+GrpcRestrictedProtocol = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grpc-restricted-protocol",
+        metavar="APIS:HEADER=VALUE",
+        help="The same over gRPC, with triton-grpc-protocol- before the header's name.",
+        show_default=False,
+    ),
+]
+TlsCert = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Certificate, with its chain, for TLS on all ports.", show_default=False
+    ),
+]
+TlsKey = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Private key of the certificate.", show_default=False)
+]
+TlsClientCa = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Let in only clients with a certificate of this authority.", show_default=False
+    ),
+]
 HttpPort = Annotated[int | None, typer.Option(help="Port of HTTP; 0 takes a free one.", show_default="8000")]
 GrpcPort = Annotated[int | None, typer.Option(help="Port of gRPC; 0 takes a free one.", show_default="8001")]
 MetricsPort = Annotated[
@@ -112,6 +173,15 @@ class Serve:
     load_models: LoadModels = None
     poll_s: PollS = None
     allow_client_shm: AllowClientShm = None
+    allowed_hosts: AllowedHosts = None
+    api_key_file: ApiKeyFile = None
+    admin_key_file: AdminKeyFile = None
+    metrics_key: MetricsKey = None
+    http_restricted_api: HttpRestrictedApi = None
+    grpc_restricted_protocol: GrpcRestrictedProtocol = None
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    tls_client_ca: TlsClientCa = None
     device_memory_gb: DeviceMemoryGb = None
     trace_file: TraceFile = None
     record: Record = None

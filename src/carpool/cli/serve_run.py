@@ -22,6 +22,7 @@ from carpool.engine.hardware import gpu_count
 from carpool.errors import CarpoolError, ConfigError
 from carpool.observe.logs import configure, finish, logger
 from carpool.observe.output import caught
+from carpool.servers.access.access import check_files, is_loopback
 from carpool.servers.descriptors import raise_limit
 from carpool.servers.documents import picture_tasks, promises
 from carpool.servers.door import Catalog
@@ -43,6 +44,8 @@ def run(asked: Serve) -> int:
     for warning in warnings:
         logger("server").warning("settings", message=warning)
     raise_limit(settings.max_connections)
+    check_files(settings)
+    _warn_if_open(settings)
     paths = asked.paths or demo_models(settings.cache_dir, tell=_tell)
     # Mistakes in settings are told before anything is started.
     sources, _ = find_models(
@@ -71,6 +74,20 @@ def run(asked: Serve) -> int:
         code = runner.run(supervisor.run())
     finish()
     return code
+
+
+def _warn_if_open(settings: ServerSettings) -> None:
+    if (
+        settings.model_control_mode == "explicit"
+        and not settings.admin_key_file
+        and not settings.api_key_file  # which close control to everybody
+        and not is_loopback(settings.host)
+    ):
+        logger("server").warning(
+            "control-is-open",
+            host=settings.host,
+            why="whoever reaches this address can load models, and so run code: give --admin-key-file",
+        )
 
 
 def _tell(line: str) -> None:
@@ -129,18 +146,24 @@ class _Screen:
             return  # a restarted engine is a line in the log, not a new beginning
         self.shown = True
         self.progress.end()
-        host = "localhost" if self._settings.host in ("0.0.0.0", "::") else self._settings.host
-        address = f"http://{host}:{ports['http']}"
+        settings = self._settings
+        host = "localhost" if settings.host in ("0.0.0.0", "::") else settings.host
+        http = "https" if settings.tls_cert else "http"
+        address = f"{http}://{host}:{ports['http']}"
         print(f"\n  Carpool serves {_count(len(self._sources), 'model')} at {address}\n")
         for source in self._sources:
             print(f"    {_line(source, promised.get(source.config.name))}")
         if self._sources:
             print(f"\n  Try:      {_line_to_try(address, tasks) or self._metadata_line(address)}")
-        if self._settings.model_control_mode == "explicit":
+        if settings.model_control_mode == "explicit":
             print(f"  Load:     carpool models load NAME --url {address}")
         if "grpc" in ports:
             print(f"  gRPC:     {host}:{ports['grpc']}")
-        print(f"  Metrics:  http://{host}:{ports['metrics']}/metrics")
+        print(f"  Metrics:  {http}://{host}:{ports['metrics']}/metrics")
+        if is_loopback(settings.host):
+            print(
+                "  Open:     only this machine gets in; --host 0.0.0.0 opens it to others (docs/security.md)"
+            )
         print("  Stop:     Ctrl-C finishes what was accepted\n", flush=True)
 
     def _metadata_line(self, address: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -12,11 +13,14 @@ from carpool.config.rules import nearest, resembling, shown
 from carpool.errors import ConfigError
 
 PREFIX = "CARPOOL_"
+LOCALHOST = "localhost"  # 127.0.0.1 and ::1: this machine alone
 _EVERY_MODEL = "*"
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 _PORTS = ("http_port", "grpc_port", "metrics_port")
+_HOST_NAME = re.compile(r"[0-9A-Za-z_.-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?")
+_OF_CLIENTS = ("CARPOOL_API_KEY",)  # for `carpool models` and its like, not for the server
 
 
 def usual_frontends(cores: int) -> int:
@@ -29,7 +33,7 @@ def usual_frontends(cores: int) -> int:
 class ServerSettings:
     """Everything `carpool serve` can be told about itself; a port of 0 takes any free one."""
 
-    host: str = "0.0.0.0"
+    host: str = LOCALHOST
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
@@ -50,6 +54,17 @@ class ServerSettings:
     load_models: tuple[str, ...] = ()  # at the start, in explicit mode; * is all of them
     poll_s: float = 15.0  # between two looks at the model folders
     allow_client_shm: bool = False
+    allowed_hosts: tuple[str, ...] = ()  # names besides localhost by which browsers and proxies may call it
+    api_key_file: str = ""  # who may ask models; none: anybody
+    admin_key_file: str = ""  # who may load, unload, and change settings
+    metrics_key: bool = False  # the metrics need a key, too
+    http_restricted_api: tuple[str, ...] = field(
+        default=(), repr=False
+    )  # as Triton spells them, with secrets
+    grpc_restricted_protocol: tuple[str, ...] = field(default=(), repr=False)
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""  # only whom it has signed may connect
     log_format: str = "text"
     log_level: str = "info"
     trace_file: str = ""  # where traces are written; none can be taken without
@@ -75,9 +90,26 @@ class ServerSettings:
             )
         if not self.host:
             raise ConfigError("host must not be empty", field="host")
+        self._check_access()
         ports = [port for port in (getattr(self, name) for name in _PORTS) if port]
         if len(ports) != len(set(ports)):
             raise ConfigError(f"{', '.join(_PORTS)} must differ, not {', '.join(map(str, ports))}")
+
+    def _check_access(self) -> None:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("tls_cert and tls_key go together", field="tls_cert")
+        if self.tls_client_ca and not self.tls_cert:
+            raise ConfigError("tls_client_ca needs tls_cert and tls_key", field="tls_client_ca")
+        if self.metrics_key and not (self.api_key_file or self.admin_key_file):
+            raise ConfigError(
+                "metrics_key needs keys: give api_key_file or admin_key_file", field="metrics_key"
+            )
+        for name in self.allowed_hosts:
+            if not _HOST_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"allowed_hosts takes names without a port, like carpool.example, not {shown(name)}",
+                    field="allowed_hosts",
+                )
 
     @property
     def models_at_start(self) -> Collection[str] | None:
@@ -177,7 +209,7 @@ def _misspelt(environ: Mapping[str, str], known: Mapping[str, str]) -> list[str]
     """Kubernetes adds variables of its own under a service's name, so only a likely slip is worth a word."""
     warnings = []
     for variable in sorted(environ):
-        if variable.startswith(PREFIX) and variable not in known:
+        if variable.startswith(PREFIX) and variable not in known and variable not in _OF_CLIENTS:
             close = resembling(variable.removeprefix(PREFIX).lower(), known.values(), 0.85)
             if close:
                 warnings.append(f"{variable} is not a setting; did you mean {PREFIX}{close.upper()}?")

@@ -131,6 +131,11 @@ class Engine:
         await self.control.close()
         await self.fleet.stop(timeout)
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Where the models were looked for, as sentences may name it."""
+        return tuple(str(form) for path in self._paths for form in (path.absolute(), path.resolve()))
+
     def index(self) -> list[IndexLine]:
         """Every model that was found, and how each of its versions is."""
         return self.control.index()

@@ -91,6 +91,15 @@ def logger(part: str) -> Logger:
     return Logger(logging.getLogger(f"{_ROOT}.{part}"), {})
 
 
+def tell(part: str, event: str, /, **fields: object) -> None:
+    """A warning that no setting keeps back: for what is done to the log itself."""
+    log = logging.getLogger(f"{_ROOT}.{part}")
+    record = log.makeRecord(log.name, logging.WARNING, "", 0, Event(event, fields), (), None)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LineHandler):
+            handler.emit(record)
+
+
 def configure(log_format: str, level: str, fd: int = 2) -> None:
     """Sends this process's logs to a file descriptor, and other libraries' warnings with them.
 

@@ -114,7 +114,9 @@ class Advice:
     ) -> CarpoolError | None:
         if entry.slo is None or sender.latest:  # a newer frame asks for no more room than the one it replaces
             return None
-        return self._by_engine(entry, deadline, now, sender, certain) or self._by_backlog(entry, now, sender)
+        return self._by_engine(
+            entry, deadline, now, sender, certain and not sender.priority
+        ) or self._by_backlog(entry, now, sender)
 
     def _by_engine(
         self, entry: ModelEntry, deadline: float, now: float, sender: Sender, certain: bool

@@ -11,6 +11,7 @@ from carpool.config.server import ServerSettings
 from carpool.observe.columns import CONNECTIONS
 from carpool.observe.counters import Row
 from carpool.observe.prometheus import Exposition
+from carpool.servers.access.access import Access, all_loopback
 from carpool.servers.advice import Advice
 from carpool.servers.http.limits import Limits
 from carpool.servers.http.metrics_page import MetricsApp
@@ -40,8 +41,10 @@ def limits_of(settings: ServerSettings) -> Limits:
 class HttpFrontend:
     """The protocol's port and the metrics' port, stopped together."""
 
-    def __init__(self, app: HttpApp, servers: Sequence[HttpServer], row: Row) -> None:
+    def __init__(self, app: HttpApp, servers: Sequence[HttpServer], row: Row, access: Access) -> None:
         self._app = app
+        self._access = access
+        access.watch()
         self._servers = servers
         self._row = row
         self._counting: asyncio.Handle = asyncio.get_running_loop().call_soon(self._count)
@@ -52,6 +55,7 @@ class HttpFrontend:
 
     async def stop(self, within_s: float) -> int:
         self._counting.cancel()
+        self._access.close()
         cut_off = await asyncio.gather(*(server.stop(within_s) for server in self._servers))
         self._app.close()
         return sum(cut_off)
@@ -65,6 +69,7 @@ async def http(parts: FrontendParts) -> Frontend:
     recording = Recording(parts.settings, parts.began)
     page = Exposition(parts.table, version=carpool.__version__).page
     block = parts.table.block(parts.block)
+    access = Access(parts.settings, loopback=all_loopback(parts.sockets["http"]))
     app = HttpApp(
         recording.door(parts.door),
         block,
@@ -72,12 +77,16 @@ async def http(parts: FrontendParts) -> Frontend:
         table=parts.table,
         max_body_bytes=parts.settings.max_body_bytes,
         picture_threads=threads_for(parts.settings.frontends),
+        guard=access.guard,
     )
     limits = limits_of(parts.settings)
-    servers = {"http": HttpServer(app, limits, unread), "metrics": HttpServer(MetricsApp(page), limits)}
+    servers = {
+        "http": HttpServer(app, limits, unread),
+        "metrics": HttpServer(MetricsApp(page, access.guard), limits),
+    }
     for name, server in servers.items():
-        await server.start(parts.sockets[name])
-    return recording.frontend(HttpFrontend(app, list(servers.values()), block.server))
+        await server.start(parts.sockets[name], access.context)
+    return recording.frontend(HttpFrontend(app, list(servers.values()), block.server, access))
 
 
 async def grpc(parts: FrontendParts) -> Frontend:
@@ -85,6 +94,9 @@ async def grpc(parts: FrontendParts) -> Frontend:
 
     parts.door.advise(Advice(parts.gates.read, parts.door.ask))
     recording = Recording(parts.settings, parts.began)
-    server = GrpcServer(recording.door(parts.door), parts.table.block(parts.block), parts.settings)
+    access = Access(parts.settings, loopback=all_loopback(parts.sockets["grpc"]), over_grpc=True)
+    block = parts.table.block(parts.block)
+    server = GrpcServer(recording.door(parts.door), block, parts.settings, access)
     await server.start(parts.sockets["grpc"])
+    access.watch()
     return recording.frontend(server)

@@ -17,6 +17,7 @@ from carpool.errors import NotFound, Unsupported
 from carpool.observe.statistics import model_statistics, statistics
 from carpool.servers.advice import WriteGate, publish
 from carpool.servers.door import Catalog, IndexEntry, ModelEntry
+from carpool.servers.outward import without_paths
 from carpool.vision.settings import write as write_vision
 
 if TYPE_CHECKING:
@@ -87,7 +88,11 @@ class EngineHost:
             if known is None or int(entry.version) > int(known.version):
                 newest[entry.name] = entry
         leaving = [self._entries[key] for key in fleet.leaving]
-        index = [IndexEntry(*line) for line in self.engine.index()]
+        folders = self.engine.folders
+        index = [
+            IndexEntry(name, version, state, without_paths(reason, folders))
+            for name, version, state, reason in self.engine.index()
+        ]
         number = self._catalog.number + 1
         self._catalog = Catalog(number, self._ready, entries, newest, index, leaving, **self.extra)
         for listener in self._listeners:

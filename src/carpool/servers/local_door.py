@@ -141,7 +141,7 @@ class LocalDoor:
             outside=call.outside.seconds,
             deadline=deadline,
             timeout=options.timeout or 0.0,
-            priority=options.priority,
+            priority=sender.bounded(options.priority),
             source=sender.source,
             latest=sender.latest,
             shape=ENCODED if head.encoded else shape_key(entry.signature, inputs),

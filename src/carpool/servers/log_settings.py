@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from carpool.config.rules import nearest
-from carpool.errors import InvalidInput, Unsupported
+from carpool.errors import Forbidden, InvalidInput, Unsupported
 from carpool.observe import logs
 from carpool.wire.parameters import shorten
 
@@ -55,11 +55,22 @@ class LogSettings:
         host.teach("log-settings", self.update)
 
     async def update(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Change what is given, or nothing if some of it is wrong; the settings in force."""
+        """Change what is given, or nothing if some of it is wrong; the settings in force.
+
+        `admin`: it came with an admin key. `by`: whose.
+        """
         asked: Settings = arguments.get("settings") or {}
         for name, value in asked.items():
             _check(name, value, self._settings)
+        if self._settings["log_error"] and asked.get("log_error") is False and not arguments.get("admin"):
+            raise Forbidden(
+                "log_error is turned off with an admin key only: whoever breaks in would do that first",
+                field="log_error",
+            )
         if asked:
+            changed = {name: value for name, value in asked.items() if value != self._settings[name]}
+            if changed:
+                logs.tell("engine", "log-settings-changed", **changed, by=arguments.get("by", "anybody"))
             self._settings = {**self._settings, **asked}
             apply_log_settings(self._settings)
             self._host.extra["logging"] = self._settings

@@ -15,6 +15,7 @@ from carpool.errors import CarpoolError, InvalidInput, Unavailable
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import logger
 from carpool.servers.host import EngineHost
+from carpool.servers.outward import hide_paths
 
 log = logger("engine")
 
@@ -36,6 +37,7 @@ class ControlDesk:
         self._mode = settings.model_control_mode
         self._looking: asyncio.Task[None] | None = None
         self._complaint = ""
+        self._folders = host.engine.folders
         host.teach("load", self._load)
         host.teach("unload", self._unload)
         host.at_end(self.close)
@@ -102,7 +104,10 @@ class ControlDesk:
         config = arguments.get("config")
         if config is not None and not isinstance(config, str):
             raise InvalidInput("config must be JSON in a string", field="config")
-        await self._engine.load(str(arguments["model"]), config=config, files=files)
+        try:
+            await self._engine.load(str(arguments["model"]), config=config, files=files)
+        except CarpoolError as error:
+            raise hide_paths(error, self._folders) from None
         return {}
 
     async def _unload(self, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from carpool.observe.columns import UP
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.observe.prometheus import Exposition
+from carpool.servers.access.access import Access, all_loopback
 from carpool.servers.advice import Advice
 from carpool.servers.door import Catalog, Door
 from carpool.servers.front_ends import HttpFrontend, limits_of
@@ -58,16 +59,25 @@ async def serve(
     door = recording.door(local)
     metrics = Exposition(table, version=carpool.__version__).page
     limit = settings.max_body_bytes
-    app = HttpApp(door, block, metrics, table=table, max_body_bytes=limit, picture_threads=threads_for(1))
     sockets = _sockets(settings)
+    access = Access(settings, loopback=all_loopback(sockets["http"]))
+    app = HttpApp(
+        door,
+        block,
+        metrics,
+        table=table,
+        max_body_bytes=limit,
+        picture_threads=threads_for(1),
+        guard=access.guard,
+    )
     ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}
     servers = {
         "http": HttpServer(app, limits_of(settings)),
-        "metrics": HttpServer(MetricsApp(metrics), limits_of(settings)),
+        "metrics": HttpServer(MetricsApp(metrics, access.guard), limits_of(settings)),
     }
     for name, server in servers.items():
-        await server.start(sockets[name])
-    frontends: list[Frontend] = [HttpFrontend(app, list(servers.values()), block.server)]
+        await server.start(sockets[name], access.context)
+    frontends: list[Frontend] = [HttpFrontend(app, list(servers.values()), block.server, access)]
     if "grpc" in sockets:
         frontends.append(await _grpc(door, block, settings, sockets["grpc"]))
     try:
@@ -101,6 +111,8 @@ async def _grpc(
 ) -> Frontend:
     from carpool.servers.grpc.server import GrpcServer  # only for those who want it
 
-    server = GrpcServer(door, block, settings)
+    access = Access(settings, loopback=all_loopback(reserved), over_grpc=True)
+    server = GrpcServer(door, block, settings, access)
     await server.start(reserved)
+    access.watch()
     return server

@@ -97,6 +97,9 @@ def _read_settings(fields: Mapping[str, Any]) -> ServerSettings:
     as_they_were = {
         "cache_dir": None if cache_dir is None else Path(cache_dir),
         "load_models": tuple(fields["load_models"]),
+        "allowed_hosts": tuple(fields["allowed_hosts"]),
+        "http_restricted_api": tuple(fields["http_restricted_api"]),
+        "grpc_restricted_protocol": tuple(fields["grpc_restricted_protocol"]),
     }
     return ServerSettings(**{**fields, **as_they_were})
 

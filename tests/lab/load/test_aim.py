@@ -24,6 +24,8 @@ from lab.load.stub import ANSWER, Exchange, Stub, fine, in_loop
         ("http://h:81/", Address("http", "h", 81, "")),
         ("http://h/detect?model=m", Address("http", "h", 8000, "/detect?model=m")),
         ("grpc://h", Address("grpc", "h", 8001, "")),
+        ("https://h:1", Address("https", "h", 1, "")),
+        ("grpcs://h", Address("grpcs", "h", 8001, "")),
         ("http://[::1]:8000", Address("http", "::1", 8000, "")),
     ],
 )
@@ -32,7 +34,7 @@ def test_addresses(url: str, address: Address) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["https://h", "ftp://h", "http://", "h:port", "http://h:99999", "http://u:p@h", "http://h/a b"]
+    "url", ["ftp://h", "httpss://h", "http://", "h:port", "http://h:99999", "http://u:p@h", "http://h/a b"]
 )
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(InvalidInput):

@@ -18,6 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from carpool.config.server import ServerSettings
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
+from carpool.servers.access.access import Access
 from carpool.servers.grpc.server import GrpcServer
 from carpool.servers.http.server import listen
 from servers.fake_door import FakeCall, FakeDoor, FakeModel
@@ -50,6 +51,7 @@ class FrontEnd:
     door: FakeDoor
     table: Table
     port: int
+    access: Access
     stopped: bool = False
 
     @property
@@ -92,13 +94,15 @@ def front_end(*given: FakeModel, slots: int = 64, **settings: Any) -> Iterator[F
     sockets = listen("127.0.0.1", 0, accepting=False)
     port = sockets[0].getsockname()[1]
 
+    made = ServerSettings(**{"max_body_bytes": MAX_BODY, **settings})
+    access = Access(made, loopback=True, over_grpc=True)
+
     async def start() -> GrpcServer:
-        made = ServerSettings(**{"max_body_bytes": MAX_BODY, **settings})
-        server = GrpcServer(door, table.block(0), made)
+        server = GrpcServer(door, table.block(0), made, access)
         await server.start(sockets)
         return server
 
-    front = FrontEnd(wait_for(start()), door, table, port)
+    front = FrontEnd(wait_for(start()), door, table, port, access)
     try:
         yield front
     finally:

@@ -13,6 +13,7 @@ import orjson
 from carpool.errors import ModelError
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
+from carpool.servers.access.guard import Guard
 from carpool.servers.http.app import HttpApp
 from carpool.types import Array, Datatype, TensorSpec
 from servers.fake_door import FakeCall, FakeDoor, FakeModel, echo
@@ -109,11 +110,13 @@ class FrontEnd:
 
 
 @contextlib.contextmanager
-def front_end(*given: FakeModel, slots: int = 64, **limits: Any) -> Iterator[FrontEnd]:
+def front_end(
+    *given: FakeModel, slots: int = 64, guard: Guard | None = None, **limits: Any
+) -> Iterator[FrontEnd]:
     table = Table(bytearray(table_bytes(1)))
     door = FakeDoor(*(given or models()), slots=slots, table=table)
     page = Exposition(table, "test").page
-    app = HttpApp(door, table.block(0), page, table=table, max_body_bytes=1 << 20)
+    app = HttpApp(door, table.block(0), page, table=table, max_body_bytes=1 << 20, guard=guard)
     with serving(app, **limits) as server:
         yield FrontEnd(server, door, app)
         server.call(app.close)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import queue
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -137,6 +138,7 @@ class Serving:
     port: int = 0
     stopped: bool = False
     unread: Unread | None = None
+    tls: ssl.SSLContext | None = None
     thread: threading.Thread = field(init=False)
     loop: asyncio.AbstractEventLoop = field(init=False)
     server: HttpServer = field(init=False)
@@ -152,7 +154,7 @@ class Serving:
         self.server = HttpServer(self.app, self.limits, self.unread)
         sockets = listen(self.host, self.port)
         self.port = sockets[0].getsockname()[1]
-        self.loop.run_until_complete(self.server.start(sockets))
+        self.loop.run_until_complete(self.server.start(sockets, self.tls))
         ready.set()
         self.loop.run_forever()
         self.loop.close()
@@ -194,9 +196,13 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(
-    app: Any = None, host: str = "127.0.0.1", unread: Unread | None = None, **limits: Any
+    app: Any = None,
+    host: str = "127.0.0.1",
+    unread: Unread | None = None,
+    tls: ssl.SSLContext | None = None,
+    **limits: Any,
 ) -> Iterator[Serving]:
-    server = Serving(app or PathApp(), Limits(**limits), host, unread=unread)
+    server = Serving(app or PathApp(), Limits(**limits), host, unread=unread, tls=tls)
     try:
         yield server
     finally:
@@ -245,7 +251,13 @@ class Client:
         return self
 
     def get(self, path: str = "/", extra: bytes = b"") -> Response:
-        self.send(b"GET %b HTTP/1.1\r\nHost: x\r\n%b\r\n" % (path.encode(), extra))
+        self.send(b"GET %b HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % (path.encode(), extra))
+        return self.response()
+
+    def ask(self, method: str, path: str, extra: bytes = b"") -> Response:
+        """Without a body, whatever the method."""
+        head = b"%b %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n%b\r\n"
+        self.send(head % (method.encode(), path.encode(), extra))
         return self.response()
 
     def post(self, path: str, body: bytes, extra: bytes = b"") -> Response:
@@ -291,12 +303,16 @@ class Client:
 
 
 def post(path: str, body: bytes, extra: bytes = b"") -> bytes:
-    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%b\r\n" % (path.encode(), len(body), extra)
+    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%b\r\n" % (
+        path.encode(),
+        len(body),
+        extra,
+    )
     return head + body
 
 
 def chunked(path: str, chunks: bytes, extra: bytes = b"") -> bytes:
-    start = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n%b\r\n"
+    start = b"POST %b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n%b\r\n"
     return start % (path.encode(), extra) + chunks
 
 

@@ -185,7 +185,7 @@ def test_a_body_on_its_way_is_answered_by_what_is_current_when_it_is_complete(
     head = orjson.dumps({"inputs": [tensor]})
     body = head + bytes(4)
     fields = b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n" % (len(head), len(body))
-    start = b"POST /v2/models/m%b/infer HTTP/1.1\r\nHost: x\r\n" + fields + b"\r\n"
+    start = b"POST /v2/models/m%b/infer HTTP/1.1\r\nHost: localhost\r\n" + fields + b"\r\n"
     with (
         whole_server(tmp_path, model_control_mode="explicit", load_models=("m",)) as server,
         server.connect() as control,
@@ -219,7 +219,8 @@ def test_an_answer_names_the_version_that_gave_it(tmp_path: Path, stage: Stage) 
         server.connect() as quick,
     ):
         rider.send(
-            b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+            + body
         )
         until(lambda: server.wait_for(_busy(server)))
         weights(tmp_path, "m", 2, 2.0)

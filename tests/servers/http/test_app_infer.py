@@ -452,11 +452,11 @@ def test_counters(front: FrontEnd, client: Client) -> None:
 
 def test_latest_goes_through_the_door_with_its_source(front: FrontEnd, client: Client) -> None:
     infer(client, "image", image_body(), b"X-Carpool-Source: cam\r\nX-Carpool-Latest: 1\r\n")
-    assert front.door.calls[-1].sender == ("cam", True)
+    assert front.door.calls[-1].sender[:2] == ("cam", True)
     infer(client, "image", image_body(parameters={"source": "cam", "latest": True}))
-    assert front.door.calls[-1].sender == ("cam", True)
+    assert front.door.calls[-1].sender[:2] == ("cam", True)
     infer(client, "image", image_body(), b"X-Carpool-Source: cam\r\nX-Carpool-Latest: 0\r\n")
-    assert front.door.calls[-1].sender == ("cam", False)
+    assert front.door.calls[-1].sender[:2] == ("cam", False)
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ class FakeTransport:
     def set_write_buffer_limits(self, high: int) -> None:
         assert high == 0
 
-    def get_extra_info(self, name: str) -> socket.socket:
-        assert name == "socket"
-        return self.socket
+    def get_extra_info(self, name: str) -> socket.socket | None:
+        assert name in ("socket", "ssl_object")
+        return self.socket if name == "socket" else None
 
 
 @pytest.fixture(scope="module")

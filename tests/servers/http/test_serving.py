@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from carpool.config.server import LOCALHOST
 from carpool.errors import ConfigError
 from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.parsing import RequestHead
@@ -66,6 +67,17 @@ def test_ipv4_hosts(host: str) -> None:
         server.host = "127.0.0.1"
         with server.connect() as client:
             assert client.get().status == 200
+
+
+def test_localhost_is_both_of_this_machines_addresses() -> None:
+    listening = listen(LOCALHOST, 0)
+    addresses = {bound.getsockname()[0] for bound in listening}
+    ports = {bound.getsockname()[1] for bound in listening}
+    for bound in listening:
+        bound.close()
+    assert "127.0.0.1" in addresses
+    assert addresses <= {"127.0.0.1", "::1"}
+    assert len(ports) == 1
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")

@@ -85,7 +85,8 @@ def test_what_the_device_finds_wrong_reaches_the_client(served: FrontEnd) -> Non
     served.door.held = True
     with served.connect() as client:
         client.send(
-            b"POST /models/chip/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(picture())
+            b"POST /models/chip/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+            % len(picture())
         )
         client.send(picture())
         call = served.wait_for_call()
@@ -134,7 +135,7 @@ def test_a_busy_decoder_does_not_keep_files_waiting(served: FrontEnd) -> None:
 def test_whoever_leaves_gives_the_slot_back(served: FrontEnd) -> None:
     served.door.held = True
     data = picture()
-    head = b"POST /models/chip/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data)
+    head = b"POST /models/chip/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data)
     for sent in (head + data[:50], head + data):
         calls = len(served.door.calls)
         client = served.connect()

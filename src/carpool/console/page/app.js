@@ -5,6 +5,7 @@ import { find, setText, setTone } from "./dom.js";
 import { bytes, count, duration, NOTHING } from "./format.js";
 import { health, promise, taskName } from "./health.js";
 import { History } from "./history.js";
+import { hasKey, KeyPanel } from "./key.js";
 import { LivePanel } from "./live.js";
 import { keyOf, ModelList } from "./models.js";
 import { poll } from "./poll.js";
@@ -30,6 +31,7 @@ class Console {
   #curve = new CurvePanel();
   #live = new LivePanel();
   #try = new TryPanel();
+  #key = new KeyPanel(() => askNow());
 
   constructor() {
     for (const input of document.querySelectorAll('input[name="window"]')) {
@@ -51,6 +53,7 @@ class Console {
   }
 
   take(page) {
+    this.#key.show(false);
     this.#document = page;
     const { profile } = page;
     if (profile === null || (profile && keyOf(profile) === this.#selected)) this.#profile = profile;
@@ -67,10 +70,12 @@ class Console {
     this.#showModel();
   }
 
-  lost(times) {
+  lost(times, status) {
     const state = find("server-state");
     setTone(state, "bad");
-    setText(state, times > 1 ? "No answer. Trying again …" : "No answer");
+    this.#key.show(status === 401);
+    const unknown = hasKey() ? "The server does not know this key" : "The server asks for a key";
+    setText(state, status === 401 ? unknown : times > 1 ? "No answer. Trying again …" : "No answer");
   }
 
   #select(key) {
@@ -176,4 +181,4 @@ function showNoModel(serving) {
 
 offerThemes();
 const page = new Console();
-const askNow = poll(() => page.query(), (found) => page.take(found), (times) => page.lost(times));
+const askNow = poll(() => page.query(), (found) => page.take(found), (times, status) => page.lost(times, status));

@@ -1,6 +1,7 @@
 // Sends one picture to one model and tells what came back, and how long it took.
 
 import { predictPath } from "./curl.js";
+import { keyed } from "./key.js";
 import { explain, unreachable } from "./refusals.js";
 import { parseServerTiming } from "./timing.js";
 
@@ -12,7 +13,7 @@ export async function predict(file, model, signal) {
   try {
     response = await fetch(predictPath(model), {
       method: "POST",
-      headers: { "content-type": file.type || "application/octet-stream", accept: "application/json" },
+      headers: keyed({ "content-type": file.type || "application/octet-stream", accept: "application/json" }),
       body: file,
       signal,
     });

@@ -2,6 +2,7 @@
 
 import { drawable, rendered, summary } from "./answers.js";
 import { metadataLine, predictLine } from "./curl.js";
+import { hasKey } from "./key.js";
 import { el, find, setText, setTone } from "./dom.js";
 import { milliseconds } from "./format.js";
 import { Overlay } from "./overlay.js";
@@ -123,8 +124,8 @@ export class TryPanel {
   #showCommand() {
     const { name, version, task } = this.#model ?? { name: "", version: "", task: null };
     const line = task
-      ? predictLine(location.origin, name, this.#file?.name ?? "picture.jpg", this.#file?.type ?? "image/jpeg")
-      : metadataLine(location.origin, name, version);
+      ? predictLine(location.origin, name, this.#file?.name ?? "picture.jpg", this.#file?.type ?? "image/jpeg", hasKey())
+      : metadataLine(location.origin, name, version, hasKey());
     setText(find("curl"), name ? line : "");
   }
 

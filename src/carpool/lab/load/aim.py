@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -16,6 +17,7 @@ from carpool.lab.load.mix import Draw, Mix
 from carpool.lab.load.outcome import Ticket
 from carpool.lab.load.regions import ClientRegion, RegionTarget, region_messages
 from carpool.lab.load.target import Target
+from carpool.lab.load.trust import TRUSTING, Trust
 from carpool.types import Tensor
 from carpool.wire.v2 import decode_error, decode_response, read_header_length
 
@@ -30,8 +32,15 @@ _CONTENT_TYPES = {
     ".tiff": "image/tiff",
 }
 _MOST_PICTURES = 256 << 20  # bytes of all of them
-_PORTS = {"http": 8000, "grpc": 8001}
+_PORTS = {"http": 8000, "https": 8000, "grpc": 8001, "grpcs": 8001}
 _CHANNELS = 4
+_NOT_WORTH_REPEATING = (
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    "UNIMPLEMENTED",
+)
 _CONNECTIONS = 256
 
 
@@ -50,6 +59,11 @@ class Aim:
     deadline_ms: float | None = None
     connections: int | None = None
     shared_memory: bool = False  # tensors lie in a region instead of in the requests
+    trust: Trust = TRUSTING
+
+    def said(self) -> tuple[Header, ...]:
+        """With every request."""
+        return (*self.trust.headers(), *self.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,14 @@ class Address:
     host: str
     port: int
     path: str  # with its query
+
+    @property
+    def over_grpc(self) -> bool:
+        return self.scheme.startswith("grpc")
+
+    @property
+    def secure(self) -> bool:
+        return self.scheme.endswith("s")
 
     @property
     def authority(self) -> str:
@@ -84,13 +106,13 @@ def read_url(url: str) -> Address:
 def take_aim(aim: Aim) -> Target:
     """Ask the server what is needed, and send it one request to see that it is right. Blocks for moments."""
     address = read_url(aim.url)
-    if aim.shared_memory and (address.scheme == "grpc" or aim.pictures):
+    if aim.shared_memory and (address.over_grpc or aim.pictures):
         raise InvalidInput(
             "--shared-memory goes with tensors to an http:// address of this machine", field="--shared-memory"
         )
-    if address.scheme == "grpc":
+    if address.over_grpc:
         return _grpc(aim, address)
-    facts = HttpFacts(address.host, address.port)
+    facts = http_facts(address, aim.trust)
     facts.check_ready()
     return _pictures(aim, address, facts) if aim.pictures else _tensors(aim, address, facts)
 
@@ -103,20 +125,35 @@ def _tensors(aim: Aim, address: Address, facts: HttpFacts) -> Target:
     model = aim.model or only_model(facts)
     version = f"/versions/{quote(aim.version, safe='')}" if aim.version else ""
     path = f"/v2/models/{quote(model, safe='')}{version}/infer"
-    asking = Asking(address.authority, path, aim.headers, aim.deadline_ms)
+    asking = Asking(address.authority, path, aim.said(), aim.deadline_ms)
     bodies = _Bodies(facts, model, aim)
     draw = Draw(aim.mix, aim.filling.seed)
-    name = f"http://{address.authority}, model {model}"
+    name = f"{address.scheme}://{address.authority}, model {model}"
     connections = aim.connections or _CONNECTIONS
+    tls = _context(address, aim)
     if aim.shared_memory:
         region = ClientRegion(facts, bodies(1))
         message = region_messages(asking, region, draw)
-        placed = RegionTarget(address.host, address.port, message, connections=connections, name=name)
+        placed = RegionTarget(
+            address.host,
+            address.port,
+            message,
+            connections=connections,
+            name=name,
+            tls=tls,
+        )
         placed.region = region
         target: HttpTarget = placed
     else:
         message = tensor_messages(asking, model, bodies, draw)
-        target = HttpTarget(address.host, address.port, message, connections=connections, name=name)
+        target = HttpTarget(
+            address.host,
+            address.port,
+            message,
+            connections=connections,
+            name=name,
+            tls=tls,
+        )
     status, body, length = facts.try_one(message(Ticket(0, 0.0)))
     _check(status, body)
     if status == 200:
@@ -130,12 +167,23 @@ def _pictures(aim: Aim, address: Address, facts: HttpFacts) -> Target:
         raise InvalidInput(
             f"--image needs to know where to: like {aim.url.rstrip('/')}/detect, or --model NAME", field="URL"
         )
-    asking = Asking(address.authority, path, aim.headers, aim.deadline_ms)
+    asking = Asking(address.authority, path, aim.said(), aim.deadline_ms)
     message = picture_messages(asking, read_pictures(aim.pictures), Draw(aim.mix, aim.filling.seed))
     _check(*facts.try_one(message(Ticket(0, 0.0)))[:2])
     connections = aim.connections or _CONNECTIONS
-    name = f"http://{address.authority}{path}"
-    return HttpTarget(address.host, address.port, message, connections=connections, name=name)
+    name = f"{address.scheme}://{address.authority}{path}"
+    return HttpTarget(
+        address.host, address.port, message, connections=connections, name=name, tls=_context(address, aim)
+    )
+
+
+def http_facts(address: Address, trust: Trust = TRUSTING) -> HttpFacts:
+    tls = trust.context() if address.secure else None
+    return HttpFacts(address.host, address.port, tls, trust.headers())
+
+
+def _context(address: Address, aim: Aim) -> ssl.SSLContext | None:
+    return aim.trust.context() if address.secure else None
 
 
 def _check(status: int, body: bytes) -> None:
@@ -153,20 +201,22 @@ def _grpc(aim: Aim, address: Address) -> Target:
         raise InvalidInput(
             "over gRPC there are only tensors: upload pictures to an http:// address", field="--image"
         )
-    facts = GrpcFacts(address.authority)
+    credentials = aim.trust.credentials() if address.secure else None
+    facts = GrpcFacts(address.authority, credentials, aim.trust.headers())
     facts.check_ready()
     model = aim.model or only_model(facts)
-    asking = Asking(address.authority, "", aim.headers, aim.deadline_ms)
+    asking = Asking(address.authority, "", aim.said(), aim.deadline_ms)
     call = tensor_calls(
         asking, model, aim.version, _Bodies(facts, model, aim), Draw(aim.mix, aim.filling.seed)
     )
     try:
         facts.ask("ModelInfer", *call(Ticket(0, 0.0)))
     except Unreachable as error:
-        if error.reason in ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED"):
+        if error.reason in _NOT_WORTH_REPEATING:
             raise
-    name = f"grpc://{address.authority}, model {model}"
-    return GrpcTarget(address.authority, call, connections=aim.connections or _CHANNELS, name=name)
+    name = f"{address.scheme}://{address.authority}, model {model}"
+    channels = aim.connections or _CHANNELS
+    return GrpcTarget(address.authority, call, connections=channels, name=name, credentials=credentials)
 
 
 class _Bodies:

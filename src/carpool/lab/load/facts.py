@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Iterator, Sequence
 from http.client import HTTPException, HTTPResponse
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -13,6 +14,7 @@ import orjson
 
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.lab.load.inputs import InputSpec
+from carpool.lab.load.messages import Header
 from carpool.lab.load.protobuf import fields, integer, shape_of, strings, text
 from carpool.types import DATATYPES
 from carpool.wire.v2 import decode_error
@@ -64,9 +66,13 @@ def input_spec(name: Any, datatype: Any, shape: Any) -> InputSpec:
 class HttpFacts:
     """Asked over short connections of their own."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(
+        self, host: str, port: int, tls: ssl.SSLContext | None = None, headers: Sequence[Header] = ()
+    ) -> None:
         self._address = (host, port)
-        self._where = f"{host}:{port}"
+        self._where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._tls = tls
+        self._said = "".join(f"{name}: {value}\r\n" for name, value in headers)
 
     def check_ready(self) -> None:
         status, _ = self._ask("GET", "/v2/health/ready")
@@ -111,15 +117,25 @@ class HttpFacts:
             raise Unreachable(f"the server does not take {what}: {decode_error(said)[0] or status}")
 
     def _ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        head = f"{method} {path} HTTP/1.1\r\nHost: {self._where}\r\nConnection: close\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: {self._where}\r\nConnection: close\r\n{self._said}"
         request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
         with self._response(request, method) as response:
             return response.status, response.read(_MOST_BYTES)
 
+    def _connected(self) -> socket.socket:
+        plain = socket.create_connection(self._address, _ANSWER_S)
+        if self._tls is None:
+            return plain
+        try:
+            return self._tls.wrap_socket(plain, server_hostname=self._address[0])
+        except BaseException:
+            plain.close()
+            raise
+
     @contextlib.contextmanager
     def _response(self, request: bytes, method: str) -> Iterator[HTTPResponse]:
         try:
-            with socket.create_connection(self._address, _ANSWER_S) as connection:
+            with self._connected() as connection:
                 connection.sendall(request)
                 response = HTTPResponse(connection, method=method)
                 response.begin()
@@ -144,8 +160,10 @@ def _document(status: int, body: bytes, what: str) -> Any:
 class GrpcFacts:
     """Asked over a channel that blocks."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Any = None, headers: Sequence[Header] = ()) -> None:
         self._where = address
+        self._credentials = credentials
+        self._said = tuple((name.lower(), value) for name, value in headers)
 
     def check_ready(self) -> None:
         ready = dict(fields(self.ask("ServerReady", b"")))
@@ -170,10 +188,14 @@ class GrpcFacts:
     def ask(self, method: str, message: bytes, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
         import grpc
 
-        with grpc.insecure_channel(self._where) as channel:
+        if self._credentials is None:
+            opened = grpc.insecure_channel(self._where)
+        else:
+            opened = grpc.secure_channel(self._where, self._credentials)
+        with opened as channel:
             try:
                 answer: bytes = channel.unary_unary(_SERVICE + method)(
-                    message, timeout=_ANSWER_S, metadata=metadata
+                    message, timeout=_ANSWER_S, metadata=metadata or self._said
                 )
             except grpc.RpcError as error:
                 raise Unreachable(

@@ -37,8 +37,17 @@ Call = tuple[bytes, Metadata]
 class GrpcTarget:
     """One server over `connections` channels. Calls share them, so that none waits for a free one."""
 
-    def __init__(self, address: str, call: Callable[[Ticket], Call], *, connections: int, name: str) -> None:
+    def __init__(
+        self,
+        address: str,
+        call: Callable[[Ticket], Call],
+        *,
+        connections: int,
+        name: str,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
         self.name = name
+        self._credentials = credentials
         self._address = address
         self._call = call
         self._count = connections
@@ -50,7 +59,10 @@ class GrpcTarget:
         self._tell = tell
         self._clock = clock
         for _ in range(self._count):
-            channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
+            if self._credentials is None:
+                channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
+            else:
+                channel = grpc.aio.secure_channel(self._address, self._credentials, options=_OPTIONS)
             self._channels.append(channel)
             self._methods.append(channel.unary_unary(INFER))
         # A channel connects when it is first used: a second is enough, and whoever is not there fails anyway.

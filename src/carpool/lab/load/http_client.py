@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections import deque
 from collections.abc import Callable
 from typing import cast
@@ -20,10 +21,18 @@ class HttpTarget:
     """One server over at most `connections` of them: whoever finds none free waits, and that counts."""
 
     def __init__(
-        self, host: str, port: int, message: Callable[[Ticket], Message], *, connections: int, name: str
+        self,
+        host: str,
+        port: int,
+        message: Callable[[Ticket], Message],
+        *,
+        connections: int,
+        name: str,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.name = name
         self._address = (host, port)
+        self._tls = tls
         self._message = message
         self._most = connections
         self._free: deque[_Connection] = deque()
@@ -84,7 +93,7 @@ class HttpTarget:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_S):
-                await loop.create_connection(lambda: _Connection(self), *self._address)
+                await loop.create_connection(lambda: _Connection(self), *self._address, ssl=self._tls)
         except TimeoutError:
             self._no_connection("connect-timeout")
         except OSError:

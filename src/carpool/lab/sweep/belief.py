@@ -10,8 +10,8 @@ from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve, CurveError
 from carpool.engine.numerals import numeral
 from carpool.errors import InvalidInput
-from carpool.lab.load.aim import Aim, read_url, take_aim
-from carpool.lab.load.facts import HttpFacts, Unreachable
+from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
+from carpool.lab.load.facts import Unreachable
 from carpool.lab.load.plan import Closed, Plan
 from carpool.lab.load.run import run
 from carpool.lab.sweep.measured import Watcher
@@ -63,10 +63,10 @@ def rates_of(
 def ask_server(url: str, model: str) -> Belief | None:
     """From the server's profile of the model; None if it has none to tell."""
     address = read_url(url)
-    if address.scheme != "http" or not model:
+    if address.over_grpc or not model:
         return None
     try:
-        return read_profile(HttpFacts(address.host, address.port).profile(model))
+        return read_profile(http_facts(address).profile(model))
     except Unreachable:
         return None
 

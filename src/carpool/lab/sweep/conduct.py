@@ -19,8 +19,8 @@ from carpool import __version__
 from carpool.core.curve import BatchCurve
 from carpool.demo import pictures as demo_pictures
 from carpool.engine.hardware import Steal, hardware
-from carpool.lab.load.aim import Aim, read_url, take_aim
-from carpool.lab.load.facts import HttpFacts, Unreachable, only_model
+from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
+from carpool.lab.load.facts import Unreachable, only_model
 from carpool.lab.load.inputs import Filling
 from carpool.lab.load.plan import Open, Plan
 from carpool.lab.load.run import run as run_load
@@ -141,12 +141,12 @@ def _aim(order: Order, url: str) -> Aim:
     """Pictures where the model takes them, tensors else. Sends one request, to see."""
     filling = Filling(shapes=order.shapes, seed=order.seed)
     address = read_url(url)
-    if address.scheme != "http":
+    if address.over_grpc:
         return _tried(Aim(url, order.model, filling=filling))
     many = connections()
     if order.pictures:
         return _tried(Aim(url, order.model, pictures=order.pictures, connections=many))
-    facts = HttpFacts(address.host, address.port)
+    facts = http_facts(address)
     facts.check_ready()
     model = order.model or only_model(facts)
     tensors = Aim(url, model, filling=filling, connections=many)

@@ -9,6 +9,7 @@ import grpc
 
 from carpool.core.job import INFINITY
 from carpool.errors import InvalidInput
+from carpool.servers.access.keys import Principal
 from carpool.servers.asked_fields import (
     DEADLINE,
     LATEST,
@@ -40,9 +41,11 @@ class Asking:
         self.compression: grpc.Compression | None = None
 
 
-def read_metadata(metadata: Metadata) -> Asking:
-    """Raises `InvalidInput` that names the entry at fault."""
+def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asking:
+    """Raises `InvalidInput` that names the entry at fault. `who` is whose key is among them."""
     asking = Asking()
+    if who is not None and who.priority:
+        asking.sender = Sender(priority=who.priority)
     for key, value in metadata:
         if not key.startswith("x-carpool-"):
             continue

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from carpool import __version__
 from carpool.errors import InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.servers import documents
+from carpool.servers.access.keys import Principal, told
 from carpool.servers.grpc.service import Service
 from carpool.wire.parameters import shorten
 
@@ -19,8 +20,9 @@ _FILE = "file:"
 class Call(NamedTuple):
     """The names of its messages follow from its own, but for the index."""
 
-    answer: Callable[[Service, Any], Awaitable[Document]]
+    answer: Callable[..., Awaitable[Document]]
     name: str
+    told_who: bool = False  # `answer` also takes whose key the call brings
 
 
 async def _server_live(_service: Service, _request: Any) -> Document:
@@ -160,14 +162,14 @@ def _texts(value: Any) -> list[str]:
     return [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
 
 
-async def _log_settings(service: Service, request: Any) -> Document:
+async def _log_settings(service: Service, request: Any, who: Principal | None) -> Document:
     changes = {}
     for name, setting in request.settings.items():
         kind = setting.WhichOneof("parameter_choice")
         if kind is None:
             raise InvalidInput(f"log setting {shorten(name)} has no value", field=f"settings.{name[:80]}")
         changes[name] = getattr(setting, kind)
-    in_force = await service.door.ask("log-settings", {"settings": changes})
+    in_force = await service.door.ask("log-settings", {"settings": changes, **told(who)})
     return {"settings": {name: {_kind(value): value} for name, value in in_force.items()}}
 
 
@@ -195,6 +197,6 @@ CALLS = (
     Call(_cuda_register, "CudaSharedMemoryRegister"),
     Call(_nothing, "CudaSharedMemoryUnregister"),
     Call(_trace_setting, "TraceSetting"),
-    Call(_log_settings, "LogSettings"),
+    Call(_log_settings, "LogSettings", told_who=True),
 )
 """With ModelInfer and ModelStreamInfer, all of the service."""

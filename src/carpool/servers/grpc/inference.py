@@ -15,6 +15,8 @@ from carpool.errors import CarpoolError, TooLarge
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT, REQUEST_SECONDS
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
+from carpool.servers.access.guard import check_model
+from carpool.servers.access.keys import Principal
 from carpool.servers.asked_fields import Sender
 from carpool.servers.client_memory import Fetch, Outlets, names_regions
 from carpool.servers.door import Answer, Call, ModelEntry, Slot
@@ -40,6 +42,7 @@ class Asked(NamedTuple):
 
     deadline: float
     sender: Sender
+    who: Principal | None = None  # whose key it brings
 
 
 class Inference:
@@ -80,6 +83,7 @@ class Inference:
             if parts is None:
                 parts = await self._service.aside(len(message), parse_whole, message)
             family = await self._understood(parts)
+            check_model(self.asked.who, family.model)
             try:
                 await self._offer(family, parts)
             except CarpoolError as error:
@@ -127,7 +131,7 @@ class Inference:
         """Into a slot, and through the door."""
         service, head = self._service, self._head
         sender = self.asked.sender.with_options(head.options)
-        if not head.options.priority:  # else only the engine can say
+        if not (head.options.priority or sender.priority):  # else only the engine can say
             refusal = service.door.refuses(self._entry, self.asked.deadline, self._arrived, sender)
             if refusal is not None:
                 raise refusal

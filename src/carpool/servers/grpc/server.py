@@ -12,6 +12,8 @@ import grpc
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from carpool.observe.counters import Block
+from carpool.servers.access.access import Access
+from carpool.servers.access.tls import Pair, Tls
 from carpool.servers.door import Door
 from carpool.servers.grpc.handlers import Handlers
 from carpool.servers.grpc.service import Service
@@ -47,11 +49,14 @@ def options(settings: ServerSettings) -> list[tuple[str, int]]:
 class GrpcServer:
     """Serves from behind a door until it is stopped. To be used from its loop's thread."""
 
-    def __init__(self, door: Door, block: Block, settings: ServerSettings) -> None:
+    def __init__(
+        self, door: Door, block: Block, settings: ServerSettings, access: Access | None = None
+    ) -> None:
         threads = threads_for(settings.grpc_frontends)
         self.service = Service(door, block, settings.max_body_bytes, threads)
+        self._tls = None if access is None else access.tls
         self._server = grpc.aio.server(
-            handlers=[Handlers(self.service)],
+            handlers=[Handlers(self.service, None if access is None else access.guard)],
             options=options(settings),
             maximum_concurrent_rpcs=settings.max_connections,
         )
@@ -60,7 +65,10 @@ class GrpcServer:
         """Listen where these sockets are bound. They only held the port: gRPC makes its own."""
         for address in addresses(reserved):
             try:
-                self._server.add_insecure_port(address)
+                if self._tls is None:
+                    self._server.add_insecure_port(address)
+                else:
+                    self._server.add_secure_port(address, credentials(self._tls))
             except RuntimeError as error:
                 raise ConfigError(f"cannot listen on {address}: {error}") from error
         await self._server.start()
@@ -77,6 +85,26 @@ class GrpcServer:
         await self._server.stop(_LAST_MOMENT_S)
         service.close()
         return cut_off
+
+
+def credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Asked for the pair in force at every handshake, in threads of the library."""
+    pair = tls.pair
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal pair
+        if tls.pair is pair:
+            return None
+        pair = tls.pair
+        return _configuration(pair)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(pair), changed, require_client_authentication=bool(pair.client_ca)
+    )
+
+
+def _configuration(pair: Pair) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pair.key, pair.cert)], pair.client_ca or None)
 
 
 def addresses(sockets: Iterable[socket.socket]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from carpool.errors import InvalidInput, Unavailable
+from carpool.servers.access.keys import Principal
 from carpool.servers.grpc.answers import final_parameter, in_stream
 from carpool.servers.grpc.asking import Asking, Metadata, read_metadata
 from carpool.servers.grpc.inference import Asked, Inference
@@ -30,9 +31,10 @@ _FINAL = final_parameter()
 class Stream:
     """One call: a task reads requests, another writes answers, and the inferences are in between."""
 
-    def __init__(self, service: Service, metadata: Metadata) -> None:
+    def __init__(self, service: Service, metadata: Metadata, who: Principal | None = None) -> None:
         self._service = service
         self._metadata = metadata
+        self._who = who
         self._answers: asyncio.Queue[bytes] = asyncio.Queue()
         self._room = asyncio.Semaphore(MOST_UNANSWERED)
         self._unanswered = 0
@@ -43,7 +45,7 @@ class Stream:
     async def run(self, _requests: object, context: Any) -> None:
         with self._service:
             try:
-                asking = read_metadata(self._metadata)
+                asking = read_metadata(self._metadata, self._who)
             except InvalidInput as error:
                 await refuse(context, error)
                 return
@@ -90,7 +92,7 @@ class Stream:
             self._answers.put_nowait(answer)
 
         now = monotonic()
-        asked = Asked(deadline_of(context, now, asking), asking.sender)
+        asked = Asked(deadline_of(context, now, asking), asking.sender, self._who)
         inference = Inference(self._service, asked, finish, _FINAL)
         self._waiting.add(inference)
         await inference.begin(message)

@@ -9,6 +9,7 @@ from typing import Any
 
 from carpool.core.job import INFINITY
 from carpool.errors import InvalidInput
+from carpool.servers.access.keys import Principal
 from carpool.servers.grpc.asking import Asking, Metadata, read_metadata
 from carpool.servers.grpc.inference import Asked, Inference
 from carpool.servers.grpc.service import Service
@@ -25,23 +26,24 @@ def deadline_of(context: Any, head_at: float, asking: Asking) -> float:
 class UnaryInfer:
     """One call. It begins when its head is here, before its message."""
 
-    __slots__ = ("_head_at", "_metadata", "_service")
+    __slots__ = ("_head_at", "_metadata", "_service", "_who")
 
-    def __init__(self, service: Service, metadata: Metadata) -> None:
+    def __init__(self, service: Service, metadata: Metadata, who: Principal | None = None) -> None:
         self._service = service
         self._metadata = metadata
+        self._who = who
         self._head_at = monotonic()
 
     async def run(self, message: bytes, context: Any) -> bytes:
         with self._service:
             try:
-                asking = read_metadata(self._metadata)
+                asking = read_metadata(self._metadata, self._who)
             except InvalidInput as error:
                 await refuse(context, error)
                 raise
             if asking.compression is not None:
                 context.set_compression(asking.compression)
-            asked = Asked(deadline_of(context, self._head_at, asking), asking.sender)
+            asked = Asked(deadline_of(context, self._head_at, asking), asking.sender, self._who)
             result = await self._infer(message, asked)
             if isinstance(result, Failure):
                 await refuse(context, result.error, result.times)

@@ -119,7 +119,8 @@ class Answering(Outgoing):
         self._intake.forget()
         self._shared.lingering += 1
         self._transport.resume_reading()
-        self._transport.write_eof()
+        if not self._secure:  # TLS cannot close one direction alone
+            self._transport.write_eof()
 
     def _close(self) -> None:
         """Close as soon as what was sent is out."""

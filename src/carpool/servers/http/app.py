@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import TypeAlias, cast
 
 from carpool.errors import CarpoolError
 from carpool.observe.counters import Block, Table
+from carpool.servers.access.guard import Guard
+from carpool.servers.access.table import Rule, rule_of
 from carpool.servers.door import Door
 from carpool.servers.http import (
     console_handlers,
@@ -78,12 +80,40 @@ ROUTES: tuple[Route[Starter], ...] = (
 )
 
 
+Ruled: TypeAlias = tuple[Rule, Starter]
+
+
+def _ruled(route: Route[Starter]) -> Route[Ruled]:
+    rule = rule_of(f"{route.method} {route.pattern}")
+    return Route(route.method, route.pattern, (rule, route.handler))
+
+
+class _WhileKeysLast:
+    """The start of requests whose key was found good: looked up again when the keys have changed."""
+
+    __slots__ = ("_generation", "_guard", "_head", "_passed", "_start")
+
+    def __init__(self, guard: Guard, head: RequestHead, passed: Callable[[], Start]) -> None:
+        self._guard = guard
+        self._head = head
+        self._passed = passed
+        self._generation = guard.generation
+        self._start = passed()
+
+    def __call__(self, exchange: Exchange) -> BodyPlan:
+        if self._generation != self._guard.generation:
+            self._start = self._passed()  # raises when the key is not good any more
+            self._generation = self._guard.generation
+        exchange.head.who = self._head.who
+        return self._start(exchange)
+
+
 class HttpApp:
     """Serves the v2 protocol from behind a door. One per front end, in its loop's thread.
 
     `table` holds the counters of all processes and `block` is this one's part of it; `metrics` makes the
     metrics page. `max_body_bytes` bounds bodies that are gathered in memory, counted after decompression; the
-    server bounds all of them. `picture_threads` decode pictures.
+    server bounds all of them. `picture_threads` decode pictures. `guard` says who may pass.
     """
 
     def __init__(
@@ -95,22 +125,41 @@ class HttpApp:
         table: Table,
         max_body_bytes: int = 64 * MIB,
         picture_threads: int = 1,
+        guard: Guard | None = None,
     ) -> None:
         self._service = Service(door, block, metrics, table, max_body_bytes, picture_threads)
-        self._router = Router(ROUTES)
+        self._guard = guard or Guard()
+        self._service.asks_for_keys = self._guard.asks_for_keys
+        self._router = Router(map(_ruled, ROUTES))
 
     def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
         try:
             start = cast("Start | None", head.derived)
             if start is None:
-                starter, variables = self._router.find(head.method, head.segments())
-                head.derived = start = starter(self._service, head, variables)
+                head.derived = start = self._start(head)
             return start(exchange)
         except Fault:
             raise
         except CarpoolError as error:
             answer_error(exchange, error)
         return None
+
+    def _start(self, head: RequestHead) -> Start:
+        """Whether it may pass is asked once for all requests with this head, until the keys change."""
+        self._guard.check_host(head.headers)
+        (rule, starter), variables = self._router.find(head.method, head.segments())
+
+        def passed() -> Start:
+            head.who = self._guard.check_http(
+                rule, head.headers, f"{head.method} {head.path}", variables.get("model", "")
+            )
+            return starter(self._service, head, variables)
+
+        if rule.changes:  # asked, and told in the log, each time
+            return lambda exchange: passed()(exchange)
+        if not self._guard.has_keys:
+            return passed()
+        return _WhileKeysLast(self._guard, head, passed)
 
     def close(self) -> None:
         """The server has stopped: end what is left of the app's own work."""

@@ -48,7 +48,9 @@ class Connection(Answering):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=0)
+        self._secure = transport.get_extra_info("ssl_object") is not None
+        # One byte that waits is one too many; over TLS none that waits would already count as 0.
+        self._transport.set_write_buffer_limits(high=1 if self._secure else 0)
         refusal = self._shared.enter(self)
         if refusal is not None:
             self._fail(refusal)
@@ -102,7 +104,7 @@ class Connection(Answering):
             self._fail(bad_request(f"the body ended after {self._intake.received} bytes"))
         else:
             self._close()
-        return True
+        return not self._secure  # TLS has no half-closed connections: the transport ends this one
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -293,7 +295,7 @@ class Connection(Answering):
         if intake.chunked:
             if count >= len(self._scratch):
                 self._let_others_run()  # a chunk may be one byte: this is work, not copying
-        elif self._exchange is None:
+        elif self._exchange is None and not self._secure:
             intake.skip_in_kernel(self._borrow())
             if intake.finished:
                 self._body_done()

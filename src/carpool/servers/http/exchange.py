@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from carpool.servers.access.keys import Principal
 from carpool.servers.http.parsing import RequestHead
 from carpool.servers.http.responses import Body, Fields, render_fields
 
@@ -76,6 +77,11 @@ class Exchange:
         self.on_disconnect: Callable[[], None] | None = None
         self.unread = 0.0
         """Seconds for which requests lately lay in their sockets before they were read."""
+
+    @property
+    def who(self) -> Principal | None:
+        """Whose key came with the request; None where keys are not asked for."""
+        return self.head.who
 
     @property
     def pending(self) -> bool:

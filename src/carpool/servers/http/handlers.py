@@ -53,6 +53,8 @@ def health(service: Service, exchange: Exchange, _variables: Variables) -> None:
     """As ready, for load balancers that know nothing of v2: those expect 503, where Triton says 400."""
     is_ready = service.ready
     document = documents.health(service.door.catalog, ready=is_ready)
+    if service.asks_for_keys and exchange.who is None:
+        document = {"ready": is_ready}  # what there is is for those who may use it
     answer_document(exchange, document, 200 if is_ready else 503)
 
 

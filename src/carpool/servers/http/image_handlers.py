@@ -10,8 +10,8 @@ from carpool.servers.http.service import Service, answer_document
 
 
 def describe(service: Service, exchange: Exchange, _variables: Variables) -> None:
-    answer_document(exchange, openapi(service.door.catalog))
+    answer_document(exchange, openapi(service.door.catalog, with_keys=service.asks_for_keys))
 
 
 def read(service: Service, exchange: Exchange, _variables: Variables) -> None:
-    exchange.respond(200, FIELDS, docs_page(openapi(service.door.catalog)))
+    exchange.respond(200, FIELDS, docs_page(openapi(service.door.catalog, with_keys=service.asks_for_keys)))

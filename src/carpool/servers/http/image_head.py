@@ -58,7 +58,10 @@ class ImageHead(NamedTuple):
 
 def read_image_head(head: RequestHead) -> ImageHead:
     """Raises `InvalidInput` that names the field at fault."""
-    return _read(head.query, tuple(map(head.headers.get, _FIELDS)), bool(head.content_length))
+    asked = _read(head.query, tuple(map(head.headers.get, _FIELDS)), bool(head.content_length))
+    if head.who is not None and head.who.priority:
+        return asked._replace(sender=asked.sender._replace(priority=head.who.priority))
+    return asked
 
 
 @lru_cache(maxsize=_KEPT)

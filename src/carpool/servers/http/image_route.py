@@ -10,6 +10,8 @@ from carpool.config.model import Task
 from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
+from carpool.servers.access.guard import check_model
+from carpool.servers.access.keys import Principal
 from carpool.servers.door import Catalog, ModelEntry
 from carpool.servers.http.exchange import BodyPlan, Collect, Exchange, Receive
 from carpool.servers.http.handlers import Start, Starter
@@ -61,6 +63,7 @@ class ImageRoute:
         self.service = service
         self.asked = read_image_head(head)
         self._task = task
+        self._who = head.who
         self._catalog: Catalog | None = None
         self._target: Target | None = None
         if model and self.asked.model:
@@ -107,6 +110,7 @@ class ImageRoute:
         if catalog is not self._catalog or self._target is None:
             self._target = None
             entry = self._entry(catalog)
+            check_model(self._who, entry.name)
             model = self.service.pictures.model(entry)
             options = read_options(self.asked.options, model.task)
             if self.asked.wants_drawn and "overlay" not in names(model.task):
@@ -118,7 +122,7 @@ class ImageRoute:
     def _entry(self, catalog: Catalog) -> ModelEntry:
         if not self._model:
             assert self._task is not None
-            return default_model(catalog, self._task)
+            return default_model(catalog, self._task, self._who)
         entry = self.service.look_up(self._model, self.asked.version)
         if self._task is not None and task_of(entry) not in (self._task, None):
             raise InvalidInput(
@@ -145,11 +149,14 @@ class ImageRoute:
         return replace(options, overlay=True), self.asked.drawn
 
 
-def default_model(catalog: Catalog, task: Task) -> ModelEntry:
-    """The first that was configured for a task."""
-    for entry in in_order(catalog):
-        if task_of(entry) is task:
+def default_model(catalog: Catalog, task: Task, who: Principal | None = None) -> ModelEntry:
+    """The first that was configured for a task, of those that the key is for; failing that, the first."""
+    found = [entry for entry in in_order(catalog) if task_of(entry) is task]
+    for entry in found:
+        if who is None or who.may_use(entry.name):
             return entry
+    if found:
+        return found[0]
     there = {str(found): None for found in map(task_of, in_order(catalog)) if found is not None}
     tasks = f"there are models for {', '.join(there)}" if there else "no model here takes pictures"
     raise NotFound(f"no model is for {task}; {tasks}", reason="no-task")

@@ -46,7 +46,11 @@ def read_infer_head(head: RequestHead) -> InferHead:
         header_length or 0 if sized else 0,
         sized and header_length is not None and header_length <= AT_ONCE,
         read_budget(headers.get(_DEADLINE_FIELD)),
-        Sender(read_source(headers.get(_SOURCE_FIELD)), read_latest(headers.get(_LATEST_FIELD))),
+        Sender(
+            read_source(headers.get(_SOURCE_FIELD)),
+            read_latest(headers.get(_LATEST_FIELD)),
+            0 if head.who is None else head.who.priority,
+        ),
         json_encoding,
         binary_encoding,
     )

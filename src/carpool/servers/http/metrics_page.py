@@ -6,12 +6,15 @@ from collections.abc import Callable
 
 from carpool.errors import CarpoolError
 from carpool.observe.prometheus import CONTENT_TYPE
+from carpool.servers.access.guard import Guard
+from carpool.servers.access.table import rule_of
 from carpool.servers.http.exchange import BodyPlan, Exchange
 from carpool.servers.http.parsing import RequestHead
 from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.responses import Fault
 from carpool.servers.http.routes import Route, Router
 
+_RULE = rule_of("GET /metrics")
 _FIELDS = b"content-type: %b\r\n" % CONTENT_TYPE.encode()
 
 
@@ -22,13 +25,16 @@ def answer_metrics(exchange: Exchange, page: Callable[[], bytes]) -> None:
 class MetricsApp:
     """An app that serves nothing else, for a port that only Prometheus can reach."""
 
-    def __init__(self, page: Callable[[], bytes]) -> None:
+    def __init__(self, page: Callable[[], bytes], guard: Guard | None = None) -> None:
         self._page = page
+        self._guard = guard or Guard()
         self._router = Router([Route("GET", "/metrics", answer_metrics)])
 
     def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
         try:
+            self._guard.check_host(head.headers)
             handler = self._router.find(head.method, head.segments()).handler
+            self._guard.check_http(_RULE, head.headers, "GET /metrics")
         except Fault:
             raise
         except CarpoolError as error:

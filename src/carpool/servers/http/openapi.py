@@ -32,6 +32,8 @@ _NAMES = {
 }
 _REFUSALS: Mapping[str, str] = {
     "400": "The picture, a name or a value cannot be used; `field` says which.",
+    "401": "The server asks for a key, and this is none of its own.",
+    "403": "The key is not for this model.",
     "404": "There is no such model, or none for this task.",
     "409": "A newer picture of the same source took its place.",
     "413": "The body or the picture is too large.",
@@ -41,7 +43,14 @@ _REFUSALS: Mapping[str, str] = {
 }
 
 
-def openapi(catalog: Catalog) -> Document:
+_KEYS: Document = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "A key of the server's --api-key-file."},
+    "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same key."},
+}
+
+
+def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
+    """`with_keys`: the server asks for one."""
     models = [(entry.name, entry.version, task) for entry in in_order(catalog) if (task := task_of(entry))]
     paths: Document = {}
     for task, path in TASK_ROUTES.items():
@@ -59,7 +68,8 @@ def openapi(catalog: Catalog) -> Document:
         },
         "servers": [{"url": "/"}],
         "paths": paths,
-        "components": {"schemas": _schemas(), "responses": _responses()},
+        "security": [{name: []} for name in _KEYS] if with_keys else [],
+        "components": {"schemas": _schemas(), "responses": _responses(), "securitySchemes": _KEYS},
         "x-carpool-models": [
             {"name": name, "version": version, "task": str(task)} for name, version, task in models
         ],

@@ -22,7 +22,7 @@ _MOST_PIECES = 512  # the kernel takes 1024 per call
 class Outgoing(asyncio.BufferedProtocol):
     """Sends bytes that may belong to a slot: they are out or copied when a send returns."""
 
-    __slots__ = ("_borrowed", "_shared", "_stalled", "_stalled_at", "_transport", "_unsent")
+    __slots__ = ("_borrowed", "_secure", "_shared", "_stalled", "_stalled_at", "_transport", "_unsent")
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -30,6 +30,7 @@ class Outgoing(asyncio.BufferedProtocol):
         self._stalled_at = 0.0
         self._unsent = 0
         self._borrowed: socket.socket | None = None
+        self._secure = False  # over TLS: what the socket holds is not what is sent and received
         self._transport: asyncio.Transport
 
     @property
@@ -62,7 +63,7 @@ class Outgoing(asyncio.BufferedProtocol):
 
     def _send_pieces(self, views: Sequence[memoryview]) -> None:
         size = sum(map(len, views))
-        if size <= _COPIED_TOGETHER or self._stalled or len(views) > _MOST_PIECES:
+        if size <= _COPIED_TOGETHER or self._stalled or self._secure or len(views) > _MOST_PIECES:
             self._send(b"".join(views))
             return
         sent = self._write_now(views)

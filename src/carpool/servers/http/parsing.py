@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote_to_bytes
 
+from carpool.servers.access.keys import Principal
 from carpool.servers.http.limits import Limits
 from carpool.servers.http.responses import Fault, bad_request
 
@@ -35,7 +36,7 @@ class RequestHead:
     """One request's head. Byte-identical requests of a connection share one: don't change it.
 
     `derived` is the app's own: what it works out from a head (the route, say) can be kept there. Requests
-    whose heads differ only in the length of their bodies share it.
+    whose heads differ only in the length of their bodies share it. `who` holds the key that came with it.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class RequestHead:
         "path",
         "query",
         "target",
+        "who",
     )
 
     def __init__(
@@ -64,6 +66,7 @@ class RequestHead:
         self.keep_alive = _keeps_alive(headers, http_minor)
         self.expects_continue = _expects_continue(headers, http_minor)
         self.derived: object = None
+        self.who: Principal | None = None
 
     def with_length(self, digits: bytes) -> RequestHead:
         """The same head for a body of another length, which is not 0 either."""
@@ -79,6 +82,7 @@ class RequestHead:
         head.keep_alive = self.keep_alive
         head.expects_continue = self.expects_continue
         head.derived = self.derived
+        head.who = self.who
         return head
 
     @property

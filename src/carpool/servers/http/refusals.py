@@ -7,11 +7,13 @@ from carpool.errors import (
     CarpoolError,
     ConfigError,
     DeadlineExceeded,
+    Forbidden,
     InvalidInput,
     NotFound,
     Refused,
     Replaced,
     TooLarge,
+    Unauthenticated,
     Unavailable,
     Unsupported,
 )
@@ -25,6 +27,8 @@ STATUSES: dict[type[CarpoolError], int] = {
     InvalidInput: 400,
     ConfigError: 400,
     Cancelled: 400,
+    Unauthenticated: 401,
+    Forbidden: 403,
     NotFound: 404,
     WrongMethod: 405,
     Replaced: 409,
@@ -49,6 +53,8 @@ def fields_of(error: CarpoolError) -> bytes:
     wait = retry_after(error)
     if wait is not None:
         return b"%bRetry-After: %d\r\n" % (JSON_FIELDS, wait)
+    if isinstance(error, Unauthenticated):
+        return JSON_FIELDS + b"WWW-Authenticate: Bearer\r\n"
     if isinstance(error, WrongMethod):
         return b"%bAllow: %b\r\n" % (JSON_FIELDS, error.allowed.encode())
     return JSON_FIELDS

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Sequence
 
+from carpool.config.server import LOCALHOST
 from carpool.errors import ConfigError
 from carpool.servers.descriptors import Descriptors
 from carpool.servers.http.connection import Connection
@@ -16,6 +18,7 @@ from carpool.servers.http.shared import Shared
 from carpool.servers.http.unread import Unread
 
 _BACKLOG = 1024
+_ATTEMPTS = 16
 
 
 def listen(host: str, port: int, *, accepting: bool = True) -> list[socket.socket]:
@@ -24,17 +27,21 @@ def listen(host: str, port: int, *, accepting: bool = True) -> list[socket.socke
     Port 0 picks a free one. `::` takes IPv4 as well. Raises `ConfigError` when an address cannot be had.
     Those that are not `accepting` only hold the port, for a library that makes its own sockets.
     """
-    sockets: list[socket.socket] = []
-    try:
-        for family, address in _addresses(host, port):
-            if port == 0 and sockets:
-                address = (address[0], sockets[0].getsockname()[1], *address[2:])
-            sockets.append(_bound(family, address, shared=True, accepting=accepting))
-    except OSError as error:
-        for opened in sockets:
-            opened.close()
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
-    return sockets
+    for attempt in range(_ATTEMPTS):
+        sockets: list[socket.socket] = []
+        try:
+            for family, address in _addresses(host, port):
+                if port == 0 and sockets:
+                    address = (address[0], sockets[0].getsockname()[1], *address[2:])
+                sockets.append(_bound(family, address, shared=True, accepting=accepting))
+            return sockets
+        except OSError as error:
+            for opened in sockets:
+                opened.close()
+            # Free on one address, and somebody's on the other: another one then.
+            if port or not sockets or attempt == _ATTEMPTS - 1:
+                raise _cannot_listen(host, port, error) from error
+    raise AssertionError("the last attempt returns or raises")
 
 
 def check_free(host: str, port: int) -> None:
@@ -43,12 +50,31 @@ def check_free(host: str, port: int) -> None:
         for family, address in _addresses(host, port):
             _bound(family, address, shared=False).close()
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+        raise _cannot_listen(host, port, error) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}")
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
+    if host == LOCALHOST:  # both, whatever the machine's own table says
+        found_here: list[tuple[int, tuple[object, ...]]] = [(socket.AF_INET, ("127.0.0.1", port))]
+        if _has_ipv6():
+            found_here.append((socket.AF_INET6, ("::1", port, 0, 0)))
+        return found_here
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def _has_ipv6() -> bool:
+    """Containers often go without."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as trial:
+            trial.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
 def _bound(
@@ -85,7 +111,7 @@ class HttpServer:
         self._shared: Shared
         self._timer: asyncio.TimerHandle
 
-    async def start(self, sockets: Sequence[socket.socket]) -> None:
+    async def start(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> None:
         """Begin to accept; the sockets are the server's from now on."""
         loop = asyncio.get_running_loop()
         shared = self._shared = Shared(self._app, self._limits, loop, self._unread)
@@ -96,7 +122,14 @@ class HttpServer:
             return Connection(shared)
 
         for listening in sockets:
-            listener = await loop.create_server(accepted, sock=listening, backlog=_BACKLOG)
+            listener = await loop.create_server(
+                accepted,
+                sock=listening,
+                backlog=_BACKLOG,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else self._limits.header_timeout_s,
+                ssl_shutdown_timeout=None if tls is None else self._limits.linger_timeout_s,
+            )
             self._listeners.append(listener)
 
     @property

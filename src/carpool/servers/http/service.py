@@ -47,6 +47,7 @@ class Service:
         self.live = LivePage(table)
         self.profiles = ProfileWatch(door)
         self.max_body_bytes = max_body_bytes
+        self.asks_for_keys = False
         self.memory = ClientMemory(door, max_body_bytes)
         self.tracer = Tracer(door)
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="http")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from carpool.servers.access.keys import told
 from carpool.servers.http.exchange import Collect, Exchange
 from carpool.servers.http.handlers import Variables, with_json
 from carpool.servers.http.service import Service
@@ -15,7 +16,8 @@ def log_settings(service: Service, exchange: Exchange, _variables: Variables) ->
 
 def update_log_settings(service: Service, exchange: Exchange, _variables: Variables) -> Collect:
     def update(asked: dict[str, Any]) -> None:
-        service.answer_later(exchange, service.door.ask("log-settings", {"settings": asked}))
+        arguments = {"settings": asked, **told(exchange.who)}
+        service.answer_later(exchange, service.door.ask("log-settings", arguments))
 
     return with_json(exchange, update)
 

@@ -11,6 +11,7 @@ from carpool.errors import (
     CarpoolError,
     ConfigError,
     DeadlineExceeded,
+    Forbidden,
     InvalidInput,
     ModelError,
     NotFound,
@@ -37,6 +38,7 @@ _CLASSES: tuple[type[CarpoolError], ...] = (
     Cancelled,
     Unavailable,
     ModelError,
+    Forbidden,
 )
 _UNSPOKEN = GONE + 1 + len(_CLASSES)
 _REASONS = list(Reason)

@@ -1,0 +1,169 @@
+"""Key files: who holds a key, and what for.
+
+One key a line, `name key [priority=N] [models=a,b*]`; lines that start with # are remarks. No part of a
+key is ever in an error or in the log: lines are named by number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from carpool.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_KEY = re.compile(r"[!-~]{1,512}")
+_MODELS = re.compile(r"[!-+\--~]{1,256}")  # printable, and no comma
+_MOST_BYTES = 1 << 20
+_HIGHEST_PRIORITY, _LOWEST_PRIORITY = 1, 1 << 31
+_WEAK = 8  # characters: shorter than this, a key can be tried out over the network
+
+_pepper = secrets.token_bytes(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who holds a key, and what it is good for."""
+
+    name: str
+    digest: bytes
+    admin: bool = False
+    priority: int = 0  # the most urgent that its requests may be, and what they are by default; 0: no matter
+    models: tuple[str, ...] = ()  # patterns of those it may use; none is all
+
+    def may_use(self, model: str) -> bool:
+        return not self.models or any(fnmatchcase(model, pattern) for pattern in self.models)
+
+
+def told(who: Principal | None) -> dict[str, object]:
+    """For the engine, with what somebody asks of it."""
+    return {} if who is None else {"by": who.name, "admin": who.admin}
+
+
+def digest_of(key: bytes) -> bytes:
+    """Keyed with what nobody outside this process knows: how long it takes to compare two of them, or to look
+    one up, says nothing about the keys."""
+    return hashlib.blake2b(key, key=_pepper, digest_size=32).digest()
+
+
+class Keys:
+    """The keys of both files, as they were read together."""
+
+    def __init__(self, principals: Iterable[Principal] = ()) -> None:
+        self._by_digest = {principal.digest: principal for principal in principals}
+
+    def find(self, key: bytes) -> Principal | None:
+        digest = digest_of(key)
+        found = self._by_digest.get(digest)
+        return found if found is not None and hmac.compare_digest(found.digest, digest) else None
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+
+def read_keys(api_file: str, admin_file: str) -> Keys:
+    """Raises `ConfigError` that names the file and the line; "" is no file."""
+    found: list[Principal] = []
+    for file, admin in ((api_file, False), (admin_file, True)):
+        if file:
+            found += _principals(file, admin)
+            _check_unique(found, file)
+    return Keys(found)
+
+
+def _principals(file: str, admin: bool) -> list[Principal]:
+    principals = list(_parsed(file, _text(file), admin))
+    if not principals:
+        raise ConfigError(f"{file}: there is no key in it: one 'name key' a line")
+    return principals
+
+
+def _text(file: str) -> str:
+    try:
+        with Path(file).open("rb") as opened:
+            check_private(file, os.fstat(opened.fileno()))
+            content = opened.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from None
+    if len(content) > _MOST_BYTES:
+        raise ConfigError(f"{file}: over {_MOST_BYTES} bytes is no key file")
+    try:
+        return content.decode("ascii")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file}: holds bytes that are not ASCII") from None
+
+
+def check_private(file: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{file}: is not a file")
+    if status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise ConfigError(
+            f"{file}: everybody on this machine can read or write it: chmod o-rw {file}"
+            " (a secret of Kubernetes: defaultMode 0440)"
+        )
+
+
+def _parsed(file: str, text: str, admin: bool) -> Iterator[Principal]:
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        where = f"{file}, line {number}"
+        if len(words) < 2:
+            raise ConfigError(f"{where}: must be 'name key [priority=N] [models=a,b*]'")
+        name, key, *options = words
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{where}: a name has up to 64 letters, digits and . _ @ -")
+        if not _KEY.fullmatch(key) or len(key) < _WEAK:
+            raise ConfigError(f"{where}: the key of {name} must have {_WEAK} to 512 printable characters")
+        priority, models = _options(where, options)
+        yield Principal(name, digest_of(key.encode()), admin, priority, models)
+
+
+def _options(where: str, words: list[str]) -> tuple[int, tuple[str, ...]]:
+    priority = 0
+    models: tuple[str, ...] = ()
+    seen = set()
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option not in ("priority", "models") or not equals or option in seen:
+            raise ConfigError(f"{where}: after the key come priority=N and models=a,b*, once each")
+        seen.add(option)
+        if option == "models":
+            models = tuple(value.split(","))
+            if not all(map(_MODELS.fullmatch, models)):
+                raise ConfigError(
+                    f"{where}: models must be names or patterns like yolo*, with commas between"
+                )
+        else:
+            priority = _priority(where, value)
+    return priority, models
+
+
+def _priority(where: str, value: str) -> int:
+    priority = int(value) if value.isdigit() and len(value) < 11 else 0
+    if not _HIGHEST_PRIORITY <= priority < _LOWEST_PRIORITY:
+        raise ConfigError(f"{where}: priority must be a whole number from 1, the most urgent")
+    return priority
+
+
+def _check_unique(principals: Iterable[Principal], file: str) -> None:
+    names: set[str] = set()
+    digests: dict[bytes, str] = {}
+    for principal in principals:
+        if principal.name in names:
+            raise ConfigError(f"{file}: the name {principal.name} is there twice")
+        if principal.digest in digests:
+            raise ConfigError(
+                f"{file}: {digests[principal.digest]} and {principal.name} have the same key, and need two"
+            )
+        names.add(principal.name)
+        digests[principal.digest] = principal.name

@@ -1,0 +1,46 @@
+"""What `carpool serve` says at the start about who gets in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from carpool.cli.serve_run import _Screen, _warn_if_open
+from carpool.config.server import ServerSettings
+from servers.access.key_files import admin_keys, api_keys
+
+PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+
+
+@pytest.mark.parametrize(
+    ("host", "mode", "told"),
+    [
+        ("0.0.0.0", "explicit", True),
+        ("::", "explicit", True),
+        ("0.0.0.0", "none", False),
+        ("localhost", "explicit", False),
+        ("127.0.0.1", "explicit", False),
+        ("::1", "explicit", False),
+    ],
+)
+def test_control_that_is_open_to_all_is_told(
+    host: str, mode: str, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    _warn_if_open(ServerSettings(host=host, model_control_mode=mode))
+    assert ("control-is-open" in caplog.text) == told
+
+
+def test_keys_close_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for keys in ({"admin_key_file": admin_keys(tmp_path)}, {"api_key_file": api_keys(tmp_path)}):
+        _warn_if_open(ServerSettings(host="0.0.0.0", model_control_mode="explicit", **keys))
+    assert not caplog.text
+
+
+def test_the_first_screen_says_how_to_open_it(capsys: pytest.CaptureFixture[str]) -> None:
+    _Screen([], ServerSettings()).show(PORTS, {}, {})
+    assert "--host 0.0.0.0 opens it" in capsys.readouterr().out
+    _Screen([], ServerSettings(host="0.0.0.0", tls_cert="c", tls_key="k")).show(PORTS, {}, {})
+    shown = capsys.readouterr().out
+    assert "opens it" not in shown
+    assert "https://localhost:8000" in shown

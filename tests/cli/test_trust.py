@@ -1,0 +1,94 @@
+"""Verbs that ask a running server, over TLS and with a key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from carpool.cli.main import app
+from carpool.cli.trust import VARIABLE, trust
+from carpool.errors import InvalidInput
+from carpool.lab.load.aim import Aim, take_aim
+from carpool.lab.load.facts import Unreachable
+from carpool.lab.load.plan import Closed, Plan
+from carpool.lab.load.run import run
+from carpool.lab.load.trust import Trust
+from engine.scripted import Stage, model, scripted_stage
+from servers.access.key_files import ALICE, ROOT, admin_keys, api_keys, write
+from servers.grpc.front_end import front_end as grpc_front_end
+from servers.whole_server import WholeServer, whole_server
+
+__all__ = ["scripted_stage"]
+
+MADE = Path(__file__).parents[1] / "servers" / "access" / "certificates"
+CA = str(MADE / "server.pem")
+TLS = {"tls_cert": CA, "tls_key": str(MADE / "server-key.pem")}
+
+
+@pytest.fixture(name="server")
+def secure_server(tmp_path: Path, stage: Stage) -> Iterator[WholeServer]:
+    model(tmp_path / "models", v1=1.0)
+    keys = {"api_key_file": api_keys(tmp_path), "admin_key_file": admin_keys(tmp_path)}
+    with whole_server(tmp_path / "models", model_control_mode="explicit", **keys, **TLS) as server:
+        yield server
+
+
+def models(server: WholeServer, *arguments: str, key: str = "") -> Result:
+    url = f"https://localhost:{server.port}"
+    return CliRunner(env={VARIABLE: key}).invoke(app, ["models", *arguments, "--url", url])
+
+
+def test_models_over_tls_with_a_key(server: WholeServer, tmp_path: Path) -> None:
+    assert "certificate verify failed" in models(server, "list", key=ALICE).stderr
+    assert "a key is needed" in models(server, "list", "--ca", CA).stderr
+    assert models(server, "list", "--ca", CA, key=ALICE).exit_code == 0
+    assert models(server, "list", "--insecure", key=ALICE).exit_code == 0
+    refused = models(server, "load", "m", "--ca", CA, key=ALICE)
+    assert refused.exit_code == 1
+    assert "alice is for inference" in refused.stderr
+    file = write(tmp_path / "mine", f"{ROOT}\n")
+    assert models(server, "load", "m", "--ca", CA, "--api-key-file", file).exit_code == 0
+    assert "is not a certificate" in str(models(server, "list", "--ca", file, key=ALICE).output)
+
+
+def test_load_over_tls_with_a_key(server: WholeServer) -> None:
+    assert models(server, "load", "m", "--ca", CA, key=ROOT).exit_code == 0
+    url = f"https://localhost:{server.port}"
+    with pytest.raises(Unreachable, match="verify failed"):
+        take_aim(Aim(url))
+    with pytest.raises(Unreachable, match="a key is needed"):
+        take_aim(Aim(url, trust=Trust(CA)))
+    aim = Aim(url, trust=Trust(CA, key=ALICE))
+    assert ALICE not in repr(aim)
+    target = take_aim(aim)
+    report = asyncio.run(run(Plan(Closed(1, requests=3)), target))
+    assert report.total.answered == 3
+
+
+def test_load_over_grpc_with_tls_and_a_key(tmp_path: Path) -> None:
+    with grpc_front_end(api_key_file=api_keys(tmp_path), **TLS) as front:
+        url = f"grpcs://localhost:{front.port}"
+        with pytest.raises(Unreachable, match="a key is needed"):
+            take_aim(Aim(url, "image", trust=Trust(CA)))
+        take_aim(Aim(url, "image", trust=Trust(CA, key=ALICE)))
+        with pytest.raises(InvalidInput, match="--insecure goes with https"):
+            take_aim(Aim(url, "image", trust=Trust(insecure=True)))
+
+
+def test_where_a_key_comes_from(tmp_path: Path) -> None:
+    assert trust(None, None, False, {}).key == ""
+    assert trust(None, None, False, {VARIABLE: "abc\n"}).key == "abc"
+    line = tmp_path / "line"
+    line.write_text("# mine\nalice secret-1 models=a\n")
+    assert trust(line, None, False, {VARIABLE: "abc"}).key == "secret-1"
+    line.write_text("\n")
+    for bad in (line, tmp_path / "none"):
+        with pytest.raises(InvalidInput, match="--api-key-file"):
+            trust(bad, None, False, {})
+    with pytest.raises(InvalidInput) as raised:
+        trust(None, None, False, {VARIABLE: "a secret"})
+    assert "secret" not in raised.value.message
