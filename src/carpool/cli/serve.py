@@ -60,6 +60,19 @@ AllowClientShm = Annotated[
         show_default=False,
     ),
 ]
+ServerName = Annotated[
+    str | None,
+    typer.Option(help="The name in the server's metadata; some clients want triton.", show_default="carpool"),
+]
+MetricsConfig = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metrics-config",
+        metavar="KEY=VALUE",
+        help="As in Triton: histogram_latencies=true, counter_latencies=false.",
+        show_default=False,
+    ),
+]
 DeviceMemoryGb = Annotated[
     float | None,
     typer.Option(
@@ -112,6 +125,8 @@ class Serve:
     load_models: LoadModels = None
     poll_s: PollS = None
     allow_client_shm: AllowClientShm = None
+    server_name: ServerName = None
+    metrics_config: MetricsConfig = None
     device_memory_gb: DeviceMemoryGb = None
     trace_file: TraceFile = None
     record: Record = None

@@ -50,6 +50,8 @@ class ServerSettings:
     load_models: tuple[str, ...] = ()  # at the start, in explicit mode; * is all of them
     poll_s: float = 15.0  # between two looks at the model folders
     allow_client_shm: bool = False
+    server_name: str = "carpool"  # in the server's metadata
+    metrics_config: tuple[str, ...] = ()  # Triton's switches for metrics, like histogram_latencies=true
     log_format: str = "text"
     log_level: str = "info"
     trace_file: str = ""  # where traces are written; none can be taken without
@@ -73,11 +75,22 @@ class ServerSettings:
                 f"{self.model_control_mode}",
                 field="load_models",
             )
+        if not 0 < len(self.server_name) <= _MAX_NAME or not self.server_name.isprintable():
+            raise ConfigError(
+                f"server_name must be 1 to {_MAX_NAME} printable characters, not {shown(self.server_name)}",
+                field="server_name",
+            )
+        metrics_switches(self.metrics_config)
         if not self.host:
             raise ConfigError("host must not be empty", field="host")
         ports = [port for port in (getattr(self, name) for name in _PORTS) if port]
         if len(ports) != len(set(ports)):
             raise ConfigError(f"{', '.join(_PORTS)} must differ, not {', '.join(map(str, ports))}")
+
+    @property
+    def metrics(self) -> Mapping[str, bool]:
+        """Which of the metrics that can be switched are on the page."""
+        return metrics_switches(self.metrics_config)
 
     @property
     def models_at_start(self) -> Collection[str] | None:
@@ -89,6 +102,34 @@ class ServerSettings:
     def needs_models(self) -> bool:
         """Whether an empty repository is a mistake: where nothing can come later."""
         return self.model_control_mode == "none"
+
+
+_METRICS = {"counter_latencies": True, "histogram_latencies": False, "summary_latencies": False}
+_MAX_NAME = 128
+
+
+def metrics_switches(given: Collection[str]) -> dict[str, bool]:
+    """Triton's `--metrics-config` settings, each `key=true` or `key=false`, and the defaults of the rest."""
+    switches = dict(_METRICS)
+    for setting in given:
+        key, _, value = setting.partition("=")
+        if key == "summary_quantiles" or (key == "summary_latencies" and value.lower() in _TRUE):
+            raise ConfigError(
+                f"metrics_config {shown(setting)}: summaries are not offered, since quantiles of several"
+                " replicas cannot be added up; the histograms carpool_*_duration_seconds are always there",
+                field="metrics_config",
+            )
+        if key not in switches:
+            raise ConfigError(
+                f"metrics_config has no {shown(key)}; {nearest(key, switches)}", field="metrics_config"
+            )
+        if value.lower() not in _TRUE + _FALSE:
+            raise ConfigError(
+                f"metrics_config {key} must be true or false, as in {key}=true, not {shown(value)}",
+                field="metrics_config",
+            )
+        switches[key] = value.lower() in _TRUE
+    return switches
 
 
 _SECONDS = (0.001, 86400.0)
