@@ -26,6 +26,7 @@ class CarpoolError(Exception):
     """Base of everything Carpool raises on purpose."""
 
     reason = "internal"
+    while_loading = False  # of a model that was read, and failed then
 
     def __init__(
         self,

@@ -58,6 +58,7 @@ class TensorSpec:
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
+    optional: bool = False  # an input that requests may leave out
 
     def full_shape(self, max_batch: int) -> tuple[int, ...]:
         """The shape clients are told, which starts with -1 when the model takes batches."""

@@ -76,3 +76,24 @@ def test_the_files_largest_batch_counts_where_the_settings_are_silent(
 def test_a_wrong_declaration_is_named_with_its_line(tmp_path: Path, source: str, cause: str) -> None:
     with pytest.raises(ConfigError, match=cause):
         read(tmp_path, source)
+
+
+@pytest.mark.parametrize(
+    ("code", "sign"),
+    [
+        ("import triton_python_backend_utils as pb_utils\n", "imports triton_python_backend_utils"),
+        (
+            "def f():\n    from triton_python_backend_utils import Tensor\n",
+            "imports triton_python_backend_utils",
+        ),
+        ("class TritonPythonModel:\n    pass\n", "has a class TritonPythonModel"),
+    ],
+)
+def test_a_model_for_tritons_python_backend_is_told_what_it_is(tmp_path: Path, code: str, sign: str) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(code)
+    with pytest.raises(ConfigError) as caught:
+        read_declarations(file)
+    message = caught.value.message
+    assert f"a model for Triton's Python backend (it {sign})" in message
+    assert "docs/coming-from-triton.md" in message

@@ -208,3 +208,32 @@ def test_an_orderly_end_lets_the_model_clean_up(model: Load, tmp_path: Path) -> 
     """
     model(source).close()
     assert left.exists()
+
+
+def optional_model(folder: Path, source: str) -> backends.Backend:
+    file = python_file(folder, source)
+    config = settings("python", file, (("a", "FP32", (1,)), ("b", "FP32", (1,))), (("y", "FP32", (1,)),))
+    first, second = config.inputs
+    return load(replace(config, inputs=(first, replace(second, optional=True))), file)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def predict(inputs): return inputs['a'] + inputs.get('b', 5)",
+        "def predict(a, b=5): return a + b",
+    ],
+)
+def test_what_a_request_left_out_is_not_among_the_inputs(tmp_path: Path, source: str) -> None:
+    model = optional_model(tmp_path, source)
+    one = np.ones((2, 1), np.float32)
+    assert model.run({"a": one}, ["y"])["y"].tolist() == [[6], [6]]
+    assert model.run({"a": one, "b": one}, ["y"])["y"].tolist() == [[2], [2]]
+    model.close()
+
+
+def test_a_parameter_for_an_optional_input_needs_a_default(tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelError, match="the input 'b' is optional: give its parameter of predict a default"
+    ):
+        optional_model(tmp_path, "def predict(a, b): return a + b")

@@ -45,7 +45,7 @@ def test_list_load_and_unload(server: WholeServer, tmp_path: Path) -> None:
     weights(tmp_path, "m", 1, "broken")
     failed = models("load", "m", "--url", server.url)  # the scheme goes without saying
     assert failed.exit_code == 1
-    assert failed.stderr == f"carpool: {server.url}: m: broken weights\n"
+    assert failed.stderr == f"carpool: {server.url}: load failed for model 'm': m: broken weights\n"
     shown = models("list", "m", *url)
     assert "m: broken weights" in " ".join(shown.stdout.split())
     assert models("unload", "m", *url).exit_code == 0
@@ -66,7 +66,7 @@ def test_a_name_that_is_not_there(server: WholeServer) -> None:
     for action in ("load", "unload"):
         result = models(action, "nobody/at home", "--url", server.url)
         assert result.exit_code == 1
-        assert "there is no model nobody/at home" in result.stderr
+        assert "there is no model 'nobody/at home'" in result.stderr
     result = models("list", "nobody", "--url", server.url)
     assert (result.exit_code, result.stderr) == (1, "carpool: the server has no model nobody\n")
 

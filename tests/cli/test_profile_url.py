@@ -46,7 +46,7 @@ def test_what_a_running_server_believes(server: WholeServer) -> None:
     ("arguments", "code", "said"),
     [
         ((), 2, "which model? The server has a, b"),
-        (("--name", "c"), 1, "unknown model 'c'"),
+        (("--name", "c"), 1, "unknown model: 'c'"),
         (("--name", "a", "--sizes", "1"), 2, "--sizes is for measuring"),
         (("--name", "a", "--repeats", "3"), 2, "--repeats is for measuring"),
     ],

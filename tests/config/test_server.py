@@ -38,6 +38,7 @@ def test_every_variable_reaches_its_setting() -> None:
         "cache_dir": "/c",
         "host": "h",
         "metrics_key": "yes",
+        "metrics_config": "histogram_latencies=true",
     }
     numbers = {
         "http_port": 1,
@@ -106,3 +107,39 @@ def test_models_to_start_with_need_explicit_control() -> None:
 @pytest.mark.parametrize(("cores", "frontends"), [(1, 1), (2, 1), (4, 1), (8, 2), (16, 4), (128, 4)])
 def test_front_ends_grow_with_the_cores(cores: int, frontends: int) -> None:
     assert usual_frontends(cores) == frontends
+
+
+@pytest.mark.parametrize(
+    ("given", "switches"),
+    [
+        ((), {"counter_latencies": True, "histogram_latencies": False, "summary_latencies": False}),
+        (
+            ("histogram_latencies=true", "counter_latencies=false", "summary_latencies=false"),
+            {"counter_latencies": False, "histogram_latencies": True, "summary_latencies": False},
+        ),
+    ],
+)
+def test_switches_for_metrics(given: tuple[str, ...], switches: dict[str, bool]) -> None:
+    assert ServerSettings(metrics_config=given).metrics == switches
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("summary_latencies=true", "summaries are not offered"),
+        ('summary_quantiles="0.5:0.05"', "summaries are not offered"),
+        ("histogram_latency=true", 'did you mean "histogram_latencies"'),
+        ("histogram_latencies", "must be true or false, as in histogram_latencies=true"),
+        ("histogram_latencies=often", "must be true or false"),
+    ],
+)
+def test_switches_for_metrics_that_cannot_be(given: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServerSettings(metrics_config=(given,))
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "n" * 129])
+def test_names_that_a_server_cannot_have(name: str) -> None:
+    with pytest.raises(ConfigError, match="server_name must be 1 to 128 printable characters"):
+        ServerSettings(server_name=name)

@@ -142,7 +142,10 @@ def test_every_batching_field() -> None:
         ("preferred_batch_size: 0", "1 or more"),
         ("priority_levels: 2", "default priority must be 1 to 2, not 0"),
         ("priority_levels: 2 default_priority_level: 3", "default priority"),
-        ("priority_levels: 99999999 default_priority_level: 1", "priority levels"),
+        (
+            "priority_levels: 18446744073709551616 default_priority_level: 1",
+            "must be 0 to 18446744073709551615",
+        ),
         (
             "priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 3 value {} }",
             "priority level 3",
@@ -258,3 +261,13 @@ def test_parameters_cache_and_file() -> None:
     assert (config.onnxruntime.intra_op_threads, config.onnxruntime.inter_op_threads) == (2, None)
     assert config.response_cache
     assert config.file == "net.onnx"
+
+
+@pytest.mark.parametrize("levels", [65_536, 2**32, 2**64 - 1])
+def test_as_many_priority_levels_as_triton_takes(levels: int) -> None:
+    text = (
+        f"max_batch_size: 4 dynamic_batching {{ priority_levels: {levels} default_priority_level: {levels} }}"
+    )
+    config, _ = pbtxt_config(text, Path("/m/config.pbtxt"))
+    assert isinstance(config.policy, Knobs)
+    assert (config.policy.priority_levels, config.policy.default_priority) == (levels, levels)

@@ -52,13 +52,16 @@ def load(session: Session) -> str:
     return "READY"
 
 
-@case("load_model", "with a config override", "max_batch_size 3 until the next load without one")
+@case("load_model", "with a config override", "max_batch_size 3, also for later loads, until it is unloaded")
 def load_with_config(session: Session) -> str:
     with _changing(session):
         session.call("load_model", "changing", config=json.dumps(_SIZE))
         expect(_max_batch(session, "changing"), 3)
+        session.call("load_model", "changing")
+        expect(_max_batch(session, "changing"), 3)
+        session.call("unload_model", "changing")
     expect(_max_batch(session, "changing"), 8)
-    return "3, then 8 again"
+    return "3 and 3, then 8 again"
 
 
 @case("load_model", "with a config and files", "the model is made of them")
@@ -190,6 +193,14 @@ def log_less(session: Session) -> str:
         again = _log(session, session.call("update_log_settings", {"log_info": True, "log_verbose_level": 0}))
     expect((again["log_info"], again["log_verbose_level"]), (True, 0))
     return "off and on again"
+
+
+@case("update_log_settings", "log_format ISO8601 and default", "the settings in force")
+def log_format(session: Session) -> str:
+    for form in ("ISO8601", "default"):
+        found = _log(session, session.call("update_log_settings", {"log_format": form}))
+        expect(found["log_format"], form)
+    return "ISO8601, then default again"
 
 
 @case("update_log_settings", "log_file", "refused, 501 / UNIMPLEMENTED")

@@ -188,7 +188,7 @@ def unknown_model(session: Session) -> str:
 @case("infer", "a wrong shape", "refused, 400 / INVALID_ARGUMENT")
 def wrong_shape(session: Session) -> str:
     tensors = [session.tensor("x", numbers(1, 2, 3, 4)["x"])]
-    return session.refused(INVALID, "Expected [-1, 3], got [1, 4]", "infer", "numbers", tensors)
+    return session.refused(INVALID, "Expected [-1,3], got [1,4]", "infer", "numbers", tensors)
 
 
 @case("infer", "sequence_id 7", "refused, 501 / UNIMPLEMENTED")

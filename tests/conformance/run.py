@@ -6,6 +6,7 @@ then perf_analyzer makes load over HTTP and gRPC in each of its ways. Exit statu
     make conformance                        all of it, within ten minutes
     make conformance ARGS=--json            one document instead of tables; --markdown: tables for a page
     make conformance ARGS='--only calls'    or --only load
+    make conformance ARGS='--examples PATH' Triton's client examples in that folder, and nothing else
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,11 +30,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tritonclient.utils import InferenceServerException
 
 from carpool import __version__
-from conformance import perf_analyzer
+from conformance import examples, perf_analyzer
 from conformance.flavours import Flavour
 from conformance.runs import Run, every_run
 from conformance.servers import outcome, running
-from conformance.show import CallRow, Got, RunRow, as_document, as_markdown, calls_table, runs_table
+from conformance.show import (
+    CallRow,
+    Got,
+    RunRow,
+    as_document,
+    as_markdown,
+    calls_table,
+    examples_markdown,
+    examples_table,
+    runs_table,
+)
 from conformance.table import Case, Server, every_case, missing
 from live.server import Live
 
@@ -45,6 +57,8 @@ _TELL = Console(stderr=True)
 def main() -> int:
     arguments = _arguments()
     give_up = time.monotonic() + LIMIT_S
+    if arguments.examples is not None:
+        return _examples(arguments.examples, arguments.format, give_up)
     calls: list[CallRow] = []
     runs: list[RunRow] = []
     with contextlib.ExitStack() as stack:
@@ -71,6 +85,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", dest="format", action="store_const", const="json", help="one document")
     parser.add_argument(
         "--markdown", dest="format", action="store_const", const="markdown", help="for a page"
+    )
+    parser.add_argument(
+        "--examples",
+        type=Path,
+        metavar="PATH",
+        help="run src/python/examples of a checkout of Triton's client",
     )
     parser.add_argument("--only", choices=("calls", "load"), help="the clients' calls, or perf_analyzer")
     return parser.parse_args()
@@ -134,6 +154,27 @@ def _run(binary: Path, run: Run, server: Live, report: Path, give_up: float) -> 
         return RunRow(run, perf_analyzer.run(binary, run.arguments(server), report))
     except perf_analyzer.RunError as error:
         return RunRow(run, (), str(error))
+
+
+# ---- the examples
+
+
+def _examples(folder: Path, form: str | None, give_up: float) -> int:
+    found = examples.find(folder)
+    rows: list[examples.ExampleRow] = []
+    with TemporaryDirectory(prefix="carpool-examples-") as place, _progress(len(found)) as progress:
+        for row in examples.run_examples(found, Path(place), give_up):
+            progress.update(progress.task_ids[0], description=row.name, advance=1)
+            rows.append(row)
+    if form == "json":
+        sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False) + "\n")
+    elif form == "markdown":
+        sys.stdout.write(examples_markdown(rows))
+    else:
+        (Console() if sys.stdout.isatty() else Console(width=_WIDTH)).print(examples_table(rows))
+    bad = [row for row in rows if not row.good]
+    _TELL.print(f"{len(rows) - len(bad)} of {len(rows)} examples as documented")
+    return 1 if bad else 0
 
 
 # ---- the report

@@ -9,6 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from conformance.examples import EXAMPLE_HEADS, ExampleRow, example_cells
 from conformance.flavours import Flavour
 from conformance.perf_analyzer import Point
 from conformance.runs import Run
@@ -101,6 +102,19 @@ def runs_table(rows: Sequence[RunRow]) -> Table:
         for line in run_cells(row):
             table.add_row(*map(escape, line), style="bold red" if row.error else "")
     return table
+
+
+def examples_table(rows: Sequence[ExampleRow]) -> Table:
+    table = Table(title="Triton's client examples", title_justify="left", pad_edge=False)
+    for name in EXAMPLE_HEADS:
+        table.add_column(name, no_wrap=name != EXAMPLE_HEADS[-1])
+    for row in rows:
+        table.add_row(*map(escape, example_cells(row)), style="" if row.good else "bold red")
+    return table
+
+
+def examples_markdown(rows: Sequence[ExampleRow]) -> str:
+    return _markdown(EXAMPLE_HEADS, [example_cells(row) for row in rows], texts=len(EXAMPLE_HEADS))
 
 
 def as_markdown(calls: Sequence[CallRow], runs: Sequence[RunRow]) -> str:

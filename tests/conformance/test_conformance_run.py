@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance import perf_analyzer
+from conformance import examples, perf_analyzer
 from conformance.flavours import Flavour
 from conformance.perf_analyzer import Point, RunError, SetupError
 from conformance.runs import every_run
@@ -94,3 +94,26 @@ def test_the_page_has_every_call_and_every_run() -> None:
         assert f"| {' | '.join(cells[:7])} |" in PAGE
     for run in every_run():
         assert f"| {run.protocol} | {run.model} | {run.what} |" in PAGE
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "output", "good"),
+    [
+        ("simple_http_infer_client.py", 0, "PASS: infer\n", True),
+        ("simple_http_infer_client.py", 1, "PASS: infer\n", False),
+        ("simple_http_sequence_sync_infer_client.py", 1, "[501] sequences are not offered: …\n", True),
+        ("simple_http_sequence_sync_infer_client.py", 0, "PASS: Sequence\n", False),
+        ("simple_grpc_cudashm_client.py", 1, "ModuleNotFoundError: No module named 'cuda'\n", True),
+        ("simple_grpc_cudashm_client.py", 1, "connection refused\n", False),
+        ("simple_grpc_custom_repeat.py", 2, "model_transaction_policy.decoupled is not supported: …\n", True),
+    ],
+)
+def test_an_example_runs_to_the_end_or_gets_the_documented_refusal(
+    name: str, code: int, output: str, good: bool
+) -> None:
+    assert examples.judged(name, examples.expected_refusal(name), code, output).good is good
+
+
+def test_a_folder_without_examples_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"no examples like simple_\*\.py"):
+        examples.find(tmp_path)

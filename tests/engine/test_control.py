@@ -389,9 +389,9 @@ def test_an_unknown_model_can_neither_be_loaded_nor_unloaded(tmp_path: Path, sta
 
     async def story() -> None:
         async with Engine(tmp_path) as engine:
-            with pytest.raises(NotFound, match="no model n; there are m"):
+            with pytest.raises(NotFound, match="no model 'n'; there are m"):
                 await engine.load("n")
-            with pytest.raises(NotFound, match="no model n; there are m"):
+            with pytest.raises(NotFound, match="no model 'n'; there are m"):
                 await engine.unload("n")
             model(tmp_path, "n", v1=7.0)  # it came after the start
             await engine.load("n")
@@ -700,7 +700,8 @@ CONFIG = """{
 }"""
 
 
-def test_an_override_lasts_until_the_next_load_without_one(tmp_path: Path, stage: Stage) -> None:
+def test_an_override_lasts_until_the_files_change(tmp_path: Path, stage: Stage) -> None:
+    """As in Triton, and no longer than the model is loaded."""
     model(tmp_path, v1=1.0, v2=2.0)
 
     async def story() -> None:
@@ -714,8 +715,47 @@ def test_an_override_lasts_until_the_next_load_without_one(tmp_path: Path, stage
                 await engine.load("m", config='{"name": "other"}')
             assert engine.find("m").signature.max_batch == 2
             await engine.load("m")
+            assert engine.find("m").signature.max_batch == 2
+            assert sorted(s.version for s in engine.served.values()) == ["2"]
+            touch_settings(tmp_path)
+            await engine.load("m")
             assert engine.find("m").signature.max_batch == 4
             assert sorted(s.version for s in engine.served.values()) == ["1", "2"]
+            await engine.load("m")
+            assert engine.find("m").signature.max_batch == 4
+
+    run(story())
+
+
+def touch_settings(folder: Path) -> None:
+    path = folder / "m" / "model.toml"
+    now = path.stat().st_mtime_ns
+    os.utime(path, ns=(now + 10**9, now + 10**9))
+
+
+def test_an_override_goes_when_the_model_is_unloaded(tmp_path: Path, stage: Stage) -> None:
+    model(tmp_path, v1=1.0)
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            await engine.load("m", config=CONFIG)
+            await engine.unload("m")
+            await engine.load("m")
+            assert engine.find("m").signature.max_batch == 4
+
+    run(story())
+
+
+def test_an_override_that_fails_leaves_the_one_before_it(tmp_path: Path, stage: Stage) -> None:
+    model(tmp_path, v1=1.0)
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            await engine.load("m", config=CONFIG)
+            with pytest.raises(ConfigError):
+                await engine.load("m", config='{"max_batch_size": -3}')
+            await engine.load("m")
+            assert engine.find("m").signature.max_batch == 2
 
     run(story())
 

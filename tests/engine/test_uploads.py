@@ -35,12 +35,19 @@ from carpool.errors import CarpoolError, ConfigError, InvalidInput
         "0/model.onnx",
         "01/model.onnx",
         "latest/model.onnx",
-        "1/" + "x" * 300,
+        "1/" + "x/" * 150 + "y",
     ],
 )
 def test_names_that_could_end_up_elsewhere_are_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match=r"must be named like 1/model\.onnx"):
         check_files({name: b""})
+
+
+def test_a_name_too_long_for_a_file_is_nobodys_input() -> None:
+    """Triton calls it internal, and its example for gRPC checks that."""
+    with pytest.raises(CarpoolError, match="too long for any file") as caught:
+        check_files({"A" * 256: b""})
+    assert type(caught.value) is CarpoolError
 
 
 def test_there_may_not_be_too_many() -> None:

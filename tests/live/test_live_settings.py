@@ -60,7 +60,7 @@ def test_log_settings_reach_every_process(server: Live, client: InferenceServerC
         "log_warning": True,
         "log_error": True,
         "log_verbose_level": 0,
-        "log_format": "ISO8601",
+        "log_format": "default",
     }
     with pytest.raises(InferenceServerException):
         client.update_log_settings({"log_file": "/tmp/x"})
@@ -130,7 +130,7 @@ def test_wrong_settings(client: InferenceServerClient) -> None:
         with pytest.raises(InferenceServerException) as raised:
             client.update_trace_settings(settings=settings)
         assert raised.value.status() == status
-    with pytest.raises(InferenceServerException, match="unknown model 'c'") as raised:
+    with pytest.raises(InferenceServerException, match="unknown model: 'c'") as raised:
         client.get_trace_settings("c")
     assert raised.value.status() == "404"
 

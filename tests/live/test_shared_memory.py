@@ -195,7 +195,7 @@ def test_unregistering_under_traffic(server: Live) -> None:
                         answer = orjson.loads(response.body)["outputs"][0]["data"]
                         assert answer == (2 * numbers(4)[row]).tolist()
                     else:
-                        assert "'in' is not registered" in error_of(response, 400)["error"]
+                        assert "Unable to find shared memory region: 'in'" in error_of(response, 400)["error"]
             return seen
 
         running = [pool.submit(traffic, row) for row in range(3)]

@@ -66,7 +66,7 @@ def test_gauges_are_summed_or_the_largest_counts(table: Table) -> None:
 
 @pytest.mark.parametrize(
     ("value", "bucket"),
-    [(0.0, 0), (0.0005, 0), (0.00051, 1), (0.05, 7), (10.0, 16), (10.1, 17), (-1.0, 0), (float("nan"), 0)],
+    [(0.0, 0), (0.0005, 0), (0.00051, 1), (0.05, 7), (10.0, 18), (10.1, 19), (-1.0, 0), (float("nan"), 0)],
 )
 def test_an_observation_lands_in_the_bucket_of_its_upper_bound(
     table: Table, value: float, bucket: int

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from carpool.observe import columns
 from carpool.observe.counters import Row, Table, table_bytes
-from carpool.observe.families import FAMILIES, Scope
+from carpool.observe.families import FAMILIES, Scope, chosen
 from carpool.observe.prometheus import Exposition
 
 MODEL = {"model": "detector", "version": "1"}
@@ -134,3 +134,36 @@ def test_any_name_survives_the_page(table: Table, name: str) -> None:
 def test_an_unloaded_model_leaves_the_page(table: Table, row: Row) -> None:
     table.directory.retire("detector", "1")
     assert "nv_inference_count" not in parsed(table)
+
+
+SWITCHES = {"counter_latencies": True, "histogram_latencies": False}
+
+
+def test_tritons_histogram_is_read_from_ours(table: Table) -> None:
+    slot = table.directory.assign("m", "1")
+    row = table.block(0).row(slot)
+    for seconds in (0.1, 0.4, 2.0, 3.0, 60.0):
+        row.observe(columns.REQUEST_SECONDS, seconds)
+    families = chosen({**SWITCHES, "histogram_latencies": True})
+    lines = Exposition(table, "1.2.3", families=families).page().decode().splitlines()
+    name = "nv_inference_first_response_histogram_ms"
+    assert [line for line in lines if line.startswith(name)] == [
+        f'{name}_bucket{{model="m",version="1",le="100"}} 1',
+        f'{name}_bucket{{model="m",version="1",le="500"}} 2',
+        f'{name}_bucket{{model="m",version="1",le="2000"}} 3',
+        f'{name}_bucket{{model="m",version="1",le="5000"}} 4',
+        f'{name}_bucket{{model="m",version="1",le="+Inf"}} 5',
+        f'{name}_sum{{model="m",version="1"}} 65500',
+        f'{name}_count{{model="m",version="1"}} 5',
+    ]
+    assert name not in Exposition(table, "1.2.3").page().decode()
+
+
+def test_the_sums_of_times_can_be_switched_off() -> None:
+    kept = {family.name for family in chosen({**SWITCHES, "counter_latencies": False})}
+    gone = {family.name for family in FAMILIES} - kept
+    assert gone == {
+        f"nv_inference_{phase}_duration_us"
+        for phase in ("request", "queue", "compute_input", "compute_infer", "compute_output")
+    }
+    assert chosen(SWITCHES) == FAMILIES

@@ -143,7 +143,7 @@ def test_a_region_that_is_not_there() -> None:
     memory, door = memory_of()
     error = refusal(memory, request(in_region("x", 8)))
     assert isinstance(error, InvalidInput)
-    assert error.message == "input 'x': region 'r' is not registered"
+    assert error.message == "Unable to find shared memory region: 'r', for input 'x'; it is not registered"
     door.renew(extensions=[])
     error = refusal(memory, request(in_region("x", 8)))
     assert isinstance(error, Unsupported)
@@ -228,7 +228,9 @@ def test_without_room_for_one_none_is_written() -> None:
         memory, _ = memory_of(file.region())
         outlets = memory.outlets([wanted("a", 8), wanted("b", 3, 8)])
         assert outlets is not None
-        with pytest.raises(InvalidInput, match="needs 4 bytes, but was given 3 of region 'r'") as raised:
+        with pytest.raises(
+            InvalidInput, match=r"output 'b' \(3 bytes\) should be at least 4 bytes to hold"
+        ) as raised:
             outlets.write([tensor("a", b"AAAA"), tensor("b", b"BBBB")], {}, batched=False)
         assert raised.value.field == "output 'b'.parameters.shared_memory_byte_size"
         assert file.read() == bytes(16)

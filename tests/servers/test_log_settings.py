@@ -22,7 +22,7 @@ START = {
     "log_warning": True,
     "log_error": True,
     "log_verbose_level": 0,
-    "log_format": "ISO8601",
+    "log_format": "default",
 }
 
 
@@ -142,9 +142,9 @@ def test_what_was_read_can_be_written_back(written: int) -> None:
         ({"log_verbose_level": -1}, InvalidInput, "integer"),
         ({"log_verbose_level": 1 << 40}, InvalidInput, "integer"),
         ({"log_file": "/etc/passwd"}, Unsupported, "over the network"),
-        ({"log_format": "default"}, Unsupported, "ISO8601"),
-        ({"log_info": False, "log_format": 3}, Unsupported, "ISO8601"),
         ({"log_info": False, "log_error": False}, Forbidden, "admin key"),
+        ({"log_format": "json"}, InvalidInput, "invalid argument for log_format, got: json"),
+        ({"log_info": False, "log_format": 3}, InvalidInput, "known are default, ISO8601"),
     ],
 )
 def test_what_cannot_be_done_changes_nothing(

@@ -91,7 +91,7 @@ def test_reading_gives_the_bytes_that_are_there_or_says_so(
         region = OpenRegion(file.region(offset=offset))
         place = SharedMemory("r", size, start)
         if start + size > 1024 - offset:
-            with pytest.raises(InvalidInput, match=r"region 'r' has \d+ bytes"):
+            with pytest.raises(InvalidInput, match=r"region: 'r'; .* the region has \d+ bytes"):
                 region.check(place, "input 'x'")
             return
         region.check(place, "input 'x'")

@@ -101,7 +101,7 @@ def test_a_name_is_registered_once() -> None:
     door = engine()
     with client_file(bytes(8)) as file:
         register(door, "r", file.key, 8)
-        with pytest.raises(InvalidInput, match="registered already"):
+        with pytest.raises(InvalidInput, match="already in manager; unregister it first"):
             register(door, "r", file.key, 4)
         assert door.catalog.regions["r"].byte_size == 8
 

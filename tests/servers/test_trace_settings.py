@@ -132,7 +132,7 @@ def test_what_was_read_can_be_written_back(engine: Engine) -> None:
 
 
 def test_a_model_that_is_not_there(engine: Engine) -> None:
-    with pytest.raises(NotFound, match="unknown model 'c'"):
+    with pytest.raises(NotFound, match="Request for unknown model: 'c' is not found"):
         engine.update("c")
 
 

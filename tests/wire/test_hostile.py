@@ -31,8 +31,8 @@ def refusal(whole: bytes, header_length: int | None, model: Any = IMAGE) -> Inva
         ({"datatype": "INT8"}, "input 'image'.datatype", "is 'INT8', but model 'net' expects 'UINT8'"),
         ({"datatype": "FLOAT"}, "input 'image'.datatype", "valid are BOOL, UINT8"),
         ({"datatype": []}, "input 'image'.datatype", "no valid datatype"),
-        ({"shape": [2, 3]}, "input 'image'.shape", "Expected [-1, 2, 3], got [2, 3]"),
-        ({"shape": [1, 3, 2]}, "input 'image'.shape", "got [1, 3, 2]; the first dimension is the batch"),
+        ({"shape": [2, 3]}, "input 'image'.shape", "Expected [-1,2,3], got [2,3]"),
+        ({"shape": [1, 3, 2]}, "input 'image'.shape", "got [1,3,2]; the first dimension is the batch"),
         ({"shape": [-1, -2, 3]}, "input 'image'.shape", "only integers of 0 or more"),
         ({"shape": [True, 2, 3]}, "input 'image'.shape", "only integers"),
         ({"shape": [1.0, 2, 3]}, "input 'image'.shape", "only integers"),
@@ -48,7 +48,7 @@ def refusal(whole: bytes, header_length: int | None, model: Any = IMAGE) -> Inva
         (
             {"parameters": {"binary_data_size": 5}},
             "binary_data_size",
-            "is 5, but shape [1, 2, 3] of UINT8 needs 6",
+            "input byte size mismatch for input 'image' for model 'net'. Expected 6, got 5; the shape is",
         ),
         ({"parameters": {"binary_data_size": -6}}, "binary_data_size", "0 or more"),
         ({"parameters": {"binary_data_size": 6.0}}, "binary_data_size", "integer"),
@@ -71,7 +71,12 @@ def test_a_wrong_input(change: dict[str, Any], field: str, words: str) -> None:
         ({"inputs": {}}, "inputs", "must be a JSON array"),
         ({"inputs": [3]}, "inputs", "must be a JSON object"),
         ({"inputs": [{}] * 1025}, "inputs", "more than 1024"),
-        ({"inputs": []}, "inputs", "expected 1 inputs but got 0 inputs for model 'net': 'image' missing"),
+        (
+            {"inputs": []},
+            "inputs",
+            "expected 1 inputs but got 0 inputs for model 'net'. Got input(s) [], but missing required"
+            " input(s) ['image']. Please provide all required input(s).",
+        ),
         ({"inputs": [entry(data=[0] * 6)] * 2}, "input 'image'", "given twice"),
         ({"inputs": [], "id": 7}, "id", "must be a string"),
         ({"inputs": [], "parameters": 3}, "parameters", "JSON object"),
@@ -145,8 +150,10 @@ def test_wrong_json(json: bytes, words: str) -> None:
         ([1, 2, 3], "INT8", "has 3 elements"),
         ([[1], [2]], "INT8", "not nested as shape [1, 2] at depth 0"),
         ([[1, 2, 3]], "INT8", "not nested as shape [1, 2] at depth 1"),
-        ([[[1, 2]]], "INT8", "not nested as shape"),
-        ([[[1], [2]]], "INT8", "only integers"),
+        ([[[1, 2], [3]]], "INT8", "has 3 elements"),
+        ([[[1], 2]], "INT8", "nested unevenly at depth 2"),
+        ([[[1], [[2]]]], "INT8", "only integers"),
+        ([[[[]]]], "INT8", "has 0 elements"),
         ([[1, 2], 3], "INT8", "not nested"),
         ([1, [2]], "INT8", "only integers"),
         ("ab", "BYTES", "must be a JSON array"),
@@ -175,12 +182,19 @@ def test_inputs_must_agree_on_the_batch() -> None:
 def test_the_body_must_be_as_long_as_the_head_says(extra: int) -> None:
     whole, end = image_body()
     whole = whole[:extra] if extra < 0 else whole + bytes(extra)
-    assert f"take 6 bytes, but {6 + extra} bytes follow" in refusal(whole, end).message
+    message = refusal(whole, end).message
+    assert f"take 6 bytes, but {6 + extra} follow" in message
+    if extra > 0:
+        assert message.startswith("unexpected additional input data for model 'net'")
+    else:
+        assert message.startswith(
+            "unexpected size for input 'image', expecting 1 additional bytes for model 'net'"
+        )
 
 
 def test_binary_data_without_a_header_length() -> None:
     json = body({"inputs": [entry(parameters=BINARY)]})[0]
-    assert "take 6 bytes, but 0 bytes follow" in refusal(json, None).message
+    assert "take 6 bytes, but 0 follow" in refusal(json, None).message
 
 
 def test_binding_never_reads_past_the_tail() -> None:
@@ -248,7 +262,7 @@ def test_bool_bytes_are_0_or_1() -> None:
     [
         ({"shared_memory_region": "", "shared_memory_byte_size": 6}, "name of a region"),
         ({"shared_memory_region": "r"}, "shared_memory_byte_size is missing"),
-        ({"shared_memory_region": "r", "shared_memory_byte_size": 5}, "needs 6 bytes"),
+        ({"shared_memory_region": "r", "shared_memory_byte_size": 5}, "Expected 6, got 5"),
         (
             {"shared_memory_region": "r", "shared_memory_byte_size": 6, "shared_memory_offset": -1},
             "0 or more",
@@ -279,3 +293,19 @@ def test_bytes_outputs_cannot_be_classified() -> None:
     outputs = [{"name": "text", "parameters": {"classification": 1}}]
     error = refusal(body({"inputs": [entry(data=[0] * 6)], "outputs": outputs})[0], None, model)
     assert "cannot be classified" in error.message
+
+
+@pytest.mark.parametrize("levels", [3, 50, 100])
+def test_json_nested_deeper_than_its_shape_is_flattened(levels: int) -> None:
+    values: Any = [7, 8]
+    for _ in range(levels - 1):
+        values = [values]
+    assert decode_json(values, "INT8").data.tolist() == [[7, 8]]
+
+
+def test_json_nested_too_deep() -> None:
+    values: Any = [7, 8]
+    for _ in range(100):
+        values = [values]
+    with pytest.raises(InvalidInput, match=r"JSON nesting depth exceeds maximum allowed limit \(100\)"):
+        decode_json(values, "INT8")

@@ -127,7 +127,8 @@ def test_a_timeout_of_zero_is_none() -> None:
     assert head.options.timeout is None
 
 
-def test_requested_outputs_override_the_default_form() -> None:
+def test_listed_outputs_say_for_themselves_whether_they_are_binary() -> None:
+    """As in Triton: the request's own default is for those who list none."""
     shared = {"shared_memory_region": "r", "shared_memory_byte_size": 16, "shared_memory_offset": 4}
     document = {
         "inputs": [],
@@ -139,9 +140,9 @@ def test_requested_outputs_override_the_default_form() -> None:
         ],
     }
     assert v2.parse_head(body(document)[0]).outputs == [
-        RequestedOutput("a", True),
+        RequestedOutput("a", False),
         RequestedOutput("b", False, 3),
-        RequestedOutput("c", True, 0, SharedMemory("r", 16, 4)),
+        RequestedOutput("c", False, 0, SharedMemory("r", 16, 4)),
     ]
 
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from carpool.backends.backend import Backend, Filling, Finish, Loader, Placement
 from carpool.backends.declarations import read_declarations
+from carpool.backends.reshaping import reshaped
 from carpool.config.complete import complete
 from carpool.config.model import ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
@@ -20,6 +21,7 @@ from carpool.errors import NotFound, Unsupported
 __all__ = ["Backend", "default_threads", "describe", "device_names", "devices", "load", "read_signature"]
 
 _HOMES = ("fake", "onnxruntime", "python", "pytorch")
+_THEIR_OWN_SHAPES = ("fake", "pytorch")  # one looks at none, the other takes no `reshape`
 
 
 def load(
@@ -39,7 +41,8 @@ def load(
     ConfigError where a setting of the runtime is wrong.
     """
     placement = Placement(instance, threads, gpu, fill, finish, tell)
-    return _loader(config, version).load(config, version, placement)
+    backend = _loader(config, version).load(config, version, placement)
+    return backend if config.backend in _THEIR_OWN_SHAPES else reshaped(backend, config)
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:

@@ -19,6 +19,7 @@ from carpool.config.model import DATATYPES, DYNAMIC, ModelSignature, TensorSigna
 from carpool.config.rules import MAX_BATCH, check_dims, nearest
 from carpool.errors import ConfigError, ModelError
 
+_TRITONS = "triton_python_backend_utils"
 _FORM = '{"name": ("FP32", [3, 224, 224])}'
 
 
@@ -48,7 +49,9 @@ def read_declarations(file: Path | None) -> Declarations:
     """The declarations of one file; none of them where there is no file."""
     if file is None:
         return Declarations()
-    found = {name: (value, f"{file}:{value.lineno}: {name}") for name, value in _assignments(file)}
+    module = _parse(file)
+    _check_not_tritons(module, file)
+    found = {name: (value, f"{file}:{value.lineno}: {name}") for name, value in _assignments(module)}
     return Declarations(
         _tensors(*found["INPUTS"]) if "INPUTS" in found else (),
         _tensors(*found["OUTPUTS"]) if "OUTPUTS" in found else (),
@@ -56,8 +59,27 @@ def read_declarations(file: Path | None) -> Declarations:
     )
 
 
-def _assignments(file: Path) -> Iterator[tuple[str, ast.expr]]:
-    for statement in _parse(file).body:
+def _check_not_tritons(module: ast.Module, file: Path) -> None:
+    """Its author should hear what it is, and not that a package is missing which nobody can install."""
+    for node in ast.walk(module):
+        match node:
+            case ast.ClassDef(name="TritonPythonModel"):
+                sign = "has a class TritonPythonModel"
+            case ast.Import(names=names) if any(name.name == _TRITONS for name in names):
+                sign = f"imports {_TRITONS}"
+            case ast.ImportFrom(module=source) if source == _TRITONS:
+                sign = f"imports {_TRITONS}"
+            case _:
+                continue
+        raise ConfigError(
+            f"{file}:{node.lineno}: this is a model for Triton's Python backend (it {sign}), which cannot run"
+            " here as it is: write execute(requests) as predict(inputs) of a class Model, which gets the"
+            " whole batch as arrays; docs/coming-from-triton.md, Models for the Python backend, shows how"
+        )
+
+
+def _assignments(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    for statement in module.body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 yield name, value

@@ -83,8 +83,7 @@ class FakeBackend:
         self._lag = min(max(0.0, self._lag + step), _MAX_LAG)
 
     def _zeros(self, tensor: TensorConfig, rows: int) -> Array:
-        dims = tensor.dims if tensor.reshape is None else tensor.reshape
-        shape = tuple(1 if dim == DYNAMIC else dim for dim in dims)
+        shape = tuple(1 if dim == DYNAMIC else dim for dim in tensor.dims)
         datatype = DATATYPES[tensor.datatype]
         if self._batched:
             shape = (rows, *shape)

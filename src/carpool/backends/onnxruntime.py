@@ -40,7 +40,7 @@ _sharing = threading.Lock()
 
 def load(config: ModelConfig, version: ModelVersion, placement: Placement) -> Backend:
     session = _session(config, cast(Path, version.file), placement)
-    return OnnxBackend(config.name, session)
+    return OnnxBackend(config, session)
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
@@ -48,17 +48,17 @@ def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature
     runtime = _runtime(config)
     options = _options(runtime, threads=1)
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return _signature(config.name, _open(runtime, config, cast(Path, version.file), options, [CPU]))
+    return _signature(config, _open(runtime, config, cast(Path, version.file), options, [CPU]))
 
 
 class OnnxBackend:
-    def __init__(self, model: str, session: onnxruntime.InferenceSession) -> None:
+    def __init__(self, config: ModelConfig, session: onnxruntime.InferenceSession) -> None:
         import onnxruntime
 
-        self._model = model
+        self._model = model = config.name
         self._session: onnxruntime.InferenceSession | None = session
         self._values = onnxruntime.OrtValue
-        self.signature = _signature(model, session)
+        self.signature = _signature(config, session)
         self._inputs = {tensor.name: DATATYPES[tensor.datatype] for tensor in self.signature.inputs}
         self._outputs = {tensor.name: DATATYPES[tensor.datatype] for tensor in self.signature.outputs}
         if Datatype.BYTES in self._inputs.values() and Datatype.BF16 in self._outputs.values():
@@ -177,21 +177,27 @@ def _open(
     return cast("onnxruntime.InferenceSession", session)
 
 
-def _signature(model: str, session: onnxruntime.InferenceSession) -> ModelSignature:
+def _signature(config: ModelConfig, session: onnxruntime.InferenceSession) -> ModelSignature:
+    """What has a default is mostly the weights of a network: only what the settings name is an input."""
+    declared = {tensor.name for tensor in config.inputs}
+    defaults = [node for node in session.get_overridable_initializers() if node.name in declared]
     return ModelSignature(
-        tuple(_tensor(model, "input", node) for node in session.get_inputs()),
-        tuple(_tensor(model, "output", node) for node in session.get_outputs()),
+        (
+            *(_tensor(config.name, "input", node) for node in session.get_inputs()),
+            *(_tensor(config.name, "input", node, optional=True) for node in defaults),
+        ),
+        tuple(_tensor(config.name, "output", node) for node in session.get_outputs()),
     )
 
 
-def _tensor(model: str, kind: str, node: Any) -> TensorSignature:
+def _tensor(model: str, kind: str, node: Any, *, optional: bool = False) -> TensorSignature:
     if node.type not in ONNX_TYPES:
         raise Unsupported(
             f'{model}: {kind} "{node.name}" is a {node.type}, which the v2 protocol cannot carry'
         )
     # A length that varies has a name or nothing in place of a number.
     shape = tuple(dim if isinstance(dim, int) and dim >= 0 else DYNAMIC for dim in node.shape)
-    return TensorSignature(node.name, ONNX_TYPES[node.type].value, shape)
+    return TensorSignature(node.name, ONNX_TYPES[node.type].value, shape, optional)
 
 
 def _cause(error: Exception) -> str:

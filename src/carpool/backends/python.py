@@ -7,6 +7,8 @@
             return {"scores": scores}
 
 Parameters that are named like the model's inputs get the arrays themselves: `def predict(self, image)`. An
+optional input that a request left out is not in `inputs`; a parameter for it needs a default. All requests of
+a batch bring the same inputs. An
 answer is a dict of arrays, one array where the model has one output, or a list with one result (a value, or a
 dict of values) per item of the batch. Arrays go out as they are; plain numbers and lists take the declared
 datatype. BYTES are object arrays of bytes, and BF16 is its 16 bits as uint16.
@@ -134,4 +136,9 @@ def _settings(config: ModelConfig, version: ModelVersion, placement: Placement) 
 
 def _tensor(tensor: TensorConfig) -> dict[str, Any]:
     dims = tensor.dims if tensor.reshape is None else tensor.reshape
-    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(dims)}
+    return {
+        "name": tensor.name,
+        "datatype": tensor.datatype,
+        "shape": list(dims),
+        "optional": tensor.optional,
+    }

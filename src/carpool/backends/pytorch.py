@@ -41,6 +41,11 @@ def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
             raise Unsupported(
                 f'{config.name}: "{tensor.name}" is {kind}, and PyTorch models have no such tensors'
             )
+        if tensor.reshape is not None:
+            raise Unsupported(
+                f'{config.name}: "{tensor.name}" has a reshape, which PyTorch models do not take: give the'
+                " shape that the network has, or reshape in the network itself"
+            )
     return replace(config, pytorch=_settled(config))
 
 

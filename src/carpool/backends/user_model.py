@@ -32,6 +32,10 @@ class UserModel:
         module = _import(Path(settings["file"]))
         self._predict, setup = _entry_points(module)
         self._spread = _spreads(self._predict, [tensor["name"] for tensor in settings["inputs"]])
+        if self._spread:
+            _check_defaults(
+                self._predict, [tensor["name"] for tensor in settings["inputs"] if tensor["optional"]]
+            )
         if setup is not None:
             setup(dict(settings))
 
@@ -113,6 +117,15 @@ def _spreads(predict: Callable[..., Any], inputs: Collection[str]) -> bool:
     if len(required) > 1 or not parameters:
         raise ModelError("predict must take one argument, the dict of inputs, or one named like each input")
     return False
+
+
+def _check_defaults(predict: Callable[..., Any], optional: Collection[str]) -> None:
+    parameters = inspect.signature(predict).parameters
+    for name in optional:
+        if name in parameters and _is_required(parameters[name]):
+            raise ModelError(
+                f"the input {name!r} is optional: give its parameter of predict a default, like {name}=None"
+            )
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

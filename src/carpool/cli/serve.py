@@ -121,6 +121,19 @@ AllowClientShm = Annotated[
         show_default=False,
     ),
 ]
+ServerName = Annotated[
+    str | None,
+    typer.Option(help="The name in the server's metadata; some clients want triton.", show_default="carpool"),
+]
+MetricsConfig = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metrics-config",
+        metavar="KEY=VALUE",
+        help="As in Triton: histogram_latencies=true, counter_latencies=false.",
+        show_default=False,
+    ),
+]
 DeviceMemoryGb = Annotated[
     float | None,
     typer.Option(
@@ -182,6 +195,8 @@ class Serve:
     tls_cert: TlsCert = None
     tls_key: TlsKey = None
     tls_client_ca: TlsClientCa = None
+    server_name: ServerName = None
+    metrics_config: MetricsConfig = None
     device_memory_gb: DeviceMemoryGb = None
     trace_file: TraceFile = None
     record: Record = None

@@ -41,7 +41,7 @@ def _max_batch(config: ModelConfig, signature: ModelSignature) -> int:
         return config.max_batch
     if config.max_batch == 1 and all(t.shape[:1] in ((1,), (DYNAMIC,)) for t in _tensors(signature)):
         return 1
-    fixed = next(t for t in _tensors(signature) if t.shape[:1] != (DYNAMIC,))
+    fixed = next(t for t in _tensors(signature) if t.shape[:1] != (DYNAMIC,) and not t.optional)
     raise ConfigError(
         f"{config.name}: the settings allow batches of {config.max_batch}, but in the model file "
         f'"{fixed.name}" has the shape {list(fixed.shape)}; export the model with a dynamic first dimension, '
@@ -93,6 +93,7 @@ def _agree(
 ) -> TensorConfig:
     where = f'{config.name}: {kind} "{tensor.name}"'
     actual = found.get(tensor.name)
+    _check_optional(config, tensor, actual, batched)
     if actual is None:
         raise ConfigError(f"{where} is declared but not in the model file; {nearest(tensor.name, found)}")
     if actual.datatype != tensor.datatype:
@@ -108,6 +109,25 @@ def _agree(
         dims = tuple(s if d == DYNAMIC else d for d, s in zip(dims, shape, strict=True))
         return replace(tensor, dims=dims)
     return check_tensor(tensor, where, config.max_batch)
+
+
+def _check_optional(
+    config: ModelConfig, tensor: TensorConfig, actual: TensorSignature | None, batched: bool
+) -> None:
+    """A graph must have something to use in place of what a request leaves out; code can look for itself."""
+    if not tensor.optional or actual is None or config.backend != "onnxruntime":
+        return
+    where = f'{config.name}: input "{tensor.name}"'
+    if not actual.optional:
+        raise ConfigError(
+            f"{where} is declared optional, but the model file has no default for it: export the model with"
+            " an initializer of the same name, or leave optional out"
+        )
+    if batched and actual.shape[:1] != (DYNAMIC,):
+        raise ConfigError(
+            f"{where} is optional, and its default has the shape {list(actual.shape)}, which does not grow"
+            " with a batch: set the largest batch to 0"
+        )
 
 
 def _check_all_fed(config: ModelConfig, signature: ModelSignature) -> None:

@@ -238,5 +238,5 @@ class ModelSignature:
 
     @property
     def can_batch(self) -> bool:
-        """True when the first dimension of every tensor varies."""
-        return all(t.shape[:1] == (DYNAMIC,) for t in self.inputs + self.outputs)
+        """True when the first dimension of every tensor varies; what has a default does not count."""
+        return all(t.shape[:1] == (DYNAMIC,) for t in self.inputs + self.outputs if not t.optional)

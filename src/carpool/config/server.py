@@ -65,6 +65,8 @@ class ServerSettings:
     tls_cert: str = ""
     tls_key: str = ""
     tls_client_ca: str = ""  # only whom it has signed may connect
+    server_name: str = "carpool"  # in the server's metadata
+    metrics_config: tuple[str, ...] = ()  # Triton's switches for metrics, like histogram_latencies=true
     log_format: str = "text"
     log_level: str = "info"
     trace_file: str = ""  # where traces are written; none can be taken without
@@ -88,6 +90,12 @@ class ServerSettings:
                 f"{self.model_control_mode}",
                 field="load_models",
             )
+        if not 0 < len(self.server_name) <= _MAX_NAME or not self.server_name.isprintable():
+            raise ConfigError(
+                f"server_name must be 1 to {_MAX_NAME} printable characters, not {shown(self.server_name)}",
+                field="server_name",
+            )
+        metrics_switches(self.metrics_config)
         if not self.host:
             raise ConfigError("host must not be empty", field="host")
         self._check_access()
@@ -112,6 +120,11 @@ class ServerSettings:
                 )
 
     @property
+    def metrics(self) -> Mapping[str, bool]:
+        """Which of the metrics that can be switched are on the page."""
+        return metrics_switches(self.metrics_config)
+
+    @property
     def models_at_start(self) -> Collection[str] | None:
         """The models to start with; None is all of them."""
         everything = self.model_control_mode != "explicit" or _EVERY_MODEL in self.load_models
@@ -121,6 +134,34 @@ class ServerSettings:
     def needs_models(self) -> bool:
         """Whether an empty repository is a mistake: where nothing can come later."""
         return self.model_control_mode == "none"
+
+
+_METRICS = {"counter_latencies": True, "histogram_latencies": False, "summary_latencies": False}
+_MAX_NAME = 128
+
+
+def metrics_switches(given: Collection[str]) -> dict[str, bool]:
+    """Triton's `--metrics-config` settings, each `key=true` or `key=false`, and the defaults of the rest."""
+    switches = dict(_METRICS)
+    for setting in given:
+        key, _, value = setting.partition("=")
+        if key == "summary_quantiles" or (key == "summary_latencies" and value.lower() in _TRUE):
+            raise ConfigError(
+                f"metrics_config {shown(setting)}: summaries are not offered, since quantiles of several"
+                " replicas cannot be added up; the histograms carpool_*_duration_seconds are always there",
+                field="metrics_config",
+            )
+        if key not in switches:
+            raise ConfigError(
+                f"metrics_config has no {shown(key)}; {nearest(key, switches)}", field="metrics_config"
+            )
+        if value.lower() not in _TRUE + _FALSE:
+            raise ConfigError(
+                f"metrics_config {key} must be true or false, as in {key}=true, not {shown(value)}",
+                field="metrics_config",
+            )
+        switches[key] = value.lower() in _TRUE
+    return switches
 
 
 _SECONDS = (0.001, 86400.0)

@@ -32,6 +32,7 @@ PLATFORM_BACKENDS = {
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
 }
+_THREADS = ("intra_op_thread_count", "inter_op_thread_count")
 _LAYOUTS = {"FORMAT_NHWC": "nhwc", "FORMAT_NCHW": "nchw"}
 
 
@@ -53,6 +54,7 @@ def tree_config(tree: Message, path: Path, name: str | None = None) -> tuple[Mod
     fields, idle = check_fields(tree)
     idle += _idle_levels(fields)
     config = _model(fields, path, name or path.parent.name)
+    idle += _idle_parameters(config)
     warnings = [f"{path}: no effect here: {', '.join(idle)}"] if idle else []
     return config, warnings
 
@@ -78,8 +80,8 @@ def _model(fields: Fields, path: Path, name: str) -> ModelConfig:
         response_cache=cache is not None and cache.flag("enable"),
         parameters=parameters,
         onnxruntime=OnnxruntimeSettings(
-            intra_op_threads=_threads(parameters, "intra_op_thread_count", fields),
-            inter_op_threads=_threads(parameters, "inter_op_thread_count", fields),
+            intra_op_threads=_threads(parameters, _THREADS[0], fields),
+            inter_op_threads=_threads(parameters, _THREADS[1], fields),
         ),
     )
     if max_batch is None:
@@ -150,8 +152,6 @@ def _policy(fields: Fields) -> tuple[Mode, Knobs]:
     if any(size < 1 for size in preferred):
         raise batching.at("preferred_batch_size").error("a preferred batch must be 1 or more")
     levels = batching.integer("priority_levels")
-    if levels > rules.MAX_PRIORITY_LEVELS:
-        raise batching.at("priority_levels").error(f"more than {rules.MAX_PRIORITY_LEVELS} priority levels")
     knobs = Knobs(
         max_batch=1,
         preferred=tuple(sorted(set(preferred))),
@@ -187,6 +187,14 @@ def _idle_levels(fields: Fields) -> list[str]:
     if batching is None or batching.integer("priority_levels") or not batching.has("priority_queue_policy"):
         return []
     return ["dynamic_batching.priority_queue_policy"]
+
+
+def _idle_parameters(config: ModelConfig) -> list[str]:
+    """A Python model reads its parameters itself; those for a runtime do what it knows, or nothing."""
+    if config.backend not in ("onnxruntime", "pytorch"):
+        return []
+    known = _THREADS if config.backend == "onnxruntime" else ()
+    return [f"parameters.{key[:64]}" for key in config.parameters if key not in known]
 
 
 def _instances(fields: Fields) -> tuple[InstanceGroup, ...]:

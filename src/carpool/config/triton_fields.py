@@ -87,7 +87,7 @@ def _field(item: Field, spec: FieldSpec, prefix: str, result: Fields, idle: list
     inner: list[str] = idle
     if spec.use is Use.NO_EFFECT:
         inner = []
-        idle.append(path)
+        idle += [] if _says_no(item) else [path]
     for value in item.values:
         if message_fields(spec.type) is not None:
             if isinstance(value, Scalar):

@@ -166,7 +166,7 @@ _USED_MESSAGES: dict[str, Mapping[str, FieldSpec]] = {
     "ModelTransactionPolicy": {
         "decoupled": _one("bool", Use.UNSUPPORTED, "every request has exactly one answer here")
     },
-    "ModelResponseCache": {"enable": _one("bool")},
+    "ModelResponseCache": {"enable": _one("bool", Use.NO_EFFECT)},
 }
 
 # Their names are checked, so that a typing error is still found; their values are dropped.

@@ -14,7 +14,7 @@ from carpool.config.repository import ModelVersion, find_places
 from carpool.engine.candidate import Candidate, Override, as_known, fingerprint_of, read_candidate
 from carpool.engine.fleet import Fleet
 from carpool.engine.model_index import IndexLine
-from carpool.engine.model_state import ModelState
+from carpool.engine.model_state import KeptConfig, ModelState
 from carpool.engine.served import Served
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
 from carpool.observe.logs import logger
@@ -73,7 +73,7 @@ class ModelControl:
 
     def unknown(self, name: str) -> NotFound:
         there = ", ".join(sorted(self._models)[:_MOST_NAMED]) or "none"
-        return NotFound(f"there is no model {name[:80]}; there are {there}", reason="unknown-model")
+        return NotFound(f"there is no model '{name[:80]}'; there are {there}", reason="unknown-model")
 
     # ---- what can be asked for --------------------------------------------------------------------------
 
@@ -178,7 +178,9 @@ class ModelControl:
         return self._models[name]
 
     async def _load(self, model: ModelState, override: Override | None, progress: Progress) -> None:
-        model.tried = await asyncio.to_thread(fingerprint_of, model.places)
+        model.tried = files = await asyncio.to_thread(fingerprint_of, model.places)
+        if override is None and model.kept is not None and model.kept.files == files:
+            override = Override(model.kept.config)
         try:
             found = await asyncio.to_thread(
                 read_candidate, model.name, model.places, override, self._with_promise
@@ -191,6 +193,8 @@ class ModelControl:
             await self._bring_in(model, found, progress)
         finally:
             await asyncio.to_thread(found.close)
+        config = None if override is None or override.files else override.config
+        model.kept = None if config is None else KeptConfig(config, files)
 
     async def _bring_in(self, model: ModelState, found: Candidate, progress: Progress) -> None:
         kept: dict[int, Served] = {}
@@ -235,6 +239,7 @@ class ModelControl:
             if not isinstance(cause, Exception):
                 raise
             error = await asyncio.to_thread(found.explained, cause)
+            error.while_loading = True
             model.failed(error.message, at_fault)
             raise error from cause
         return new
@@ -249,6 +254,7 @@ class ModelControl:
             raise self.unknown(name)
         going = list(model.serving.values())
         model.now_serves({})
+        model.kept = None
         self._fleet.swap((), going)
 
 

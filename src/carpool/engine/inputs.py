@@ -16,15 +16,17 @@ def signature_of(config: ModelConfig) -> Signature:
     """What the engine checks requests against; the settings are complete."""
 
     def specs(tensors: Sequence[TensorConfig]) -> tuple[TensorSpec, ...]:
-        return tuple(TensorSpec(t.name, DATATYPES[t.datatype], t.dims) for t in tensors)
+        return tuple(TensorSpec(t.name, DATATYPES[t.datatype], t.dims, t.optional) for t in tensors)
 
     return Signature(config.name, specs(config.inputs), specs(config.outputs), config.max_batch or 0)
 
 
 def shape_key(signature: Signature, arrays: Mapping[str, Array]) -> tuple[Any, ...] | None:
-    """What must be equal to share a batch: only inputs whose shape may vary can differ."""
-    varying = [spec.name for spec in signature.inputs if -1 in spec.shape]
-    return tuple(arrays[name].shape[1:] for name in varying) if varying else None
+    """What must be equal to share a batch: only what may vary in shape, or be left out, can differ."""
+    varying = [spec.name for spec in signature.inputs if spec.optional or -1 in spec.shape]
+    if not varying:
+        return None
+    return tuple(arrays[name].shape[1:] if name in arrays else None for name in varying)
 
 
 def only_input(signature: Signature) -> TensorSpec:
@@ -42,6 +44,8 @@ def check_inputs(signature: Signature, given: Mapping[str, Array]) -> tuple[dict
     arrays: dict[str, Array] = {}
     added = set()
     for spec in signature.inputs:
+        if spec.name not in given and spec.optional:
+            continue
         if spec.name not in given:
             raise InvalidInput(f"{signature.model} needs the input {spec.name!r}", field=spec.name)
         array = np.asarray(given[spec.name])
@@ -50,6 +54,8 @@ def check_inputs(signature: Signature, given: Mapping[str, Array]) -> tuple[dict
         added.add(alone)
         arrays[spec.name] = array[np.newaxis] if alone else array
         _check_shape(spec, arrays[spec.name], signature)
+    if not arrays and signature.max_batch:
+        raise InvalidInput(f"{signature.model} needs one of its inputs at least")
     if len({len(array) for array in arrays.values()} if signature.max_batch else {1}) > 1 or len(added) > 1:
         raise InvalidInput(f"the inputs of {signature.model} hold different numbers of images")
     return arrays, added == {True}

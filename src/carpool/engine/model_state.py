@@ -14,6 +14,15 @@ _MOST_UNLOADED = 16
 _WHOLE = 0  # among the versions: the model as such
 
 
+@dataclass(frozen=True, slots=True)
+class KeptConfig:
+    """Settings that a request to load brought. As in Triton they hold for later loads that bring none, until
+    the files in the model's folder change."""
+
+    config: str
+    files: Fingerprint
+
+
 @dataclass(slots=True, eq=False)
 class ModelState:
     name: str
@@ -21,6 +30,7 @@ class ModelState:
     serving: dict[int, Served] = field(default_factory=dict)  # by version
     loading: Collection[int] = ()
     tried: Fingerprint | None = None  # what the last load, good or bad, began with
+    kept: KeptConfig | None = None  # settings that came with a request
     missed: int = 0  # looks in a row at which it was not found
     _failed: dict[int, str] = field(default_factory=dict)
     _unloaded: set[int] = field(default_factory=set)

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from carpool.config import rules
 from carpool.config.repository import VERSION
-from carpool.errors import InvalidInput
+from carpool.errors import CarpoolError, InvalidInput
 
 MAX_FILES = 1000
 _PREFIX = "carpool-model-"
@@ -63,6 +63,12 @@ def check_files(files: Mapping[str, bytes]) -> None:
         raise InvalidInput(f"{len(files)} files are more than the {MAX_FILES} that a model may have")
     for name in files:
         parts = PurePosixPath(name).parts
+        if any(len(part.encode(errors="replace")) > rules.MAX_FILE_NAME for part in parts):
+            # Triton calls this its own fault, and its clients' examples insist on that.
+            raise CarpoolError(
+                f"the file {rules.shown(name)} has a name that is too long for any file",
+                field=f"file:{name[:64]}",
+            )
         clean = name == "/".join(parts) and not any(part.startswith(".") for part in parts)
         long = len(name) > rules.MAX_FILE_NAME or not name.isprintable() or "\\" in name
         if not clean or long or len(parts) < 2 or not VERSION.fullmatch(parts[0]):

@@ -38,6 +38,7 @@ class Family:
     scope: Scope
     values: Mapping[str, Value]
     histogram: Histogram | None = None
+    milliseconds: tuple[float, ...] = ()  # of a histogram: only these of its bounds, and not in seconds
 
 
 def _cell(column: Column) -> Value:
@@ -217,4 +218,23 @@ _SERVER = (
     _one("carpool_build_info", "gauge", lambda _: 1.0, "Always 1; the labels say what runs.", Scope.BUILD),
 )
 
+_FIRST_RESPONSE = Family(
+    "nv_inference_first_response_histogram_ms",
+    "histogram",
+    "Successful requests, from the last byte of the request to the first byte of the answer.",
+    Scope.MODEL,
+    {},
+    columns.REQUEST_SECONDS,
+    milliseconds=(100.0, 500.0, 2000.0, 5000.0),
+)
+
 FAMILIES: tuple[Family, ...] = (*_TRITON, *_PHASES, *_SERVER)
+"""What is there unless somebody switches it off or on."""
+
+
+def chosen(switches: Mapping[str, bool]) -> tuple[Family, ...]:
+    """What Triton's switches leave on the page."""
+    families = (*FAMILIES, _FIRST_RESPONSE) if switches["histogram_latencies"] else FAMILIES
+    if switches["counter_latencies"]:
+        return families
+    return tuple(family for family in families if not family.name.endswith("_duration_us"))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
+from carpool.observe.columns import Histogram
 from carpool.observe.counters import Cells, Table
 from carpool.observe.families import FAMILIES, Family, Scope
 from carpool.observe.host import Host
@@ -23,8 +24,11 @@ _Labelled: TypeAlias = tuple[str, Cells]
 class Exposition:
     """What a scrape answers. One per process that can be scraped."""
 
-    def __init__(self, table: Table, version: str, host: Host | None = None) -> None:
+    def __init__(
+        self, table: Table, version: str, host: Host | None = None, families: Sequence[Family] = FAMILIES
+    ) -> None:
         self._table = table
+        self._families = families
         self._host = Host() if host is None else host
         self._build = _labels(version=version, python=platform.python_version())
 
@@ -38,7 +42,7 @@ class Exposition:
             Scope.BUILD: [(self._build, ())],
         }
         lines: list[str] = []
-        for family in FAMILIES:
+        for family in self._families:
             if rows[family.scope]:
                 lines += _family(family, rows[family.scope])
         return ("\n".join(lines) + "\n").encode()
@@ -48,6 +52,10 @@ def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[str]:
     yield f"# HELP {family.name} {family.help}"
     yield f"# TYPE {family.name} {family.kind}"
     histogram = family.histogram
+    if histogram is not None and family.milliseconds:
+        for labels, cells in rows:
+            yield from _coarser(family.name, labels, histogram, family.milliseconds, cells)
+        return
     if histogram is not None:
         ends = [f',le="{bound}"}} ' for bound in (*histogram.bounds, "+Inf")]
         for labels, cells in rows:
@@ -69,6 +77,19 @@ def _histogram(name: str, labels: str, ends: Sequence[str], counts: Cells, total
         f"{name}_sum{{{labels}}} {_number(total)}",
         f"{name}_count{{{labels}}} {cumulative[-1]}",
     ]
+
+
+def _coarser(
+    name: str, labels: str, histogram: Histogram, bounds_ms: Sequence[float], cells: Cells
+) -> Iterator[str]:
+    """A histogram in milliseconds with some of the bounds of one in seconds."""
+    cumulative = list(accumulate(map(int, cells[histogram.buckets])))
+    for bound in bounds_ms:
+        count = cumulative[histogram.bounds.index(bound / 1e3)]
+        yield f'{name}_bucket{{{labels},le="{bound:g}"}} {count}'
+    yield f'{name}_bucket{{{labels},le="+Inf"}} {cumulative[-1]}'
+    yield f"{name}_sum{{{labels}}} {_number(round(cells[histogram.sum] * 1e3, 3))}"
+    yield f"{name}_count{{{labels}}} {cumulative[-1]}"
 
 
 def _labels(**values: str) -> str:

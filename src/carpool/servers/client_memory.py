@@ -28,7 +28,7 @@ from carpool.wire.tensors import to_binary
 from carpool.wire.v2 import Placed, RequestHead, TensorHead, as_requested, bind
 
 EXTENSION = "system_shared_memory"
-NOT_ALLOWED = "clients' shared memory is not allowed here: start the server with --allow-client-shm"
+NOT_ALLOWED = "Client shared memory is disabled. Start the server with '--allow-client-shm' to enable."
 
 _AT_ONCE = 4 << 20  # bytes to copy in the loop: about half a millisecond
 _FEW_STRINGS = 4096
@@ -87,11 +87,12 @@ class ClientMemory:
     def _absent(self, name: str, owner: str) -> InvalidInput | Unsupported:
         field = f"{owner}.parameters.shared_memory_region"
         if not self._allowed:
-            return Unsupported(f"{owner}: {NOT_ALLOWED}", field=field)
+            return Unsupported(f"{NOT_ALLOWED} ({owner})", field=field)
+        unable = f"Unable to find shared memory region: '{name}'"
         if name in self._lost:
             why = self._lost[name][1]
-            return InvalidInput(f"{owner}: region '{name}' must be registered again: {why}", field=field)
-        return InvalidInput(f"{owner}: region '{name}' is not registered", field=field)
+            return InvalidInput(f"{unable}, for {owner}; it must be registered again: {why}", field=field)
+        return InvalidInput(f"{unable}, for {owner}; it is not registered", field=field)
 
     def _plan(self, head: RequestHead) -> _Plan:
         """Found again by the very list of inputs: clients repeat themselves, and parsed heads are cached."""
@@ -254,6 +255,7 @@ def _too_small(outlet: Outlet, needed: int) -> InvalidInput:
     owner = f"output '{outlet.output.name}'"
     place = outlet.place
     return InvalidInput(
-        f"{owner} needs {needed} bytes, but was given {place.byte_size} of region '{place.region}'",
+        f"shared memory size specified with the request for {owner} ({place.byte_size} bytes) should be at"
+        f" least {needed} bytes to hold the results; the region is '{place.region}'",
         field=f"{owner}.parameters.shared_memory_byte_size",
     )

@@ -14,7 +14,6 @@ from carpool.wire.parameters import shorten
 
 Document = dict[str, Any]
 
-SERVER_NAME = "carpool"
 EXTENSIONS = (
     "classification",
     "model_repository",
@@ -32,7 +31,7 @@ _READY = "READY"
 
 def server_metadata(version: str, catalog: Catalog) -> Document:
     extensions = [*EXTENSIONS, *catalog.extensions]
-    return {"name": SERVER_NAME, "version": version, "extensions": extensions}
+    return {"name": catalog.server_name, "version": version, "extensions": extensions}
 
 
 def health(catalog: Catalog, *, ready: bool) -> Document:
@@ -72,7 +71,7 @@ def served_versions(catalog: Catalog, name: str) -> list[str]:
 def region_status(catalog: Catalog, name: str = "") -> list[Document]:
     """One registered region of shared memory, or all of them."""
     if name and name not in catalog.regions:
-        raise NotFound(f"region {shorten(name)} of shared memory is not registered")
+        raise NotFound(f"Unable to find system shared memory region: {shorten(name)}")
     return [
         {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
         for region in catalog.regions.values()

@@ -78,6 +78,7 @@ class Catalog:
     logging: Mapping[str, Any] = field(default_factory=dict)  # v2 log settings, as they are answered
     tracing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # v2 trace settings; "" is global
     extensions: Sequence[str] = ()  # of the protocol, besides those that every server has
+    server_name: str = "carpool"  # what the server calls itself to clients
 
 
 class Slot(Protocol):

@@ -10,6 +10,7 @@ import carpool
 from carpool.config.server import ServerSettings
 from carpool.observe.columns import CONNECTIONS
 from carpool.observe.counters import Row
+from carpool.observe.families import chosen
 from carpool.observe.prometheus import Exposition
 from carpool.servers.access.access import Access, all_loopback
 from carpool.servers.advice import Advice
@@ -67,7 +68,8 @@ async def http(parts: FrontendParts) -> Frontend:
     unread = Unread()
     parts.door.advise(Advice(parts.gates.read, parts.door.ask, unread))
     recording = Recording(parts.settings, parts.began)
-    page = Exposition(parts.table, version=carpool.__version__).page
+    families = chosen(parts.settings.metrics)
+    page = Exposition(parts.table, version=carpool.__version__, families=families).page
     block = parts.table.block(parts.block)
     access = Access(parts.settings, loopback=all_loopback(parts.sockets["http"]))
     app = HttpApp(

@@ -164,7 +164,8 @@ class EngineHost:
             if name in ("", served.name) and version in ("", served.version)
         ]
         if name and not asked:
-            raise NotFound(f"there is no model {name} {version}".strip())
+            which = f" version {version}" if version else ""
+            raise NotFound(f"Request for unknown model: '{name}'{which} is not found", reason="unknown-model")
         found = [(rows.get((served.name, served.version)), served) for served in asked]
         return statistics(model_statistics(cells, served.batches) for cells, served in found if cells)
 

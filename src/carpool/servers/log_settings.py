@@ -18,7 +18,7 @@ Settings = Mapping[str, Any]
 _LEVELS = ("debug", "info", "warning", "error")
 _SWITCHES = ("log_info", "log_warning", "log_error")
 _MOST_VERBOSE = 1 << 31
-_FORMAT = "ISO8601"
+_FORMATS = ("default", "ISO8601")
 
 
 def log_settings(level: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def log_settings(level: str) -> dict[str, Any]:
         "log_warning": rank <= 2,
         "log_error": True,
         "log_verbose_level": int(rank == 0),
-        "log_format": _FORMAT,
+        "log_format": _FORMATS[0],
     }
 
 
@@ -87,12 +87,16 @@ def _check(name: str, value: object, now: Settings) -> None:
     elif name == "log_verbose_level":
         if type(value) is not int or not 0 <= value < _MOST_VERBOSE:
             raise InvalidInput(f"{name} must be an integer of 0 or more; above 0 is verbose", field=name)
+    elif name == "log_format":
+        # Each line gives its time by ISO 8601 in both: clients that write back what they read change nothing.
+        if value not in _FORMATS:
+            raise InvalidInput(
+                f"invalid argument for log_format, got: {str(value)[:80]}; known are {', '.join(_FORMATS)}."
+                " Text or JSON is chosen with --log-format when the server starts",
+                field=name,
+            )
     elif value != now[name]:
-        raise Unsupported(_FIXED[name], field=name)
-
-
-_FIXED = {
-    "log_file": "log_file cannot be changed over the network: the log goes where the server's stderr goes",
-    "log_format": f"log_format is always {_FORMAT}: that is how each line gives its time;"
-    " text or JSON is chosen with --log-format when the server starts",
-}
+        raise Unsupported(
+            "log_file cannot be changed over the network: the log goes where the server's stderr goes",
+            field=name,
+        )

@@ -26,20 +26,28 @@ def not_serving() -> Unavailable:
 
 
 def _absent(catalog: Catalog, name: str, version: str) -> CarpoolError:
+    """In Triton's words, which clients match on, and then what we know beyond them."""
     shown = name if len(name) <= _LONGEST_SHOWN else name[:_LONGEST_SHOWN] + "…"
+    asked = f"Request for unknown model: '{shown}'"
+    if version:
+        asked += f" version {version[:_LONGEST_SHOWN]}"
+    not_ready = f"{asked} is not at ready state" if version else f"{asked} has no available versions"
     lines = [line for line in catalog.index if line.name == name and version in ("", line.version)]
     for line in lines:
         if line.state in ("LOADING", "UNAVAILABLE") and line.reason != UNLOADED:
             why = f": {line.reason}" if line.reason else ""
-            return Unavailable(f"model '{shown}' is {line.state.lower()}{why}", reason="model-not-ready")
+            return Unavailable(f"{not_ready}; it is {line.state.lower()}{why}", reason="model-not-ready")
+    was_loaded = any(line.state for line in lines)
     if name in catalog.newest:
         served = ", ".join(served_versions(catalog, name))
+        sentence = not_ready if was_loaded else f"{asked} is not found"
+        return NotFound(f"{sentence}; it serves {served}", reason="unknown-version")
+    if was_loaded:
+        return NotFound(f"{not_ready}; it is not loaded", reason="model-not-loaded")
+    if lines:
         return NotFound(
-            f"model '{shown}' has no version '{version[:_LONGEST_SHOWN]}'; it serves {served}",
-            reason="unknown-version",
+            f"{asked} is not found; it is in the repository, but not loaded", reason="model-not-loaded"
         )
-    if lines and not version:
-        return NotFound(f"model '{shown}' is not loaded", reason="model-not-loaded")
     near = difflib.get_close_matches(shown, catalog.newest, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
-    return NotFound(f"unknown model '{shown}'{hint}", reason="unknown-model")
+    return NotFound(f"{asked} is not found{hint}", reason="unknown-model")

@@ -34,7 +34,8 @@ def open_file(key: str) -> int:
         fd = os.open(f"{FOLDER}/{found[1]}", _FLAGS)
     except OSError as error:
         raise InvalidInput(
-            f"shared memory '{key}' cannot be opened for reading and writing: {error.strerror}", field="key"
+            f"Unable to open shared memory region: '{key}' (for reading and writing): {error.strerror}",
+            field="key",
         ) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -66,9 +67,10 @@ class OpenRegion:
         """That the place lies in the region; `owner` is the tensor."""
         size = self.region.byte_size
         if place.offset + place.byte_size > size:
+            offset = "offset" if place.offset >= size else "offset + byte size"
             raise InvalidInput(
-                f"{owner} takes {place.byte_size} bytes from {place.offset} on, but region"
-                f" '{self.region.name}' has {size} bytes",
+                f"Invalid {offset} for shared memory region: '{self.region.name}'; {owner} takes"
+                f" {place.byte_size} bytes from {place.offset} on, but the region has {size} bytes",
                 field=f"{owner}.parameters.shared_memory_byte_size",
             )
 

@@ -43,7 +43,9 @@ class MemoryRegistry:
             raise Unsupported(NOT_ALLOWED)
         name = _text(arguments, "name")
         if name in self._regions:
-            raise InvalidInput(f"region '{name}' is registered already: unregister it first", field="name")
+            raise InvalidInput(
+                f"shared memory region '{name}' already in manager; unregister it first", field="name"
+            )
         if len(self._regions) >= self._most:
             raise Unavailable(f"{self._most} regions are registered, which is the limit")
         region = _checked(next(self._numbers), name, arguments)
@@ -83,8 +85,8 @@ def _checked(number: int, name: str, arguments: Mapping[str, Any]) -> Region:
         os.close(fd)
     if offset + byte_size > file.st_size:
         raise InvalidInput(
-            f"shared memory '{key}' has {file.st_size} bytes, but offset {offset} and byte_size {byte_size}"
-            f" need {offset + byte_size}",
+            f"failed to register shared memory region '{name}': invalid args; '{key}' has {file.st_size}"
+            f" bytes, but offset {offset} and byte_size {byte_size} need {offset + byte_size}",
             field="byte_size",
         )
     return Region(number, name, key, offset, byte_size, file.st_ino)

@@ -20,10 +20,12 @@ from carpool.servers.outward import hide_paths
 log = logger("engine")
 
 EXTENSION = "model_repository(unload_dependents)"
+_LONGEST_SHOWN = 80
 
+_NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"  # Triton's, in both modes
 _REFUSALS = {
-    "none": "models are loaded when the server starts, and stay",
-    "poll": "the server follows its model folders by itself",
+    "none": "here models are loaded when the server starts, and stay",
+    "poll": "this server follows its model folders by itself",
 }
 
 
@@ -104,10 +106,11 @@ class ControlDesk:
         config = arguments.get("config")
         if config is not None and not isinstance(config, str):
             raise InvalidInput("config must be JSON in a string", field="config")
+        name = str(arguments["model"])
         try:
-            await self._engine.load(str(arguments["model"]), config=config, files=files)
+            await self._engine.load(name, config=config, files=files)
         except CarpoolError as error:
-            raise hide_paths(error, self._folders) from None
+            raise _in_tritons_words(name, hide_paths(error, self._folders)) from None
         return {}
 
     async def _unload(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,10 +122,20 @@ class ControlDesk:
     def _check_mode(self) -> None:
         if self._mode != "explicit":
             raise Unavailable(
-                f"{_REFUSALS[self._mode]}; to load and unload by request, start it with "
+                f"{_NOT_EXPLICIT}; {_REFUSALS[self._mode]}; to load and unload by request, start it with "
                 "--model-control-mode explicit",
                 reason="model-control",
             )
+
+
+def _in_tritons_words(name: str, error: CarpoolError) -> CarpoolError:
+    """Clients match on how the sentence begins: whether it was read at all, or read and not loaded."""
+    shown = name[:_LONGEST_SHOWN]
+    if error.while_loading:
+        error.message = f"load failed for model '{shown}': {error.message}"
+    else:
+        error.message = f"failed to load '{shown}', failed to poll from model repository: {error.message}"
+    return error
 
 
 def _decoded(files: Mapping[str, Any]) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ from carpool.config.server import ServerSettings
 from carpool.engine.control import Progress
 from carpool.observe.columns import UP
 from carpool.observe.counters import Block, Table, table_bytes
+from carpool.observe.families import chosen
 from carpool.observe.logs import logger
 from carpool.observe.prometheus import Exposition
 from carpool.servers.access.access import Access, all_loopback
@@ -57,7 +58,7 @@ async def serve(
     local.advice = Advice(gates.read, host.ask)
     recording = Recording(settings, began=time.monotonic())
     door = recording.door(local)
-    metrics = Exposition(table, version=carpool.__version__).page
+    metrics = Exposition(table, version=carpool.__version__, families=chosen(settings.metrics)).page
     limit = settings.max_body_bytes
     sockets = _sockets(settings)
     access = Access(settings, loopback=all_loopback(sockets["http"]))

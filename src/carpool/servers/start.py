@@ -41,6 +41,7 @@ def engine_for(
 
 def teach(host: EngineHost, settings: ServerSettings) -> None:
     """What front ends can ask of the engine besides inference and models."""
+    host.extra["server_name"] = settings.server_name
     MemoryRegistry(host, allowed=settings.allow_client_shm)
     LogSettings(host, settings.log_level)
     TraceSettings(host, settings.trace_file)

@@ -48,7 +48,9 @@ class TraceSettings:
         model = str(arguments.get("model") or _GLOBAL)
         asked: Mapping[str, Any] = arguments.get("settings") or {}
         if model and not any(name == model for name, _ in self._host.catalog.entries):
-            raise NotFound(f"unknown model {shorten(model)}", reason="unknown-model")
+            raise NotFound(
+                f"Request for unknown model: {shorten(model)} is not found", reason="unknown-model"
+            )
         read = {name: self._read(name, value) for name, value in asked.items()}
         if read:
             own = {**self._own.get(model, {}), **read}

@@ -31,7 +31,7 @@ def check_head(head: RequestHead, signature: Signature) -> RequestHead:
             )
         batch = rows
     if len(head.inputs) != len(specs):
-        raise _missing(head, signature)
+        _check_missing(head, signature)
     _check_outputs(head, signature)
     if head.options.sequence_id:  # 0 and "" are what clients send for none
         raise Unsupported(
@@ -42,14 +42,24 @@ def check_head(head: RequestHead, signature: Signature) -> RequestHead:
     return head
 
 
-def check_tail(head: RequestHead, available: int) -> None:
+def check_tail(head: RequestHead, available: int, model: str) -> None:
     """The tensor bytes behind the JSON must be exactly those that the head lists."""
     if head.tail_size != available:
-        raise InvalidInput(
-            f"the request's binary inputs take {head.tail_size} bytes,"
-            f" but {available} bytes follow its JSON head",
-            field="body",
+        raise _wrong_tail(head, available, model)
+
+
+def _wrong_tail(head: RequestHead, available: int, model: str) -> InvalidInput:
+    counts = f"the binary inputs take {head.tail_size} bytes, but {available} follow the JSON head"
+    if available > head.tail_size:
+        said = f"unexpected additional input data for model '{model}'"
+    else:
+        short = next(tensor for tensor in head.inputs if tensor.offset + tensor.size > available)
+        missing = short.offset + short.size - max(available, short.offset)
+        said = (
+            f"unexpected size for input {shorten(short.name)}, expecting {missing} additional bytes"
+            f" for model '{model}'"
         )
+    return InvalidInput(f"{said}: {counts}", field="body")
 
 
 def raw_head(signature: Signature, size: int) -> RequestHead:
@@ -151,20 +161,42 @@ def _wrong_datatype(tensor: TensorHead, spec: TensorSpec, model: str) -> Invalid
 
 
 def _wrong_shape(tensor: TensorHead, spec: TensorSpec, signature: Signature) -> InvalidInput:
-    expected = list(spec.full_shape(signature.max_batch))
+    expected = spec.full_shape(signature.max_batch)
     note = "; the first dimension is the batch" if signature.max_batch else ""
     return InvalidInput(
         f"unexpected shape for input '{tensor.name}' for model '{signature.model}'."
-        f" Expected {expected}, got {list(tensor.shape)}{note}",
+        f" Expected {_dims(expected)}, got {_dims(tensor.shape)}{note}",
         field=f"input '{tensor.name}'.shape",
     )
 
 
-def _missing(head: RequestHead, signature: Signature) -> InvalidInput:
-    given = {tensor.name for tensor in head.inputs}
-    missing = ", ".join(f"'{spec.name}'" for spec in signature.inputs if spec.name not in given)
-    return InvalidInput(
-        f"expected {len(signature.inputs)} inputs but got {len(given)} inputs for model"
-        f" '{signature.model}': {missing} missing",
+def _check_missing(head: RequestHead, signature: Signature) -> None:
+    """Optional inputs may be left out; but where there are batches, one input must say how large this is."""
+    got = [tensor.name for tensor in head.inputs]
+    required = [spec.name for spec in signature.inputs if not spec.optional]
+    missing = [name for name in required if name not in got]
+    if not missing:
+        if not got and signature.max_batch:
+            raise InvalidInput(
+                f"model '{signature.model}' needs one of its inputs at least: without any, a request does not"
+                " say how many rows it has",
+                field="inputs",
+            )
+        return
+    most, least = len(signature.inputs), len(required)
+    expected = f"{most} inputs" if most == least else f"number of inputs between {least} and {most}"
+    raise InvalidInput(
+        f"expected {expected} but got {len(got)} inputs for model '{signature.model}'."
+        f" Got input(s) {_listed(got)}, but missing required input(s) {_listed(missing)}."
+        " Please provide all required input(s).",
         field="inputs",
     )
+
+
+def _dims(shape: tuple[int, ...]) -> str:
+    """As Triton writes them: without spaces."""
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return f"[{','.join(map(shorten, names))}]"

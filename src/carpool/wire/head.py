@@ -57,15 +57,15 @@ class RequestHead:
     encoded: bool = False  # the tail is a picture's file behind its length; only within the server
 
 
-def parse_head(json: Buffer) -> RequestHead:
-    """Read a request's JSON. Whether it fits a model is for `check_head` to say."""
+def parse_head(json: Buffer, model: str = "") -> RequestHead:
+    """Read a request's JSON; `model` is for its errors. Whether it fits is for `check_head` to say."""
     document = load_object(json, "request")
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise InvalidInput("id must be a string", field="id")
     options, binary_output = read_options(read_object(document.get("parameters"), "parameters"))
-    inputs, tail_size = parse_tensors(document, "input")
-    outputs = parse_requested(document.get("outputs"), binary_output)
+    inputs, tail_size = parse_tensors(document, "input", model)
+    outputs = parse_requested(document.get("outputs"))
     return RequestHead(request_id, inputs, outputs, options, binary_output, tail_size)
 
 
@@ -90,12 +90,12 @@ def read_list(document: dict[str, Any], key: str) -> list[Any]:
     return value
 
 
-def parse_tensors(document: dict[str, Any], kind: str) -> tuple[list[TensorHead], int]:
+def parse_tensors(document: dict[str, Any], kind: str, model: str = "") -> tuple[list[TensorHead], int]:
     """The tensors listed under `inputs` or `outputs`, and how many tail bytes they take."""
     tail_size = 0
     heads: list[TensorHead] = []
     for entry in read_list(document, f"{kind}s"):
-        head = _parse_tensor(entry, kind, tail_size)
+        head = _parse_tensor(entry, kind, tail_size, model)
         tail_size += head.size
         heads.append(head)
     if len(heads) > 1:
@@ -117,7 +117,7 @@ def begin_tensor(entry: Any, kind: str, offset: int) -> tuple[TensorHead, int]:
     return TensorHead(name, datatype, shape, offset), elements
 
 
-def _parse_tensor(entry: Any, kind: str, offset: int) -> TensorHead:
+def _parse_tensor(entry: Any, kind: str, offset: int, model: str) -> TensorHead:
     head, elements = begin_tensor(entry, kind, offset)
     parameters = entry.get("parameters")
     if type(parameters) is dict and "data" not in entry and "shared_memory_region" not in parameters:
@@ -125,11 +125,11 @@ def _parse_tensor(entry: Any, kind: str, offset: int) -> TensorHead:
         if type(size) is int and size == elements * head.datatype.size and head.datatype.size:
             head.size = size
             return head
-    _place_data(head, entry, elements, f"{kind} {shorten(head.name)}")
+    _place_data(head, entry, elements, f"{kind} {shorten(head.name)}", model)
     return head
 
 
-def _place_data(head: TensorHead, entry: dict[str, Any], elements: int, owner: str) -> None:
+def _place_data(head: TensorHead, entry: dict[str, Any], elements: int, owner: str, model: str) -> None:
     """Find where the data is: every way but the plain binary one, and every way to be wrong."""
     parameters = read_object(entry.get("parameters"), f"{owner}.parameters")
     ways = ("data" in entry, "binary_data_size" in parameters, "shared_memory_region" in parameters)
@@ -141,13 +141,12 @@ def _place_data(head: TensorHead, entry: dict[str, Any], elements: int, owner: s
         )
     if "shared_memory_region" in parameters:
         head.shared_memory = read_shared_memory(parameters, owner)
-        check_size(
-            head, head.shared_memory.byte_size, elements, f"{owner}.parameters.shared_memory_byte_size"
-        )
+        field = f"{owner}.parameters.shared_memory_byte_size"
+        check_size(head, head.shared_memory.byte_size, elements, field, model)
     elif "binary_data_size" in parameters:
         field = f"{owner}.parameters.binary_data_size"
         head.size = read_uint(parameters["binary_data_size"], field)
-        check_size(head, head.size, elements, field)
+        check_size(head, head.size, elements, field, model)
     else:
         head.data = _read_data(entry["data"], head.datatype, owner)
 
@@ -163,19 +162,21 @@ def _read_data(data: Any, datatype: Datatype, owner: str) -> list[Any]:
     return data
 
 
-def check_size(head: TensorHead, size: int, elements: int, field: str) -> None:
+def check_size(head: TensorHead, size: int, elements: int, field: str, model: str) -> None:
     """The bytes announced must be what shape and datatype need; BYTES only bounds it from below."""
     if head.datatype is Datatype.BYTES:
         if size >= 4 * elements and (elements or not size):
             return
-        needed = f"at least {4 * elements} bytes" if elements else "0 bytes"
+        needed = f"at least {4 * elements}" if elements else "0"
     elif size == elements * head.datatype.size:
         return
     else:
-        needed = f"{elements * head.datatype.size} bytes"
-    shape = list(head.shape)
+        needed = str(elements * head.datatype.size)
+    whose = f" for model '{model}'" if model else ""
     raise InvalidInput(
-        f"{field} is {size}, but shape {shape} of {head.datatype.value} needs {needed}", field=field
+        f"input byte size mismatch for input {shorten(head.name)}{whose}. Expected {needed}, got {size};"
+        f" the shape is {list(head.shape)}, the datatype {head.datatype.value}",
+        field=field,
     )
 
 
@@ -218,20 +219,22 @@ def check_unique(names: list[str], kind: str) -> None:
         seen.add(name)
 
 
-def parse_requested(entries: Any, binary_output: bool) -> Sequence[RequestedOutput]:
+def parse_requested(entries: Any) -> Sequence[RequestedOutput]:
+    """The outputs that are listed. As in Triton, each says for itself whether it is to be binary: the
+    request's `binary_data_output` is for those who list none."""
     if entries is None:
         return ()
-    requested = [_parse_output(entry, binary_output) for entry in read_list({"outputs": entries}, "outputs")]
+    requested = [_parse_output(entry) for entry in read_list({"outputs": entries}, "outputs")]
     if len(requested) > 1:
         check_unique([output.name for output in requested], "output")
     return requested
 
 
-def _parse_output(entry: Any, binary_output: bool) -> RequestedOutput:
+def _parse_output(entry: Any) -> RequestedOutput:
     name = _read_name(entry, "output")
     owner = f"output {shorten(name)}"
     parameters = read_object(entry.get("parameters"), f"{owner}.parameters")
-    binary, classification, shared = binary_output, 0, None
+    binary, classification, shared = False, 0, None
     if "binary_data" in parameters:
         binary = read_bool(parameters["binary_data"], f"{owner}.parameters.binary_data")
     if "classification" in parameters:

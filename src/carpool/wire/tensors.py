@@ -16,6 +16,7 @@ from carpool.wire.head import Buffer, TensorHead
 
 _LENGTH = struct.Struct("<I")
 _BYTE = np.dtype(np.uint8)
+_DEEPEST = 100  # levels of JSON, as in Triton
 _JSON_TYPES: dict[str, tuple[frozenset[type], str]] = {
     "b": (frozenset({bool}), "true or false"),
     "u": (frozenset({int}), "integers"),
@@ -116,15 +117,45 @@ def _out_of_range(datatype: Datatype, field: str) -> InvalidInput:
 
 
 def _flatten(values: list[Any], shape: tuple[int, ...], field: str) -> list[Any]:
-    """One level per dimension; lists that are not as long as the shape says are refused."""
+    """One level per dimension; lists that are not as long as the shape says are refused.
+
+    What is nested deeper than its shape is flattened, as Triton does: then only the elements are counted.
+    """
     if not values or type(values[0]) is not list:
         return values
+    levels = _levels(values, field)
+    if levels > len(shape):
+        return _flattened(values, levels, field)
     level = [values]
     for depth, dim in enumerate(shape):
         if any(type(row) is not list or len(row) != dim for row in level):
             raise InvalidInput(f"{field} is not nested as shape {list(shape)} at depth {depth}", field=field)
         level = list(chain.from_iterable(level))
     return level
+
+
+def _levels(values: list[Any], field: str) -> int:
+    """How deep the first element lies."""
+    levels, first = 0, values
+    while type(first) is list:
+        levels += 1
+        if levels > _DEEPEST:
+            raise InvalidInput(
+                f"JSON nesting depth exceeds maximum allowed limit ({_DEEPEST}) in {field}", field=field
+            )
+        if not first:
+            break
+        first = first[0]
+    return levels
+
+
+def _flattened(values: list[Any], levels: int, field: str) -> list[Any]:
+    """Each pass looks at the lists of one level: together they cost no more than reading the JSON did."""
+    for depth in range(1, levels):
+        if any(type(item) is not list for item in values):
+            raise InvalidInput(f"{field} is nested unevenly at depth {depth}", field=field)
+        values = list(chain.from_iterable(values))
+    return values
 
 
 def to_binary(tensor: Tensor) -> Buffer:

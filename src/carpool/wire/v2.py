@@ -65,7 +65,7 @@ def read_header_length(value: str | bytes | None, body_size: int | None = None) 
 def read_head(json: Buffer, signature: Signature) -> RequestHead:
     """Parse a request's JSON and check it against the model. Small heads are cached: clients repeat them."""
     if len(json) > _CACHED_HEAD_BYTES:
-        return check_head(parse_head(json), signature)
+        return check_head(parse_head(json, signature.model), signature)
     found = _LEADING_ID.match(json)
     if found is None:
         return _read_cached(bytes(json), signature)
@@ -84,7 +84,7 @@ def read_head(json: Buffer, signature: Signature) -> RequestHead:
 
 @lru_cache(maxsize=_CACHED_HEADS)
 def _read_cached(json: bytes, signature: Signature) -> RequestHead:
-    return check_head(parse_head(json), signature)
+    return check_head(parse_head(json, signature.model), signature)
 
 
 def decode_request(body: Buffer, header_length: int | None, signature: Signature) -> InferRequest:
@@ -92,7 +92,7 @@ def decode_request(body: Buffer, header_length: int | None, signature: Signature
     view = memoryview(body)
     end = _head_end(header_length, len(view))
     head = raw_head(signature, len(view)) if header_length == 0 else read_head(view[:end], signature)
-    check_tail(head, len(view) - end)
+    check_tail(head, len(view) - end, signature.model)
     return InferRequest(
         model=signature.model,
         inputs=bind(head.inputs, view[end:]),

@@ -390,7 +390,7 @@ def bad_requests() -> Iterator[tuple[str, Any, grpc.StatusCode, str]]:
     for size in (0, 5, 7):
         request = image_request()
         request.raw_input_contents[0] = bytes(size)
-        yield f"{size} bytes", request, Code.INVALID_ARGUMENT, f"is {size}, but shape [1, 2, 3]"
+        yield f"{size} bytes", request, Code.INVALID_ARGUMENT, f"Expected 6, got {size}"
     request = image_request()
     request.raw_input_contents.append(b"")
     yield "one too many", request, Code.INVALID_ARGUMENT, "1 more than there are inputs for"

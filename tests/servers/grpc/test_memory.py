@@ -109,13 +109,13 @@ def test_what_cannot_be_is_told(front: FrontEnd, client: InferenceServerClient) 
         shm.set_shared_memory_region(made, [IMAGE])
         small = InferRequestedOutput("scores")
         small.set_shared_memory("r", 8)
-        with pytest.raises(InferenceServerException, match="needs 16 bytes") as caught:
+        with pytest.raises(InferenceServerException, match="should be at least 16 bytes") as caught:
             client.infer("image", [image], outputs=[small])
         assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
         image.set_shared_memory("other", IMAGE.nbytes)
         with pytest.raises(InferenceServerException, match="not registered"):
             client.infer("image", [image])
         image.set_shared_memory("r", 5)
-        with pytest.raises(InferenceServerException, match="shared_memory_byte_size is 5"):
+        with pytest.raises(InferenceServerException, match="Expected 6, got 5"):
             client.infer("image", [image])
     front.until_slots_are_back()

@@ -98,7 +98,7 @@ def test_answers_come_as_they_finish(front: FrontEnd, talk: Talk) -> None:
 def test_an_error_leaves_the_stream_open_and_says_whose_it_is(front: FrontEnd, talk: Talk) -> None:
     talk.ask(image_request("nothing", id="bad"))
     answer = talk.hear()
-    assert answer.error_message == "unknown model 'nothing'"
+    assert answer.error_message == "Request for unknown model: 'nothing' is not found"
     assert answer.infer_response.id == "bad"
     assert answer.infer_response.parameters["carpool_reason"].string_param == "unknown-model"
     talk.say(b"\xff\xff garbage")

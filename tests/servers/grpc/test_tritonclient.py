@@ -168,7 +168,7 @@ def test_system_shared_memory(
         for status in (client.get_system_shared_memory_status(), client.get_system_shared_memory_status("r")):
             region = status.regions["r"]
             assert (region.name, region.key, region.offset, region.byte_size) == ("r", "/key", 8, 64)
-        with pytest.raises(InferenceServerException, match="not registered"):
+        with pytest.raises(InferenceServerException, match="Unable to find system shared memory region"):
             client.get_system_shared_memory_status("other")
     finally:
         front.run(lambda: front.door.renew(regions={}))
@@ -274,7 +274,7 @@ def test_errors_carry_status_and_sentence(client: InferenceServerClient) -> None
     with pytest.raises(InferenceServerException) as caught:
         client.infer("imagee", [image()])
     assert caught.value.status() == "StatusCode.NOT_FOUND"
-    assert caught.value.message() == "unknown model 'imagee'; did you mean 'image'?"
+    assert caught.value.message() == "Request for unknown model: 'imagee' is not found; did you mean 'image'?"
 
 
 def test_client_timeout_is_the_deadline(front: FrontEnd, client: InferenceServerClient) -> None:
@@ -332,7 +332,7 @@ def test_stream(client: InferenceServerClient) -> None:
     for result in good:
         assert result.as_numpy("scores").tolist() == [SUM]
         assert result.get_response().parameters["triton_final_response"].bool_param
-    assert {error.message() for error in bad} == {"unknown model 'nothing'"}
+    assert {error.message() for error in bad} == {"Request for unknown model: 'nothing' is not found"}
     assert len(bad) == 10
 
 

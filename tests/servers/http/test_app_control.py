@@ -67,7 +67,10 @@ def test_explicit_control_with_tritons_client(tmp_path: Path, stage: Stage) -> N
         assert "model_repository(unload_dependents)" in client.get_server_metadata()["extensions"]
         assert index(client) == [{"name": "m"}, {"name": "n", "version": "1", "state": "READY"}]
         assert not client.is_model_ready("m")
-        assert status(lambda: ask(client)) == ("404", "model 'm' is not loaded")
+        assert status(lambda: ask(client)) == (
+            "404",
+            "Request for unknown model: 'm' is not found; it is in the repository, but not loaded",
+        )
         client.load_model("m")
         assert client.is_model_ready("m")
         assert ask(client) == ("1", 1.0)
@@ -75,7 +78,10 @@ def test_explicit_control_with_tritons_client(tmp_path: Path, stage: Stage) -> N
         client.load_model("m")
         assert ask(client) == ("2", 2.0)
         client.unload_model("m", unload_dependents=True)
-        assert status(lambda: ask(client)) == ("404", "model 'm' is not loaded")
+        assert status(lambda: ask(client)) == (
+            "404",
+            "Request for unknown model: 'm' has no available versions; it is not loaded",
+        )
         until(
             lambda: (
                 {"name": "m", "version": "2", "state": "UNAVAILABLE", "reason": "unloaded"} in index(client)
@@ -84,7 +90,10 @@ def test_explicit_control_with_tritons_client(tmp_path: Path, stage: Stage) -> N
         client.unload_model("m")
         assert status(lambda: client.unload_model("o"))[0] == "404"
         code, message = status(lambda: client.load_model("o"))
-        assert (code, message) == ("404", "there is no model o; there are m, n")
+        said = (
+            "failed to load 'o', failed to poll from model repository: there is no model 'o'; there are m, n"
+        )
+        assert (code, message) == ("404", said)
         assert ask(client, "n") == ("1", 5.0)
         assert client.is_server_ready()
 
@@ -104,6 +113,7 @@ def test_overrides_with_tritons_client(tmp_path: Path, stage: Stage) -> None:
         assert client.get_model_config("m")["max_batch_size"] == 4
         code, message = status(lambda: client.load_model("m", config='{"max_batch": 3}'))
         assert (code, 'unknown field "max_batch"' in message) == ("400", True)
+        assert message.startswith("failed to load 'm', failed to poll from model repository: ")
 
 
 def test_a_load_that_fails_says_why_and_the_old_one_answers(tmp_path: Path, stage: Stage) -> None:
@@ -113,13 +123,17 @@ def test_a_load_that_fails_says_why_and_the_old_one_answers(tmp_path: Path, stag
         client_of(server) as client,
     ):
         weights(tmp_path, "m", 1, "broken")
-        assert status(lambda: client.load_model("m")) == ("500", "m: broken weights")
+        said = "load failed for model 'm': m: broken weights"
+        assert status(lambda: client.load_model("m")) == ("500", said)
         assert ask(client) == ("1", 1.0)
         assert index(client)[0]["reason"] == "m: broken weights"
         assert index(client)[0]["state"] == "READY"
         client.unload_model("m")
         assert status(lambda: client.load_model("m"))[0] == "500"
-        assert status(lambda: ask(client)) == ("503", "model 'm' is unavailable: m: broken weights")
+        assert status(lambda: ask(client)) == (
+            "503",
+            "Request for unknown model: 'm' has no available versions; it is unavailable: m: broken weights",
+        )
 
 
 @pytest.mark.parametrize(

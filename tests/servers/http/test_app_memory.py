@@ -167,7 +167,7 @@ def test_status(client: InferenceServerClient) -> None:
         assert [line["name"] for line in client.get_system_shared_memory_status()] == ["in", "out"]
         client.unregister_system_shared_memory("in")
         with pytest.raises(
-            InferenceServerException, match="'in' of shared memory is not registered"
+            InferenceServerException, match="Unable to find system shared memory region: 'in'"
         ) as raised:
             client.get_system_shared_memory_status("in")
         assert raised.value.status() == "404"
@@ -272,7 +272,7 @@ def test_an_output_without_room_names_the_bytes_it_needs(front: FrontEnd, file: 
     with front.connect() as plain:
         response = infer(plain, "image", infer_body([in_file()], outputs=[out_file(15, 6)]))
         assert response.status == 400
-        assert "needs 16 bytes" in error_of(response)["error"]
+        assert "should be at least 16 bytes to hold the results" in error_of(response)["error"]
         assert "queue;dur" in response.fields["server-timing"]
         assert infer(plain, "image", infer_body([in_file()], outputs=[out_file(16, 6)])).status == 200
 
@@ -321,7 +321,7 @@ def test_unregistering_while_the_model_runs(front: FrontEnd, file: ClientFile, r
         with held:
             assert np.frombuffer(held.read()[6:22], np.float32).tolist() == SUM[0]
         response = infer(plain, "image", infer_body([in_file()]))
-        assert "region 'r' is not registered" in error_of(response)["error"]
+        assert "Unable to find shared memory region: 'r'" in error_of(response)["error"]
         assert front.run(file.descriptors) == 0
 
 

@@ -187,7 +187,9 @@ def test_repository_index(front: FrontEnd, client: Client) -> None:
     assert document(client.post(path, b'{"ready": true}')) == lines[:1]
     response = client.get("/v2/models/b")
     assert response.status == 503
-    assert error_of(response)["error"] == "model 'b' is unavailable: no such file"
+    assert error_of(response)["error"] == (
+        "Request for unknown model: 'b' has no available versions; it is unavailable: no such file"
+    )
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b'{"ready": 1}', b"null", b"[" * 5000])

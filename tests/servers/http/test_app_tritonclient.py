@@ -205,7 +205,7 @@ def test_generated_bodies(front: FrontEnd) -> None:
 
 def test_errors_reach_the_caller(client: InferenceServerClient) -> None:
     with pytest.raises(
-        InferenceServerException, match="unknown model 'imag'; did you mean 'image'"
+        InferenceServerException, match="Request for unknown model: 'imag' is not found; did you mean 'image'"
     ) as raised:
         client.infer("imag", [image()])
     assert raised.value.status() == "404"
@@ -218,7 +218,9 @@ def test_models_that_are_not_ready(front: FrontEnd, client: InferenceServerClien
     try:
         assert {"name": "later", "version": "1", "state": "LOADING"} in client.get_model_repository_index()
         assert not client.is_model_ready("later")
-        with pytest.raises(InferenceServerException, match="'later' is loading") as raised:
+        with pytest.raises(
+            InferenceServerException, match="'later' has no available versions; it is loading"
+        ) as raised:
             client.infer("later", [image()])
         assert raised.value.status() == "503"
     finally:

@@ -86,7 +86,7 @@ def read_family(request: Any, raw: Sequence[Buffer]) -> Family:
         raise InvalidInput(f"'inputs' lists more than {MAX_TENSORS} tensors", field="inputs")
     options, _ = read_options(_parameters(request, "parameters"))
     inputs, contents = _inputs(request, raw)
-    outputs = parse_requested([_requested(output) for output in request.outputs], True) or ()
+    outputs = parse_requested([_requested(output) for output in request.outputs]) or ()
     tail_size = sum(tensor.size for tensor in inputs)
     head = RequestHead("", inputs, outputs, options, True, tail_size)
     return Family(request.model_name, request.model_version, head, contents)
@@ -102,8 +102,9 @@ def _inputs(request: Any, raw: Sequence[Buffer]) -> tuple[list[TensorHead], list
         entry = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         head, elements = begin_tensor(entry, "input", offset)
         heads.append(head)
-        if not _in_region(head, elements, tensor):
-            head.size = _place(head, elements, tensor, remaining if raw else None, typed)
+        if not _in_region(head, elements, tensor, request.model_name):
+            taken = remaining if raw else None
+            head.size = _place(head, elements, tensor, taken, typed, request.model_name)
             offset += head.size
     if remaining:
         raise InvalidInput(
@@ -115,7 +116,7 @@ def _inputs(request: Any, raw: Sequence[Buffer]) -> tuple[list[TensorHead], list
     return heads, typed or None
 
 
-def _in_region(head: TensorHead, elements: int, tensor: Any) -> bool:
+def _in_region(head: TensorHead, elements: int, tensor: Any, model: str) -> bool:
     """Whether its data is in shared memory, and if so where."""
     owner = f"input {shorten(head.name)}"
     parameters = _parameters(tensor, f"{owner}.parameters")
@@ -125,12 +126,12 @@ def _in_region(head: TensorHead, elements: int, tensor: Any) -> bool:
         raise InvalidInput(f"{owner} carries its data in more than one way", field=f"{owner}.contents")
     head.shared_memory = read_shared_memory(parameters, owner)
     size = head.shared_memory.byte_size
-    check_size(head, size, elements, f"{owner}.parameters.shared_memory_byte_size")
+    check_size(head, size, elements, f"{owner}.parameters.shared_memory_byte_size", model)
     return True
 
 
 def _place(
-    head: TensorHead, elements: int, tensor: Any, raw: list[Buffer] | None, typed: list[Buffer]
+    head: TensorHead, elements: int, tensor: Any, raw: list[Buffer] | None, typed: list[Buffer], model: str
 ) -> int:
     """The bytes it takes: the next of the raw ones, or what its typed fields come to."""
     owner = f"input {shorten(head.name)}"
@@ -146,7 +147,7 @@ def _place(
     if not raw:
         raise InvalidInput(f"raw_input_contents has no entry for {owner}", field="raw_input_contents")
     size = len(raw.pop())
-    check_size(head, size, elements, f"raw_input_contents of {owner}")
+    check_size(head, size, elements, f"raw_input_contents of {owner}", model)
     return size
 
 

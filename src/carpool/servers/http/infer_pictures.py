@@ -132,9 +132,9 @@ def read_batch(
     view = memoryview(body)
     end = len(view) if header_length is None else header_length
     read_header_length(str(end), len(view))
-    head = parse_head(view[:end])
+    head = parse_head(view[:end], model.entry.name)
     if not sends_pictures(model.entry, head):
         return None
     check_pictures(model.entry, head)
-    check_tail(head, len(view) - end)
+    check_tail(head, len(view) - end, model.entry.name)
     return PictureBatch(model, head, view[end:])

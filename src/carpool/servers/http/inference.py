@@ -86,7 +86,7 @@ class Inference:
             self._target = route.current()  # what serves may have changed while the body came
             signature = self._target.entry.signature
             head = read_head(view[:end], signature) if end else raw_head(signature, size)
-            check_tail(head, size - end)
+            check_tail(head, size - end, signature.model)
             if not is_plain(head):
                 if not is_in_place(head):
                     self._prepare(bytes(view[:size]))

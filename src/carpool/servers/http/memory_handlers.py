@@ -7,6 +7,7 @@ from carpool.servers.documents import region_status
 from carpool.servers.http.exchange import Collect, Exchange
 from carpool.servers.http.handlers import Variables, with_json
 from carpool.servers.http.service import Service, answer_document
+from carpool.wire.parameters import shorten
 
 _FIELDS = ("key", "offset", "byte_size")
 
@@ -35,7 +36,9 @@ def unregister_system(service: Service, exchange: Exchange, variables: Variables
 
 def cuda_status(_service: Service, exchange: Exchange, variables: Variables) -> None:
     if "region" in variables:
-        raise NotFound("there are no regions of CUDA shared memory")
+        raise NotFound(
+            f"Unable to find cuda shared memory region: {shorten(variables['region'])}; there are none here"
+        )
     answer_document(exchange, [])
 
 

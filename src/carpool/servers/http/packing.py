@@ -75,7 +75,7 @@ def prepare(
         end = header_length
         read_header_length(str(end), size)  # what a chunked or compressed body holds is known only now
     head = raw_head(signature, size) if header_length == 0 else read_head(view[:end], signature)
-    check_tail(head, size - end)
+    check_tail(head, size - end, signature.model)
     tail = view[end:]
     check(head, tail)
     has_json_data = any(tensor.data is not None for tensor in head.inputs)

@@ -26,6 +26,7 @@ def write_catalog(catalog: Catalog) -> bytes:
         "logging": catalog.logging,
         "tracing": catalog.tracing,
         "extensions": list(catalog.extensions),
+        "server_name": catalog.server_name,
     }
     return orjson.dumps(document)
 
@@ -52,6 +53,7 @@ def read_catalog(number: int, payload: bytes, known: Mapping[int, ModelEntry]) -
         logging=document["logging"],
         tracing=document["tracing"],
         extensions=document["extensions"],
+        server_name=document["server_name"],
     )
 
 
@@ -76,8 +78,8 @@ def _entry(entry: ModelEntry) -> dict[str, Any]:
     }
 
 
-def _spec(spec: TensorSpec) -> tuple[str, str, tuple[int, ...]]:
-    return spec.name, spec.datatype.value, spec.shape
+def _spec(spec: TensorSpec) -> tuple[str, str, tuple[int, ...], bool]:
+    return spec.name, spec.datatype.value, spec.shape, spec.optional
 
 
 def _read_entry(listed: Mapping[str, Any]) -> ModelEntry:
@@ -102,4 +104,7 @@ def _read_entry(listed: Mapping[str, Any]) -> ModelEntry:
 
 
 def _read_specs(listed: list[Any]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(name, DATATYPES[datatype], tuple(shape)) for name, datatype, shape in listed)
+    return tuple(
+        TensorSpec(name, DATATYPES[datatype], tuple(shape), optional)
+        for name, datatype, shape, optional in listed
+    )

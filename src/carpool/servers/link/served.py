@@ -56,6 +56,8 @@ class ServedTemplate:
         if self.encoded:
             self._fit_file(signature)
             return
+        if len({head.name for head in self.heads}) != len(self.heads):
+            raise ValueError("an input twice")
         requested = [RequestedOutput(name, binary=True) for name in self.wanted]
         head = RequestHead("", self.heads, requested, RequestOptions(), True, self.extent)
         self.images = check_head(head, signature).batch
@@ -131,6 +133,6 @@ def _read_tensor(listed: Sequence[Any]) -> TensorHead:
 
 def _batch_shape(heads: Sequence[TensorHead], signature: Signature) -> Hashable:
     """What must be equal to share a batch; None for a model whose requests are all alike."""
-    if not any(-1 in spec.shape for spec in signature.inputs):
+    if not any(spec.optional or -1 in spec.shape for spec in signature.inputs):
         return None
     return tuple(sorted((head.name, head.shape[1:] if signature.max_batch else head.shape) for head in heads))

@@ -1,0 +1,382 @@
+"""What clients of Triton rely on beyond the protocol: its sentences, its name, and optional inputs.
+
+The sentences are the beginning of ours: clients match on them, and what follows is for people.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc as over_grpc
+import tritonclient.http as over_http
+from onnx import TensorProto, helper, numpy_helper
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import shared_memory as shm
+
+from backends import onnx_models
+from live.server import Live, serving
+
+_MAYBE = """
+backend: "python"
+max_batch_size: 8
+input [
+  { name: "A" data_type: TYPE_FP32 dims: [ 2 ] },
+  { name: "B" data_type: TYPE_FP32 dims: [ 2 ] optional: true }
+]
+output [
+  { name: "SUM" data_type: TYPE_FP32 dims: [ 2 ] },
+  { name: "ROWS" data_type: TYPE_INT32 dims: [ 1 ] }
+]
+dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 200000 }
+"""
+_MAYBE_CODE = """
+import numpy as np
+import onnx
+
+
+def predict(inputs):
+    total = inputs["A"] + inputs.get("B", 100)
+    return {"SUM": total.astype("float32"), "ROWS": np.full((len(total), 1), len(total), "int32")}
+"""
+_NONE = """
+backend: "python"
+input [
+  { name: "A" data_type: TYPE_FP32 dims: [ -1 ] optional: true },
+  { name: "B" data_type: TYPE_FP32 dims: [ -1 ] optional: true }
+]
+output [ { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+_NONE_CODE = """
+def predict(A=None, B=None):
+    return [int(A is not None) + int(B is not None)]
+"""
+_SCALED = """
+platform: "onnxruntime_onnx"
+input [
+  { name: "x" data_type: TYPE_FP32 dims: [ 3 ] },
+  { name: "scale" data_type: TYPE_FP32 dims: [ 3 ] optional: true }
+]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 3 ] } ]
+"""
+
+
+def scaled(path: Path, *, default: bool) -> None:
+    """y = x · scale, which is 10 where nobody says so."""
+    shapes = {
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("x", "scale", "y")
+    }
+    weights = [numpy_helper.from_array(np.full(3, 10, np.float32), "scale")] if default else []
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "scale"], ["y"])],
+        "scaled",
+        [shapes["x"], shapes["scale"]],
+        [shapes["y"]],
+        weights,
+    )
+    path.parent.mkdir(parents=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), str(path))
+
+
+def python_model(folder: Path, settings: str, code: str) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(code)
+    (folder / "config.pbtxt").write_text(settings)
+
+
+def repository(folder: Path) -> Path:
+    python_model(folder / "maybe", _MAYBE, _MAYBE_CODE)
+    python_model(folder / "none", _NONE, _NONE_CODE)
+    scaled(folder / "scaled" / "1" / "model.onnx", default=True)
+    (folder / "scaled" / "config.pbtxt").write_text(_SCALED)
+    onnx_models.identity(folder / "same" / "2" / "model.onnx")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("words")
+    environment = {
+        "CARPOOL_MODEL_CONTROL_MODE": "explicit",
+        "CARPOOL_LOAD_MODELS": "maybe,none,scaled,same",
+        "CARPOOL_ALLOW_CLIENT_SHM": "true",
+        "CARPOOL_SERVER_NAME": "triton",
+        "CARPOOL_METRICS_CONFIG": "histogram_latencies=true",
+    }
+    models = repository(folder / "models")
+    onnx_models.identity(models / "later" / "1" / "model.onnx")
+    with serving(models, grpc=1, folder=folder, environment=environment) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """With the settings that a server has of itself."""
+    folder = tmp_path_factory.mktemp("closed")
+    path = onnx_models.identity(folder / "same" / "1" / "model.onnx")
+    with serving(path.parents[1], grpc=1, folder=folder) as running:
+        yield running
+
+
+class Wire:
+    """One of Triton's clients and how it names things."""
+
+    def __init__(self, kind: str, server: Live) -> None:
+        self.api: Any = over_http if kind == "http" else over_grpc
+        url = server.url if kind == "http" else f"127.0.0.1:{server.grpc_port}"
+        self.client = self.api.InferenceServerClient(url)
+
+    def input(self, name: str, array: Any, shape: list[int] | None = None) -> Any:
+        given = self.api.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        given.set_data_from_numpy(array)
+        if shape is not None:
+            given.set_shape(shape)
+        return given
+
+    def infer(self, model: str, version: str = "", **arrays: Any) -> Any:
+        inputs = [self.input(name, array) for name, array in arrays.items()]
+        return self.client.infer(model, inputs, model_version=version)
+
+    def refusal(self, call: Callable[[], object]) -> str:
+        with pytest.raises(InferenceServerException) as caught:
+            call()
+        return str(caught.value.message())
+
+
+@pytest.fixture(params=["http", "grpc"])
+def wire(request: pytest.FixtureRequest, server: Live) -> Iterator[Wire]:
+    made = Wire(request.param, server)
+    yield made
+    made.client.close()
+
+
+@pytest.fixture(params=["http", "grpc"])
+def plain(request: pytest.FixtureRequest, closed: Live) -> Iterator[Wire]:
+    made = Wire(request.param, closed)
+    yield made
+    made.client.close()
+
+
+ROW = np.ones((1, 3), np.float32)
+PAIR = np.ones((1, 2), np.float32)
+
+# ---- optional inputs
+
+
+def test_a_python_model_does_not_see_what_was_left_out(wire: Wire) -> None:
+    assert wire.infer("maybe", A=PAIR).as_numpy("SUM").tolist() == [[101, 101]]
+    assert wire.infer("maybe", A=PAIR, B=PAIR * 2).as_numpy("SUM").tolist() == [[3, 3]]
+
+
+def test_a_request_without_any_input(wire: Wire) -> None:
+    assert wire.infer("none").as_numpy("COUNT").tolist() == [0]
+    assert wire.infer("none", B=np.ones(4, np.float32)).as_numpy("COUNT").tolist() == [1]
+
+
+def test_a_graph_uses_its_default(wire: Wire) -> None:
+    x = np.arange(3, dtype=np.float32)
+    assert wire.infer("scaled", x=x).as_numpy("y").tolist() == [0, 10, 20]
+    assert wire.infer("scaled", x=x, scale=x).as_numpy("y").tolist() == [0, 1, 4]
+
+
+def test_only_requests_with_the_same_inputs_share_a_batch(server: Live) -> None:
+    """Sixteen at once, for a model that waits for eight of a kind."""
+    wire = Wire("grpc", server)
+
+    def ask(number: int) -> tuple[list[float], int]:
+        a = np.full((1, 2), number, np.float32)
+        given = {"A": a} if number % 2 else {"A": a, "B": a}
+        answer = wire.infer("maybe", **given)
+        return answer.as_numpy("SUM")[0].tolist(), int(answer.as_numpy("ROWS")[0, 0])
+
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(ask, range(16)))
+    wire.client.close()
+    for number, (total, rows) in enumerate(answers):
+        assert total == [number + (100 if number % 2 else number)] * 2
+        assert rows <= 8
+
+
+def test_too_few_inputs(wire: Wire) -> None:
+    said = wire.refusal(lambda: wire.infer("maybe", B=PAIR))
+    assert said == (
+        "expected number of inputs between 1 and 2 but got 1 inputs for model 'maybe'. Got input(s) ['B'],"
+        " but missing required input(s) ['A']. Please provide all required input(s)."
+    )
+    said = wire.refusal(lambda: wire.infer("same"))
+    assert said == (
+        "expected 1 inputs but got 0 inputs for model 'same'. Got input(s) [],"
+        " but missing required input(s) ['x']. Please provide all required input(s)."
+    )
+
+
+def test_a_graph_without_a_default_cannot_have_an_optional_input(wire: Wire, server: Live) -> None:
+    models = Path(server.arguments[5])
+    if not (models / "scarce").exists():
+        scaled(models / "scarce" / "1" / "model.onnx", default=False)
+        (models / "scarce" / "config.pbtxt").write_text(_SCALED)
+    said = wire.refusal(lambda: wire.client.load_model("scarce"))
+    assert 'input "scale" is declared optional, but the model file has no default for it' in said
+
+
+# ---- sentences
+
+
+def test_models_that_are_not_there(wire: Wire) -> None:
+    ask = wire.infer
+    assert wire.refusal(lambda: ask("nothing", x=ROW)) == "Request for unknown model: 'nothing' is not found"
+    said = wire.refusal(lambda: ask("sane", x=ROW))
+    assert said == "Request for unknown model: 'sane' is not found; did you mean 'same'?"
+    said = wire.refusal(lambda: ask("same", "7", x=ROW))
+    assert said == "Request for unknown model: 'same' version 7 is not found; it serves 2"
+    said = wire.refusal(lambda: wire.client.get_model_metadata("nothing"))
+    assert said.startswith("Request for unknown model: 'nothing' is not found")
+    said = wire.refusal(lambda: wire.client.get_inference_statistics("nothing"))
+    assert said.startswith("Request for unknown model: 'nothing' is not found")
+
+
+def test_models_that_were_there(wire: Wire) -> None:
+    wire.client.load_model("later")
+    wire.client.unload_model("later")
+    said = wire.refusal(lambda: wire.infer("later", x=ROW))
+    assert said.startswith("Request for unknown model: 'later' has no available versions")
+    said = wire.refusal(lambda: wire.infer("later", "1", x=ROW))
+    assert said.startswith("Request for unknown model: 'later' version 1 is not at ready state")
+
+
+def test_loading_what_cannot_be_read(wire: Wire) -> None:
+    poll = "failed to load '{}', failed to poll from model repository"
+    said = wire.refusal(lambda: wire.client.load_model("nothing"))
+    assert said.startswith(poll.format("nothing"))
+    for config in ('{"max_batch_sise": 3}', '"parameters": {"config": {{"max_batch_size": "16"}}}'):
+        said = wire.refusal(lambda config=config: wire.client.load_model("same", config=config))
+        assert said.startswith(poll.format("same"))
+
+
+def test_loading_what_does_not_load(wire: Wire, server: Live) -> None:
+    file = Path(server.arguments[5]) / "broken" / "1" / "model.onnx"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"no model")
+    said = wire.refusal(lambda: wire.client.load_model("broken"))
+    assert said.startswith("load failed for model 'broken': ")
+
+
+def test_control_that_is_not_allowed(plain: Wire) -> None:
+    for call in (plain.client.load_model, plain.client.unload_model):
+        said = plain.refusal(lambda call=call: call("same"))
+        assert said.startswith("explicit model load / unload is not allowed if polling is enabled")
+
+
+def test_inputs_of_the_wrong_size(wire: Wire) -> None:
+    given = wire.input("x", np.ones((1, 5), np.float32), [1, 3])
+    said = wire.refusal(lambda: wire.client.infer("same", [given]))
+    assert said.startswith("input byte size mismatch for input 'x' for model 'same'. Expected 12, got 20")
+
+
+def test_shared_memory_that_is_not_allowed(plain: Wire) -> None:
+    said = plain.refusal(lambda: plain.client.register_system_shared_memory("r", "/r", 12))
+    assert said.startswith("Client shared memory is disabled")
+
+
+def test_shared_memory(wire: Wire, server: Live) -> None:
+    client, key = wire.client, f"/carpool-words-{server.pid}"
+    said = wire.refusal(lambda: client.register_system_shared_memory("r", key + "-absent", 12))
+    assert said.startswith(f"Unable to open shared memory region: '{key}-absent'")
+    region = shm.create_shared_memory_region("r", key, 12)
+    try:
+        said = wire.refusal(lambda: client.register_system_shared_memory("r", key, 13))
+        assert said.startswith("failed to register shared memory region 'r': invalid args")
+        client.register_system_shared_memory("r", key, 12)
+        said = wire.refusal(lambda: client.register_system_shared_memory("r", key, 12))
+        assert said.startswith("shared memory region 'r' already in manager")
+        for name, offset, beginning in (
+            ("other", 0, "Unable to find shared memory region: 'other'"),
+            ("r", 12, "Invalid offset for shared memory region: 'r'"),
+            ("r", 4, "Invalid offset + byte size for shared memory region: 'r'"),
+        ):
+            given = wire.api.InferInput("x", [1, 3], "FP32")
+            given.set_shared_memory(name, 12, offset)
+            assert wire.refusal(lambda given=given: client.infer("same", [given])).startswith(beginning)
+        wanted = wire.api.InferRequestedOutput("y")
+        wanted.set_shared_memory("r", 8)
+        said = wire.refusal(lambda: client.infer("same", [wire.input("x", ROW)], outputs=[wanted]))
+        assert said.startswith(
+            "shared memory size specified with the request for output 'y' (8 bytes) should be at least"
+            " 12 bytes to hold the results"
+        )
+        said = wire.refusal(lambda: client.get_system_shared_memory_status("other"))
+        assert said.startswith("Unable to find system shared memory region: 'other'")
+    finally:
+        client.unregister_system_shared_memory()
+        shm.destroy_shared_memory_region(region)
+
+
+# ---- what else a client of Triton may count on
+
+
+def test_the_servers_name(wire: Wire, plain: Wire) -> None:
+    def name(asked: Wire) -> str:
+        found = asked.client.get_server_metadata()
+        return str(found["name"] if isinstance(found, dict) else found.name)
+
+    assert (name(wire), name(plain)) == ("triton", "carpool")
+
+
+def test_log_settings_can_be_written_back(wire: Wire) -> None:
+    options = {} if wire.api is over_http else {"as_json": True}
+
+    def value(found: Any) -> Any:
+        found = found.get("settings", found)["log_format"]
+        return found if isinstance(found, str) else found["string_param"]
+
+    assert value(wire.client.get_log_settings(**options)) == "default"
+    for form in ("ISO8601", "default"):
+        assert value(wire.client.update_log_settings({"log_format": form}, **options)) == form
+    said = wire.refusal(lambda: wire.client.update_log_settings({"log_format": "xml"}))
+    assert said.startswith("invalid argument for log_format, got: xml")
+
+
+def test_a_config_that_came_with_a_load_stays(wire: Wire) -> None:
+    def largest() -> int:
+        found = wire.client.get_model_config("later")
+        return int(found["max_batch_size"] if isinstance(found, dict) else found.config.max_batch_size)
+
+    wire.client.load_model("later", config=json.dumps({"max_batch_size": 5}))
+    assert largest() == 5
+    wire.client.load_model("later")
+    assert largest() == 5
+    wire.client.unload_model("later")
+    wire.client.load_model("later")
+    assert largest() != 5
+    wire.client.unload_model("later")
+
+
+def test_a_listed_output_is_json_unless_it_says_otherwise(server: Live) -> None:
+    """And data that is nested deeper than its shape is taken as it comes."""
+    document = {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [[[1], [2], [3]]]}],
+        "outputs": [{"name": "y"}],
+        "parameters": {"binary_data_output": True},
+    }
+    with server.connect() as client:
+        answer = client.post("/v2/models/same/infer", json.dumps(document).encode())
+        del document["outputs"]
+        whole = client.post("/v2/models/same/infer", json.dumps(document).encode())
+    assert json.loads(answer.body)["outputs"][0]["data"] == [1, 2, 3]
+    assert whole.body.endswith(np.array([1, 2, 3], np.float32).tobytes())
+
+
+def test_the_histogram_of_first_responses(server: Live) -> None:
+    wire = Wire("http", server)
+    before = server.metric("nv_inference_first_response_histogram_ms_count", model="same")
+    wire.infer("same", x=ROW)
+    wire.client.close()
+    server.until_metric(before + 1, "nv_inference_first_response_histogram_ms_count", model="same")
+    whole = {"model": "same", "le": "+Inf"}
+    assert server.metric("nv_inference_first_response_histogram_ms_bucket", **whole) == before + 1
