@@ -97,6 +97,19 @@ def test_a_device_believed_too_slow_gets_one_probe_per_promise() -> None:
     assert core.offer(Job(1.021), 1.021) is not None  # the probe is out; the others wait for its news
 
 
+def test_without_instances_the_answer_is_no_at_once() -> None:
+    core = Scheduler(BatchCurve.parse("4+1"), Promise(0.050, 64), instances=2)
+    core.instances[1].speed.mean = 3.0
+    for instance in core.instances:
+        core.set_available(instance, False)
+    assert core.instances.uneven
+    refusal = core.offer(Job(0.0), 0.0)
+    assert refusal is not None
+    assert refusal.reason is Reason.RESTARTING
+    core.set_available(core.instances[1], True)
+    assert core.offer(Job(0.0), 0.0) is None
+
+
 def test_uneven_instances_are_judged_by_the_one_that_carries() -> None:
     core = scheduler(instances=2, slo=0.020)
     core.instances[0].speed.mean = core.instances[0].speed.cautious = 5.0

@@ -162,6 +162,23 @@ def test_alone_on_its_device_a_model_is_as_if_there_were_no_arbiter() -> None:
     assert report(run, 0.1, 1) == together[0]
 
 
+def test_who_dies_first_in_line_lets_the_next_one_go() -> None:
+    arbiter = Arbiter()
+    first, second = (Scheduler(BatchCurve.parse("4+1", 8), Promise(0.05, 8)) for _ in range(2))
+    woken: list[str] = []
+    arbiter.join(first, list(first.instances), wake=lambda: woken.append("first"))
+    turn = arbiter.join(second, list(second.instances), wake=lambda: woken.append("second"))
+    turn.tag = 1.0  # it has had its turn
+    first.offer(Job(0.0), 0.0)
+    second.offer(Job(0.0), 0.0)
+    assert second.decide(0.0).batch is None
+    assert woken == ["first"]
+    first.set_available(first.instances[0], False)
+    assert first.decide(0.0).batch is None
+    assert woken == ["first", "second"]
+    assert second.decide(0.0).batch is not None
+
+
 def test_who_leaves_gives_the_device_back() -> None:
     arbiter = Arbiter()
     curve = BatchCurve.parse("4+1", 16)

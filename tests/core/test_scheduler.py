@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
-from carpool.core.job import Job, JobState, Reason
+from carpool.core.job import GivenUp, Job, JobState, Reason
 from carpool.core.policy import Knobs, Promise, QueueLimits
 from carpool.core.scheduler import Scheduler
 
@@ -75,11 +77,40 @@ def test_a_batch_that_failed_teaches_nothing() -> None:
 
 def test_an_instance_that_died_gets_no_work_until_it_is_back() -> None:
     core = Scheduler(CURVE, Promise(0.05, 8))
-    core.set_available(core.instances[0], False)
     core.offer(Job(0.0), 0.0)
+    core.set_available(core.instances[0], False)
     assert core.decide(0.0).batch is None
     core.set_available(core.instances[0], True)
     assert core.decide(0.001).batch is not None
+
+
+@pytest.mark.parametrize("slower", [1.0, 3.0])
+def test_without_any_instance_a_promise_is_refused_at_once(slower: float) -> None:
+    core = Scheduler(CURVE, Promise(0.05, 8), instances=2)
+    core.instances[1].speed.mean = slower
+    waiting = Job(0.0)
+    core.offer(waiting, 0.0)
+    for instance in core.instances:
+        core.set_available(instance, False)
+    assert core.instances.uneven == (slower > 1.0)
+    refusal = core.refuses(Job(0.0), 0.0)
+    assert refusal is not None
+    assert (refusal.reason, refusal.retry_after, refusal.waiting) == (Reason.RESTARTING, 0.05, 1)
+    assert core.offer(Job(0.0), 0.0) == refusal
+    assert 0.0 <= core.saturation(0.0) <= 1.0
+    decision = core.decide(0.0)
+    assert (decision.batch, decision.look_again) == (None, 0.05)
+    assert core.decide(0.05).given_up == [GivenUp(waiting, Reason.DEADLINE)]
+
+
+def test_without_any_instance_those_without_a_promise_wait() -> None:
+    core = knobs(instances=2)
+    core.set_available(core.instances[0], False)
+    core.set_available(core.instances[1], False)
+    assert core.offer(Job(0.0), 0.0) is None
+    assert core.decide(9.0).batch is None
+    core.set_available(core.instances[1], True)
+    assert core.decide(9.0).batch is not None
 
 
 def test_client_deadlines_are_kept_in_knobs_mode_too() -> None:

@@ -32,10 +32,14 @@ knobs = st.builds(
     limits=limits,
     preserve_ordering=st.booleans(),
 )
+speeds = st.sampled_from([1.0, 3.0])
 moves = st.lists(
     st.tuples(
         st.sampled_from(
-            ["offer", "offer", "offer", "undecoded", "ready", "cancel", "finish", "finish", "wait"]
+            [
+                *("offer", "offer", "offer", "undecoded", "undecoded", "ready", "ready", "cancel"),
+                *("finish", "finish", "wait", "lose", "lose_all", "bring_back"),
+            ]
         ),
         st.integers(0, 1000),
         st.floats(0, 0.03),
@@ -47,8 +51,9 @@ moves = st.lists(
 class Player:
     """Keeps its own books, and compares them with the scheduler's after every move."""
 
-    def __init__(self, policy: Promise | Knobs, instances: int) -> None:
+    def __init__(self, policy: Promise | Knobs, instances: int, slower: float) -> None:
         self.core = Scheduler(BatchCurve.parse("4+1", MAX_BATCH), policy, instances)
+        self.slower = slower  # each instance than the one before it, by this factor
         self.policy = policy
         self.now = 0.0
         self.jobs: list[Job] = []
@@ -62,6 +67,7 @@ class Player:
     def move(self, name: str, pick: int, seconds: float) -> None:
         self.now += seconds if name == "wait" else seconds / 100
         getattr(self, name)(pick)
+        self.ask_everything(pick)
         self.decide()
         self.check_books()
 
@@ -78,8 +84,11 @@ class Player:
             outside=0.002 * (pick % 11),
         )
         self.jobs.append(job)
-        if self.core.offer(job, self.now, ready=ready) is not None:
+        refusal = self.core.offer(job, self.now, ready=ready)
+        if refusal is not None:
             self.refused.add(job)
+        if isinstance(self.policy, Promise) and not any(i.available for i in self.core.instances):
+            assert refusal is not None  # to replace an instance takes longer than is promised
 
     def undecoded(self, pick: int) -> None:
         self.offer(pick, ready=False)
@@ -99,7 +108,29 @@ class Player:
     def finish(self, pick: int) -> None:
         if self.running:
             batch = self.running.pop(pick % len(self.running))
-            self.answered += self.core.finished(batch, self.now, self.now - batch.started + 1e-4)
+            took = (self.now - batch.started + 1e-4) * self.slower**batch.instance.index
+            self.answered += self.core.finished(batch, self.now, took if batch.instance.available else None)
+
+    def lose(self, pick: int) -> None:
+        """An instance dies, whether it runs something or not; what it ran is told when it is found out."""
+        self.core.set_available(self.core.instances[pick % len(self.core.instances)], False)
+
+    def lose_all(self, pick: int) -> None:
+        for instance in self.core.instances:
+            self.core.set_available(instance, False)
+
+    def bring_back(self, pick: int) -> None:
+        self.core.set_available(self.core.instances[pick % len(self.core.instances)], True)
+
+    def ask_everything(self, pick: int) -> None:
+        """Questions that have an answer at any time, and change nothing."""
+        core, before = self.core, self.core.ledger.offered
+        deadline = INFINITY if pick % 2 else self.now + 0.02
+        core.refuses(Job(self.now, deadline, source=f"source-{pick % 4}", priority=pick % 4), self.now)
+        assert 0.0 <= core.saturation(self.now) <= 1.0
+        assert core.rate(self.now) >= 0.0
+        assert core.next_expiry is not None
+        assert core.ledger.offered == before
 
     def wait(self, pick: int) -> None:
         """Only time passes."""
@@ -120,6 +151,7 @@ class Player:
             self.taken += decision.batch.jobs
 
     def check_batch(self, batch: Batch) -> None:
+        assert batch.instance.available
         assert 0 < batch.images == sum(job.images for job in batch.jobs) <= MAX_BATCH
         assert len({job.shape for job in batch.jobs}) == 1
         assert batch.jobs[0].shape == self.core.kind
@@ -160,7 +192,9 @@ class Player:
         assert not set(self.answered) & (self.refused | self.given_up)
 
     def drain(self) -> None:
-        """Time goes on and batches end: in the end everybody must have got an answer of some kind."""
+        """Instances are back, batches end: after some time everybody must have got an answer of some kind."""
+        for instance in self.core.instances:
+            self.core.set_available(instance, True)
         for job in self.jobs:
             self.core.ready(job, self.now)
         for _ in range(3 * len(self.jobs) + 3):
@@ -176,18 +210,18 @@ class Player:
 
 
 @settings(max_examples=150, deadline=None)
-@given(policy=promises, instances=st.integers(1, 3), moves=moves)
-def test_promise(policy: Promise, instances: int, moves: list[tuple[str, int, float]]) -> None:
-    player = Player(policy, instances)
+@given(policy=promises, instances=st.integers(1, 3), slower=speeds, moves=moves)
+def test_promise(policy: Promise, instances: int, slower: float, moves: list[tuple[str, int, float]]) -> None:
+    player = Player(policy, instances, slower)
     for move in moves:
         player.move(*move)
     player.drain()
 
 
 @settings(max_examples=150, deadline=None)
-@given(policy=knobs, instances=st.integers(1, 3), moves=moves)
-def test_knobs(policy: Knobs, instances: int, moves: list[tuple[str, int, float]]) -> None:
-    player = Player(policy, instances)
+@given(policy=knobs, instances=st.integers(1, 3), slower=speeds, moves=moves)
+def test_knobs(policy: Knobs, instances: int, slower: float, moves: list[tuple[str, int, float]]) -> None:
+    player = Player(policy, instances, slower)
     for move in moves:
         player.move(*move)
     player.drain()

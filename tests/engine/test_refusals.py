@@ -18,6 +18,7 @@ AT_ARRIVAL = {
     Reason.QUEUE_FULL: "m has a full queue: 7 images wait, and at most 8 may",
     Reason.TOO_LARGE: "m takes no request of 3 images: at most 8 at once",
     Reason.REPLACED: "m: a newer frame of source 'gate' took this one's place",
+    Reason.RESTARTING: "m is down and is being restarted",
 }
 LATER = {
     Reason.GIVEN_UP: (Refused, "m is saturated; after 20 of its 50 ms this request was given up"),
@@ -46,7 +47,7 @@ def test_a_no_at_the_gate(reason: Reason) -> None:
         assert error.numbers["deadline_ms"] == 50.0
         assert error.numbers["waiting"] == 7
     else:
-        assert isinstance(error, InvalidInput | Replaced)
+        assert isinstance(error, InvalidInput | Replaced | Unavailable)
 
 
 def test_a_fast_model_is_told_of_without_an_exponent() -> None:

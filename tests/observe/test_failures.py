@@ -20,6 +20,7 @@ SHEDDING = [
     (errors.DeadlineExceeded, Reason.DEADLINE),
     (errors.Unavailable, Reason.QUEUE_FULL),
     (errors.Unavailable, Reason.TIMEOUT),
+    (errors.Unavailable, Reason.RESTARTING),
 ]
 
 

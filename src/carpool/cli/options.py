@@ -168,6 +168,34 @@ SurgeFactor = Annotated[
     float, typer.Option("--surge", help="Surges multiply the rate by this.", rich_help_panel=_TRAFFIC)
 ]
 SurgeSeconds = Annotated[float, typer.Option(help="How long a surge lasts.", rich_help_panel=_TRAFFIC)]
+Cores = Annotated[
+    float | None,
+    typer.Option(
+        help="Cores that each replica has for everything: its part of a machine. Default: enough.",
+        rich_help_panel="The cores",
+        show_default=False,
+    ),
+]
+InferCores = Annotated[
+    float,
+    typer.Option(
+        help="Cores that a batch keeps busy while it runs: those of a CPU model, as profile tells.",
+        rich_help_panel="The cores",
+    ),
+]
+DecodeMs = Annotated[
+    float,
+    typer.Option(
+        help="What decoding one picture takes of a core, in ms.",
+        rich_help_panel="The cores",
+    ),
+]
+ProtocolMs = Annotated[
+    float,
+    typer.Option(
+        help="What one request takes of a core in front end and engine, in ms.", rich_help_panel="The cores"
+    ),
+]
 PricePerHour = Annotated[
     float | None, typer.Option(help="What a replica costs, in any currency.", rich_help_panel="The fleet")
 ]

@@ -20,6 +20,10 @@ class PlanVerb:
     Measured batch times, one GPU to spare, at 2.50 an hour:
 
         carpool plan --curve 1:6.2,16:21,64:74 --slo-ms 100 --rate 2400 --redundancy 1 --price-per-hour 2.5
+
+    JPEGs for a model on the CPU, where decoding and the protocol take their part of the cores:
+
+        carpool plan --curve 1:13,8:85 --slo-ms 250 --rate 60 --cores 2 --infer-cores 2 --decode-ms 2.5
     """
 
     curve: o.Curve
@@ -29,6 +33,10 @@ class PlanVerb:
     surge_seconds: o.SurgeSeconds = 60.0
     price_per_hour: o.PricePerHour = None
     redundancy: o.Redundancy = 0
+    cores: o.Cores = None
+    infer_cores: o.InferCores = 0.0
+    decode_ms: o.DecodeMs = 0.0
+    protocol_ms: o.ProtocolMs = 0.0
     max_batch: o.MaxBatch = None
     buckets: o.Buckets = None
     noise: o.Noise = 0.05

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from math import inf
 
 from carpool.cli import checks, show
 from carpool.cli.plan import PlanVerb
+from carpool.errors import InvalidInput
+from carpool.lab.machine import Machine
 from carpool.lab.plan import Plan, Question, plan
 
 
@@ -34,7 +37,22 @@ def _question(options: PlanVerb) -> Question:
         redundancy=checks.whole("--redundancy", options.redundancy, least=0, most=1000),
         noise=checks.number("--noise", options.noise, most=2),
         seed=options.seed,
+        machine=_machine(options),
     )
+
+
+def _machine(options: PlanVerb) -> Machine:
+    given = options.cores
+    cores = inf if given is None else checks.number("--cores", given, above=0, most=1e6)
+    busy = checks.number("--infer-cores", options.infer_cores, most=1e6)
+    if busy > cores:
+        raise InvalidInput(
+            f"--infer-cores: a batch that ran on {cores:g} cores cannot keep {busy:g} busy",
+            field="--infer-cores",
+        )
+    decode = checks.number("--decode-ms", options.decode_ms, most=1e7)
+    protocol = checks.number("--protocol-ms", options.protocol_ms, most=1e7)
+    return Machine(cores, busy, decode / 1e3, protocol / 1e3)
 
 
 def _settings(options: PlanVerb, question: Question) -> dict[str, object]:
@@ -46,6 +64,10 @@ def _settings(options: PlanVerb, question: Question) -> dict[str, object]:
         "surge_seconds": options.surge_seconds,
         "price_per_hour": options.price_per_hour,
         "redundancy": options.redundancy,
+        "cores": options.cores,
+        "infer_cores": options.infer_cores,
+        "decode_ms": options.decode_ms,
+        "protocol_ms": options.protocol_ms,
         "max_batch": question.curve.max_batch,
         "buckets": list(question.curve.buckets),
         "noise": options.noise,

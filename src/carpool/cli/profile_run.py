@@ -13,6 +13,7 @@ from carpool.errors import InvalidInput
 from carpool.lab.profile import Question, Report, profile
 
 _MOST_BUDGETS = 16
+_SOME_CORES = 0.1  # less is not worth a word
 
 
 def run(options: ProfileVerb) -> None:
@@ -103,3 +104,9 @@ def _print(report: Report) -> None:
     for note in report.notes:
         show.paragraph(note, "· ")
     show.paragraph(f"For simulate and plan: --curve {report.curve}", "· ")
+    if report.infer_cores >= _SOME_CORES:
+        show.paragraph(
+            f"Batches kept {numeral(report.infer_cores)} cores busy. For plan, where they share them with "
+            f"decoding and the protocol: --infer-cores {report.infer_cores:g}",
+            "· ",
+        )

@@ -18,9 +18,12 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     """Nothing, or why not. Two questions: can it finish in time, and would it drag the others down?
 
     The second reads: the batch that would meet its deadline is smaller than what will be waiting by then, and
-    batches that small cannot keep up with the traffic.
+    batches that small cannot keep up with the traffic. While every instance is gone the answer is no at once:
+    to replace one takes far longer than anybody promises.
     """
     oversell, curve, instances = core.constants.oversell, core.curve, core.instances
+    if instances.gone:
+        return Refusal(Reason.RESTARTING, retry_after=slo, waiting=core.lanes.waiting)
     share = shares.of(lane)
     batch = curve.efficient[shares.largest]
     batches_ahead = floor(oversell * lane.waiting / (batch * share))
@@ -40,7 +43,8 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     most = instances.pace * curve.throughput(batch) * share
     rate = lane.rate.at(now) if share < 1.0 else shares.to_keep_up_with(core, lane, now)
     gathered = oversell * rate * wait / share
-    if room < min(batch, gathered) and instances.pace * curve.throughput(room) * share < rate:
+    carried = instances.pace * curve.throughput(room) * share
+    if room < min(batch, gathered) and carried < core.constants.keeps_up * rate:
         reason = Reason.OVERLOAD if share == 1.0 else Reason.OVER_SHARE
         return _refusal(core, reason, instance, job, wait, now, rate, most)
     return None

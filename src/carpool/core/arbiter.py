@@ -51,6 +51,10 @@ class Turn:
         self._declined = True
         self._arbiter.wake_others(self)
 
+    def gives_way(self) -> None:
+        """An instance here is gone: whoever waits because it was to go first need not wait any longer."""
+        self._arbiter.wake_others(self)
+
     def began(self, batch: Batch, now: float) -> None:
         self._arbiter.began(self, batch, now)
 

@@ -72,7 +72,7 @@ def _size(
     if room >= want:
         return want
     carried = core.instances.pace * core.curve.throughput(room) if room else 0.0
-    keeps_up = carried >= shares.to_keep_up_with(core, lane, now)
+    keeps_up = carried >= core.constants.keeps_up * shares.to_keep_up_with(core, lane, now)
     return batch_size(job, room, want, core.curve.efficient[room], keeps_up=keeps_up)
 
 

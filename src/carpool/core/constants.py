@@ -14,7 +14,14 @@ class Constants:
     and loses 1 % of goodput; 0.6 leaves a fifth of the refusals to be found out later."""
 
     rate_memory_s: float = 0.2
-    """Memory of the offered rate: long enough to average tens of requests, short enough to see a surge."""
+    """Memory of the offered rate: long enough to average tens of requests, short enough to see a surge. A
+    promise that is longer is the memory itself: with slow batches few requests come in a fifth of a second,
+    and refusing for their luck cost one to two percent at capacity."""
+
+    keeps_up: float = 0.95
+    """Batches keep up with the traffic when they carry this share of the offered rate, which is an estimate:
+    nobody is lost for less than is certain. 1.0 costs two percent at capacity on two instances; with 0.9, one
+    instance runs small batches too long and loses one."""
 
     handover: float = 1.25
     """Handing a batch over and hearing of its end counts as a part of its time, up to a quarter of it."""

@@ -62,7 +62,7 @@ class Instances:
 
     __slots__ = (
         *("_all", "_belief", "_curve", "_handover", "_rested"),
-        *("idle", "longest", "next_free", "pace", "uneven"),
+        *("gone", "idle", "longest", "next_free", "pace", "uneven"),
     )
 
     def __init__(self, belief: Belief, constants: Constants) -> None:
@@ -83,8 +83,14 @@ class Instances:
         return self._all[index]
 
     def refresh(self) -> None:
-        """Work out again what follows from the instances' state: after every dispatch and finish."""
-        available = [i for i in self._all if i.available] or self._all
+        """Work out again what follows from the instances' state: after every dispatch and finish.
+
+        While all are gone, the forecasts are those for when they are back as they were: every question keeps
+        an answer. The promise's gate asks `gone` first.
+        """
+        available = [i for i in self._all if i.available]
+        self.gone = not available
+        available = available or self._all
         means = [i.speed.mean for i in available]
         self.pace = sum(i.share / i.speed.mean for i in available)  # instances at the profile's speed
         self.longest = min(i.longest for i in available)

@@ -40,6 +40,7 @@ class Reason(enum.Enum):
     TIMEOUT = "timeout"  # Triton's queue timeout
     TOO_LARGE = "too-large"  # more images than a batch may hold
     REPLACED = "replaced"  # a newer frame of its source took its place
+    RESTARTING = "restarting"  # every instance is gone, and no promise can wait for their replacements
 
     __hash__ = object.__hash__  # each is there once; by name, as enums do it, counting them is slow
 

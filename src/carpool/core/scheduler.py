@@ -62,7 +62,8 @@ class Scheduler:
         self.age = Lag(constants.rate_memory_s)  # of requests when they leave their front end
         self.lag = Lag(constants.lag_memory_s)  # from there to here
         self.outside = Lag(constants.rate_memory_s)  # what their clients wait beside the queue and the batch
-        self._rate = Rate(constants.rate_memory_s)
+        memory = constants.rate_memory_s
+        self._rate = Rate(memory if self.slo == INFINITY else max(memory, self.slo))
         self._sequence = 0
         self._expiries: list[tuple[float, int, Job]] = []
         self._in_order: deque[Job] = deque()
@@ -143,6 +144,8 @@ class Scheduler:
         """An instance has died, or is back."""
         instance.available = available
         self.instances.refresh()
+        if instance.turn is not None and not available:
+            instance.turn.gives_way()  # it may have been first in line for the device
 
     # ---- what to do ---------------------------------------------------------------------------------
 

@@ -89,6 +89,8 @@ def refused(model: str, job: Job, refusal: Refusal, *, knobs: bool) -> CarpoolEr
         return InvalidInput(why, reason="too-many-images", numbers=numbers)
     if reason is Reason.REPLACED:
         return replaced(model, job.source)
+    if reason is Reason.RESTARTING:
+        return Unavailable(f"{model} is down and is being restarted", reason=reason.value, numbers=numbers)
     if reason is Reason.QUEUE_FULL and knobs:
         return Unavailable("Exceeds maximum queue size", reason="queue-full", numbers=numbers)
     predicted = refusal.predicted_finish - job.arrived

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from math import ceil
+from math import ceil, inf
 
-from carpool.core.capacity import expected_p99, promised_batch, slo_capacity
+from carpool.core.capacity import expected_p99, promised_batch
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise
+from carpool.lab.machine import UNSHARED, Machine
 from carpool.lab.reasons import cannot, reasons
 from carpool.lab.scenario import Scenario, measure
 from carpool.lab.surge import Surge, surge_outcome
@@ -26,7 +27,8 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Times in seconds; `surge` multiplies the rate for `surge_seconds` now and then."""
+    """Times in seconds; `surge` multiplies the rate for `surge_seconds` now and then. The curve is that of a
+    model that has the machine for itself; `machine` is what one replica shares with decoding and protocol."""
 
     curve: BatchCurve
     slo: float
@@ -37,6 +39,20 @@ class Question:
     redundancy: int = 0
     noise: float = 0.05
     seed: int = 1
+    machine: Machine = UNSHARED
+
+    @property
+    def capacity(self) -> float:
+        """Images per second that one replica can promise."""
+        return self.machine.capacity(self.curve, self.slo)
+
+    def has_cores_for(self, rate: float) -> bool:
+        """Whether decoding and protocol of so many leave one replica anything for its batches."""
+        return self.machine.stretch(rate) < inf
+
+    def curve_at(self, rate: float) -> BatchCurve:
+        """Batch times of one replica that gets this rate."""
+        return self.machine.curve(self.curve, rate)
 
     @property
     def peak(self) -> float:
@@ -83,7 +99,7 @@ class Plan:
 def plan(question: Question, tell: Tell = lambda _: None) -> Plan:
     """The smallest fleet that keeps the promise in calm and in surges, with the spares asked for on top."""
     q = question
-    capacity = slo_capacity(q.curve, q.slo)
+    capacity = q.capacity
     if not capacity:
         return _no_plan(q, 0.0, (), None)
     guess = ceil(q.peak / capacity)
@@ -115,13 +131,15 @@ def _candidates(guess: int) -> Iterator[int]:
         replicas += max(1, replicas // 20)
 
 
-def _scenario(q: Question, replicas: int) -> Scenario:
-    """A group of the fleet with its part of the traffic, long enough to count."""
+def _scenario(q: Question, replicas: int, busiest: float | None = None) -> Scenario:
+    """A group of the fleet with its part of the traffic, long enough to count. `busiest` is the rate at which
+    decoding and protocol take most from the batches."""
     group = min(replicas, _GROUP)
     rate = max(q.rate * group / replicas, _SLOWEST)
     promise = Promise(q.slo, max_batch(q.curve, q.slo))
+    each = (busiest or q.rate) / replicas
     return Scenario(
-        q.curve,
+        q.curve_at(each),
         q.slo,
         promise,
         rate,
@@ -129,6 +147,7 @@ def _scenario(q: Question, replicas: int) -> Scenario:
         seconds=_long_enough(rate),
         seed=q.seed,
         noise=q.noise,
+        outside=q.machine.outside(each),
     )
 
 
@@ -143,14 +162,20 @@ def max_batch(curve: BatchCurve, slo: float) -> int:
 
 def _check(q: Question, replicas: int) -> Iterator[Check]:
     """The steady state first: if that fails, nobody need ask about surges."""
-    scenario = _scenario(q, replicas)
-    steady = measure(scenario)
+    if not q.has_cores_for(q.rate / replicas):
+        yield Check("steady", replicas, q.rate, 0.0, 0.0, 0.0)
+        return
+    steady = measure(_scenario(q, replicas))
     check = Check("steady", replicas, q.rate, steady.attainment, steady.p50_ms, steady.p99_ms)
     yield check
     if q.surge > 1 and check.holds(q.slo):
+        most = q.rate * q.surge
+        if not q.has_cores_for(most / replicas):
+            yield Check("surge", replicas, most, 0.0, 0.0, 0.0)
+            return
         surge = Surge(q.surge, q.surge_seconds, calm=max(1.0, 4 * q.slo))
-        attainment, p50, p99 = surge_outcome(scenario, surge)
-        yield Check("surge", replicas, q.rate * q.surge, attainment, p50, p99)
+        attainment, p50, p99 = surge_outcome(_scenario(q, replicas, most), surge)
+        yield Check("surge", replicas, most, attainment, p50, p99)
 
 
 def _describe(q: Question, needed: int, checks: list[Check], tell: Tell) -> Plan:
@@ -165,12 +190,12 @@ def _describe(q: Question, needed: int, checks: list[Check], tell: Tell) -> Plan
     if needed > 1:
         checks.append(_separate(q, needed))
     normal = next(check for check in reversed(checks) if check.what == "steady")
-    capacity = slo_capacity(q.curve, q.slo)
+    capacity = q.capacity
     cost = None if q.price_per_hour is None else replicas * q.price_per_hour / (q.rate * 3.6)
     answer = Plan(
         replicas=replicas,
         max_batch=max_batch(q.curve, q.slo),
-        promised_batch=promised_batch(q.curve, q.slo),
+        promised_batch=promised_batch(q.curve_at(capacity), q.slo - q.machine.outside(capacity)),
         max_delay_ms=0.0,
         delay_helps=helps,
         p50_ms=normal.p50_ms,
@@ -181,7 +206,8 @@ def _describe(q: Question, needed: int, checks: list[Check], tell: Tell) -> Plan
         checks=tuple(checks),
         why=(),
     )
-    p99 = expected_p99(q.curve, q.rate, needed)
+    each = q.rate / needed
+    p99 = expected_p99(q.curve_at(each), q.rate, needed) + q.machine.outside(each)
     return replace(answer, why=tuple(reasons(q, answer, needed, group=_GROUP, p99=p99)))
 
 
@@ -204,7 +230,7 @@ def _with_delay(q: Question, replicas: int, steady: Check) -> tuple[Check, bool]
 def _separate(q: Question, replicas: int) -> Check:
     """The same fleet as servers with a queue each, behind something that spreads requests at random."""
     rate = q.peak / replicas
-    alone = replace(_scenario(q, replicas), instances=1, rate=rate, seconds=_long_enough(rate))
+    alone = replace(_scenario(q, replicas, q.peak), instances=1, rate=rate, seconds=_long_enough(rate))
     out = measure(alone)
     return Check("separate servers", replicas, q.peak, out.attainment, out.p50_ms, out.p99_ms)
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil, sqrt
 from pathlib import Path
 from statistics import median
+from time import monotonic, process_time
 
 from carpool import backends
 from carpool.config.model import ModelConfig
@@ -68,6 +69,7 @@ class Report:
     hardware: str
     instances: int
     threads: int
+    infer_cores: float  # that a batch kept busy while it ran, as `--infer-cores` of plan takes it
     rows: tuple[Row, ...]
     fixed_ms: float
     per_image_ms: float
@@ -111,11 +113,12 @@ def profile(question: Question, tell: Tell = lambda _: None) -> Report:
             stack.callback(backend.close)
         effort = Effort(_each(q), 3 * _each(q), seconds=1.0, warm_up=2.0, total=120.0, passes=_PASSES)
         measuring = Measuring(chosen.backends, signature, effort)
-        steal = Steal()
+        steal, began, spent = Steal(), monotonic(), process_time()
         measured = measuring.points(wanted, tell=lambda size: tell(f"measuring batches of {size}"))
         tell("measuring the first size again")
         again = measuring.point(wanted[0])
         stolen = steal.share()
+        busy = (process_time() - spent) / max(monotonic() - began, 1e-9)
     curve = measured.curve(max(wanted[-1], 1))
     notes = _doubts(measured.points, again, stolen)
     report = _report(measured.points, curve, q.slos, chosen.layout)
@@ -131,6 +134,7 @@ def profile(question: Question, tell: Tell = lambda _: None) -> Report:
         model=config.name,
         backend=config.backend or "",
         hardware=str(hardware()),
+        infer_cores=round(busy, 2),
         noisy=_is_noisy(measured.points, again, stolen),
         steal=round(stolen, 4),
         notes=(*findings, *notes),
@@ -185,6 +189,7 @@ def _report(points: Sequence[Point], curve: BatchCurve, slos: Sequence[float], l
         hardware="",
         instances=layout.instances,
         threads=layout.threads,
+        infer_cores=0.0,
         rows=tuple(_row(point, off[point.size], layout.instances) for point in points),
         fixed_ms=shape.fixed * 1e3,
         per_image_ms=shape.per_image * 1e3,

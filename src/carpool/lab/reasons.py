@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from carpool.engine.numerals import numeral as _n
+from carpool.lab.machine import UNSHARED
 
 if TYPE_CHECKING:
     from carpool.lab.plan import Check, Plan, Question
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 def reasons(q: Question, plan: Plan, needed: int, *, group: int, p99: float) -> Iterator[str]:
     """Why this many replicas, this batch and no delay."""
     yield from _capacity(q, plan)
+    yield from _cores(q, plan)
     yield from _replicas(q, plan, needed, p99)
     yield from _surge(q, plan, needed)
     yield from _spares(q, needed)
@@ -50,12 +52,34 @@ def cannot(q: Question, checks: Iterable[Check], longer: float | None) -> Iterat
 
 def _capacity(q: Question, plan: Plan) -> Iterator[str]:
     batch = plan.promised_batch or 1
-    takes = q.curve.times[batch] * 1e3
+    takes = q.curve_at(plan.capacity_rps).times[batch] * 1e3
     yield (
         f"One replica can promise {_n(plan.capacity_rps)} images/s within {_n(q.slo * 1e3)} ms: a batch of "
         f"{batch} takes {_n(takes)} ms, and a request may have to wait for one such batch before it rides in "
         f"its own. One image at a time it would carry {_n(1 / q.curve.times[1])}/s."
     )
+
+
+def _cores(q: Question, plan: Plan) -> Iterator[str]:
+    machine, most = q.machine, plan.capacity_rps
+    if not machine.beside:
+        return
+    said = f"Beside its batch an image takes {_n(machine.beside * 1e3)} ms of a core"
+    parts = {"decoding": machine.decode, "protocol": machine.protocol}
+    if all(parts.values()):
+        said += " (" + ", ".join(f"{name} {_n(part * 1e3)}" for name, part in parts.items()) + ")"
+    if machine.cores == float("inf"):
+        yield f"{said}, which its client waits for. With --cores it would be known whether these suffice."
+        return
+    said += f": at {_n(most)}/s {_n(most * machine.beside)} of the replica's {_n(machine.cores)} cores"
+    slower = machine.stretch(most)
+    if slower > 1.0:
+        alone = _n(UNSHARED.capacity(q.curve, q.slo))
+        said += (
+            f". Batches would keep {_n(machine.infer_cores)} busy and take {slower:.2f} × as long with what "
+            f"is left. With a machine for itself the model could promise {alone}/s"
+        )
+    yield said + "."
 
 
 def _replicas(q: Question, plan: Plan, needed: int, p99: float) -> Iterator[str]:

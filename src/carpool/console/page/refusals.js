@@ -43,6 +43,7 @@ const SHEDS = {
   timeout: "They waited longer than the model's queue allows.",
   "too-large": "They brought more images than a batch may hold.",
   replaced: "A newer frame of the same source took their place.",
+  restarting: "The model had died and was being started again.",
 };
 
 /** What a reason of the counters means, for many requests; "" for one that this page does not know. */
