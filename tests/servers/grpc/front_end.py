@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
@@ -51,8 +51,8 @@ class FrontEnd:
     door: FakeDoor
     table: Table
     port: int
-    access: Access
     stopped: bool = False
+    access: Access = field(default_factory=lambda: Access(ServerSettings(), loopback=True))
 
     @property
     def url(self) -> str:
@@ -102,7 +102,7 @@ def front_end(*given: FakeModel, slots: int = 64, **settings: Any) -> Iterator[F
         await server.start(sockets)
         return server
 
-    front = FrontEnd(wait_for(start()), door, table, port, access)
+    front = FrontEnd(wait_for(start()), door, table, port, access=access)
     try:
         yield front
     finally:

@@ -18,6 +18,7 @@ from carpool.errors import (
     Refused,
     Replaced,
     TooLarge,
+    Unauthenticated,
     Unavailable,
     Unsupported,
 )
@@ -39,6 +40,7 @@ _CLASSES: tuple[type[CarpoolError], ...] = (
     Unavailable,
     ModelError,
     Forbidden,
+    Unauthenticated,
 )
 _UNSPOKEN = GONE + 1 + len(_CLASSES)
 _REASONS = list(Reason)
