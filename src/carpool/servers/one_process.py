@@ -20,8 +20,10 @@ from carpool.servers.door import Catalog, Door
 from carpool.servers.front_ends import HttpFrontend, limits_of
 from carpool.servers.host import EngineHost
 from carpool.servers.http.app import HttpApp
+from carpool.servers.http.fairness import Fairness
 from carpool.servers.http.metrics_page import MetricsApp
 from carpool.servers.http.server import HttpServer, check_free, listen
+from carpool.servers.http.shared_page import SharedPage
 from carpool.servers.link.gates import GATE_BYTES, GateTable
 from carpool.servers.local_door import LocalDoor
 from carpool.servers.model_control import ControlDesk
@@ -56,14 +58,22 @@ async def serve(
     local.advice = Advice(gates.read, host.ask)
     recording = Recording(settings, began=time.monotonic())
     door = recording.door(local)
-    metrics = Exposition(table, version=carpool.__version__).page
-    limit = settings.max_body_bytes
-    app = HttpApp(door, block, metrics, table=table, max_body_bytes=limit, picture_threads=threads_for(1))
+    metrics = SharedPage(Exposition(table, version=carpool.__version__).pieces)
+    fair = Fairness()  # its loop is the engine's too: how long requests lie unread says little here
+    app = HttpApp(
+        door,
+        block,
+        metrics,
+        table=table,
+        max_body_bytes=settings.max_body_bytes,
+        picture_threads=threads_for(1),
+        fair=fair,
+    )
     sockets = _sockets(settings)
     ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}
     servers = {
         "http": HttpServer(app, limits_of(settings)),
-        "metrics": HttpServer(MetricsApp(metrics), limits_of(settings)),
+        "metrics": HttpServer(MetricsApp(metrics, fair), limits_of(settings)),
     }
     for name, server in servers.items():
         await server.start(sockets[name])

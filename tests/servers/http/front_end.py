@@ -14,6 +14,7 @@ from carpool.errors import ModelError
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
 from carpool.servers.http.app import HttpApp
+from carpool.servers.http.shared_page import SharedPage
 from carpool.types import Array, Datatype, TensorSpec
 from servers.fake_door import FakeCall, FakeDoor, FakeModel, echo
 from servers.http.harness import Client, Response, Serving, serving, until
@@ -112,7 +113,7 @@ class FrontEnd:
 def front_end(*given: FakeModel, slots: int = 64, **limits: Any) -> Iterator[FrontEnd]:
     table = Table(bytearray(table_bytes(1)))
     door = FakeDoor(*(given or models()), slots=slots, table=table)
-    page = Exposition(table, "test").page
+    page = SharedPage(Exposition(table, "test").pieces)
     app = HttpApp(door, table.block(0), page, table=table, max_body_bytes=1 << 20)
     with serving(app, **limits) as server:
         yield FrontEnd(server, door, app)

@@ -66,9 +66,9 @@ class Exchange:
     side early.
     """
 
-    __slots__ = ("_connection", "head", "head_at", "on_disconnect", "unread")
+    __slots__ = ("_connection", "head", "head_at", "on_disconnect", "unread", "who")
 
-    def __init__(self, connection: Answerer, head: RequestHead, head_at: float) -> None:
+    def __init__(self, connection: Answerer, head: RequestHead, head_at: float, who: str = "") -> None:
         self._connection: Answerer | None = connection
         self.head = head
         self.head_at = head_at
@@ -76,6 +76,8 @@ class Exchange:
         self.on_disconnect: Callable[[], None] | None = None
         self.unread = 0.0
         """Seconds for which requests lately lay in their sockets before they were read."""
+        self.who = who
+        """Who is held to account for this front end's time: the client's address, unless more is known."""
 
     @property
     def pending(self) -> bool:
