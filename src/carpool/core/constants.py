@@ -56,8 +56,8 @@ class Constants:
     part of that is turned away. If the wait stands for two promises all the same, the rest give way, too."""
 
     backlog_spare: float = 0.5
-    """Beside somebody who asks for little, a flood is turned away at half of the wait that is too long. At all
-    of it, one in twenty of those others would find the wait too long."""
+    """Beside somebody who asks for little, a flood is turned away at half of the wait that is too long. At
+    all of it, one in twenty of those others would find the wait too long."""
 
     paced_share: float = 0.1
     paced_together: float = 0.2
