@@ -45,7 +45,7 @@ def test_who_asks_seldom_is_told_at_once() -> None:
         pacer.spend(ONE, COST, step * 0.002)
 
 
-def test_forty_clients_that_ask_again_at_once_take_a_tenth_of_the_time() -> None:
+def test_forty_clients_that_ask_again_at_once_take_no_more_than_their_part() -> None:
     clients = Clients({ONE: 40}, wait=10.0, strict=False)
     clients.play(10.0)
     spent = clients.told[ONE] * COST / 10.0
@@ -59,7 +59,8 @@ def test_nobody_is_told_later_than_said_unless_it_makes_others_late() -> None:
     assert clients.told[ONE] >= 4.0 / (WAIT + 2 * LOOK) * 400
     clients = Clients(crowd, wait=WAIT, strict=True)
     clients.play(4.0)
-    assert clients.told[ONE] * COST <= 1.2 * CONSTANTS.paced_share * 4.0
+    at_once = CONSTANTS.paced_burst_s + 400 * COST  # what was saved up, and who asked first
+    assert clients.told[ONE] * COST <= 1.1 * CONSTANTS.paced_share * 4.0 + at_once
 
 
 def test_many_who_flood_share_a_fifth_and_one_who_does_not_is_told_soon() -> None:

@@ -59,13 +59,13 @@ class Constants:
     """Beside somebody who asks for little, a flood is turned away at half of the wait that is too long. At
     all of it, one in twenty of those others would find the wait too long."""
 
-    paced_share: float = 0.1
-    paced_together: float = 0.2
+    paced_share: float = 0.05
+    paced_together: float = 0.15
     paced_burst_s: float = 0.02
-    """One lane's refusals, mistakes and documents get a tenth of a front end's time, those of all a fifth; so
-    much of it may be used at once. What is beyond is answered later."""
+    """One lane's refusals, mistakes and documents get a twentieth of a front end's time, those of all three
+    twentieths; so much of it may be used at once. What is beyond is answered later."""
 
-    paced_wait: float = 0.15
+    paced_wait: float = 0.18
     paced_longest_s: float = 2.0
     """A refusal is told late by this part of the promise at most, or by two seconds if its lane is what makes
     a front end fall behind: who asks again at once asks less often, and is still told in time."""

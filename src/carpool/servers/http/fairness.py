@@ -34,7 +34,7 @@ _PACED = (Refused, InvalidInput, NotFound, TooLarge, Unsupported, WrongMethod)
 """Errors that clients bring upon themselves, or that come in floods. The others are told at once."""
 
 _REFUSAL_S = 80e-6
-_DOCUMENT_S = 60e-6  # around what its handler takes
+_DOCUMENT_S = 30e-6  # around what its handler takes
 _SECONDS_PER_BYTE = 2e-10
 _BYTES_OF_A_REQUEST = 64 * KIB  # take as long to read as the rest of a request
 _REFUSAL_PART = 0.4  # of what serving it would have taken
