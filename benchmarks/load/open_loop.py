@@ -126,7 +126,7 @@ async def _fall(shower: Shower) -> Fallen:
     target = take_aim(aim)
     spare_the_collector()
     report = await run(plan, target, record=record)
-    found.drops.sort()
+    found.drops.sort(key=lambda drop: drop.at)
     found.late_because = report.late_because
     found.generator_core_share = report.generator.busiest_core_share
     return found
