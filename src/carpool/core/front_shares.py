@@ -18,22 +18,34 @@ _LEVEL_S = 0.005  # the fair share is worked out so often at most
 
 
 class Flow:
-    """Work per second, as it came lately; old work counts less and less."""
+    """Work per second, as it came lately; old work counts less and less.
 
-    __slots__ = ("_at", "_memory_s", "_rate")
+    What comes within a hundredth of the memory is one piece: every request adds to two of these.
+    """
+
+    __slots__ = ("_at", "_fold_at", "_fresh", "_memory_s", "_rate")
 
     def __init__(self, memory_s: float) -> None:
         self._memory_s = memory_s
         self._rate = 0.0
         self._at = float("-inf")
+        self._fresh = 0.0
+        self._fold_at = float("-inf")
 
     def add(self, work: float, now: float) -> None:
-        self._rate = self.at(now) + work / self._memory_s
-        self._at = max(now, self._at)
+        if now < self._fold_at:
+            self._fresh += work
+            return
+        self._rate = self.at(now)
+        self._at = now
+        self._fresh = work
+        self._fold_at = now + 0.01 * self._memory_s
 
     def at(self, now: float) -> float:
+        """What came since the last piece was begun counts as if it came then."""
         passed = now - self._at
-        return self._rate * exp(-passed / self._memory_s) if passed > 0.0 else self._rate
+        whole = self._rate + self._fresh / self._memory_s
+        return whole * exp(-passed / self._memory_s) if passed > 0.0 else whole
 
 
 class FrontLane:

@@ -171,6 +171,24 @@ def test_a_client_that_leaves_while_its_refusal_waits_is_forgotten(
     until(lambda: not fair_of(front).held)
 
 
+def test_new_connections_are_not_all_kept_waiting(front: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever makes one for each request would take all there can be."""
+    monkeypatch.setattr(fairness, "_REFUSAL_S", 0.5)
+    monkeypatch.setattr(fairness, "_NO_PROMISE_WAIT_S", 60.0)
+    monkeypatch.setattr(fairness, "_MOST_NEW_ONES", 2)
+    monkeypatch.setattr(front.door, "refuses", Refusing("image-eager"))
+    with ExitStack() as stack:
+        with front.connect() as client:
+            assert infer(client, "image-eager", image_body()).status == 429
+        waiting = [stack.enter_context(front.connect()) for _ in range(2)]
+        for client in waiting:
+            send_infer(client, "image-eager")
+        until(lambda: fair_of(front).held == 2)
+        with front.connect() as client:
+            assert infer(client, "image-eager", image_body()).status == 429
+        assert [client.response().status for client in waiting] == [429, 429]
+
+
 def test_documents_of_one_connection_wait_for_inference(front: FrontEnd) -> None:
     """Thousands of them are asked for at once: meanwhile others are answered, and in the end so are they."""
     with front.connect() as greedy, front.connect() as client:

@@ -254,7 +254,7 @@ class Connection(Answering):
         shared = self._shared
         if shared.unread.seconds:  # whoever is turned away for it has no body to look at
             self._look_how_long_unread(now)
-        exchange = Exchange(self, head, now, self._peer)
+        exchange = Exchange(self, head, now, self._peer, first=not self._served)
         self._exchange = exchange
         self._head = head
         self._since = now

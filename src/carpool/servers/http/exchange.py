@@ -66,9 +66,11 @@ class Exchange:
     side early.
     """
 
-    __slots__ = ("_connection", "head", "head_at", "on_disconnect", "unread", "who")
+    __slots__ = ("_connection", "first", "head", "head_at", "on_disconnect", "unread", "who")
 
-    def __init__(self, connection: Answerer, head: RequestHead, head_at: float, who: str = "") -> None:
+    def __init__(
+        self, connection: Answerer, head: RequestHead, head_at: float, who: str = "", *, first: bool = True
+    ) -> None:
         self._connection: Answerer | None = connection
         self.head = head
         self.head_at = head_at
@@ -76,6 +78,8 @@ class Exchange:
         self.on_disconnect: Callable[[], None] | None = None
         self.unread = 0.0
         """Seconds for which requests lately lay in their sockets before they were read."""
+        self.first = first
+        """Whether nothing was answered on this connection before."""
         self.who = who
         """Who is held to account for this front end's time: the client's address, unless more is known."""
 

@@ -38,6 +38,7 @@ _DOCUMENT_S = 30e-6  # around what its handler takes
 _SECONDS_PER_BYTE = 2e-10
 _BYTES_OF_A_REQUEST = 64 * KIB  # take as long to read as the rest of a request
 _REFUSAL_PART = 0.4  # of what serving it would have taken
+_MOST_NEW_ONES = 128
 _DRAINABLE = 8 * MIB  # a longer body ends its connection: nothing is gained by waiting
 
 
@@ -101,7 +102,7 @@ class Fairness:
         key = ("", exchange.who) if entry is None else _lane(entry, exchange, source)
         lane = self._backlog.shares.lane(key, now)
         cost = _REFUSAL_S + (exchange.head.content_length or 0) * _SECONDS_PER_BYTE
-        if self._pacer.is_free(lane.key, now) or not _can_wait(exchange):
+        if self._pacer.is_free(lane.key, now) or not self._can_wait(exchange):
             self._pacer.spend(lane.key, cost, now)
             answer_error(exchange, error, more_fields)
             return
@@ -115,7 +116,7 @@ class Fairness:
         """Do what a small route does: at once, or in its turn. `cost` is what it costs somebody else."""
         now = exchange.head_at
         lane = self._backlog.shares.lane(("", exchange.who), now)
-        if exchange.head.has_body or self._pacer.is_free(lane.key, now):
+        if self._pacer.is_free(lane.key, now) or exchange.head.has_body or not self._can_wait(exchange):
             try:
                 return handle()
             finally:
@@ -124,6 +125,19 @@ class Fairness:
                 self._pacer.spend(lane.key, took + _DOCUMENT_S + cost, now)
         self._hold(lane, _Later(exchange, handle), self._document_s + cost, now, _DOCUMENT_WAIT_S)
         return None
+
+    def _can_wait(self, exchange: Exchange) -> bool:
+        """Whether its body can be read past meanwhile, and its connection go on afterwards.
+
+        Connections that are new may be one for each request: held, they would soon be all that there can be.
+        """
+        if exchange.first and self._pacer.waiting >= _MOST_NEW_ONES:
+            return False
+        head = exchange.head
+        if not head.has_body:
+            return True
+        length = head.content_length
+        return length is not None and length <= _DRAINABLE and not head.expects_continue
 
     def _hold(self, lane: FrontLane, act: Callable[[], object], cost: float, now: float, wait: float) -> None:
         lane.waits_for_more(now + _UNMET_S)
@@ -171,14 +185,6 @@ class _Later:
 def _lane(entry: ModelEntry, exchange: Exchange, source: str) -> LaneKey:
     """Who pays: whoever named itself, or else where it comes from."""
     return entry.name, source or exchange.who
-
-
-def _can_wait(exchange: Exchange) -> bool:
-    """Whether its body can be read past meanwhile, and its connection go on afterwards."""
-    head = exchange.head
-    if not head.has_body:
-        return True
-    return head.content_length is not None and head.content_length <= _DRAINABLE and not head.expects_continue
 
 
 def _nothing() -> None:
