@@ -2,9 +2,10 @@
 
 Needs a CUDA device, torch and torchvision; nothing is fetched. For ResNet-50 and then ViT-B/16 in fp16 with
 random weights: Carpool over HTTP with 640×480 JPEGs, with uint8 tensors, and with tensors in shared memory,
-light load, a promise of 50 ms at 0.9 of capacity and beyond it, what one process does without a network
-(decode, resize, model, top-5, on two or three streams), what a team writes with FastAPI, and a time line of
-the device. What matters most comes first, and everything is written at once: a run may be cut off.
+light load, a promise of 50 ms at 0.9 of capacity and beyond it, one of them flooded beside the other, what
+one process does without a network (decode, resize, model, top-5, on two or three streams), what a team writes
+with FastAPI, and a time line of the device. What matters most comes first, and everything is written at once:
+a run may be cut off.
 
     python benchmarks/gpu.py --out /tmp/gpu            # everything: under ten minutes
     python benchmarks/gpu.py --sections jpeg,tensor    # only these
@@ -31,12 +32,13 @@ from carpool.lab.load.aim import Aim
 from carpool.lab.load.inputs import Filling
 from chip import serving
 from chip.cores import Cores, CoreUse, divide, first_siblings, placed
+from chip.isolation import flooded
 from chip.repository import write_model, write_photos
 from chip.serving import Load, Running, drive, row
 from chip.showing import shown
 
 SERVED = ("jpeg", "tensor", "shared", "light")
-SECTIONS = (*SERVED, "promise", "ceiling", "fastapi", "timeline")
+SECTIONS = (*SERVED, "promise", "isolation", "ceiling", "fastapi", "timeline")
 BUCKETS = [1, 8, 32, 64, 96, 128]
 FEW_BUCKETS = [1, 32, 64]  # for all networks but the first: preparing each takes its time
 SHARED_PROCESSES = 6  # that generate load where they have no cores of their own
@@ -76,10 +78,10 @@ class Bench:
         where = path or f"/models/{self.network}/predict"
         return Aim(url + where, pictures=tuple(self.photos), connections=self.given.connections)
 
-    def tensors(self, url: str, *, shared: bool = False) -> Aim:
+    def tensors(self, url: str, *, shared: bool = False, network: str = "") -> Aim:
         return Aim(
             url,
-            self.network,
+            network or self.network,
             filling=Filling("random", {}, 1, 16),
             connections=self.given.connections,
             shared_memory=shared,
@@ -205,6 +207,45 @@ class Bench:
             entry["goodput_of_capacity"] = round(entry["goodput_rps"] / capacity, 3)
             self.add(entry)
 
+    def isolation(self) -> None:
+        """Both networks in one server, promised 50 ms each: one is flooded, the other asked for little."""
+        others = [network for network in self.given.networks.split(",") if network != self.network]
+        if not others:
+            raise RuntimeError("this needs two networks")
+        pair = (self.network, others[0])
+        folder = self.given.out / f"models-{'-'.join(pair)}"
+        for network in pair:
+            write_model(
+                folder,
+                network,
+                slo_ms=50,
+                device=self.given.device,
+                buckets=FEW_BUCKETS,
+                instances=self.given.instances,
+                compiled=not self.given.eager,
+            )
+        log = self.given.out / f"isolation-{self.network}.log"
+        with serving.carpool(folder, log, self.cores, frontends=self.given.frontends) as server:
+            for flood, behaved in (pair, pair[::-1]):
+                self.beside(server, flood, behaved)
+
+    def beside(self, server: Running, flood: str, behaved: str) -> None:
+        """What the one that behaves has, alone, during the flood, and alone again."""
+        given = self.given
+        aim = self.tensors(server.url, network=behaved)
+        load = Load(aim, given.seconds, 1, rate=given.behaved_rate, slo=0.05)
+        self.add(row(f"{behaved} alone", load, *drive(server, load)))
+        seconds = load.warmup + given.seconds + 2.0  # it is there before, and still there afterwards
+        processes = max(1, given.processes - 1)
+        target = self.tensors(server.url, network=flood)
+        with flooded(target, given.flood_rate, seconds, processes) as found:
+            time.sleep(1.0)
+            entry = row(f"{behaved} beside {flood}", load, *drive(server, load))
+        entry["flood"] = found.report.get("total")
+        self.add(entry)
+        self.keep(f"{behaved}_beside_{flood}", entry["attainment"])
+        self.add(row(f"{behaved} alone again", load, *drive(server, load)))
+
     def fastapi(self) -> None:
         """The same pictures through an asyncio batcher, with one worker and with several."""
         for workers in self.given.workers:
@@ -226,7 +267,7 @@ def in_order(networks: Sequence[str], wanted: set[str]) -> list[tuple[str, str]]
     """Networks and what is done for them, most important first, since the last may be cut off. "serve" is for
     all sections that share a server."""
     first, *others = networks
-    steps = [(first, what) for what in ("serve", "promise", "ceiling", "fastapi")]
+    steps = [(first, what) for what in ("serve", "promise", "isolation", "ceiling", "fastapi")]
     steps += [(network, what) for network in others for what in ("serve", "ceiling")]
     steps += [(first, "timeline")]
     steps += [(network, "promise") for network in others]
@@ -300,6 +341,8 @@ def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--promise-clients", default="256,512", help="closed loops that say what capacity is for the promise"
     )
     parser.add_argument("--factors", default="0.9,1.5", help="of capacity, for the promise")
+    parser.add_argument("--flood-rate", type=float, default=40_000.0, help="of one network, beside another")
+    parser.add_argument("--behaved-rate", type=float, default=500.0, help="of that other one")
     parser.add_argument("--workers", default="1,4", help="of FastAPI")
     parser.add_argument("--buckets", default=",".join(map(str, BUCKETS)))
     parser.add_argument("--connections", type=int, default=1024)
@@ -350,6 +393,7 @@ def main() -> None:
             steps: dict[str, Callable[[], None]] = {
                 "serve": partial(bench.serve, given.sections.split(",")),
                 "promise": bench.promise,
+                "isolation": bench.isolation,
                 "ceiling": bench.ceiling,
                 "fastapi": bench.fastapi,
                 "timeline": bench.timeline,

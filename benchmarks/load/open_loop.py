@@ -14,7 +14,7 @@ from carpool.core.simulation import percentile
 from carpool.errors import CarpoolError
 from carpool.lab.load.aim import Aim, take_aim
 from carpool.lab.load.outcome import Answer, Kind, Ticket
-from carpool.lab.load.plan import Open, Plan
+from carpool.lab.load.plan import Closed, Open, Plan
 from carpool.lab.load.processes import spare_the_collector
 from carpool.lab.load.run import run
 from carpool.lab.load.schedule import Phase
@@ -25,7 +25,7 @@ _MORE_S = 120.0  # than the load itself takes, for a process to start and to tel
 
 @dataclass(frozen=True)
 class Shower:
-    """Poisson requests for one server, in steps of (requests per second, seconds)."""
+    """Poisson requests for one server, in steps of (requests per second, seconds), from one source."""
 
     url: str
     steps: tuple[tuple[float, float], ...]
@@ -34,6 +34,8 @@ class Shower:
     seed: int = 1
     model: str = ""
     connections: int = 256
+    source: str = ""
+    clients: int = 0  # instead of steps' rates: so many who each ask again as soon as they are answered
 
     @property
     def seconds(self) -> float:
@@ -115,11 +117,16 @@ async def _fall(shower: Shower) -> Fallen:
         found.drops.append(Drop(ticket.intended, now - ticket.intended if answered else None))
 
     phases = tuple(Phase(rate, seconds) for rate, seconds in shower.steps)
-    plan = Plan(Open(phases, seed=shower.seed), shower.slo, shower.timeout, drain=shower.timeout)
-    target = take_aim(Aim(shower.url, shower.model, connections=shower.connections))
+    loop = (
+        Closed(shower.clients, seconds=shower.seconds) if shower.clients else Open(phases, seed=shower.seed)
+    )
+    plan = Plan(loop, shower.slo, shower.timeout, drain=shower.timeout)
+    headers = (("X-Carpool-Source", shower.source),) if shower.source else ()
+    aim = Aim(shower.url, shower.model, connections=shower.connections, headers=headers)
+    target = take_aim(aim)
     spare_the_collector()
     report = await run(plan, target, record=record)
-    found.drops.sort()
+    found.drops.sort(key=lambda drop: drop.at)
     found.late_because = report.late_because
     found.generator_core_share = report.generator.busiest_core_share
     return found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +19,8 @@ from carpool.lab.load.outcome import Answer, Kind, Ticket, Timing
 from carpool.lab.load.report import Report, report
 from carpool.lab.load.run import Part
 from carpool.lab.load.tally import Tally
-from chip import draw_processes
+from chip import draw_processes, isolation
+from chip.isolation import Flood
 from chip.serving import Load, row
 from chip.showing import shown
 from chip.watching import Seen
@@ -29,6 +33,7 @@ def test_what_matters_most_comes_first() -> None:
     assert gpu.in_order(["resnet50", "vit_b_16"], everything) == [
         ("resnet50", "serve"),
         ("resnet50", "promise"),
+        ("resnet50", "isolation"),
         ("resnet50", "ceiling"),
         ("resnet50", "fastapi"),
         ("vit_b_16", "serve"),
@@ -157,6 +162,59 @@ def test_the_promise_is_for_all_three_ways_in(bench: gpu.Bench) -> None:
     assert list(aims) == ["jpeg", "tensor", "shared"]
     assert [aim.shared_memory for aim in aims.values()] == [False, False, True]
     assert aims["jpeg"].url.endswith("/models/resnet50/predict")
+
+
+def test_isolation_floods_each_network_beside_the_other(
+    bench: gpu.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+
+    @contextlib.contextmanager
+    def served(folder: Path, *_: object, **__: object) -> Iterator[Any]:
+        assert sorted(path.name for path in folder.iterdir()) == ["resnet50", "vit_b_16"]
+        yield SimpleNamespace(url="http://127.0.0.1:1")
+
+    @contextlib.contextmanager
+    def flood(aim: Aim, rate: float, seconds: float, processes: int) -> Iterator[Flood]:
+        happened.append(f"flood {aim.model} {rate:g}")
+        yield Flood({"total": {"answered": 1}})
+        happened.append("over")
+
+    def made(what: str, load: Load, *_: object) -> dict[str, Any]:
+        happened.append(f"{load.aim.model} {load.rate:g}")
+        return {"what": what, "attainment": 0.99}
+
+    monkeypatch.setattr(gpu.serving, "carpool", served)
+    monkeypatch.setattr(gpu, "flooded", flood)
+    monkeypatch.setattr(gpu, "drive", lambda server, load: ())
+    monkeypatch.setattr(gpu, "row", made)
+    monkeypatch.setattr(gpu, "shown", lambda entry: "")
+    monkeypatch.setattr(gpu.time, "sleep", lambda seconds: None)
+    bench.isolation()
+    assert happened[:5] == ["vit_b_16 500", "flood resnet50 40000", "vit_b_16 500", "over", "vit_b_16 500"]
+    assert happened[5:] == ["resnet50 500", "flood vit_b_16 40000", "resnet50 500", "over", "resnet50 500"]
+    found = written(bench)["resnet50"]
+    assert found["vit_b_16_beside_resnet50"] == found["resnet50_beside_vit_b_16"] == 0.99
+    assert found["rows"][1]["flood"] == {"answered": 1}
+
+
+def test_a_flood_ends_with_its_block_and_tells_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = 'import time; print(\'{"total": {"answered": 3}}\', flush=True); time.sleep(%s)'
+    for sleeps, expected in (("0", {"total": {"answered": 3}}), ("60", {"total": {"answered": 3}})):
+        words = [sys.executable, "-c", said % sleeps]
+        monkeypatch.setattr(isolation, "command", lambda *_, words=words: words)
+        monkeypatch.setattr(isolation, "_END_S", 1.0)
+        with isolation.flooded(Aim("http://127.0.0.1:1"), 1.0, 0.1, 1) as flood:
+            pass
+        assert flood.report == expected
+
+
+def test_a_flood_is_what_carpool_load_makes_of_it() -> None:
+    words = isolation.command(Aim("http://127.0.0.1:1", "resnet50", connections=9), 40_000.0, 5.0, 3)
+    assert " ".join(words[words.index("load") + 1 :]) == (
+        "http://127.0.0.1:1 --model resnet50 --json --rate 40000 --duration 5 --processes 3 "
+        "--timeout 5 --drain 5 --connections 9"
+    )
 
 
 # ---- rows

@@ -40,7 +40,7 @@ def play(
             next_stall = now + random.expovariate(stalls)
         if now >= look_at:
             look_at, waited = now + LOOK, round((now - arrived) / TICK) * TICK
-        if backlog.turns_away(waited, SLO, now):
+        if backlog.is_too_long(waited, SLO, now):
             refused += 1
             now += REFUSE
             continue
@@ -75,14 +75,14 @@ def test_a_stall_that_is_worked_off_costs_few() -> None:
 def test_a_wait_must_stand_before_anybody_is_turned_away() -> None:
     backlog, limit = Backlog(), CONSTANTS.most_unread * SLO
     long = CONSTANTS.backlog_promises * SLO
-    assert not backlog.turns_away(2 * limit, SLO, 1.0)
-    assert not backlog.turns_away(limit, SLO, 1.0 + long / 2)  # it was over once
-    assert not backlog.turns_away(2 * limit, SLO, 1.0 + long)
-    assert backlog.turns_away(2 * limit, SLO, 1.01 + 2 * long)
-    assert not backlog.turns_away(limit, SLO, 1.1 + 2 * long)
-    assert backlog.turns_away(2 * limit, SLO, 1.2 + 2 * long)  # not long ago
+    assert not backlog.is_too_long(2 * limit, SLO, 1.0)
+    assert not backlog.is_too_long(limit, SLO, 1.0 + long / 2)  # it was over once
+    assert not backlog.is_too_long(2 * limit, SLO, 1.0 + long)
+    assert backlog.is_too_long(2 * limit, SLO, 1.01 + 2 * long)
+    assert not backlog.is_too_long(limit, SLO, 1.1 + 2 * long)
+    assert backlog.is_too_long(2 * limit, SLO, 1.2 + 2 * long)  # not long ago
     quiet = 1.3 + 2 * long + CONSTANTS.backlog_memory_s
-    assert not backlog.turns_away(2 * limit, SLO, quiet)
+    assert not backlog.is_too_long(2 * limit, SLO, quiet)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.2)), max_size=60))
@@ -90,5 +90,5 @@ def test_nobody_is_turned_away_while_the_wait_is_short(story: list[tuple[float, 
     backlog, now = Backlog(), 0.0
     for passed, waited in story:
         now += passed
-        if backlog.turns_away(waited, SLO, now):
+        if backlog.is_too_long(waited, SLO, now):
             assert waited > CONSTANTS.most_unread * SLO

@@ -21,20 +21,13 @@ ENTRY = ModelEntry(3, "m", "1", Signature("m", (), ()), "fake", "promise", 0.05,
 FLOOD, MODEST = Sender("flood"), Sender("modest")
 
 
-class Lying:
-    """How long requests lie unread, as a story wants it."""
-
-    seconds = 0.0
-
-
 class Gate:
     def __init__(self) -> None:
-        self.lying = Lying()
         self.core = Scheduler(BatchCurve.parse("4+1"), Promise(0.05, 64))
         self.table = GateTable(bytearray(GATE_BYTES))
         self.reports: list[Mapping[str, Any]] = []
         self.now = 0.0
-        self.advice = Advice(self.table.read, self._ask, self.lying)
+        self.advice = Advice(self.table.read, self._ask)
 
     async def _ask(self, _what: str, counts: Mapping[str, Any]) -> None:
         self.reports.append(counts)
@@ -145,37 +138,26 @@ def test_what_was_refused_here_counts_for_its_source() -> None:
     assert lane.rate.at(1.0) > 0
 
 
-def test_a_front_end_that_stays_behind_turns_newcomers_away_whatever_the_engine_says() -> None:
+def test_what_a_front_end_says_that_is_behind_is_counted_and_said_once() -> None:
+    knobs = ENTRY.__class__(5, "knobs", "1", Signature("knobs", (), ()), "fake", "knobs", None, {})
+
     async def story(gate: Gate) -> None:
-        gate.lying.seconds = 0.03
-        assert gate.ask(NOBODY) is None  # it may pass
-        error = gate.ask(MODEST, later=0.2)
-        assert isinstance(error, Refused)
+        error = gate.advice.behind(ENTRY, 1.0, "modest", 0.03)
         assert error.reason == "overload"
         assert error.retry_after_s == 0.03
         assert error.numbers == {"unread_ms": 30.0, "deadline_ms": 50.0}
         assert "30 ms" in error.message
-        assert gate.ask(Sender("camera", latest=True), later=0.2) is None
-        gate.lying.seconds = 0.004
-        assert gate.ask(NOBODY, later=0.21) is None
+        again = gate.advice.behind(ENTRY, 1.001, "other", 0.04)
+        assert again is not error
+        assert again.message == error.message
+        unpromised = gate.advice.behind(knobs, 1.0, "", 0.03)
+        assert unpromised.numbers == {"unread_ms": 30.0}
+        assert "promised" not in unpromised.message
         gate.advice._send_report()
         await asyncio.gather(*gate.advice._tasks)
-        assert gate.reports == [{"refused": [[3, "modest", "overload", 1]]}]
-
-    with_gate(story)
-
-
-def test_one_model_may_be_behind_while_another_has_time() -> None:
-    patient = ModelEntry(4, "slow", "1", Signature("slow", (), ()), "fake", "promise", 2.0, {})
-    knobs = ModelEntry(5, "knobs", "1", Signature("knobs", (), ()), "fake", "knobs", None, {})
-
-    async def story(gate: Gate) -> None:
-        gate.lying.seconds = 0.03
-        for later in (0.0, 0.2):
-            for entry in (patient, knobs):
-                assert gate.advice(entry, float("inf"), gate.now + later, NOBODY, True) is None
-            behind = gate.ask(NOBODY, later=later)
-        assert isinstance(behind, Refused)
+        assert gate.reports == [
+            {"refused": [[3, "modest", "overload", 1], [3, "other", "overload", 1], [5, "", "overload", 1]]}
+        ]
 
     with_gate(story)
 

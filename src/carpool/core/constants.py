@@ -57,6 +57,26 @@ class Constants:
     """For so long after it turned somebody away, the wait need not stand again before it turns away the next:
     an overload that lasts is held at the limit. After a second's memory, every stall would cost requests."""
 
+    backlog_share: float = 0.9
+    backlog_step: float = 0.7
+    """A front end that is behind can go on with nine tenths of what it did: who asks for more than a fair
+    part of that is turned away. If the wait stands for two promises all the same, the rest give way, too."""
+
+    backlog_spare: float = 0.5
+    """Beside somebody who asks for little, a flood is turned away at half of the wait that is too long. At
+    all of it, one in twenty of those others would find the wait too long."""
+
+    paced_share: float = 0.05
+    paced_together: float = 0.15
+    paced_burst_s: float = 0.02
+    """One lane's refusals, mistakes and documents get a twentieth of a front end's time, those of all three
+    twentieths; so much of it may be used at once. What is beyond is answered later."""
+
+    paced_wait: float = 0.18
+    paced_longest_s: float = 2.0
+    """A refusal is told late by this part of the promise at most, or by two seconds if its lane is what makes
+    a front end fall behind: who asks again at once asks less often, and is still told in time."""
+
     lane_memory_s: float = 1.0
     """Memory of one source's rate: a share must not be lost to the luck of a few arrivals."""
 

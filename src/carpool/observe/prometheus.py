@@ -33,6 +33,10 @@ class Exposition:
         self._build = _labels(version=version, python=platform.python_version())
 
     def page(self) -> bytes:
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes]:
+        """The page in parts that each take little time; all of its numbers are read for the first."""
         rows: Mapping[Scope, Sequence[_Labelled]] = {
             Scope.MODEL: [
                 (_labels(model=row.model, version=row.version), row.cells) for row in self._table.models()
@@ -41,31 +45,33 @@ class Exposition:
             Scope.HOST: [("", self._host.read())],
             Scope.BUILD: [(self._build, ())],
         }
-        lines: list[str] = []
         for family in self._families:
-            if rows[family.scope]:
-                lines += _family(family, rows[family.scope])
-        return ("\n".join(lines) + "\n").encode()
+            for lines in _family(family, rows[family.scope]):
+                yield ("\n".join(lines) + "\n").encode()
 
 
-def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[str]:
-    yield f"# HELP {family.name} {family.help}"
-    yield f"# TYPE {family.name} {family.kind}"
+def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[list[str]]:
+    if not rows:
+        return
+    yield [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
     histogram = family.histogram
     if histogram is not None and family.milliseconds:
         for labels, cells in rows:
-            yield from _coarser(family.name, labels, histogram, family.milliseconds, cells)
+            yield list(_coarser(family.name, labels, histogram, family.milliseconds, cells))
         return
     if histogram is not None:
         ends = [f',le="{bound}"}} ' for bound in (*histogram.bounds, "+Inf")]
         for labels, cells in rows:
-            yield from _histogram(family.name, labels, ends, cells[histogram.buckets], cells[histogram.sum])
+            yield _histogram(family.name, labels, ends, cells[histogram.buckets], cells[histogram.sum])
         return
     for labels, cells in rows:
-        for more, value in family.values.items():
-            both = f"{labels},{more}" if labels and more else labels or more
-            series = f"{family.name}{{{both}}}" if both else family.name
-            yield f"{series} {_number(value(cells))}"
+        yield [_line(family.name, labels, more, value(cells)) for more, value in family.values.items()]
+
+
+def _line(name: str, labels: str, more: str, value: float) -> str:
+    both = f"{labels},{more}" if labels and more else labels or more
+    series = f"{name}{{{both}}}" if both else name
+    return f"{series} {_number(value)}"
 
 
 def _histogram(name: str, labels: str, ends: Sequence[str], counts: Cells, total: float) -> list[str]:

@@ -2,7 +2,8 @@
 
 The engine writes its verdict after every turn; a front end that refuses on it spares reading the body. It is
 advice only: whatever passes is offered to the engine, whose word is law. Refusals are reported in bulk, so
-that the engine still knows the rate that is asked of it. A front end that is itself behind says no as well.
+that the engine still knows the rate that is asked of it. What a front end says that is itself behind is here
+too, because it is counted with them; when it says so is for `http.fairness` to know.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from carpool.core.backlog import Backlog
 from carpool.core.job import Job, Reason, Refusal
 from carpool.core.shares import ORDINARY
 from carpool.engine.refusals import refused
@@ -29,12 +29,6 @@ WriteGate: TypeAlias = Callable[..., None]
 ReadGate: TypeAlias = Callable[[int], tuple[float, ...] | None]
 Gate: TypeAlias = Callable[[ModelEntry, float, float, Sender, bool], CarpoolError | None]
 """Takes what `Door.refuses` takes, and refuses what the engine would refuse as well."""
-
-
-class Waits(Protocol):
-    """How long requests lately lay in their sockets before this front end read them."""
-
-    seconds: float
 
 
 _REASONS = list(Reason)
@@ -91,18 +85,11 @@ def _number(source: str) -> float:
 
 
 class Advice:
-    """A front end's reading of the gate, and what its own backlog says; `waits` where it can be told."""
+    """A front end's reading of the gate, and what it says when it cannot keep up itself."""
 
-    def __init__(
-        self,
-        read: ReadGate,
-        ask: Callable[[str, Any], Coroutine[Any, Any, Any]],
-        waits: Waits | None = None,
-    ) -> None:
+    def __init__(self, read: ReadGate, ask: Callable[[str, Any], Coroutine[Any, Any, Any]]) -> None:
         self._read = read
         self._ask = ask
-        self._waits = waits
-        self._backlogs: dict[int, Backlog] = {}
         self._loop = asyncio.get_running_loop()
         self._refused: Counter[tuple[int, str, str]] = Counter()
         self._said: dict[tuple[int, str | None, int], tuple[float, Refused]] = {}
@@ -114,18 +101,11 @@ class Advice:
     ) -> CarpoolError | None:
         if entry.slo is None or sender.latest:  # a newer frame asks for no more room than the one it replaces
             return None
-        return self._by_engine(
-            entry, deadline, now, sender, certain and not sender.priority
-        ) or self._by_backlog(entry, now, sender)
-
-    def _by_engine(
-        self, entry: ModelEntry, deadline: float, now: float, sender: Sender, certain: bool
-    ) -> CarpoolError | None:
         row = self._read(entry.key)
         if row is None or len(row) < 2 + _VERDICT or now - row[0] > _STALE_S:
             return None
         nameless = row[1]
-        if not (sender.source or nameless or certain):
+        if not (sender.source or nameless or (certain and not sender.priority)):
             return None
         number = _number(sender.source)
         for at in range(2, len(row), _VERDICT):
@@ -133,20 +113,9 @@ class Advice:
                 return self._refuse(entry, deadline, now, sender.source, row[at : at + _VERDICT])
         return None
 
-    def _by_backlog(self, entry: ModelEntry, now: float, sender: Sender) -> CarpoolError | None:
-        """Whoever is not read yet cannot be told apart: sources and priorities make no difference here."""
-        if self._waits is None:
-            return None
-        waited = self._waits.seconds
-        backlog = self._backlogs.get(entry.key)
-        if backlog is None:
-            if len(self._backlogs) >= _MOST_SAID:
-                self._backlogs.clear()
-            backlog = self._backlogs[entry.key] = Backlog()
-        assert entry.slo is not None
-        if not backlog.turns_away(waited, entry.slo, now):
-            return None
-        self._count(entry, sender.source, _OVERLOAD)
+    def behind(self, entry: ModelEntry, now: float, source: str, waited: float) -> Refused:
+        """The refusal of a front end that cannot read all that comes, counted as the engine's are."""
+        self._count(entry, source, _OVERLOAD)
         said = self._said_before(entry, None, _OVERLOAD, now)
         return said or self._keep(entry, None, _OVERLOAD, now, _behind(entry, waited))
 
@@ -212,10 +181,10 @@ def _error(entry: ModelEntry, job: Job, reason: Reason, verdict: tuple[float, ..
 
 
 def _behind(entry: ModelEntry, waited: float) -> Refused:
-    assert entry.slo is not None
-    return Refused(
-        f"{entry.name}: more comes than this front end can read; requests wait {waited * 1e3:.0f} ms for "
-        f"that, of the {entry.slo * 1e3:g} ms promised",
-        retry_after_s=waited,
-        numbers={"unread_ms": round(waited * 1e3, 3), "deadline_ms": round(entry.slo * 1e3, 3)},
-    )
+    wait_ms = waited * 1e3
+    said = f"{entry.name}: more comes than this front end can read; requests wait {wait_ms:.0f} ms for that"
+    numbers = {"unread_ms": round(wait_ms, 3)}
+    if entry.slo is not None:
+        said += f", of the {entry.slo * 1e3:g} ms promised"
+        numbers["deadline_ms"] = round(entry.slo * 1e3, 3)
+    return Refused(said, retry_after_s=waited, numbers=numbers)

@@ -14,9 +14,11 @@ from carpool.observe.families import chosen
 from carpool.observe.prometheus import Exposition
 from carpool.servers.access.access import Access, all_loopback
 from carpool.servers.advice import Advice
+from carpool.servers.http.fairness import Fairness
 from carpool.servers.http.limits import Limits
 from carpool.servers.http.metrics_page import MetricsApp
 from carpool.servers.http.server import HttpServer
+from carpool.servers.http.shared_page import SharedPage
 from carpool.servers.http.unread import Unread
 from carpool.servers.pictures.workers import threads_for
 from carpool.servers.processes import Frontend, FrontendParts
@@ -66,10 +68,12 @@ async def http(parts: FrontendParts) -> Frontend:
     from carpool.servers.http.app import HttpApp  # those for gRPC run this file too
 
     unread = Unread()
-    parts.door.advise(Advice(parts.gates.read, parts.door.ask, unread))
+    advice = Advice(parts.gates.read, parts.door.ask)
+    parts.door.advise(advice)
+    fair = Fairness(unread, advice.behind)
     recording = Recording(parts.settings, parts.began)
     families = chosen(parts.settings.metrics)
-    page = Exposition(parts.table, version=carpool.__version__, families=families).page
+    page = SharedPage(Exposition(parts.table, version=carpool.__version__, families=families).pieces)
     block = parts.table.block(parts.block)
     access = Access(parts.settings, loopback=all_loopback(parts.sockets["http"]))
     app = HttpApp(
@@ -79,13 +83,12 @@ async def http(parts: FrontendParts) -> Frontend:
         table=parts.table,
         max_body_bytes=parts.settings.max_body_bytes,
         picture_threads=threads_for(parts.settings.frontends),
+        fair=fair,
         guard=access.guard,
     )
     limits = limits_of(parts.settings)
-    servers = {
-        "http": HttpServer(app, limits, unread),
-        "metrics": HttpServer(MetricsApp(page, access.guard), limits),
-    }
+    metrics = HttpServer(MetricsApp(page, fair, access.guard), limits)
+    servers = {"http": HttpServer(app, limits, unread), "metrics": metrics}
     for name, server in servers.items():
         await server.start(parts.sockets[name], access.context)
     return recording.frontend(HttpFrontend(app, list(servers.values()), block.server, access))

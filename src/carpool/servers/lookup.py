@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
+from heapq import nlargest
+from itertools import islice
 
 from carpool.engine.model_index import UNLOADED
 from carpool.errors import CarpoolError, NotFound, Unavailable
@@ -10,6 +13,8 @@ from carpool.servers.documents import served_versions
 from carpool.servers.door import Catalog, Door, ModelEntry
 
 _LONGEST_SHOWN = 80
+_MOST_COMPARED = 5
+_MOST_LOOKED_AT = 200
 
 
 def look_up(door: Door, name: str, version: str = "") -> ModelEntry:
@@ -48,6 +53,18 @@ def _absent(catalog: Catalog, name: str, version: str) -> CarpoolError:
         return NotFound(
             f"{asked} is not found; it is in the repository, but not loaded", reason="model-not-loaded"
         )
-    near = difflib.get_close_matches(shown, catalog.newest, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
+    near = _nearest(shown, catalog)
+    hint = f"; did you mean '{near}'?" if near else ""
     return NotFound(f"{asked} is not found{hint}", reason="unknown-model")
+
+
+def _nearest(name: str, catalog: Catalog) -> str | None:
+    """What may have been meant. Comparing two names takes as long as refusing a request, so only a few of
+    many are compared: those with the most letters in common."""
+    known: Iterable[str] = catalog.newest
+    if len(catalog.newest) > _MOST_COMPARED:
+        letters = set(name)
+        first = islice(catalog.newest, _MOST_LOOKED_AT)
+        known = nlargest(_MOST_COMPARED, first, key=lambda one: len(letters.intersection(one)))
+    near = difflib.get_close_matches(name, known, n=1)
+    return near[0] if near else None

@@ -22,8 +22,10 @@ from carpool.servers.door import Catalog, Door
 from carpool.servers.front_ends import HttpFrontend, limits_of
 from carpool.servers.host import EngineHost
 from carpool.servers.http.app import HttpApp
+from carpool.servers.http.fairness import Fairness
 from carpool.servers.http.metrics_page import MetricsApp
 from carpool.servers.http.server import HttpServer, check_free, listen
+from carpool.servers.http.shared_page import SharedPage
 from carpool.servers.link.gates import GATE_BYTES, GateTable
 from carpool.servers.local_door import LocalDoor
 from carpool.servers.model_control import ControlDesk
@@ -58,8 +60,10 @@ async def serve(
     local.advice = Advice(gates.read, host.ask)
     recording = Recording(settings, began=time.monotonic())
     door = recording.door(local)
-    metrics = Exposition(table, version=carpool.__version__, families=chosen(settings.metrics)).page
-    limit = settings.max_body_bytes
+    metrics = SharedPage(
+        Exposition(table, version=carpool.__version__, families=chosen(settings.metrics)).pieces
+    )
+    fair = Fairness()  # its loop is the engine's too: how long requests lie unread says little here
     sockets = _sockets(settings)
     access = Access(settings, loopback=all_loopback(sockets["http"]))
     app = HttpApp(
@@ -67,14 +71,15 @@ async def serve(
         block,
         metrics,
         table=table,
-        max_body_bytes=limit,
+        max_body_bytes=settings.max_body_bytes,
         picture_threads=threads_for(1),
+        fair=fair,
         guard=access.guard,
     )
     ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}
     servers = {
         "http": HttpServer(app, limits_of(settings)),
-        "metrics": HttpServer(MetricsApp(metrics, access.guard), limits_of(settings)),
+        "metrics": HttpServer(MetricsApp(metrics, fair, access.guard), limits_of(settings)),
     }
     for name, server in servers.items():
         await server.start(sockets[name], access.context)

@@ -15,6 +15,7 @@ from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
 from carpool.servers.access.guard import Guard
 from carpool.servers.http.app import HttpApp
+from carpool.servers.http.shared_page import SharedPage
 from carpool.types import Array, Datatype, TensorSpec
 from servers.fake_door import FakeCall, FakeDoor, FakeModel, echo
 from servers.http.harness import Client, Response, Serving, serving, until
@@ -115,7 +116,7 @@ def front_end(
 ) -> Iterator[FrontEnd]:
     table = Table(bytearray(table_bytes(1)))
     door = FakeDoor(*(given or models()), slots=slots, table=table)
-    page = Exposition(table, "test").page
+    page = SharedPage(Exposition(table, "test").pieces)
     app = HttpApp(door, table.block(0), page, table=table, max_body_bytes=1 << 20, guard=guard)
     with serving(app, **limits) as server:
         yield FrontEnd(server, door, app)

@@ -16,7 +16,9 @@ from carpool.errors import NotFound
 from carpool.servers.documents import EXTENSIONS
 from carpool.servers.door import IndexEntry
 from carpool.servers.http.app import ROUTES
+from carpool.servers.http.fairness import Fairness
 from carpool.servers.http.metrics_page import MetricsApp
+from carpool.servers.http.shared_page import SharedPage
 from servers.http.front_end import FrontEnd, error_of, front_end, image_body, infer
 from servers.http.harness import Client, Response, serving, until
 
@@ -265,7 +267,8 @@ def test_metrics(front: FrontEnd, client: Client) -> None:
 
 
 def test_a_port_for_metrics_alone() -> None:
-    with serving(MetricsApp(lambda: b"page\n")) as server, server.connect() as client:
+    app = MetricsApp(SharedPage(lambda: iter([b"page\n"])), Fairness())
+    with serving(app) as server, server.connect() as client:
         assert client.get("/metrics").body == b"page\n"
         assert error_of(client.get("/v2"))["reason"] == "not-found"
         assert client.post("/metrics", b"x").status == 405

@@ -77,9 +77,8 @@ class FakeTransport:
     def set_write_buffer_limits(self, high: int) -> None:
         assert high == 0
 
-    def get_extra_info(self, name: str) -> socket.socket | None:
-        assert name in ("socket", "ssl_object")
-        return self.socket if name == "socket" else None
+    def get_extra_info(self, name: str) -> Any:
+        return {"socket": self.socket, "ssl_object": None, "peername": ("192.0.2.1", 1234)}[name]
 
 
 @pytest.fixture(scope="module")

@@ -19,19 +19,20 @@ from carpool.servers.http import (
     setting_handlers,
 )
 from carpool.servers.http.exchange import BodyPlan, Exchange
+from carpool.servers.http.fairness import Fairness
 from carpool.servers.http.handlers import Handler, Start, Starter, missing, per_request
 from carpool.servers.http.image_route import TASK_ROUTES, start_predict, start_task
 from carpool.servers.http.infer import start_infer
 from carpool.servers.http.limits import MIB
 from carpool.servers.http.parsing import RequestHead
-from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.responses import Fault
 from carpool.servers.http.routes import Route, Router
 from carpool.servers.http.service import Service
+from carpool.servers.http.shared_page import SharedPage
 
 
-def _get(pattern: str, handler: Handler) -> Route[Starter]:
-    return Route("GET", pattern, per_request(handler))
+def _get(pattern: str, handler: Handler, cost: float = 0.0) -> Route[Starter]:
+    return Route("GET", pattern, per_request(handler, cost))
 
 
 def _post(pattern: str, handler: Handler) -> Route[Starter]:
@@ -40,6 +41,7 @@ def _post(pattern: str, handler: Handler) -> Route[Starter]:
 
 _MODEL = "/v2/models/{model}[/versions/{version}]"
 _GENERATE = missing("the generate extension is")
+_ASKED_S = 0.002  # of the engine's time, for a document that only it can write
 
 ROUTES: tuple[Route[Starter], ...] = (
     Route("POST", f"{_MODEL}/infer", start_infer),
@@ -55,12 +57,12 @@ ROUTES: tuple[Route[Starter], ...] = (
     _get("/v2", handlers.server_metadata),
     _get("/v2/health/live", handlers.live),
     _get("/v2/health/ready", handlers.ready),
-    _get("/v2/models/stats", handlers.statistics),
+    _get("/v2/models/stats", handlers.statistics, _ASKED_S),
     _get(_MODEL, handlers.model_metadata),
     _get(f"{_MODEL}/ready", handlers.model_ready),
     _get(f"{_MODEL}/config", handlers.model_config),
-    _get(f"{_MODEL}/stats", handlers.statistics),
-    _get(f"{_MODEL}/profile", handlers.profile),
+    _get(f"{_MODEL}/stats", handlers.statistics, _ASKED_S),
+    _get(f"{_MODEL}/profile", handlers.profile, _ASKED_S),
     _post("/v2/repository/index", handlers.repository_index),
     _post("/v2/repository/{repository}/index", missing("naming one of several repositories is")),
     _post("/v2/repository[/{repository}]/models/{model}/load", control_handlers.load),
@@ -113,21 +115,24 @@ class HttpApp:
 
     `table` holds the counters of all processes and `block` is this one's part of it; `metrics` makes the
     metrics page. `max_body_bytes` bounds bodies that are gathered in memory, counted after decompression; the
-    server bounds all of them. `picture_threads` decode pictures. `guard` says who may pass.
+    server bounds all of them. `picture_threads` decode pictures. `fair` divides this front end's own time;
+    `guard` says who may pass.
     """
 
     def __init__(
         self,
         door: Door,
         block: Block,
-        metrics: Callable[[], bytes],
+        metrics: SharedPage,
         *,
         table: Table,
         max_body_bytes: int = 64 * MIB,
         picture_threads: int = 1,
+        fair: Fairness | None = None,
         guard: Guard | None = None,
     ) -> None:
-        self._service = Service(door, block, metrics, table, max_body_bytes, picture_threads)
+        fair = Fairness() if fair is None else fair
+        self._service = Service(door, block, metrics, table, max_body_bytes, picture_threads, fair)
         self._guard = guard or Guard()
         self._service.asks_for_keys = self._guard.asks_for_keys
         self._router = Router(map(_ruled, ROUTES))
@@ -141,7 +146,7 @@ class HttpApp:
         except Fault:
             raise
         except CarpoolError as error:
-            answer_error(exchange, error)
+            self._service.fair.tell(exchange, error)
         return None
 
     def _start(self, head: RequestHead) -> Start:

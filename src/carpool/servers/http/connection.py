@@ -21,18 +21,20 @@ from carpool.servers.http.answering import BODY, CLOSED, HEAD, LINGER, WAITING, 
 from carpool.servers.http.body import too_large
 from carpool.servers.http.delivery import deliver
 from carpool.servers.http.exchange import BodyPlan, Exchange
+from carpool.servers.http.outgoing import peer_of
 from carpool.servers.http.parsing import HeadFinder, RequestHead
 from carpool.servers.http.responses import CONTINUE, Fault, bad_request
 from carpool.servers.http.shared import Shared
 
 _REQUESTS_PER_TURN = 16
+_SECONDS_PER_TURN = 0.001
 _CR = 13
 
 
 class Connection(Answering):
     """The hot path: `get_buffer` and `buffer_updated` for bodies, `_take_head`, `_begin` and `answer`."""
 
-    __slots__ = ("_finder", "_known", "_known_raw", "_mark", "_partial", "_plan", "_scratch")
+    __slots__ = ("_finder", "_known", "_known_raw", "_mark", "_partial", "_peer", "_plan", "_scratch")
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
@@ -41,6 +43,7 @@ class Connection(Answering):
         self._partial = False  # some of a head is here
         self._known_raw = b""  # the last head: a client's next one is often the same, byte for byte
         self._known: RequestHead | None = None
+        self._peer = ""  # the client's address
         self._plan: BodyPlan = None
         self._mark = 0  # how much of the body was here when the window began
 
@@ -51,6 +54,7 @@ class Connection(Answering):
         self._secure = transport.get_extra_info("ssl_object") is not None
         # One byte that waits is one too many; over TLS none that waits would already count as 0.
         self._transport.set_write_buffer_limits(high=1 if self._secure else 0)
+        self._peer = peer_of(transport)
         refusal = self._shared.enter(self)
         if refusal is not None:
             self._fail(refusal)
@@ -156,11 +160,15 @@ class Connection(Answering):
     def _work(self, data: bytes | bytearray, end: int) -> None:
         """Take requests out of `data` until it is used up or something has to be waited for."""
         position = turns = 0
+        ends = monotonic() + _SECONDS_PER_TURN
         self._busy = True
         try:
             while position < end:
                 if self._phase == HEAD:
-                    if self._stalled or turns == _REQUESTS_PER_TURN:
+                    if self._stalled:
+                        break
+                    if turns == _REQUESTS_PER_TURN or (turns and monotonic() >= ends):
+                        turns = _REQUESTS_PER_TURN
                         break
                     turns += 1
                     position = self._take_head(data, position, end)
@@ -248,7 +256,7 @@ class Connection(Answering):
         shared = self._shared
         if shared.unread.seconds:  # whoever is turned away for it has no body to look at
             self._look_how_long_unread(now)
-        exchange = Exchange(self, head, now)
+        exchange = Exchange(self, head, now, self._peer, first=not self._served)
         self._exchange = exchange
         self._head = head
         self._since = now
@@ -295,7 +303,7 @@ class Connection(Answering):
         if intake.chunked:
             if count >= len(self._scratch):
                 self._let_others_run()  # a chunk may be one byte: this is work, not copying
-        elif self._exchange is None and not self._secure:
+        elif (self._exchange is None or self._plan is None) and not self._secure:
             intake.skip_in_kernel(self._borrow())
             if intake.finished:
                 self._body_done()

@@ -67,9 +67,11 @@ class Exchange:
     side early.
     """
 
-    __slots__ = ("_connection", "head", "head_at", "on_disconnect", "unread")
+    __slots__ = ("_connection", "first", "head", "head_at", "on_disconnect", "peer", "unread")
 
-    def __init__(self, connection: Answerer, head: RequestHead, head_at: float) -> None:
+    def __init__(
+        self, connection: Answerer, head: RequestHead, head_at: float, peer: str = "", *, first: bool = True
+    ) -> None:
         self._connection: Answerer | None = connection
         self.head = head
         self.head_at = head_at
@@ -77,11 +79,20 @@ class Exchange:
         self.on_disconnect: Callable[[], None] | None = None
         self.unread = 0.0
         """Seconds for which requests lately lay in their sockets before they were read."""
+        self.first = first
+        """Whether nothing was answered on this connection before."""
+        self.peer = peer
+        """The client's address."""
 
     @property
     def who(self) -> Principal | None:
         """Whose key came with the request; None where keys are not asked for."""
         return self.head.who
+
+    @property
+    def payer(self) -> str:
+        """Who is held to account for this front end's time: the key's holder, or else the address."""
+        return self.peer if self.head.who is None else self.head.who.name
 
     @property
     def pending(self) -> bool:

@@ -27,11 +27,15 @@ Starter: TypeAlias = Callable[[Service, RequestHead, Variables], Start]
 _MAX_INDEX_BODY = _MAX_JSON_BODY = 64 * 1024
 
 
-def per_request(handler: Handler) -> Starter:
-    """For routes where the head says nothing but the path."""
+def per_request(handler: Handler, cost: float = 0.0) -> Starter:
+    """For routes where the head says nothing but the path. They come after requests for inference: what one
+    client asks of them has a bounded part of the front end's time. `cost` is what they cost the engine."""
 
     def starter(service: Service, _head: RequestHead, variables: Variables) -> Start:
-        return lambda exchange: handler(service, exchange, variables)
+        def start(exchange: Exchange) -> BodyPlan:
+            return service.fair.document(exchange, lambda: handler(service, exchange, variables), cost)
+
+        return start
 
     return starter
 

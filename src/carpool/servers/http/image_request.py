@@ -17,7 +17,7 @@ from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.image_body import Sent, read_pictures
 from carpool.servers.http.infer_answer import TIMING
 from carpool.servers.http.packing import AT_ONCE
-from carpool.servers.http.refusals import answer_error, status_of
+from carpool.servers.http.refusals import status_of
 from carpool.servers.http.responses import JSON_FIELDS
 from carpool.servers.http.service import log
 from carpool.servers.pictures.picture import Asked, Outcome, Picture
@@ -176,7 +176,7 @@ class ImageRequest:
             listed = [_listed(outcome) for outcome in outcomes]
             self._send(_JSON_ANSWER % slowest.times, b'{"results":[%b]}' % b",".join(listed))
         elif slowest.error is not None:
-            answer_error(self._exchange, slowest.error, TIMING % slowest.times)
+            self._tell(slowest.error, TIMING % slowest.times)
         elif self._asked.drawn is None:
             self._send(_JSON_ANSWER % slowest.times, slowest.body)
         else:
@@ -195,8 +195,13 @@ class ImageRequest:
         """Before there was any picture."""
         self._drop_slot()
         self._let_go()
-        answer_error(self._exchange, error)
+        self._tell(error)
         count_failure(self._target.row, error, monotonic() - self._arrived)
+
+    def _tell(self, error: CarpoolError, more_fields: bytes = b"") -> None:
+        route = self._route
+        source = route.asked.sender.source
+        route.service.fair.tell(self._exchange, error, self._target.entry, source, more_fields)
 
     def _left(self) -> None:
         """No answer is wanted any more."""

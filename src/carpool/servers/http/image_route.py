@@ -18,7 +18,6 @@ from carpool.servers.http.handlers import Start, Starter
 from carpool.servers.http.image_head import read_image_head
 from carpool.servers.http.image_request import ImageRequest
 from carpool.servers.http.parsing import RequestHead
-from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.service import Service
 from carpool.servers.lookup import not_serving
 from carpool.servers.pictures.models import PictureModel, task_of
@@ -81,15 +80,18 @@ class ImageRoute:
                 raise not_serving()
             target = self.current()
             now = exchange.head_at
-            refusal = service.pictures.refuses(target.entry, now + self.asked.budget, now, self.asked.sender)
+            sender = self.asked.sender
+            advised = service.pictures.refuses(target.entry, now + self.asked.budget, now, sender)
+            refusal = service.fair.judge(target.entry, exchange, sender, advised)
             if refusal is None:
                 return self._plan(exchange, target)
         except CarpoolError as error:
             refusal = error
-        answer_error(exchange, refusal)
+        source = self.asked.sender.source
+        service.fair.tell(exchange, refusal, None if target is None else target.entry, source)
         if target is not None:  # else nobody knows whose failure it is
             count_failure(target.row, refusal, 0.0)
-            service.door.turned_away(target.entry, refusal, exchange.head_at, source=self.asked.sender.source)
+            service.door.turned_away(target.entry, refusal, exchange.head_at, source=source)
         return None
 
     def _plan(self, exchange: Exchange, target: Target) -> BodyPlan:

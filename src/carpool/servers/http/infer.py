@@ -15,7 +15,6 @@ from carpool.servers.http.infer_head import read_infer_head
 from carpool.servers.http.infer_pictures import PictureInference
 from carpool.servers.http.inference import Inference, no_slots
 from carpool.servers.http.parsing import RequestHead
-from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.service import Service
 from carpool.servers.lookup import not_serving
 from carpool.wire.v2 import read_header_length
@@ -53,17 +52,19 @@ class InferRoute:
                 raise not_serving()
             now = exchange.head_at
             target = self.current()
-            refusal: CarpoolError | None = door.refuses(
-                target.entry, now + self.asked.budget, now, self.asked.sender, certain=False
-            )
+            sender = self.asked.sender
+            advised = door.refuses(target.entry, now + self.asked.budget, now, sender, certain=False)
+            refusal = self.service.fair.judge(target.entry, exchange, sender, advised)
             if refusal is None:
                 return self._plan(exchange, target)
         except CarpoolError as error:
             refusal = error
-        answer_error(exchange, refusal)
+        source = self.asked.sender.source
+        entry = None if self._target is None else self._target.entry
+        self.service.fair.tell(exchange, refusal, entry, source)
         if self._target is not None:  # else nobody knows whose failure it is
             count_failure(self._target.row, refusal, 0.0)
-            door.turned_away(self._target.entry, refusal, exchange.head_at, source=self.asked.sender.source)
+            door.turned_away(self._target.entry, refusal, exchange.head_at, source=source)
         return None
 
     def current(self) -> Target:

@@ -18,7 +18,6 @@ from carpool.servers.door import Answer, Call, Slot
 from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.infer_answer import TIMING, send_answer
 from carpool.servers.http.packing import check, is_in_place, is_plain, prepare, takes_long
-from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.service import log
 from carpool.servers.server_timing import times_of
 from carpool.types import InferResponse, RequestOptions
@@ -268,13 +267,13 @@ class Inference:
         """Answer with an error, and let go of the slot if the door has not taken it."""
         now = monotonic()
         more = b""
+        route, entry = self._route, self._target.entry
+        source = route.asked.sender.source or self._head.options.source
         if timing is None:
-            route, entry = self._route, self._target.entry
-            source = route.asked.sender.source or self._head.options.source
             route.service.door.turned_away(entry, error, self._arrived, self._head.batch, source)
         else:
             more = TIMING % times_of(timing, self._offered - self._arrived, 0.0)
-        answer_error(self._exchange, error, more)
+        route.service.fair.tell(self._exchange, error, entry, source, more)
         self._let_go()
         count_failure(self._target.row, error, now - self._arrived)
 

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from carpool.errors import CarpoolError
 from carpool.observe.prometheus import CONTENT_TYPE
 from carpool.servers.access.guard import Guard
 from carpool.servers.access.table import rule_of
 from carpool.servers.http.exchange import BodyPlan, Exchange
+from carpool.servers.http.fairness import Fairness
 from carpool.servers.http.parsing import RequestHead
 from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.responses import Fault
 from carpool.servers.http.routes import Route, Router
+from carpool.servers.http.shared_page import SharedPage
 
 _RULE = rule_of("GET /metrics")
 _FIELDS = b"content-type: %b\r\n" % CONTENT_TYPE.encode()
 
 
-def answer_metrics(exchange: Exchange, page: Callable[[], bytes]) -> None:
-    exchange.respond(200, _FIELDS, page())
+def answer_metrics(exchange: Exchange, page: SharedPage) -> None:
+    page.ask(lambda written: _send(exchange, written))
+
+
+def _send(exchange: Exchange, written: bytes | None) -> None:
+    if written is None:
+        answer_error(exchange, CarpoolError("the server failed on this request"))
+    else:
+        exchange.respond(200, _FIELDS, written)
 
 
 class MetricsApp:
-    """An app that serves nothing else, for a port that only Prometheus can reach."""
+    """An app that serves nothing else, for a port that only Prometheus can reach.
 
-    def __init__(self, page: Callable[[], bytes], guard: Guard | None = None) -> None:
+    It shares its page and its time with the app of the other port.
+    """
+
+    def __init__(self, page: SharedPage, fair: Fairness, guard: Guard | None = None) -> None:
         self._page = page
+        self._fair = fair
         self._guard = guard or Guard()
         self._router = Router([Route("GET", "/metrics", answer_metrics)])
 
@@ -38,7 +49,7 @@ class MetricsApp:
         except Fault:
             raise
         except CarpoolError as error:
-            answer_error(exchange, error)
+            self._fair.tell(exchange, error)
         else:
-            handler(exchange, self._page)
+            self._fair.document(exchange, lambda: handler(exchange, self._page))
         return None

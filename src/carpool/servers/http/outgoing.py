@@ -129,6 +129,12 @@ def borrow(descriptor: int) -> socket.socket:
     return socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
 
 
+def peer_of(transport: asyncio.BaseTransport) -> str:
+    """The client's address; nothing for a socket that has none."""
+    name = transport.get_extra_info("peername")
+    return str(name[0]) if isinstance(name, tuple) and name else ""
+
+
 def _rest(views: Sequence[memoryview], sent: int) -> bytes:
     left = []
     for view in views:

@@ -61,12 +61,12 @@ def fields_of(error: CarpoolError) -> bytes:
 
 
 def answer_error(exchange: Exchange, error: CarpoolError, more_fields: bytes = b"") -> None:
-    status, fields, body = _rendered(error)
+    status, fields, body = rendered(error)
     exchange.respond(status, fields + more_fields, body)
 
 
-def _rendered(error: CarpoolError) -> tuple[int, bytes, bytes]:
-    """Status, fields and body."""
+def rendered(error: CarpoolError) -> tuple[int, bytes, bytes]:
+    """Status, fields and body: all that is needed of an error, which may hold much more than that."""
     kept = error.rendered if isinstance(error, Refused) else None
     found: tuple[int, bytes, bytes] | None = None if kept is None else kept.get("http")
     if found is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,9 +14,12 @@ from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
 from carpool.servers.client_memory import ClientMemory
 from carpool.servers.door import Door, ModelEntry
+from carpool.servers.http.catalog_pages import CatalogPages
 from carpool.servers.http.exchange import Exchange
+from carpool.servers.http.fairness import Fairness
 from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.responses import JSON_FIELDS
+from carpool.servers.http.shared_page import SharedPage
 from carpool.servers.live_document import LivePage
 from carpool.servers.lookup import look_up
 from carpool.servers.model_rows import ModelRows
@@ -36,14 +39,17 @@ class Service:
         self,
         door: Door,
         block: Block,
-        metrics: Callable[[], bytes],
+        metrics: SharedPage,
         table: Table,
         max_body_bytes: int,
         picture_threads: int,
+        fair: Fairness,
     ) -> None:
         self.door = door
         self.server_row = block.server
         self.metrics = metrics
+        self.fair = fair
+        self.pages = CatalogPages()
         self.live = LivePage(table)
         self.profiles = ProfileWatch(door)
         self.max_body_bytes = max_body_bytes
@@ -70,6 +76,7 @@ class Service:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
+        self.fair.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.pictures.close()
         self.profiles.close()
