@@ -71,7 +71,7 @@ def parse_head(json: Buffer) -> RequestHead:
 
 def load_object(json: Buffer, what: str) -> dict[str, Any]:
     try:
-        document = orjson.loads(json)
+        document = orjson.loads(memoryview(json))  # it knows no kind of bytearray but the plain one
     except orjson.JSONDecodeError as error:
         if "depth" in error.msg:
             raise InvalidInput(f"the {what}'s JSON is nested too deeply", field="body") from None

@@ -109,11 +109,13 @@ class FrontEnd:
 
 
 @contextlib.contextmanager
-def front_end(*given: FakeModel, slots: int = 64, **limits: Any) -> Iterator[FrontEnd]:
+def front_end(
+    *given: FakeModel, slots: int = 64, max_body_bytes: int = 1 << 20, **limits: Any
+) -> Iterator[FrontEnd]:
     table = Table(bytearray(table_bytes(1)))
     door = FakeDoor(*(given or models()), slots=slots, table=table)
     page = Exposition(table, "test").page
-    app = HttpApp(door, table.block(0), page, table=table, max_body_bytes=1 << 20)
+    app = HttpApp(door, table.block(0), page, table=table, max_body_bytes=max_body_bytes)
     with serving(app, **limits) as server:
         yield FrontEnd(server, door, app)
         server.call(app.close)

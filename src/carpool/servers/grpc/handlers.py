@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from carpool.errors import CarpoolError, InvalidInput
+from carpool.errors import CarpoolError, InvalidInput, without_stack
 from carpool.servers.grpc import health
 from carpool.servers.grpc.calls import CALLS, Call
 from carpool.servers.grpc.schema import message_class
@@ -46,20 +46,22 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return self._handlers.get(method)
 
     async def _check(self, message: bytes, context: Any) -> bytes:
-        name = await _service_asked_for(message, context)
-        return await health.checked(self._service, name, _KNOWN, context)
+        name = _service_asked_for(message, context)
+        return b"" if name is None else await health.checked(self._service, name, _KNOWN, context)
 
     async def _watch(self, message: bytes, context: Any) -> None:
-        name = await _service_asked_for(message, context)
-        await health.watch(self._service, name, _KNOWN, context)
+        name = _service_asked_for(message, context)
+        if name is not None:
+            await health.watch(self._service, name, _KNOWN, context)
 
 
-async def _service_asked_for(message: bytes, context: Any) -> str:
+def _service_asked_for(message: bytes, context: Any) -> str | None:
+    """None if it was refused."""
     try:
         name: str = health.HealthCheckRequest.FromString(message).service
     except DecodeError:
-        await refuse(context, InvalidInput("the message is not a HealthCheckRequest", field="body"))
-        raise
+        refuse(context, InvalidInput("the message is not a HealthCheckRequest", field="body"))
+        return None
     return name
 
 
@@ -87,8 +89,8 @@ def _answering(service: Service, call: Call) -> Callable[[bytes, Any], Awaitable
                 error = known
             except Exception as unknown:
                 log.exception("request-failed", call=call.name)
+                without_stack(unknown)
                 error = CarpoolError(f"the server failed on this request: {type(unknown).__name__}")
-            await refuse(context, error)
-            raise error
+            return refuse(context, error)
 
     return handle

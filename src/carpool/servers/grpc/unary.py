@@ -37,15 +37,13 @@ class UnaryInfer:
             try:
                 asking = read_metadata(self._metadata)
             except InvalidInput as error:
-                await refuse(context, error)
-                raise
+                return refuse(context, error)
             if asking.compression is not None:
                 context.set_compression(asking.compression)
             asked = Asked(deadline_of(context, self._head_at, asking), asking.sender)
             result = await self._infer(message, asked)
             if isinstance(result, Failure):
-                await refuse(context, result.error, result.times)
-                raise result  # refusing raises already
+                return refuse(context, result.error, result.times)
             return result
 
     async def _infer(self, message: bytes, asked: Asked) -> bytes | Failure:

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
+from carpool.errors import without_stack
 from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.intake import Intake
 from carpool.servers.http.outgoing import Outgoing
@@ -144,6 +145,7 @@ class Answering(Outgoing):
             fault = error
         else:
             logger.error("the app failed on a request", exc_info=error)
+            without_stack(error)
             fault = Fault(500, "the server failed on this request", "internal")
         if self._exchange is not None:
             self._reject(fault)

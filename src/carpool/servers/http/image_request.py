@@ -7,7 +7,7 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from carpool.errors import CarpoolError, InvalidInput, Refused
+from carpool.errors import CarpoolError, InvalidInput, Refused, without_stack
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.failures import count_failure
 from carpool.servers.asked_fields import LATEST
@@ -122,6 +122,7 @@ class ImageRequest:
         except Exception as unknown:
             log.exception("request-failed", path=self._exchange.head.path)
             self._fail(CarpoolError(f"the server failed on this request: {type(unknown).__name__}"))
+            without_stack(unknown)
 
     def _begin(self, sent: Sent) -> None:
         if self._route.asked.sender.latest and sent.several:
@@ -162,7 +163,7 @@ class ImageRequest:
             else:
                 picture.start_in(slot, geometry)
         except CarpoolError as error:
-            self._outcomes[number] = Outcome(b"", error, Times())
+            self._outcomes[number] = Outcome(b"", without_stack(error), Times())
         else:
             self._under_way[number] = picture
 

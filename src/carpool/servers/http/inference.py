@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from carpool.engine.work import Timing
-from carpool.errors import CarpoolError, Unavailable
+from carpool.errors import CarpoolError, Unavailable, without_stack
 from carpool.observe.columns import BYTES_RECEIVED, REQUEST_SECONDS
 from carpool.observe.failures import count_failure
 from carpool.servers.client_memory import Fetch, Outlets, names_regions
@@ -282,6 +282,7 @@ class Inference:
         """A bug: it must not reach whoever called, which serves others too."""
         log.exception("request-failed", model=self._target.entry.name, path=self._exchange.head.path)
         self._fail(CarpoolError(f"the server failed on this request: {type(error).__name__}"))
+        without_stack(error)
 
     def _left(self) -> None:
         """No answer is wanted any more, and `_done` will not come."""

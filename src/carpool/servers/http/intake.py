@@ -66,18 +66,18 @@ class Intake:
             self._reader.sink = discard
         else:
             self._read_into(discard, head)
-        self._drop_gathered()
+        self._gather = None
 
     def forget(self) -> None:
         """Let go of every buffer: the body ends here, complete or not."""
         self.into = None
         self._reader = None
         self.got = 0
-        self._drop_gathered()
+        self._gather = None
 
     def finish(self) -> bytearray:
         """As `forget`, for a complete body: returns what was gathered of it."""
-        body = _NOTHING if self._gather is None else self._gather.release()
+        body = _NOTHING if self._gather is None else self._gather.body
         self.forget()
         return body
 
@@ -132,8 +132,3 @@ class Intake:
             self._reader = ChunkedReader(self._limits, sink)
         else:
             self._reader = LengthReader(head.content_length, sink)
-
-    def _drop_gathered(self) -> None:
-        if self._gather is not None:
-            self._gather.release()
-            self._gather = None

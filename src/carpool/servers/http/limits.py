@@ -23,8 +23,12 @@ class Limits:
     max_header_fields: int = 100
     max_body_bytes: int = 64 * MIB
     """Of one body as it comes over the wire."""
+    max_chunks: int = 65_536
+    """Of one chunked body, as in Triton: each is work, however short."""
     max_gathered_bytes: int = 512 * MIB
-    """Of all bodies that are being gathered in memory, over all connections."""
+    """Of all bodies that were gathered in memory and are still needed, over all connections."""
+    max_inflating: int = 64
+    """Bodies that are decompressed in turns, or wait for theirs; the next one gets a 503."""
     max_unsent_bytes: int = 512 * MIB
     """Of all answers that clients have not read yet, over all connections."""
     read_ahead_bytes: int = 64 * KIB

@@ -41,6 +41,7 @@ class Shared:
         self.date = date_line(time.time())
         self.answered_here: Counter[str] = Counter()
         """Answers that no app has seen, by reason: bad requests, timeouts, connections turned away."""
+        self.inflating = 0  # bodies that are being decompressed, or wait for that
         self._inflaters: ThreadPoolExecutor | None = None
 
     @property
