@@ -24,7 +24,7 @@ from carpool.servers.grpc.parts import Parts, check_text, parse_whole, take_apar
 from carpool.servers.grpc.pictures import compose, prepare
 from carpool.servers.grpc.service import Service, log
 from carpool.servers.grpc.statuses import Failure
-from carpool.servers.http.inference import no_slots
+from carpool.servers.http.body_slots import no_slots
 from carpool.servers.http.packing import AT_ONCE, check, is_in_place
 from carpool.servers.lookup import not_serving
 from carpool.servers.pictures.batch import PictureBatch, check_pictures, sends_pictures

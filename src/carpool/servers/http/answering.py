@@ -76,6 +76,10 @@ class Answering(Outgoing):
         else:
             self._linger()
 
+    def make_room(self) -> bool:
+        """For an app that has no memory for this body."""
+        return self._shared.cut_off_slowest(self)
+
     def _worth_skipping(self, head: RequestHead) -> bool:
         """Whether the connection outlives an answer that comes before the end of the body."""
         if head.expects_continue and not self._intake.started:

@@ -12,6 +12,7 @@ from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.failures import count_failure
 from carpool.servers.asked_fields import LATEST
 from carpool.servers.door import Slot
+from carpool.servers.http.body_slots import larger_slot
 from carpool.servers.http.compressing import WORTH_COMPRESSING, answer_compressed
 from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.image_body import Sent, read_pictures
@@ -80,6 +81,19 @@ class ImageRequest:
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(service.threads, read_pictures, body, route.asked.layout)
         work.add_done_callback(self._read)
+
+    def more(self, received: int) -> memoryview | None:
+        """The slot is full, and the picture is longer."""
+        slot, door = self.slot, self._route.service.door
+        assert slot is not None
+        size = FILE_AT + (self._exchange.head.content_length or 0) + 1
+        try:
+            self.slot = larger_slot(door, self._exchange, slot, FILE_AT + received, size)
+        except CarpoolError as error:
+            self._arrived = self._exchange.head_at
+            self._fail(error)
+            return None
+        return self.slot.view[FILE_AT:]
 
     def received_in_slot(self, at: float) -> None:
         """The body is in the slot. If the device cannot take it from there, it goes the way of all others."""

@@ -67,6 +67,16 @@ class Shared:
         if not self.connections:
             self.emptied.set()
 
+    def cut_off_slowest(self, besides: Outgoing) -> bool:
+        """Of the bodies that come into memory of the app, if it would take long; False if none would."""
+        now = time.monotonic()
+        others = [connection for connection in self.connections if connection is not besides]
+        slowest = max(others, key=lambda connection: connection.seconds_for_body(now), default=None)
+        if slowest is None or slowest.seconds_for_body(now) < self.limits.slow_body_s:
+            return False
+        slowest.cut_off_body()
+        return True
+
     def may_linger(self) -> bool:
         return self.lingering < self.limits.max_lingering
 
