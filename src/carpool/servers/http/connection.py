@@ -23,7 +23,7 @@ from carpool.servers.http.delivery import deliver
 from carpool.servers.http.exchange import BodyPlan, Exchange
 from carpool.servers.http.parsing import HeadFinder, RequestHead
 from carpool.servers.http.responses import CONTINUE, Fault, bad_request
-from carpool.servers.http.shared import Shared
+from carpool.servers.http.shared import BODY_READ, Shared
 
 _REQUESTS_PER_TURN = 16
 _CR = 13
@@ -66,7 +66,7 @@ class Connection(Answering):
     def get_buffer(self, _sizehint: int) -> bytearray | memoryview:
         intake = self._intake
         into = intake.into
-        return self._scratch if into is None else into[intake.got :]
+        return self._scratch if into is None else into[intake.got : intake.got + BODY_READ]
 
     def buffer_updated(self, nbytes: int) -> None:
         intake = self._intake
@@ -75,6 +75,8 @@ class Connection(Answering):
             intake.got += nbytes
             if intake.got >= intake.room:
                 self._room_used()
+            if nbytes == BODY_READ:
+                self._let_others_run()
         elif self._phase == LINGER:
             limit = self._shared.limits.drain_bytes
             intake.got += nbytes + skip_received(self._borrow(), limit)
@@ -233,6 +235,8 @@ class Connection(Answering):
 
     def _let_others_run(self) -> None:
         """A client with much to say takes turns: the loop would read on from it as long as there is more."""
+        if self._phase >= LINGER:
+            return
         self._transport.pause_reading()
         self._shared.loop.call_soon(self._continue)
 
@@ -314,10 +318,9 @@ class Connection(Answering):
     def _after_part_of_body(self, count: int) -> None:
         """All that was read is used, and more of the body is to come."""
         intake = self._intake
-        if intake.chunked:
-            if count >= len(self._scratch):
-                self._let_others_run()  # a chunk may be one byte: this is work, not copying
-        elif self._exchange is None:
+        if count >= len(self._scratch):
+            self._let_others_run()
+        if not intake.chunked and self._exchange is None:
             intake.skip_in_kernel(self._borrow())
             if intake.finished:
                 self._body_done()

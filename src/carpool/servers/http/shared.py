@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from carpool.servers.http.connection import Connection
     from carpool.servers.http.outgoing import Outgoing
 
+BODY_READ = 256 * KIB
+"""Of one body at a time: some tenths of a millisecond. Then others have their turn."""
+
 
 class Shared:
     """One read buffer serves all connections: the loop fills it and hands it over with nothing in between."""
@@ -28,7 +31,7 @@ class Shared:
         self.limits = limits
         self.loop = loop
         self.head_buffer = bytearray(16 * KIB)
-        self.body_buffer = bytearray(256 * KIB)
+        self.body_buffer = bytearray(BODY_READ)
         self.heads = KnownHeads(limits)
         self.ledger = Ledger(limits.max_gathered_bytes)
         self.unread = unread
