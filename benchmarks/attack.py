@@ -1,8 +1,8 @@
 """One client that means harm, held to half a core, and what an honest one gets meanwhile.
 
 A server with its defaults, and on it a model on a pretended device with a promise of 50 ms. An honest client
-asks it 60 times a second, as a Poisson process. Beside it one attack after the other: bodies that are
-refused, or announced and never sent, bombs, floods, documents that are dear to make. Attainment is the share of the
+asks it 60 times a second, as a Poisson process. Beside it one attack after the other: bodies that are refused
+or announced and never sent, bombs, floods, documents that are dear to make. Attainment is the share of the
 honest requests that were answered within the promise; p99 is of those that were answered. Memory is the
 anonymous memory of all processes of the server, before the attack and after it (the least within some
 seconds). An attack passes with an attainment of 0.95 and no more than 100 MB kept. Where the honest client
