@@ -13,7 +13,7 @@ from carpool.errors import CarpoolError, InvalidInput, without_stack
 from carpool.servers.grpc import health
 from carpool.servers.grpc.calls import CALLS, Call
 from carpool.servers.grpc.schema import message_class
-from carpool.servers.grpc.service import Service, log
+from carpool.servers.grpc.service import Service, log, too_many_messages
 from carpool.servers.grpc.statuses import refuse
 from carpool.servers.grpc.stream import Stream
 from carpool.servers.grpc.unary import UnaryInfer
@@ -37,6 +37,8 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def service(self, details: Any) -> grpc.RpcMethodHandler | None:
         method = details.method
+        if method == _INFER and self._service.is_full():
+            return grpc.stream_unary_rpc_method_handler(_too_many)  # one that does not wait for its message
         if method == _INFER:
             infer = UnaryInfer(self._service, details.invocation_metadata)
             return grpc.unary_unary_rpc_method_handler(infer.run)
@@ -53,6 +55,10 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         name = _service_asked_for(message, context)
         if name is not None:
             await health.watch(self._service, name, _KNOWN, context)
+
+
+async def _too_many(_messages: object, context: Any) -> bytes:
+    return refuse(context, too_many_messages())
 
 
 def _service_asked_for(message: bytes, context: Any) -> str | None:

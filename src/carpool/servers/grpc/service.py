@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from carpool.errors import CarpoolError, Unavailable
 from carpool.observe.counters import Block
 from carpool.observe.logs import logger
 from carpool.servers.client_memory import ClientMemory
@@ -21,6 +23,9 @@ from carpool.servers.tracing import Tracer
 T = TypeVar("T")
 
 log = logger("grpc")
+
+MOST_BYTES_IN_FLIGHT = 512 << 20
+"""Of messages whose calls are under way: more are refused, those that are known by then before they come."""
 
 _THREADS = 2  # few, so that long messages leave cores to the rest
 
@@ -42,6 +47,7 @@ class Service:
         self.idle = asyncio.Event()
         self.idle.set()
         self.running = 0
+        self.in_flight = 0  # bytes of messages
 
     @property
     def ready(self) -> bool:
@@ -57,6 +63,21 @@ class Service:
             return function(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
 
+    @contextlib.contextmanager
+    def holding(self, message: bytes) -> Iterator[CarpoolError | None]:
+        """Count a message while its call lasts; gives the refusal if there are too many."""
+        if self.is_full(len(message)):
+            yield too_many_messages()
+            return
+        self.in_flight += len(message)
+        try:
+            yield None
+        finally:
+            self.in_flight -= len(message)
+
+    def is_full(self, more: int = 0) -> bool:
+        return self.in_flight > 0 and self.in_flight + more > MOST_BYTES_IN_FLIGHT
+
     def __enter__(self) -> None:
         """A call begins, which is to be finished before the server stops."""
         self.running += 1
@@ -70,3 +91,7 @@ class Service:
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.pictures.close()
+
+
+def too_many_messages() -> Unavailable:
+    return Unavailable("too many messages are under way at once; try again", reason="busy")

@@ -33,7 +33,9 @@ class UnaryInfer:
         self._head_at = monotonic()
 
     async def run(self, message: bytes, context: Any) -> bytes:
-        with self._service:
+        with self._service, self._service.holding(message) as refusal:
+            if refusal is not None:
+                return refuse(context, refusal)
             try:
                 asking = read_metadata(self._metadata)
             except InvalidInput as error:

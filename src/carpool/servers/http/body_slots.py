@@ -12,7 +12,7 @@ from carpool.servers.door import Door, Slot
 from carpool.servers.http.exchange import Exchange
 
 _PLENTY = 0.25  # of all memory: up to here nobody looks at who takes it
-_FIRST_BYTES = 64 * 1024  # so that 1,024 connections that send nothing hold a quarter of the usual 256 MiB
+_FIRST_BYTES = 16 * 1024  # so that 4,096 connections that send nothing hold a quarter of the usual 256 MiB
 _GROWTH = 4  # bytes copied per byte of a body: at most a third
 
 
