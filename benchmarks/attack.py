@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import signal
 import sys
 import tempfile
 import time
@@ -121,6 +122,7 @@ def main() -> int:
         parser.error(f"no attack has {given.only!r} in its name; there are: {', '.join(ATTACKS)}")
     seconds = given.seconds or (3.0 if given.quick else 10.0)
     rows: list[Row] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped on the way out
     try:
         with tempfile.TemporaryDirectory(prefix="carpool-attack-") as folder:
             measure(Path(folder), names, seconds, rows, given.quick)

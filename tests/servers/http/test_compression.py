@@ -60,8 +60,10 @@ def inflated(body: bytes, limit: int = 1 << 20, encoding: bytes = b"gzip") -> by
 
 
 def test_members_follow_each_other() -> None:
-    parts = [bytes([number % 256]) * number for number in range(200)]
+    parts = [bytes([number % 256]) * (2000 + number) for number in range(200)]
     assert inflated(b"".join(map(gzip.compress, parts))) == b"".join(parts)
+    few = [b"", b"a", b"", b"bc"] * 16
+    assert inflated(b"".join(map(gzip.compress, few))) == b"".join(few)
 
 
 def test_a_body_much_longer_than_a_window_comes_out_whole() -> None:
@@ -71,10 +73,12 @@ def test_a_body_much_longer_than_a_window_comes_out_whole() -> None:
 
 
 def test_members_are_counted() -> None:
-    empty = gzip.compress(b"")
-    assert inflated(empty * MOST_MEMBERS) == b""
+    block = gzip.compress(bytes(1024))
+    assert len(inflated(block * MOST_MEMBERS, 4 << 20)) == 1024 * MOST_MEMBERS
     with pytest.raises(Fault, match=f"more than {MOST_MEMBERS} members"):
-        inflated(empty * (MOST_MEMBERS + 1))
+        inflated(block * (MOST_MEMBERS + 1), 4 << 20)
+    with pytest.raises(Fault, match="members of under 1024 bytes"):
+        inflated(gzip.compress(b"") * 65)
 
 
 def test_members_that_wait_are_not_copied_for_each_one_before_them() -> None:

@@ -13,6 +13,8 @@ _RAW = -zlib.MAX_WBITS
 _STEP = 256 * 1024  # bytes of output
 _WINDOW = 16 * 1024  # bytes of input
 _STEPS_PER_TURN = 64
+_SHORT_MEMBERS = 64  # each is some work, however little is in it
+_MEMBER = 1024  # bytes, on average, where there are more
 
 MOST_MEMBERS = 2048
 """Of one gzip body. Tools that write blocks of 64 KiB need half as many for 64 MiB."""
@@ -76,6 +78,10 @@ class Inflater:
         self._members += 1
         if self._members > MOST_MEMBERS:
             raise bad_request(f"the compressed body has more than {MOST_MEMBERS} members")
+        if self._members > _SHORT_MEMBERS and len(self.body) < _MEMBER * (self._members - 1):
+            raise bad_request(
+                f"the compressed body has more than {_SHORT_MEMBERS} members of under {_MEMBER} bytes"
+            )
         self._stream = zlib.decompressobj(self._wbits)
 
     def turn(self) -> bool:
