@@ -18,6 +18,7 @@ from carpool.servers.http.packing import AT_ONCE
 from carpool.servers.lookup import look_up
 from carpool.servers.model_rows import ModelRows
 from carpool.servers.pictures.service import PictureService
+from carpool.servers.spare_memory import SpareMemory
 from carpool.servers.tracing import Tracer
 
 T = TypeVar("T")
@@ -43,6 +44,7 @@ class Service:
         self.tracer = Tracer(door)
         self.pictures = PictureService(door, self.row, self.tracer, picture_threads)
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grpc")
+        self._spare_memory = SpareMemory(self.threads)
         self.stopping = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -66,14 +68,14 @@ class Service:
     @contextlib.contextmanager
     def holding(self, message: bytes) -> Iterator[CarpoolError | None]:
         """Count a message while its call lasts; gives the refusal if there are too many."""
-        if self.is_full(len(message)):
-            yield too_many_messages()
-            return
-        self.in_flight += len(message)
+        size = len(message)
+        full = self.is_full(size)
+        self.in_flight += size
         try:
-            yield None
+            yield too_many_messages() if full else None
         finally:
-            self.in_flight -= len(message)
+            self.in_flight -= size
+            self._spare_memory.freed(size)
 
     def is_full(self, more: int = 0) -> bool:
         return self.in_flight > 0 and self.in_flight + more > MOST_BYTES_IN_FLIGHT
@@ -89,6 +91,7 @@ class Service:
             self.idle.set()
 
     def close(self) -> None:
+        self._spare_memory.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.pictures.close()
 
