@@ -84,3 +84,16 @@ def _stat(entry: Path) -> list[str] | None:
     except OSError:
         return None
     return text[text.rindex(")") + 2 :].split()
+
+
+def anonymous_memory(root: int) -> int:
+    """Bytes of memory of their own of `root` and of every process below it: no files, nothing shared."""
+    return sum(_anonymous(pid) for pid in tree_cpu(root))
+
+
+def _anonymous(pid: int) -> int:
+    try:
+        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))

@@ -19,7 +19,20 @@ CarpoolError
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound=BaseException)
+
+
+def without_stack(error: E) -> E:
+    """The error with nothing left but what it says, for whoever keeps or answers it.
+
+    Its stack holds frames, and those hold the request with its body, which most often leads back to the
+    error: such a ring is freed by the collector alone, and that comes late. An error behind it may hold the
+    whole document that could not be read.
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 class CarpoolError(Exception):

@@ -170,6 +170,7 @@ class FakeDoor:
         self.held = False
         self.refusal: CarpoolError | None = None
         self.slots = slots
+        self.left = 1.0  # of all memory
         self.slots_in_use: list[FakeSlot] = []
         self.calls: list[FakeCall] = []
         self.gate_deadlines: list[float] = []
@@ -205,6 +206,9 @@ class FakeDoor:
         slot = FakeSlot(memoryview(bytearray(size + 7)), self)  # slots may be longer than asked for
         self.slots_in_use.append(slot)
         return slot
+
+    def memory_left(self, size: int) -> float:
+        return self.left
 
     def refuses(
         self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True

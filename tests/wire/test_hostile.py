@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from carpool.errors import InvalidInput, Unsupported
 from carpool.types import Datatype, TensorSpec
 from carpool.wire import v2
+from carpool.wire.head import MAX_JSON_LISTS, MAX_JSON_VALUES, load_object
 from wire.samples import IMAGE, SCORES, body, decode_json, entry, image_body, signature
 
 BINARY = {"binary_data_size": 6}
@@ -309,3 +311,16 @@ def test_json_nested_too_deep() -> None:
         values = [values]
     with pytest.raises(InvalidInput, match=r"JSON nesting depth exceeds maximum allowed limit \(100\)"):
         decode_json(values, "INT8")
+
+
+@pytest.mark.parametrize("piece", [b"0,", b"[],", b"{},", b'"",'])
+def test_json_of_too_many_values_is_refused_before_it_is_read(piece: bytes) -> None:
+    most = MAX_JSON_VALUES if piece in (b"0,", b'"",') else MAX_JSON_LISTS
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match="values or"):
+            load_object(b'{"a":[' + piece * most + b"0]}", "request")
+        assert tracemalloc.get_traced_memory()[1] < 5 * most + (4 << 20)
+    finally:
+        tracemalloc.stop()
+    assert len(load_object(b'{"a":[' + piece * (most // 40) + b"0]}", "request")["a"]) == most // 40 + 1

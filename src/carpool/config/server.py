@@ -46,7 +46,7 @@ class ServerSettings:
     max_connections: int = 4096
     idle_timeout_s: float = 75.0
     header_timeout_s: float = 10.0
-    body_timeout_s: float = 60.0
+    body_timeout_s: float = 5.0
     slots: int = 256
     slot_bytes: int = 1 << 20
     drain_s: float = 30.0

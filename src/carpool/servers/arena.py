@@ -121,6 +121,10 @@ class Arena:
         self.bytes_used += _SIZES[number]
         return ArenaSlot(self, number, offset, self._view[offset : offset + size])
 
+    def left_with(self, size: int) -> float:
+        """How much of it would be free with so many bytes more in use, from 0 to 1."""
+        return max(0.0, 1.0 - (self.bytes_used + size) / self.size)
+
     def take_back(self, number: int, offset: int) -> None:
         """For `ArenaSlot.release` only."""
         self._free[number].append(offset)

@@ -89,7 +89,7 @@ def wants_only_ready(body: bytes | bytearray) -> bool:
     if not body.strip():
         return False
     try:
-        document = orjson.loads(body)
+        document = orjson.loads(memoryview(body))
     except orjson.JSONDecodeError as error:
         raise InvalidInput(f"the request is not valid JSON: {error.msg}", field="body") from None
     ready = document.get("ready", False) if type(document) is dict else None

@@ -133,6 +133,9 @@ class Door(Protocol):
     def slot(self, size: int) -> Slot | None:
         """Memory for a body, or None when all of it is in use. Raises `TooLarge` for what can never fit."""
 
+    def memory_left(self, size: int) -> float:
+        """How much of all memory for bodies would be free with so many bytes more in use, from 0 to 1."""
+
     def refuses(
         self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
     ) -> CarpoolError | None:

@@ -146,6 +146,7 @@ class RecordingDoor:
         self.watch = door.watch
         self.refuses = door.refuses
         self.slot = door.slot
+        self.memory_left = door.memory_left
         self.ask = door.ask
 
     @property

@@ -25,11 +25,14 @@ class Limits:
     side: int = 65_535
     frames: int = 1_000  # only the first is read; more is not a picture
     scans: int = 100  # of a progressive JPEG: each is a pass over all of it
+    scanned_pixels: int = 600_000_000  # scans × pixels
+    free_pixels: int = 4_000_000  # may be in a file of any length
+    pixels_per_byte: int = 1_000  # beyond those: a plain surface has some hundred
 
 
 DEFAULT_LIMITS = Limits()
 
-_READERS: Mapping[str, Callable[[memoryview], Head]] = {
+READERS: Mapping[str, Callable[[memoryview], Head]] = {
     "JPEG": heads.jpeg,
     "PNG": heads.png,
     "WebP": heads.webp,
@@ -58,13 +61,19 @@ def read_head(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Head:
         )
     name = sniff(view)
     try:
-        head = _READERS[name](view)
+        head = READERS[name](view)
     except struct.error:
         raise InvalidInput(f"the {name} picture ends within its head", field=FIELD) from None
     except ValueError as error:
         raise InvalidInput(f"the {name} picture cannot be read: {error}", field=FIELD) from None
-    _check(head, limits)
+    check(head, len(view), limits)
     return head
+
+
+def check(head: Head, size: int, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Whether a picture in so many bytes may be decoded; raises."""
+    _check(head, limits)
+    _check_cost(head, size, limits)
 
 
 def sniff(data: Buffer) -> str:
@@ -111,7 +120,19 @@ def _check(head: Head, limits: Limits) -> None:
         raise TooLarge(
             f"the picture has {head.frames} frames, more than the {limits.frames} allowed", field=FIELD
         )
-    if head.scans > limits.scans:
+
+
+def _check_cost(head: Head, size: int, limits: Limits) -> None:
+    """What decoding takes, beside what the file took to send."""
+    pixels = head.width * head.height
+    if pixels > limits.free_pixels + limits.pixels_per_byte * size:
         raise TooLarge(
-            f"the progressive JPEG has {head.scans} scans, more than the {limits.scans} allowed", field=FIELD
+            f"the picture says it has {pixels} pixels in {size} bytes: "
+            f"more than {limits.pixels_per_byte} for each byte are no picture",
+            field=FIELD,
+        )
+    if head.scans > limits.scans or head.scans * pixels > limits.scanned_pixels:
+        most = min(limits.scans, limits.scanned_pixels // pixels)
+        raise TooLarge(
+            f"the progressive JPEG has {head.scans} scans, more than the {most} allowed", field=FIELD
         )

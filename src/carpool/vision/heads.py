@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from carpool.vision import tags
 from carpool.vision.orientation import UPRIGHT, checked, exif_orientation, swaps_sides
@@ -41,6 +41,12 @@ class Head:
 
 
 def jpeg(data: memoryview) -> Head:
+    head, marker = jpeg_frame(data)
+    return replace(head, scans=_scans(data)) if marker in _PROGRESSIVE else head
+
+
+def jpeg_frame(data: memoryview) -> tuple[Head, int]:
+    """Without its scans, which only a look at the whole file tells; and the marker of its frame."""
     orientation, at = UPRIGHT, 2
     for _ in range(_MAX_SEGMENTS):
         lead, marker = struct.unpack_from(">BB", data, at)
@@ -57,8 +63,7 @@ def jpeg(data: memoryview) -> Head:
         (length,) = struct.unpack_from(">H", data, at)
         if marker in _START_OF_FRAME:
             bits, height, width, components = struct.unpack_from(">BHHB", data, at + 2)
-            scans = _scans(data) if marker in _PROGRESSIVE else 1
-            return Head("JPEG", width, height, orientation, bits, components, scans=scans)
+            return Head("JPEG", width, height, orientation, bits, components), marker
         if marker == 0xE1 and bytes(data[at + 2 : at + 6]) == b"Exif":
             orientation = exif_orientation(data[at + 2 : at + length])
         at += length

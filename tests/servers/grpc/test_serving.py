@@ -11,6 +11,8 @@ import pytest
 
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
+from carpool.servers.door import Catalog
+from carpool.servers.grpc.largest_message import largest_message
 from carpool.servers.grpc.schema import health_class
 from carpool.servers.grpc.server import GrpcServer, addresses, options
 from carpool.servers.http.server import listen
@@ -186,7 +188,8 @@ def test_addresses_are_written_as_grpc_reads_them() -> None:
 
 
 def test_a_message_can_never_be_longer_than_its_length_can_say() -> None:
-    given = dict(options(ServerSettings(max_body_bytes=1 << 40)))
+    settings = ServerSettings(max_body_bytes=1 << 40, model_control_mode="explicit")
+    given = dict(options(settings, largest_message(Catalog(), settings)))
     assert given["grpc.max_receive_message_length"] == 2**31 - 1
 
 

@@ -112,12 +112,16 @@ class FrontEnd:
 
 @contextlib.contextmanager
 def front_end(
-    *given: FakeModel, slots: int = 64, guard: Guard | None = None, **limits: Any
+    *given: FakeModel,
+    slots: int = 64,
+    max_body_bytes: int = 1 << 20,
+    guard: Guard | None = None,
+    **limits: Any,
 ) -> Iterator[FrontEnd]:
     table = Table(bytearray(table_bytes(1)))
     door = FakeDoor(*(given or models()), slots=slots, table=table)
     page = SharedPage(Exposition(table, "test").pieces)
-    app = HttpApp(door, table.block(0), page, table=table, max_body_bytes=1 << 20, guard=guard)
+    app = HttpApp(door, table.block(0), page, table=table, max_body_bytes=max_body_bytes, guard=guard)
     with serving(app, **limits) as server:
         yield FrontEnd(server, door, app)
         server.call(app.close)

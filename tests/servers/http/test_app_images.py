@@ -541,3 +541,41 @@ def test_frames_name_their_source_and_come_alone(served: FrontEnd) -> None:
     form = b"Content-Type: multipart/form-data; boundary=b\r\n"
     assert ask(served, "/detect", two + b"--b--\r\n", form).status == 200
     assert ask(served, "/detect", two + b"--b--\r\n", form + LIVE).status == 400
+
+
+def large(side: int = 4000) -> bytes:
+    """A picture of many pixels; what lies behind it makes it long enough for them."""
+    return picture(kind="PNG", size=(side, side))
+
+
+def test_large_pictures_of_one_request_wait_for_each_other(served: FrontEnd) -> None:
+    """So that others are decoded in between."""
+    workers = served.app._service.pictures.workers
+    body = form(*[file_part(large())] * 4, file_part(picture(GREEN)))
+    with holding(served) as go, served.connect() as client:
+        client.send(post("/classify", body, FORM))
+        until(lambda: workers.waiting == 1)
+        with served.connect() as other:
+            other.send(post("/classify", picture(GREEN)))
+            until(lambda: workers.waiting == 2)
+            go.set()
+            assert answer_of(other.response())["classes"][0]["label"] == "green"
+        assert len(answer_of(client.response())["results"]) == 5
+    assert served.app._service.pictures._pixels == 0
+
+
+def test_pixels_that_wait_are_bounded(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carpool.servers.pictures.service.MOST_PIXELS_WAITING", 30_000_000)
+    with holding(served) as go, served.connect() as client:
+        client.send(post("/classify", large()))
+        until(lambda: served.app._service.pictures.workers.waiting == 1)
+        refused = ask(served, "/classify", large())
+        assert (refused.status, error_of(refused)["reason"]) == (429, "queue-full")
+        go.set()
+        assert client.response().status == 200
+    assert ask(served, "/classify", large()).status == 200
+
+
+def test_a_form_of_too_many_pixels_is_refused_before_anything_is_decoded(served: FrontEnd) -> None:
+    refused = ask(served, "/classify", form(*[file_part(large())] * 13), FORM)
+    assert (refused.status, error_of(refused)["reason"]) == (413, "too-large")

@@ -383,3 +383,13 @@ def test_a_request_that_follows_a_body_at_once_loses_nothing(client: Client) -> 
     for body in bodies:
         client.send(b"POST /place HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     assert [client.response().body for _ in bodies] == bodies
+
+
+def test_chunks_are_counted() -> None:
+    with serving(max_chunks=1000) as server, server.connect() as client:
+        answer = client.send(chunked("/echo", b"1\r\na\r\n" * 1000 + b"0\r\n\r\n")).response()
+        assert (answer.status, answer.body) == (200, b"a" * 1000)
+        answer = client.send(chunked("/echo", b"1\r\na\r\n" * 1001 + b"0\r\n\r\n")).response()
+        assert answer.status == 400
+        assert b"more than 1000 chunks" in answer.body
+        assert client.is_closed()

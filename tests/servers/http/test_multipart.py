@@ -143,3 +143,10 @@ def test_a_form_that_the_standard_library_writes_is_read() -> None:
     BytesGenerator(file, policy=HTTP).flatten(message)
     body = file.getvalue().split(b"\r\n\r\n", 1)[1]
     assert read(body, b"abc") == [("file", "p.png", b"\x00\xff picture")]
+
+
+def test_spaces_behind_a_boundary_are_few() -> None:
+    start, rest = form(file_part(b"data")).split(b"\r\n", 1)
+    assert read(start + b" \t" * 100 + b"\r\n" + rest) == [("file", "a.jpg", b"data")]
+    with pytest.raises(InvalidInput, match="does not end its line"):
+        read(start + b" " * 300 + b"\r\n" + rest)

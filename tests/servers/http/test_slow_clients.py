@@ -97,7 +97,7 @@ def test_a_body_may_take_long_if_it_moves() -> None:
 
 
 def _slow_body_is_taken(window_s: float) -> bool:
-    limits = SPOKEN | {"min_progress_bytes": 10, "body_timeout_s": window_s}
+    limits = SPOKEN | {"min_body_rate": 10, "body_timeout_s": window_s}
     with serving(**limits) as server, server.connect() as client:
         body = b"x" * 1000
         punctual = Punctual(window_s)

@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from carpool.errors import CarpoolError, InvalidInput
+from carpool.errors import CarpoolError, InvalidInput, without_stack
 from carpool.servers.access.guard import API_KEY, AUTHORIZATION, Guard, check_model, presented, tell_change
 from carpool.servers.access.keys import Principal
 from carpool.servers.access.table import Kind, rule_of
@@ -17,7 +17,7 @@ from carpool.servers.grpc import health
 from carpool.servers.grpc.asking import Metadata
 from carpool.servers.grpc.calls import CALLS, Call
 from carpool.servers.grpc.schema import message_class
-from carpool.servers.grpc.service import Service, log
+from carpool.servers.grpc.service import Service, log, too_many_messages
 from carpool.servers.grpc.statuses import refuse
 from carpool.servers.grpc.stream import Stream
 from carpool.servers.grpc.unary import UnaryInfer
@@ -49,6 +49,8 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
                 who = self._holder(method, details.invocation_metadata)
             except CarpoolError as error:
                 return _refusing(error)
+        if method == _INFER and self._service.is_full():
+            return grpc.stream_unary_rpc_method_handler(_too_many)  # one that does not wait for its message
         if method == _INFER:
             infer = UnaryInfer(self._service, details.invocation_metadata, who)
             return grpc.unary_unary_rpc_method_handler(infer.run)
@@ -70,20 +72,26 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return who
 
     async def _check(self, message: bytes, context: Any) -> bytes:
-        name = await _service_asked_for(message, context)
-        return await health.checked(self._service, name, _KNOWN, context)
+        name = _service_asked_for(message, context)
+        return b"" if name is None else await health.checked(self._service, name, _KNOWN, context)
 
     async def _watch(self, message: bytes, context: Any) -> None:
-        name = await _service_asked_for(message, context)
-        await health.watch(self._service, name, _KNOWN, context)
+        name = _service_asked_for(message, context)
+        if name is not None:
+            await health.watch(self._service, name, _KNOWN, context)
 
 
-async def _service_asked_for(message: bytes, context: Any) -> str:
+async def _too_many(_messages: object, context: Any) -> bytes:
+    return refuse(context, too_many_messages())
+
+
+def _service_asked_for(message: bytes, context: Any) -> str | None:
+    """None if it was refused."""
     try:
         name: str = health.HealthCheckRequest.FromString(message).service
     except DecodeError:
-        await refuse(context, InvalidInput("the message is not a HealthCheckRequest", field="body"))
-        raise
+        refuse(context, InvalidInput("the message is not a HealthCheckRequest", field="body"))
+        return None
     return name
 
 
@@ -95,7 +103,7 @@ def _refusing(error: CarpoolError) -> grpc.RpcMethodHandler:
     """As for a stream, whatever the call is: it ends before its message is read."""
 
     async def run(_requests: object, context: Any) -> None:
-        await refuse(context, error)
+        refuse(context, error)
 
     return grpc.stream_stream_rpc_method_handler(run)
 
@@ -137,8 +145,8 @@ def _answering(
                 error = known
             except Exception as unknown:
                 log.exception("request-failed", call=call.name)
+                without_stack(unknown)
                 error = CarpoolError(f"the server failed on this request: {type(unknown).__name__}")
-            await refuse(context, error)
-            raise error
+            return refuse(context, error)
 
     return handle

@@ -46,5 +46,5 @@ def answer(status: int) -> bytes:
 async def checked(service: Service, name: str, known: frozenset[str], context: Any) -> bytes:
     status = check(service, name, known)
     if status == _SERVICE_UNKNOWN:
-        await refuse(context, NotFound("this server has no service of that name", field="service"))
+        return refuse(context, NotFound("this server has no service of that name", field="service"))
     return answer(status)

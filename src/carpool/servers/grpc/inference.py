@@ -11,7 +11,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from carpool.engine.work import Timing
-from carpool.errors import CarpoolError, TooLarge
+from carpool.errors import CarpoolError, TooLarge, without_stack
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT, REQUEST_SECONDS
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
@@ -26,7 +26,7 @@ from carpool.servers.grpc.parts import Parts, check_text, parse_whole, take_apar
 from carpool.servers.grpc.pictures import compose, prepare
 from carpool.servers.grpc.service import Service, log
 from carpool.servers.grpc.statuses import Failure
-from carpool.servers.http.inference import no_slots
+from carpool.servers.http.body_slots import no_slots
 from carpool.servers.http.packing import AT_ONCE, check, is_in_place
 from carpool.servers.lookup import not_serving
 from carpool.servers.pictures.batch import PictureBatch, check_pictures, sends_pictures
@@ -293,6 +293,7 @@ class Inference:
         """A bug: it must not reach whoever called, which serves others too."""
         log.exception("request-failed", id=self.id.decode(errors="replace")[:80])
         self._fail(CarpoolError(f"the server failed on this request: {type(error).__name__}"))
+        without_stack(error)
 
     def leave(self) -> None:
         """The client has gone: `finish` is not called any more, and what has not started is not run."""

@@ -12,7 +12,7 @@ from carpool.observe.counters import Row
 from carpool.servers.asked_fields import Sender
 from carpool.servers.door import Answer, ModelEntry, Slot
 from carpool.servers.grpc.service import Service
-from carpool.servers.http.inference import no_slots
+from carpool.servers.http.body_slots import no_slots
 from carpool.servers.pictures.batch import PictureBatch
 from carpool.servers.pictures.picture import told
 from carpool.servers.pictures.service import promised

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import grpc
 
@@ -14,12 +15,12 @@ from carpool.errors import ConfigError
 from carpool.observe.counters import Block
 from carpool.servers.access.access import Access
 from carpool.servers.access.tls import Pair, Tls
-from carpool.servers.door import Door
+from carpool.servers.door import Catalog, Door
 from carpool.servers.grpc.handlers import Handlers
-from carpool.servers.grpc.service import Service
+from carpool.servers.grpc.largest_message import largest_message
+from carpool.servers.grpc.service import Service, log
 from carpool.servers.pictures.workers import threads_for
 
-_LARGEST_MESSAGE = 2**31 - 1  # what a message's length can be
 _STREAMS_PER_CONNECTION = 1024
 _AHEAD = 1 << 20  # a tensor comes in one piece, without a pause for permission: about a tenth less work
 _KEEPALIVE_MS = 60_000  # a client that is gone is noticed within this and the next
@@ -28,13 +29,13 @@ _CLIENT_PINGS_MS = 10_000  # clients may ask as often whether we are there
 _LAST_MOMENT_S = 0.25  # for answers that are written already
 
 
-def options(settings: ServerSettings) -> list[tuple[str, int]]:
-    largest = min(settings.max_body_bytes + settings.max_header_bytes, _LARGEST_MESSAGE)
+def options(settings: ServerSettings, largest: int) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 1),
         ("grpc.max_receive_message_length", largest),
         ("grpc.max_send_message_length", -1),  # answers are bounded where they are made
         ("grpc.max_metadata_size", settings.max_header_bytes),
+        ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
         ("grpc.max_concurrent_streams", _STREAMS_PER_CONNECTION),
         ("grpc.max_allowed_incoming_connections", settings.max_connections),
         ("grpc.http2.lookahead_bytes", _AHEAD),
@@ -47,33 +48,74 @@ def options(settings: ServerSettings) -> list[tuple[str, int]]:
 
 
 class GrpcServer:
-    """Serves from behind a door until it is stopped. To be used from its loop's thread."""
+    """Serves from behind a door until it is stopped. To be used from its loop's thread.
+
+    A model that takes longer messages than those before it needs another server of the library: both listen
+    on the same ports for a moment, then the first is stopped, and its calls have time to end.
+    """
 
     def __init__(
         self, door: Door, block: Block, settings: ServerSettings, access: Access | None = None
     ) -> None:
         threads = threads_for(settings.grpc_frontends)
         self.service = Service(door, block, settings.max_body_bytes, threads)
-        self._tls = None if access is None else access.tls
-        self._server = grpc.aio.server(
-            handlers=[Handlers(self.service, None if access is None else access.guard)],
-            options=options(settings),
-            maximum_concurrent_rpcs=settings.max_connections,
-        )
+        self._access = access
+        self._door = door
+        self._settings = settings
+        self._addresses: Sequence[str] = ()
+        self._largest = 0
+        self._servers: list[Any] = []  # the last one is in service
+        self._renewing: asyncio.Task[None] | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
 
     async def start(self, reserved: Sequence[socket.socket]) -> None:
         """Listen where these sockets are bound. They only held the port: gRPC makes its own."""
-        for address in addresses(reserved):
-            try:
-                if self._tls is None:
-                    self._server.add_insecure_port(address)
-                else:
-                    self._server.add_secure_port(address, credentials(self._tls))
-            except RuntimeError as error:
-                raise ConfigError(f"cannot listen on {address}: {error}") from error
-        await self._server.start()
+        self._addresses = addresses(reserved)
+        await self._listen()
         for sock in reserved:
             sock.close()
+        self._door.watch(self._look)
+
+    async def _listen(self) -> None:
+        largest = largest_message(self._door.catalog, self._settings)
+        server = grpc.aio.server(
+            handlers=[Handlers(self.service, None if self._access is None else self._access.guard)],
+            options=options(self._settings, largest),
+            maximum_concurrent_rpcs=self._settings.max_connections,
+        )
+        for address in self._addresses:
+            try:
+                if self._access is None or self._access.tls is None:
+                    server.add_insecure_port(address)
+                else:
+                    server.add_secure_port(address, credentials(self._access.tls))
+            except RuntimeError as error:
+                raise ConfigError(f"cannot listen on {address}: {error}") from error
+        await server.start()
+        self._largest = largest
+        self._servers.append(server)
+
+    def _look(self, catalog: Catalog) -> None:
+        """Another catalogue: its models may take more. What they take less than before stays allowed."""
+        if largest_message(catalog, self._settings) > self._largest and self._renewing is None:
+            self._renewing = asyncio.get_running_loop().create_task(self._renew())
+
+    async def _renew(self) -> None:
+        try:
+            while largest_message(self._door.catalog, self._settings) > self._largest:
+                await self._listen()
+                self._retire(self._servers[-2])
+        except ConfigError as error:
+            log.error("messages-stay-limited", bytes=self._largest, error=error.message)
+        finally:
+            self._renewing = None
+
+    def _retire(self, server: Any) -> None:
+        """It takes no new connections; its calls have time to end."""
+        task = asyncio.get_running_loop().create_task(server.stop(self._settings.drain_s))
+        task.add_done_callback(lambda _task: self._servers.remove(server))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
     async def stop(self, within_s: float) -> int:
         """Refuse what is new, finish what has begun, cut off the rest; returns how many were cut off."""
@@ -82,7 +124,9 @@ class GrpcServer:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(service.idle.wait(), within_s)
         cut_off = service.running
-        await self._server.stop(_LAST_MOMENT_S)
+        if self._renewing is not None:
+            self._renewing.cancel()
+        await asyncio.gather(*(server.stop(_LAST_MOMENT_S) for server in self._servers))
         service.close()
         return cut_off
 

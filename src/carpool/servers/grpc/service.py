@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from carpool.errors import CarpoolError, Unavailable
 from carpool.observe.counters import Block
 from carpool.observe.logs import logger
 from carpool.servers.client_memory import ClientMemory
@@ -16,11 +18,15 @@ from carpool.servers.http.packing import AT_ONCE
 from carpool.servers.lookup import look_up
 from carpool.servers.model_rows import ModelRows
 from carpool.servers.pictures.service import PictureService
+from carpool.servers.spare_memory import SpareMemory
 from carpool.servers.tracing import Tracer
 
 T = TypeVar("T")
 
 log = logger("grpc")
+
+MOST_BYTES_IN_FLIGHT = 512 << 20
+"""Of messages whose calls are under way: more are refused, those that are known by then before they come."""
 
 _THREADS = 2  # few, so that long messages leave cores to the rest
 
@@ -38,10 +44,12 @@ class Service:
         self.tracer = Tracer(door)
         self.pictures = PictureService(door, self.row, self.tracer, picture_threads)
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grpc")
+        self._spare_memory = SpareMemory(self.threads)
         self.stopping = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
         self.running = 0
+        self.in_flight = 0  # bytes of messages
 
     @property
     def ready(self) -> bool:
@@ -57,6 +65,21 @@ class Service:
             return function(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
 
+    @contextlib.contextmanager
+    def holding(self, message: bytes) -> Iterator[CarpoolError | None]:
+        """Count a message while its call lasts; gives the refusal if there are too many."""
+        size = len(message)
+        full = self.is_full(size)
+        self.in_flight += size
+        try:
+            yield too_many_messages() if full else None
+        finally:
+            self.in_flight -= size
+            self._spare_memory.freed(size)
+
+    def is_full(self, more: int = 0) -> bool:
+        return self.in_flight > 0 and self.in_flight + more > MOST_BYTES_IN_FLIGHT
+
     def __enter__(self) -> None:
         """A call begins, which is to be finished before the server stops."""
         self.running += 1
@@ -68,5 +91,10 @@ class Service:
             self.idle.set()
 
     def close(self) -> None:
+        self._spare_memory.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.pictures.close()
+
+
+def too_many_messages() -> Unavailable:
+    return Unavailable("too many messages are under way at once; try again", reason="busy")

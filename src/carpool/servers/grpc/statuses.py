@@ -21,6 +21,7 @@ from carpool.errors import (
     Unauthenticated,
     Unavailable,
     Unsupported,
+    without_stack,
 )
 from carpool.servers.retry import retry_after
 from carpool.servers.server_timing import Times
@@ -55,7 +56,7 @@ class Failure(Exception):
 
     def __init__(self, error: CarpoolError, times: Times | None = None) -> None:
         super().__init__(error.message)
-        self.error = error
+        self.error = without_stack(error)
         self.times = times
 
 
@@ -88,6 +89,14 @@ def metadata_of(error: CarpoolError, times: Times | None = None) -> Metadata:
     return tuple(found)
 
 
-async def refuse(context: Any, error: CarpoolError, times: Times | None = None) -> None:
-    """End the call with this error. Raises, as `abort` does."""
-    await context.abort(status_of(error), details_of(error), metadata_of(error, times))
+def refuse(context: Any, error: CarpoolError, times: Times | None = None) -> bytes:
+    """End the call with this error; returns what its handler has to return, which is not sent.
+
+    Not by `context.abort`: it raises an error that the context keeps, whose stack leads to the message and
+    back to the context, and so messages would stay until the collector comes.
+    """
+    context.set_code(status_of(error))
+    context.set_details(details_of(error))
+    context.set_trailing_metadata(metadata_of(error, times))
+    without_stack(error)
+    return b""

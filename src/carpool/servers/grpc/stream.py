@@ -47,12 +47,12 @@ class Stream:
             try:
                 asking = read_metadata(self._metadata, self._who)
             except InvalidInput as error:
-                await refuse(context, error)
+                refuse(context, error)
                 return
             if asking.compression is not None:
                 context.set_compression(asking.compression)
             if not await self._serve(context, asking):
-                await refuse(context, Unavailable("the server is stopping", reason="stopping"))
+                refuse(context, Unavailable("the server is stopping", reason="stopping"))
 
     async def _serve(self, context: Any, asking: Asking) -> bool:
         """Answer everything that is read; False when the server stops before the client is done."""

@@ -35,19 +35,19 @@ class UnaryInfer:
         self._head_at = monotonic()
 
     async def run(self, message: bytes, context: Any) -> bytes:
-        with self._service:
+        with self._service, self._service.holding(message) as refusal:
+            if refusal is not None:
+                return refuse(context, refusal)
             try:
                 asking = read_metadata(self._metadata, self._who)
             except InvalidInput as error:
-                await refuse(context, error)
-                raise
+                return refuse(context, error)
             if asking.compression is not None:
                 context.set_compression(asking.compression)
             asked = Asked(deadline_of(context, self._head_at, asking), asking.sender, self._who)
             result = await self._infer(message, asked)
             if isinstance(result, Failure):
-                await refuse(context, result.error, result.times)
-                raise result  # refusing raises already
+                return refuse(context, result.error, result.times)
             return result
 
     async def _infer(self, message: bytes, asked: Asked) -> bytes | Failure:

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
+from carpool.errors import without_stack
 from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.intake import Intake
 from carpool.servers.http.outgoing import Outgoing
@@ -74,6 +75,10 @@ class Answering(Outgoing):
             self._since = monotonic()
         else:
             self._linger()
+
+    def make_room(self) -> bool:
+        """For an app that has no memory for this body."""
+        return self._shared.cut_off_slowest(self)
 
     def _worth_skipping(self, head: RequestHead) -> bool:
         """Whether the connection outlives an answer that comes before the end of the body."""
@@ -145,6 +150,7 @@ class Answering(Outgoing):
             fault = error
         else:
             logger.error("the app failed on a request", exc_info=error)
+            without_stack(error)
             fault = Fault(500, "the server failed on this request", "internal")
         if self._exchange is not None:
             self._reject(fault)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 from typing import Protocol
 
 from carpool.servers.http.limits import Limits
@@ -22,39 +23,62 @@ class Sink(Protocol):
 
 
 class Ledger:
-    """How many bytes all connections together hold of bodies that are still arriving."""
+    """How many bytes of gathered bodies there are, of all connections together, wherever they are.
 
-    __slots__ = ("held", "limit")
+    Loop and threads count in it. The lock can be taken twice by one thread: a body may be freed, and so give
+    its bytes back, at any point of any thread.
+    """
+
+    __slots__ = ("_lock", "held", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held = 0
+        self._lock = threading.RLock()
+
+    def take(self, size: int) -> bool:
+        with self._lock:
+            if self.held + size > self.limit:
+                return False
+            self.held += size
+            return True
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self.held -= size
+
+
+class GatheredBody(bytearray):
+    """A body in memory. It counts for as long as anybody holds it: a queue, a thread, a view."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self._ledger = ledger
+        self._counted = 0
+
+    def grow(self, piece: bytes | memoryview) -> None:
+        if not self._ledger.take(len(piece)):
+            raise Fault(503, "too many bodies are here at once; try again", "busy")
+        self._counted += len(piece)
+        self += piece
+
+    def __del__(self) -> None:
+        self._ledger.give_back(self._counted)
 
 
 class Gather:
     """Keeps a body in memory, up to a limit of its own and one shared by all connections."""
 
-    __slots__ = ("_ledger", "_limit", "body")
+    __slots__ = ("_limit", "body")
 
     def __init__(self, limit: int, ledger: Ledger) -> None:
         self._limit = limit
-        self._ledger = ledger
-        self.body = bytearray()
+        self.body = GatheredBody(ledger)
 
     def take(self, piece: memoryview) -> None:
-        size = len(piece)
-        if len(self.body) + size > self._limit:
+        if len(self.body) + len(piece) > self._limit:
             raise too_large(self._limit)
-        if self._ledger.held + size > self._ledger.limit:
-            raise Fault(503, "too many bodies are arriving at once; try again", "busy")
-        self._ledger.held += size
-        self.body += piece
-
-    def release(self) -> bytearray:
-        """The body, which from now on is the caller's and no longer counted; may be called twice."""
-        body, self.body = self.body, bytearray()
-        self._ledger.held -= len(body)
-        return body
+        self.body.grow(piece)
 
 
 class Discard:
@@ -102,6 +126,7 @@ class ChunkedReader:
     """A chunked body. Extensions and trailers are checked, bounded and dropped."""
 
     __slots__ = (
+        "_chunks",
         "_decoded",
         "_left",
         "_limits",
@@ -122,7 +147,8 @@ class ChunkedReader:
         self._left = 0
         self._overhead = 0
         self._line = b""
-        self._step = self._size_line
+        self._chunks = 0
+        self._step = ChunkedReader._size_line  # not bound: the reader would refer to itself, with its body
 
     def feed(self, data: memoryview) -> int:
         """Take what belongs to the body; returns how much that was."""
@@ -148,7 +174,7 @@ class ChunkedReader:
             self._line += piece
             return position + len(piece)
         line, self._line = self._line + piece[: feed + 1], b""
-        self._step(line)
+        self._step(self, line)
         return position + feed + 1
 
     def _size_line(self, line: bytes) -> None:
@@ -158,18 +184,21 @@ class ChunkedReader:
         self._count(len(line) - match.end(1) - 2)
         size = int(match[1], 16)
         if size == 0:
-            self._step = self._trailer_line
+            self._step = ChunkedReader._trailer_line
             return
+        self._chunks += 1
+        if self._chunks > self._limits.max_chunks:
+            raise bad_request(f"the chunked body has more than {self._limits.max_chunks} chunks")
         self._decoded += size
         if self._decoded > self._limits.max_body_bytes:
             raise too_large(self._limits.max_body_bytes)
         self._left = size
-        self._step = self._end_of_chunk
+        self._step = ChunkedReader._end_of_chunk
 
     def _end_of_chunk(self, line: bytes) -> None:
         if line != b"\r\n":
             raise bad_request("a chunk of the body is longer than its size")
-        self._step = self._size_line
+        self._step = ChunkedReader._size_line
 
     def _trailer_line(self, line: bytes) -> None:
         if line == b"\r\n":

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import zlib
 
-from carpool.servers.http.body import too_large
+from carpool.servers.http.body import GatheredBody, Ledger, too_large
 from carpool.servers.http.responses import Fault, bad_request
 
 _GZIP = 16 + zlib.MAX_WBITS
 _ZLIB = zlib.MAX_WBITS
 _RAW = -zlib.MAX_WBITS
-_STEP = 256 * 1024
+_STEP = 256 * 1024  # bytes of output
+_WINDOW = 16 * 1024  # bytes of input
+_STEPS_PER_TURN = 64
+_SHORT_MEMBERS = 64  # each is some work, however little is in it
+_MEMBER = 1024  # bytes, on average, where there are more
+
+MOST_MEMBERS = 2048
+"""Of one gzip body. Tools that write blocks of 64 KiB need half as many for 64 MiB."""
 
 
 def body_encoding(field: bytes | None) -> bytes | None:
@@ -28,41 +35,58 @@ def body_encoding(field: bytes | None) -> bytes | None:
 
 
 class Inflater:
-    """Decompresses one body in steps, and stops at the step that takes it over `limit`."""
+    """Decompresses one body in steps, and stops at the step that takes it over `limit`.
 
-    def __init__(self, encoding: bytes, data: bytes | bytearray, limit: int) -> None:
+    Each step looks at a window of the compressed bytes: what zlib leaves of its input comes back as a copy,
+    and so a copy is never of more than the window, however long the body is.
+    """
+
+    def __init__(self, encoding: bytes, data: bytes | bytearray, limit: int, ledger: Ledger) -> None:
         self._wbits = _GZIP if encoding == b"gzip" else _deflate_kind(data)
-        self._rest = bytes(data)
+        self._data = memoryview(data)
+        self._at = 0
+        self._members = 1
         self._limit = limit
         self._stream = zlib.decompressobj(self._wbits)
-        self.body = bytearray()
+        self.body = GatheredBody(ledger)
 
     def step(self) -> bool:
         """Produce one more piece; True when the body is complete."""
+        window = self._data[self._at : self._at + _WINDOW]
         try:
-            piece = self._stream.decompress(self._rest, _STEP)
+            piece = self._stream.decompress(window, _STEP)
         except zlib.error:
             raise bad_request("the compressed body is damaged") from None
-        self.body += piece
-        if len(self.body) > self._limit:
+        if len(self.body) + len(piece) > self._limit:
             raise too_large(self._limit)
+        self.body.grow(piece)
         if not self._stream.eof:
-            self._rest = self._stream.unconsumed_tail
-            if not piece and not self._rest:
+            self._at += len(window) - len(self._stream.unconsumed_tail)
+            if not piece and self._at == len(self._data):
                 raise bad_request("the compressed body ends too early")
             return False
-        self._rest = self._stream.unused_data
-        if not self._rest:
+        self._at += len(window) - len(self._stream.unused_data)
+        if self._at == len(self._data):
             return True
-        if self._wbits != _GZIP:
-            raise bad_request("something follows the compressed body")
-        self._stream = zlib.decompressobj(self._wbits)  # gzip may be several members in a row
+        self._next_member()
         return False
 
-    def finish(self) -> bytearray:
-        while not self.step():
-            pass
-        return self.body
+    def _next_member(self) -> None:
+        """gzip may be several members in a row."""
+        if self._wbits != _GZIP:
+            raise bad_request("something follows the compressed body")
+        self._members += 1
+        if self._members > MOST_MEMBERS:
+            raise bad_request(f"the compressed body has more than {MOST_MEMBERS} members")
+        if self._members > _SHORT_MEMBERS and len(self.body) < _MEMBER * (self._members - 1):
+            raise bad_request(
+                f"the compressed body has more than {_SHORT_MEMBERS} members of under {_MEMBER} bytes"
+            )
+        self._stream = zlib.decompressobj(self._wbits)
+
+    def turn(self) -> bool:
+        """A few milliseconds of steps; True when the body is complete."""
+        return any(self.step() for _ in range(_STEPS_PER_TURN))
 
 
 def _deflate_kind(data: bytes | bytearray) -> int:

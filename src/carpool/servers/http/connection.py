@@ -18,13 +18,13 @@ from time import monotonic
 from typing import cast
 
 from carpool.servers.http.answering import BODY, CLOSED, HEAD, LINGER, WAITING, Answering
-from carpool.servers.http.body import too_large
+from carpool.servers.http.body import skip_received, too_large
 from carpool.servers.http.delivery import deliver
 from carpool.servers.http.exchange import BodyPlan, Exchange
 from carpool.servers.http.outgoing import peer_of
 from carpool.servers.http.parsing import HeadFinder, RequestHead
 from carpool.servers.http.responses import CONTINUE, Fault, bad_request
-from carpool.servers.http.shared import Shared
+from carpool.servers.http.shared import BODY_READ, Shared
 
 _REQUESTS_PER_TURN = 16
 _SECONDS_PER_TURN = 0.001
@@ -72,20 +72,21 @@ class Connection(Answering):
     def get_buffer(self, _sizehint: int) -> bytearray | memoryview:
         intake = self._intake
         into = intake.into
-        return self._scratch if into is None else into[intake.got :]
+        return self._scratch if into is None else into[intake.got : intake.got + BODY_READ]
 
     def buffer_updated(self, nbytes: int) -> None:
         intake = self._intake
         into = intake.into
         if into is not None:
             intake.got += nbytes
-            if intake.got >= intake.size:
-                if intake.got > intake.size:
-                    self._ahead = intake.beyond()
-                self._body_done()
+            if intake.got >= intake.room:
+                self._room_used()
+            if nbytes == BODY_READ:
+                self._let_others_run()
         elif self._phase == LINGER:
-            intake.got += nbytes
-            if intake.got > self._shared.limits.drain_bytes:
+            limit = self._shared.limits.drain_bytes
+            intake.got += nbytes + skip_received(self._borrow(), limit)
+            if intake.got > limit:
                 self._transport.abort()
         elif self._ahead:
             data, self._ahead = self._ahead + self._scratch[:nbytes], b""
@@ -95,6 +96,19 @@ class Connection(Answering):
             if self._phase == HEAD:
                 self._queued = False
             self._work(self._scratch, nbytes)
+
+    def _room_used(self) -> None:
+        """The body is complete, or its buffer is full."""
+        intake = self._intake
+        if intake.got >= intake.size:
+            if intake.got > intake.size:
+                self._ahead = intake.beyond()
+            self._body_done()
+            return
+        try:
+            intake.grow()
+        except Exception as error:
+            self._failed(error)
 
     def eof_received(self) -> bool:
         """The client sends no more, and has left or still reads: see `Exchange` for how that is decided."""
@@ -141,10 +155,22 @@ class Connection(Answering):
                 self._transport.abort()
         elif waited > limits.body_timeout_s:
             received = self._intake.received
-            if received - self._mark < limits.min_progress_bytes:
+            if received - self._mark < limits.min_body_rate * waited:
                 self._fail(Fault(408, "the body came too slowly", "timeout"))
             self._mark = received
             self._since = now
+
+    def seconds_for_body(self, now: float) -> float:
+        """How long a body that comes into memory of the app will have taken at its pace; 0 if there is none,
+        or it has not been looked at for long enough."""
+        intake = self._intake
+        age = 0.0 if self._exchange is None else now - self._exchange.head_at
+        if self._phase != BODY or intake.into is None or age < self._shared.limits.look_at_pace_s:
+            return 0.0
+        return age * intake.size / max(intake.got, 1)
+
+    def cut_off_body(self) -> None:
+        self._fail(Fault(408, "memory is short, and the body came too slowly", "timeout"))
 
     def retire(self) -> None:
         """The server stops: go now if idle, else after the answer."""
@@ -219,6 +245,8 @@ class Connection(Answering):
 
     def _let_others_run(self) -> None:
         """A client with much to say takes turns: the loop would read on from it as long as there is more."""
+        if self._phase >= LINGER:
+            return
         self._transport.pause_reading()
         self._shared.loop.call_soon(self._continue)
 
@@ -300,10 +328,9 @@ class Connection(Answering):
     def _after_part_of_body(self, count: int) -> None:
         """All that was read is used, and more of the body is to come."""
         intake = self._intake
-        if intake.chunked:
-            if count >= len(self._scratch):
-                self._let_others_run()  # a chunk may be one byte: this is work, not copying
-        elif (self._exchange is None or self._plan is None) and not self._secure:
+        if count >= len(self._scratch):
+            self._let_others_run()
+        if not intake.chunked and not self._secure and (self._exchange is None or self._plan is None):
             intake.skip_in_kernel(self._borrow())
             if intake.finished:
                 self._body_done()

@@ -9,18 +9,24 @@ from carpool.servers.access.keys import Principal
 from carpool.servers.http.parsing import RequestHead
 from carpool.servers.http.responses import Body, Fields, render_fields
 
+More = Callable[[int], memoryview | None]
+
 
 class Receive:
     """Put a body of known length straight into `buffer`, then call `done` with the time of its last byte.
 
+    A buffer that is too short for the body needs `more`, which is called with the number of bytes that have
+    come whenever it is full. It returns a longer one that holds them already, or None if it has answered.
+
     The buffer is touched no more once the exchange was answered or `on_disconnect` was called.
     """
 
-    __slots__ = ("buffer", "done")
+    __slots__ = ("buffer", "done", "more")
 
-    def __init__(self, buffer: memoryview, done: Callable[[float], None]) -> None:
+    def __init__(self, buffer: memoryview, done: Callable[[float], None], more: More | None = None) -> None:
         self.buffer = buffer
         self.done = done
+        self.more = more
 
 
 class Collect:
@@ -55,6 +61,8 @@ class Answerer(Protocol):
     """The connection, as far as an exchange needs it."""
 
     def answer(self, status: int, fields: bytes, body: Body) -> None: ...
+
+    def make_room(self) -> bool: ...
 
 
 class Exchange:
@@ -113,6 +121,10 @@ class Exchange:
         self.on_disconnect = None
         connection.answer(status, rendered, body)
         return True
+
+    def make_room(self) -> bool:
+        """Memory for bodies is short: cut off another that comes too slowly; False if none does."""
+        return self._connection is not None and self._connection.make_room()
 
     def forsake(self) -> Callable[[], None] | None:
         """For the connection: nothing will be answered; returns the app's callback, the first time."""

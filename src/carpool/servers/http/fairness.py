@@ -15,7 +15,7 @@ from carpool.core.backlog import FairBacklog
 from carpool.core.constants import CONSTANTS
 from carpool.core.front_shares import FrontLane, LaneKey
 from carpool.core.pacing import Pacer
-from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, TooLarge, Unsupported
+from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, TooLarge, Unsupported, without_stack
 from carpool.observe.logs import logger
 from carpool.servers.asked_fields import Sender
 from carpool.servers.door import ModelEntry
@@ -106,7 +106,8 @@ class Fairness:
             self._pacer.spend(lane.key, cost, now)
             answer_error(exchange, error, more_fields)
             return
-        status, fields, body = rendered(error)  # not the error itself: it may hold what it was found in
+        without_stack(error)  # which would keep the body that it was found in
+        status, fields, body = rendered(error)
         slo = None if entry is None else entry.slo
         wait = _NO_PROMISE_WAIT_S if slo is None else CONSTANTS.paced_wait * slo
         exchange.on_disconnect = _nothing

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from carpool.errors import CarpoolError, InvalidInput, Refused
+from carpool.errors import CarpoolError, InvalidInput, Refused, without_stack
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.failures import count_failure
 from carpool.servers.asked_fields import LATEST
 from carpool.servers.door import Slot
+from carpool.servers.http.body_slots import larger_slot
 from carpool.servers.http.compressing import WORTH_COMPRESSING, answer_compressed
 from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.image_body import Sent, read_pictures
@@ -26,6 +28,7 @@ from carpool.servers.slot_files import FILE_AT, write_length
 from carpool.vision.formats import Buffer
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
+from carpool.vision.pixel_budget import MOST_PIXELS_AT_ONCE, pixels_of_request
 from carpool.wire.v2 import encode_error
 
 if TYPE_CHECKING:
@@ -41,8 +44,8 @@ _DRAWN_ANSWER = b"Content-Type: image/%b\r\nVary: Accept\r\n" + TIMING
 
 class ImageRequest:
     __slots__ = (
-        *("_arrived", "_asked", "_exchange", "_held", "_outcomes", "_route", "_several", "_target"),
-        *("_under_way", "_waiting", "slot"),
+        *("_arrived", "_asked", "_exchange", "_held", "_outcomes", "_pixels", "_pixels_held", "_route"),
+        *("_several", "_target", "_under_way", "_waiting", "slot"),
     )
 
     def __init__(self, route: ImageRoute, exchange: Exchange, target: Target) -> None:
@@ -51,6 +54,8 @@ class ImageRequest:
         self._target = target
         self._arrived = 0.0
         self._held = 0
+        self._pixels: Sequence[int] = (0,)  # of each picture, as its head says
+        self._pixels_held = 0
         self._several = False
         self._asked: Asked
         self._outcomes: list[Outcome | None] = []
@@ -69,7 +74,7 @@ class ImageRequest:
         try:
             self._target = route.current()  # what serves may have changed while the body came
             if not service.pictures.hold(len(body)):
-                raise Refused("too many pictures are under way", reason="queue-full", retry_after_s=1.0)
+                raise _too_many()
             self._held = len(body)
             if route.asked.layout.kind == "raw" or len(body) <= AT_ONCE:
                 self._begin(read_pictures(body, route.asked.layout))
@@ -80,6 +85,19 @@ class ImageRequest:
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(service.threads, read_pictures, body, route.asked.layout)
         work.add_done_callback(self._read)
+
+    def more(self, received: int) -> memoryview | None:
+        """The slot is full, and the picture is longer."""
+        slot, door = self.slot, self._route.service.door
+        assert slot is not None
+        size = FILE_AT + (self._exchange.head.content_length or 0) + 1
+        try:
+            self.slot = larger_slot(door, self._exchange, slot, FILE_AT + received, size)
+        except CarpoolError as error:
+            self._arrived = self._exchange.head_at
+            self._fail(error)
+            return None
+        return self.slot.view[FILE_AT:]
 
     def received_in_slot(self, at: float) -> None:
         """The body is in the slot. If the device cannot take it from there, it goes the way of all others."""
@@ -122,15 +140,23 @@ class ImageRequest:
         except Exception as unknown:
             log.exception("request-failed", path=self._exchange.head.path)
             self._fail(CarpoolError(f"the server failed on this request: {type(unknown).__name__}"))
+            without_stack(unknown)
 
     def _begin(self, sent: Sent) -> None:
         if self._route.asked.sender.latest and sent.several:
             raise InvalidInput(f"with {LATEST} send one picture at a time", field=LATEST)
         options, drawn = self._route.read_options(self._target, sent.fields, several=sent.several)
         self._several = sent.several
+        self._pixels = pixels_of_request(sent.pictures)
+        self._hold_pixels(sum(self._pixels))
         self._ask(options, drawn, len(sent.pictures))
         self._waiting.extend(enumerate(sent.pictures))
         self._go_on()
+
+    def _hold_pixels(self, pixels: int) -> None:
+        if not self._route.service.pictures.hold_pixels(pixels):
+            raise _too_many()
+        self._pixels_held = pixels
 
     def _ask(self, options: Options, drawn: str | None, pictures: int) -> None:
         asked = self._route.asked
@@ -140,10 +166,16 @@ class ImageRequest:
 
     def _go_on(self) -> None:
         """Start what may be under way; answer when nothing is any more."""
-        while self._waiting and len(self._under_way) < _AT_ONCE_UNDER_WAY:
+        while self._waiting and self._may_start(self._waiting[0][0]):
             self._start(*self._waiting.popleft())
         if not self._under_way:
             self._answer()
+
+    def _may_start(self, number: int) -> bool:
+        """Large ones come one after the other, so that pictures of other requests are decoded in between."""
+        under_way = sum(self._pixels[other] for other in self._under_way)
+        fits = under_way + self._pixels[number] <= MOST_PIXELS_AT_ONCE
+        return len(self._under_way) < _AT_ONCE_UNDER_WAY and (fits or not self._under_way)
 
     def _start(
         self, number: int, data: Buffer, slot: Slot | None = None, geometry: Geometry | None = None
@@ -162,7 +194,7 @@ class ImageRequest:
             else:
                 picture.start_in(slot, geometry)
         except CarpoolError as error:
-            self._outcomes[number] = Outcome(b"", error, Times())
+            self._outcomes[number] = Outcome(b"", without_stack(error), Times())
         else:
             self._under_way[number] = picture
 
@@ -222,7 +254,14 @@ class ImageRequest:
 
     def _let_go(self) -> None:
         held, self._held = self._held, 0
-        self._route.service.pictures.let_go(held)
+        pixels, self._pixels_held = self._pixels_held, 0
+        pictures = self._route.service.pictures
+        pictures.let_go(held)
+        pictures.let_pixels_go(pixels)
+
+
+def _too_many() -> Refused:
+    return Refused("too many pictures are under way", reason="queue-full", retry_after_s=1.0)
 
 
 def _time_taken(outcome: Outcome) -> float:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 from carpool.config.model import Task
-from carpool.errors import CarpoolError, InvalidInput, NotFound
+from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
 from carpool.servers.access.guard import check_model
 from carpool.servers.access.keys import Principal
 from carpool.servers.door import Catalog, ModelEntry
+from carpool.servers.http.body_slots import first_slot
 from carpool.servers.http.exchange import BodyPlan, Collect, Exchange, Receive
 from carpool.servers.http.handlers import Start, Starter
 from carpool.servers.http.image_head import read_image_head
@@ -100,10 +102,10 @@ class ImageRoute:
         request = ImageRequest(self, exchange, target)
         size = exchange.head.content_length or 0
         if target.model.encoded and self.asked.in_place and size <= service.max_body_bytes:
-            slot = service.door.slot(FILE_AT + size + 1)  # see `Intake` for what the byte is good for
-            if slot is not None:
-                request.slot = slot
-                return Receive(slot.view[FILE_AT:], request.received_in_slot)
+            with contextlib.suppress(Unavailable):
+                # see `Intake` for what the byte is good for
+                request.slot = first_slot(service.door, exchange, FILE_AT + size + 1)
+                return Receive(request.slot.view[FILE_AT:], request.received_in_slot, request.more)
         return Collect(service.max_body_bytes, request.received)
 
     def current(self) -> Target:

@@ -9,11 +9,13 @@ from carpool.errors import CarpoolError
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
 from carpool.servers.door import Catalog, ModelEntry
+from carpool.servers.http.body_slots import first_slot
 from carpool.servers.http.exchange import BodyPlan, Collect, Exchange, Receive
 from carpool.servers.http.handlers import Start
 from carpool.servers.http.infer_head import read_infer_head
 from carpool.servers.http.infer_pictures import PictureInference
-from carpool.servers.http.inference import Inference, no_slots
+from carpool.servers.http.inference import Inference
+from carpool.servers.http.largest_body import LargestBody
 from carpool.servers.http.parsing import RequestHead
 from carpool.servers.http.service import Service
 from carpool.servers.lookup import not_serving
@@ -29,6 +31,7 @@ class Target(NamedTuple):
 
     entry: ModelEntry
     row: Row
+    largest: LargestBody
 
 
 class InferRoute:
@@ -73,17 +76,21 @@ class InferRoute:
         if catalog is not self._catalog or self._target is None:
             self._target = None
             entry = self.service.look_up(self._model, self._version)
-            self._target = Target(entry, self.service.row(entry))
+            largest = LargestBody(entry, self.service.max_body_bytes)
+            self._target = Target(entry, self.service.row(entry), largest)
             self._catalog = catalog
         return self._target
 
     def _plan(self, exchange: Exchange, target: Target) -> BodyPlan:
         service = self.service
         kind = Inference if target.entry.vision is None else PictureInference
-        if not self.asked.in_place:
-            return Collect(service.max_body_bytes, kind(self, exchange, target, None).collected)
         size = exchange.head.content_length or 0
-        slot = service.door.slot(size + 1)  # see `Intake` for what the byte is good for
-        if slot is None:
-            raise no_slots()
-        return Receive(slot.view, kind(self, exchange, target, slot).received)
+        largest = target.largest
+        if not self.asked.in_place:
+            most = largest.gathered()
+            largest.check(size, most)
+            return Collect(most, kind(self, exchange, target, None).collected)
+        largest.check(size, largest.in_place(self.asked.header_length or 0))
+        slot = first_slot(service.door, exchange, size + 1)  # see `Intake` for what the byte is good for
+        inference = kind(self, exchange, target, slot)
+        return Receive(slot.view, inference.received, inference.more)

@@ -9,7 +9,8 @@ from functools import partial
 from carpool.errors import CarpoolError
 from carpool.observe.columns import BYTES_RECEIVED, DECODE_SECONDS
 from carpool.servers.door import Answer, Slot
-from carpool.servers.http.inference import Inference, no_slots
+from carpool.servers.http.body_slots import no_slots
+from carpool.servers.http.inference import Inference
 from carpool.servers.http.packing import AT_ONCE
 from carpool.servers.pictures.batch import PictureBatch, check_pictures, may_hold_pictures, sends_pictures
 from carpool.servers.pictures.models import PictureModel

@@ -10,11 +10,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from carpool.engine.work import Timing
-from carpool.errors import CarpoolError, Unavailable
+from carpool.errors import CarpoolError, without_stack
 from carpool.observe.columns import BYTES_RECEIVED, REQUEST_SECONDS
 from carpool.observe.failures import count_failure
 from carpool.servers.client_memory import Fetch, Outlets, names_regions
 from carpool.servers.door import Answer, Call, Slot
+from carpool.servers.http.body_slots import larger_slot, no_slots
 from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.infer_answer import TIMING, send_answer
 from carpool.servers.http.packing import check, is_in_place, is_plain, prepare, takes_long
@@ -69,6 +70,19 @@ class Inference:
         exchange.on_disconnect = self._left
 
     # ── the request ──
+
+    def more(self, received: int) -> memoryview | None:
+        """The slot is full, and the body is longer."""
+        slot = self._slot
+        assert slot is not None
+        size = (self._exchange.head.content_length or 0) + 1
+        try:
+            self._slot = larger_slot(self._route.service.door, self._exchange, slot, received, size)
+        except CarpoolError as error:
+            self._arrived = self._exchange.head_at
+            self._fail(error)
+            return None
+        return self._slot.view
 
     def received(self, at: float) -> None:
         """The body is in the slot."""
@@ -243,7 +257,7 @@ class Inference:
 
     def _answer(self, answer: Answer, done_at: float, placed: Mapping[str, Placed]) -> None:
         route = self._route
-        entry, row = self._target
+        entry, row, _ = self._target
         head = self._head
         response = InferResponse(entry.name, list(answer.outputs), entry.version, head.id)
         encoded = encode_response(
@@ -281,6 +295,7 @@ class Inference:
         """A bug: it must not reach whoever called, which serves others too."""
         log.exception("request-failed", model=self._target.entry.name, path=self._exchange.head.path)
         self._fail(CarpoolError(f"the server failed on this request: {type(error).__name__}"))
+        without_stack(error)
 
     def _left(self) -> None:
         """No answer is wanted any more, and `_done` will not come."""
@@ -297,7 +312,3 @@ class Inference:
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.release()
-
-
-def no_slots() -> Unavailable:
-    return Unavailable("all memory for request bodies is in use", reason="no-slots")

@@ -16,7 +16,7 @@ from carpool.servers.http.body import (
     too_large,
 )
 from carpool.servers.http.compression import body_encoding
-from carpool.servers.http.exchange import BodyPlan, Collect, Receive
+from carpool.servers.http.exchange import BodyPlan, Collect, More, Receive
 from carpool.servers.http.limits import Limits
 from carpool.servers.http.parsing import RequestHead
 
@@ -24,13 +24,13 @@ _NOTHING = bytearray()
 
 
 class Intake:
-    """One per connection, used again for every request. The hot path uses `into`, `got` and `size`.
+    """One per connection, used again for every request. The hot path uses `into`, `got`, `room` and `size`.
 
     `into` may be a byte longer than the body. A read that leaves room is known to have taken all there was;
     one that fills its buffer is followed by another, most often for nothing.
     """
 
-    __slots__ = ("_gather", "_ledger", "_limits", "_reader", "got", "into", "size")
+    __slots__ = ("_gather", "_ledger", "_limits", "_more", "_reader", "got", "into", "room", "size")
 
     def __init__(self, limits: Limits, ledger: Ledger) -> None:
         self._limits = limits
@@ -38,23 +38,38 @@ class Intake:
         self._reader: LengthReader | ChunkedReader | None = None
         self._gather: Gather | None = None
         self.into: memoryview | None = None
+        self._more: More | None = None
         self.got = 0
         self.size = 0  # of the body that goes into `into`
+        self.room = 0  # how much of it `into` can hold
 
     def start(self, head: RequestHead, plan: BodyPlan) -> None:
         """Follow the app's plan; raises `Fault` for a body that will not do."""
         self.got = 0
         if isinstance(plan, Receive):
             size = head.content_length
-            if size is None or plan.buffer.nbytes < size:
+            if size is None or (plan.buffer.nbytes < size and plan.more is None):
                 raise ValueError("a body can only be received into a buffer that is long enough for it")
-            self.into = plan.buffer[: size + 1]
+            self._more = plan.more
             self.size = size
+            self._use(plan.buffer)
         elif isinstance(plan, Collect):
             self._gather = Gather(self._gather_limit(head, plan), self._ledger)
             self._read_into(self._gather, head)
         else:
             self.skip(head)
+
+    def _use(self, buffer: memoryview) -> None:
+        self.into = buffer[: self.size + 1]
+        self.room = min(self.size, buffer.nbytes)
+
+    def grow(self) -> None:
+        """The room is used up and the body is not complete: go on in a longer buffer, if there is one."""
+        more = self._more
+        assert more is not None
+        longer = more(self.got)
+        if longer is not None:
+            self._use(longer)
 
     def skip(self, head: RequestHead) -> None:
         """Read past what is left of the body."""
@@ -66,18 +81,19 @@ class Intake:
             self._reader.sink = discard
         else:
             self._read_into(discard, head)
-        self._drop_gathered()
+        self._gather = None
 
     def forget(self) -> None:
         """Let go of every buffer: the body ends here, complete or not."""
         self.into = None
+        self._more = None
         self._reader = None
         self.got = 0
-        self._drop_gathered()
+        self._gather = None
 
     def finish(self) -> bytearray:
         """As `forget`, for a complete body: returns what was gathered of it."""
-        body = _NOTHING if self._gather is None else self._gather.release()
+        body = _NOTHING if self._gather is None else self._gather.body
         self.forget()
         return body
 
@@ -104,9 +120,11 @@ class Intake:
         if self._reader is not None:
             return position + self._reader.feed(memoryview(data)[position:end])
         into = cast(memoryview, self.into)
-        count = min(end - position, self.size - self.got)
+        count = min(end - position, self.room - self.got)
         into[self.got : self.got + count] = memoryview(data)[position : position + count]
         self.got += count
+        if self.got == self.room < self.size:
+            self.grow()
         return position + count
 
     def beyond(self) -> bytes:
@@ -132,8 +150,3 @@ class Intake:
             self._reader = ChunkedReader(self._limits, sink)
         else:
             self._reader = LengthReader(head.content_length, sink)
-
-    def _drop_gathered(self) -> None:
-        if self._gather is not None:
-            self._gather.release()
-            self._gather = None

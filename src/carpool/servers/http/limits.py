@@ -23,8 +23,12 @@ class Limits:
     max_header_fields: int = 100
     max_body_bytes: int = 64 * MIB
     """Of one body as it comes over the wire."""
+    max_chunks: int = 65_536
+    """Of one chunked body, as in Triton: each is work, however short."""
     max_gathered_bytes: int = 512 * MIB
-    """Of all bodies that are being gathered in memory, over all connections."""
+    """Of all bodies that were gathered in memory and are still needed, over all connections."""
+    max_inflating: int = 64
+    """Bodies that are decompressed in turns, or wait for theirs; the next one gets a 503."""
     max_unsent_bytes: int = 512 * MIB
     """Of all answers that clients have not read yet, over all connections."""
     read_ahead_bytes: int = 64 * KIB
@@ -32,16 +36,23 @@ class Limits:
 
     header_timeout_s: float = 10.0
     """From the first byte of a head (for a new connection: from its start) to the last."""
-    body_timeout_s: float = 10.0
-    """A window in which a body must end or bring `min_progress_bytes`."""
+    body_timeout_s: float = 5.0
+    """A window in which a body must end or come at `min_body_rate`."""
+    min_body_rate: float = 10_000.0
+    """Bytes per second."""
+    look_at_pace_s: float = 1.0
+    """How old a body has to be before its pace says something."""
+    slow_body_s: float = 10.0
+    """When memory for bodies is short, those that would take longer are cut off, the slowest first."""
     write_timeout_s: float = 10.0
     """A window in which a client must have read its answer or `min_progress_bytes` of it."""
     min_progress_bytes: int = 4 * KIB
     idle_timeout_s: float = 75.0
     """Between an answer and the next request."""
 
-    drain_bytes: int = 8 * MIB
-    """What is read past after an early answer, to keep the connection; a longer body ends it."""
-    drain_timeout_s: float = 5.0
+    drain_bytes: int = 64 * MIB
+    """What is read past after an early answer, unkept, so that its sender comes to read it. What is longer
+    ends the connection."""
+    drain_timeout_s: float = 10.0
     linger_timeout_s: float = 2.0
     sweep_s: float = 0.5

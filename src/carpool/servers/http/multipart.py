@@ -10,6 +10,7 @@ from carpool.errors import InvalidInput, TooLarge
 
 MAX_PARTS = 128
 _MAX_HEAD_BYTES = 4096
+_MAX_PADDING = 256  # spaces that a relay may leave behind a boundary
 
 _TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _PARAMETER = re.compile(rf'[ \t]*;[ \t]*({_TOKEN})=(?:({_TOKEN})|"((?:[^"\\\r\n]|\\[^\r\n])*)")')
@@ -73,11 +74,11 @@ def _after_boundary(body: bytes | bytearray, position: int) -> tuple[int, bool]:
         if bytes(body[position + 2 : position + 6]).strip(b" \t\r\n"):
             raise _broken("something follows the last boundary")
         return position, True
-    while body[position : position + 1] in (b" ", b"\t"):
-        position += 1
-    if not body.startswith(b"\r\n", position):
+    padding = bytes(body[position : position + _MAX_PADDING + 2])
+    spaces = len(padding) - len(padding.lstrip(b" \t"))
+    if not padding.startswith(b"\r\n", spaces):
         raise _broken("a boundary does not end its line")
-    return position + 2, False
+    return position + spaces + 2, False
 
 
 def _read_head(head: bytes) -> tuple[str, str | None]:

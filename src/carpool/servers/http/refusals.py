@@ -16,6 +16,7 @@ from carpool.errors import (
     Unauthenticated,
     Unavailable,
     Unsupported,
+    without_stack,
 )
 from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.responses import JSON_FIELDS
@@ -61,6 +62,8 @@ def fields_of(error: CarpoolError) -> bytes:
 
 
 def answer_error(exchange: Exchange, error: CarpoolError, more_fields: bytes = b"") -> None:
+    """The end of the error, too: nobody needs to know any more where it came from."""
+    without_stack(error)
     status, fields, body = rendered(error)
     exchange.respond(status, fields + more_fields, body)
 

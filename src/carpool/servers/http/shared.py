@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from carpool.servers.http.connection import Connection
     from carpool.servers.http.outgoing import Outgoing
 
+BODY_READ = 256 * KIB
+"""Of one body at a time: some tenths of a millisecond. Then others have their turn."""
+
 
 class Shared:
     """One read buffer serves all connections: the loop fills it and hands it over with nothing in between."""
@@ -28,7 +31,7 @@ class Shared:
         self.limits = limits
         self.loop = loop
         self.head_buffer = bytearray(16 * KIB)
-        self.body_buffer = bytearray(256 * KIB)
+        self.body_buffer = bytearray(BODY_READ)
         self.heads = KnownHeads(limits)
         self.ledger = Ledger(limits.max_gathered_bytes)
         self.unread = unread
@@ -41,6 +44,7 @@ class Shared:
         self.date = date_line(time.time())
         self.answered_here: Counter[str] = Counter()
         """Answers that no app has seen, by reason: bad requests, timeouts, connections turned away."""
+        self.inflating = 0  # bodies that are being decompressed, or wait for that
         self._inflaters: ThreadPoolExecutor | None = None
 
     @property
@@ -65,6 +69,16 @@ class Shared:
         self.stalled.discard(connection)
         if not self.connections:
             self.emptied.set()
+
+    def cut_off_slowest(self, besides: Outgoing) -> bool:
+        """Of the bodies that come into memory of the app, if it would take long; False if none would."""
+        now = time.monotonic()
+        others = [connection for connection in self.connections if connection is not besides]
+        slowest = max(others, key=lambda connection: connection.seconds_for_body(now), default=None)
+        if slowest is None or slowest.seconds_for_body(now) < self.limits.slow_body_s:
+            return False
+        slowest.cut_off_body()
+        return True
 
     def may_linger(self) -> bool:
         return self.lingering < self.limits.max_lingering

@@ -79,6 +79,9 @@ class RemoteDoor:
         check_fits(self.arena, size)
         return self.arena.allocate(size)
 
+    def memory_left(self, size: int) -> float:
+        return self.arena.left_with(size)
+
     def refuses(
         self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
     ) -> CarpoolError | None:

@@ -22,6 +22,7 @@ from carpool.servers.slot_files import FILE_AT, write_file
 from carpool.types import Array, Datatype, RequestedOutput, Signature, Tensor, TensorSpec
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import names, read_options
+from carpool.vision.pixel_budget import pixels_of_request
 from carpool.wire.v2 import Buffer, RequestHead, TensorHead, bind, check_head
 
 ANSWER = "answer"
@@ -67,6 +68,7 @@ class PictureBatch:
         self._model = model
         self._given = asked.inputs[0]
         self._pictures: Sequence[bytes] = _elements(self._given, tail)
+        pixels_of_request(self._pictures)
         self._geometries: list[Geometry] = []
         self.unwanted = False  # nobody waits for it: what has not begun need not
         own = model.entry.signature.output_named

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import orjson
 
 from carpool.engine.work import Timing
-from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
+from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable, without_stack
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
 from carpool.observe.failures import count_failure
 from carpool.observe.logs import logger
@@ -150,7 +150,7 @@ class Picture:
         asked, slot = self._asked, self._slot
         started = monotonic()
         if self._left:
-            raise _LEFT
+            raise asyncio.CancelledError("the client left")  # a new one: those raised twice keep both stacks
         if started > promised(self._model.entry, asked.arrived, asked.deadline):
             waited = (started - asked.arrived) * 1e3
             raise DeadlineExceeded(
@@ -290,7 +290,7 @@ class Picture:
             times = Times(decode=(now - self._asked.arrived) * 1e3)
         else:
             times = self._times(timing, now - self._post_at)
-        self._done(Outcome(b"", error, times))
+        self._done(Outcome(b"", without_stack(error), times))
 
     def _times(self, timing: Timing, post: float) -> Times:
         return times_of(timing, self._offered - self._asked.arrived, post)
@@ -299,7 +299,7 @@ class Picture:
 def told(error: BaseException | None, model: str) -> CarpoolError:
     """What a client may know of a thread's failure; what nobody expected is a bug, and is logged."""
     if isinstance(error, CarpoolError):
-        return error
+        return without_stack(error)
     if isinstance(error, asyncio.CancelledError):
         return Unavailable("the server is stopping", reason="stopping")
     if isinstance(error, MemoryError):
@@ -308,6 +308,7 @@ def told(error: BaseException | None, model: str) -> CarpoolError:
         raise error or RuntimeError("nothing came back")
     except BaseException as unexpected:
         log.exception("picture-failed", model=model)
+        without_stack(unexpected)
         return CarpoolError(f"the server failed on this picture: {type(unexpected).__name__}")
 
 

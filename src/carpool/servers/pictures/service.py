@@ -14,6 +14,7 @@ from carpool.servers.pictures.frames import Frames
 from carpool.servers.pictures.models import PictureModel, PictureModels
 from carpool.servers.pictures.workers import Workers
 from carpool.servers.tracing import Tracer
+from carpool.vision.pixel_budget import MOST_PIXELS_WAITING
 
 _MOST_HELD_BYTES = 512 << 20
 
@@ -30,6 +31,7 @@ class PictureService:
         self.frames = Frames()
         self._models = PictureModels()
         self._held = 0
+        self._pixels = 0
         door.watch(self._renewed)
 
     def _renewed(self, catalog: Catalog) -> None:
@@ -55,6 +57,16 @@ class PictureService:
 
     def let_go(self, size: int) -> None:
         self._held -= size
+
+    def hold_pixels(self, pixels: int) -> bool:
+        """Count pixels that are to be decoded; False when too many are already."""
+        if self._pixels and self._pixels + pixels > MOST_PIXELS_WAITING:
+            return False
+        self._pixels += pixels
+        return True
+
+    def let_pixels_go(self, pixels: int) -> None:
+        self._pixels -= pixels
 
     def close(self) -> None:
         self.workers.close()

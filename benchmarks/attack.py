@@ -1,0 +1,242 @@
+"""One client that means harm, held to half a core, and what an honest one gets meanwhile.
+
+A server with its defaults, and on it a model on a pretended device with a promise of 50 ms. An honest client
+asks it 60 times a second, as a Poisson process. Beside it one attack after the other: bodies that are refused
+or announced and never sent, bombs, floods, documents that are dear to make. Attainment is the share of the
+honest requests that were answered within the promise; p99 is of those that were answered. Memory is the
+anonymous memory of all processes of the server, before the attack and after it (the least within some
+seconds). An attack passes with an attainment of 0.95 and no more than 100 MB kept. Where the honest client
+itself got to its requests late, other work on the machine has a part in the row, and it says so.
+
+    python benchmarks/attack.py                       # about six minutes
+    python benchmarks/attack.py --only gzip           # attacks with this in their name
+    python benchmarks/attack.py --quick               # fewer and shorter attacks, within a minute
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from attacks import bodies, documents, over_grpc, pictures
+from attacks.attacker import Attack, Ports, attack_until_killed
+from load import open_loop
+from load.burst import LoadError
+from load.carpool_server import CarpoolServer, FakeModel, carpool_server
+from load.open_loop import Shower
+from load.ports import free_port
+from load.processes import anonymous_memory
+
+RATE, SLO_MS, PATIENCE_S = 60.0, 50.0, 1.0
+ATTAINMENT, MOST_KEPT_MB = 0.95, 100.0
+SETTLED_S = 5.0
+ARMED_WITHIN_S = 60.0
+CALM = "nobody"
+
+ATTACKS: Mapping[str, Attack | None] = {
+    CALM: None,
+    **bodies.ATTACKS,
+    **pictures.ATTACKS,
+    **documents.ATTACKS,
+    **over_grpc.ATTACKS,
+}
+QUICK = (
+    CALM,
+    "60 MB that are no picture",
+    "announced bodies",
+    "gzip of empty members",
+    "WebP bombs",
+    "/metrics, pipelined",
+    "gRPC: 20 × 60 MB at once",
+)
+PICTURES = """backend = "fake"
+task = "classify"
+max_batch = 8
+[fake]
+curve = "5+1"
+[[input]]
+name = "image"
+datatype = "FP32"
+shape = [3, 224, 224]
+[[output]]
+name = "scores"
+datatype = "FP32"
+shape = [10]
+"""
+FREE = """backend = "fake"
+max_batch = 8
+[fake]
+curve = "5+1"
+[[input]]
+name = "x"
+datatype = "UINT8"
+shape = [-1]
+[[output]]
+name = "y"
+datatype = "FP32"
+shape = [4]
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    attack: str
+    requests: int
+    attainment: float
+    p99_ms: float
+    before_mb: float
+    after_mb: float
+    most_mb: float
+    client_late: bool
+
+    @property
+    def passes(self) -> bool:
+        return self.attainment >= ATTAINMENT and self.after_mb - self.before_mb <= MOST_KEPT_MB
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="within a minute")
+    parser.add_argument("--json", action="store_true", help="print rows for machines")
+    parser.add_argument("--only", default="", metavar="NAME", help="attacks with this in their name")
+    parser.add_argument("--seconds", type=float, help="of each attack; 10, with --quick 3")
+    given = parser.parse_args()
+    names = [
+        name
+        for name in (QUICK if given.quick and not given.only else ATTACKS)
+        if given.only.lower() in name.lower()
+    ]
+    if not names:
+        parser.error(f"no attack has {given.only!r} in its name; there are: {', '.join(ATTACKS)}")
+    seconds = given.seconds or (3.0 if given.quick else 10.0)
+    rows: list[Row] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped on the way out
+    try:
+        with tempfile.TemporaryDirectory(prefix="carpool-attack-") as folder:
+            measure(Path(folder), names, seconds, rows, given.quick)
+    except KeyboardInterrupt:
+        tell("cut off; this is what there is")
+    except LoadError as error:
+        tell(f"attack.py: {error}")
+        return 1
+    text = as_text(rows)
+    found = [asdict(row) | {"passes": row.passes} for row in rows]
+    print(json.dumps(found, indent=1) if given.json else text)
+    return 0
+
+
+def measure(folder: Path, names: Sequence[str], seconds: float, rows: list[Row], quick: bool) -> None:
+    models = FakeModel("10+1", 16, slo_ms=SLO_MS).write(folder, "fast")
+    for name, text in (("free", FREE), ("pictures", PICTURES)):
+        (models / name).mkdir()
+        (models / name / "model.toml").write_text(text)
+    ports = Ports(0, free_port(), free_port())
+    options = ["--grpc-frontends", "1", "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
+    with carpool_server(models, options=options) as server:
+        ports = Ports(int(server.url.rpartition(":")[2]), ports.grpc, ports.metrics)
+        _pour(server, 1.0)  # what is made once is there
+        for name in names:
+            tell(f"{name} …")
+            rows.append(_row(server, ports, name, seconds, 2.0 if quick else SETTLED_S))
+
+
+def _row(server: CarpoolServer, ports: Ports, name: str, seconds: float, settled_s: float) -> Row:
+    attack = ATTACKS[name]
+    before = most = anonymous_memory(server.process.pid)
+    attacker = None if attack is None else _started(attack, ports)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            pouring = threads.submit(_pour, server, seconds)
+            while not pouring.done():
+                most = max(most, anonymous_memory(server.process.pid))
+                time.sleep(0.05)
+            fallen = pouring.result()
+    finally:
+        if attacker is not None:
+            attacker.kill()
+            attacker.join()
+    after = _least(server, settled_s, before)
+    drops = fallen.drops
+    return Row(
+        name,
+        len(drops),
+        round(open_loop.in_time(drops, SLO_MS / 1e3) / max(1, len(drops)), 3),
+        round(open_loop.latency(drops, 0.99) * 1e3, 1) if any(d.latency for d in drops) else float("inf"),
+        round(before / 1e6, 1),
+        round(after / 1e6, 1),
+        round(most / 1e6, 1),
+        bool(fallen.late_because),
+    )
+
+
+def _started(attack: Attack, ports: Ports) -> ForkServerProcess:
+    """An attacker that is about to begin. It ends with us, and is not one of the server's processes."""
+    processes = multiprocessing.get_context("forkserver")
+    armed = processes.Event()
+    attacker = processes.Process(target=attack_until_killed, args=(attack, ports, armed), daemon=True)
+    attacker.start()
+    if not armed.wait(ARMED_WITHIN_S):
+        attacker.kill()
+        raise LoadError("the attacker does not begin")
+    time.sleep(0.5)
+    return attacker
+
+
+def _pour(server: CarpoolServer, seconds: float) -> open_loop.Fallen:
+    shower = Shower(server.url, ((RATE, seconds),), SLO_MS / 1e3, PATIENCE_S, model="fast")
+    return open_loop.pour([shower])[0]
+
+
+def _least(server: CarpoolServer, within_s: float, enough: float) -> float:
+    """Anonymous memory, as soon as it is what it was, or the least in that time."""
+    least = anonymous_memory(server.process.pid)
+    until = time.monotonic() + within_s
+    while time.monotonic() < until and least > enough:
+        time.sleep(0.1)
+        least = min(least, anonymous_memory(server.process.pid))
+    return least
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    headings = ("attack", "requests", "attainment", "p99 ms", "MB before", "most", "after", "")
+    lines = [headings] + [
+        (
+            row.attack,
+            str(row.requests),
+            f"{row.attainment:.3f}",
+            f"{row.p99_ms:.1f}",
+            f"{row.before_mb:.0f}",
+            f"{row.most_mb:.0f}",
+            f"{row.after_mb:.0f}",
+            ("pass" if row.passes else "FAIL") + (" (client late)" if row.client_late else ""),
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

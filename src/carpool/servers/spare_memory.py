@@ -1,0 +1,39 @@
+"""Memory that was freed and that the C library keeps: given back to the system after large messages."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from concurrent.futures import Executor
+
+_LARGE = 1 << 20  # bytes; smaller pieces are soon used again
+_WORTH_IT = 16 << 20
+_AFTER_S = 1.0
+
+
+class SpareMemory:
+    """In the loop's thread. Gives back in another, at most once a second: it takes some milliseconds."""
+
+    def __init__(self, threads: Executor) -> None:
+        self._threads = threads
+        self._freed = 0
+        self._soon: asyncio.TimerHandle | None = None
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
+
+    def freed(self, size: int) -> None:
+        """A message of so many bytes is not needed any more."""
+        if size < _LARGE or self._trim is None:
+            return
+        self._freed += size
+        if self._freed >= _WORTH_IT and self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(_AFTER_S, self._give_back)
+
+    def _give_back(self) -> None:
+        self._freed = 0
+        self._soon = None
+        assert self._trim is not None
+        asyncio.get_running_loop().run_in_executor(self._threads, self._trim, 0)
+
+    def close(self) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
