@@ -145,6 +145,15 @@ class Driver:
         self.fail_waiting(error)
         self._plan_turn()
 
+    def accept_again(self) -> None:
+        """An instance that did not respond does so again."""
+        self._down = None
+
+    @property
+    def able(self) -> bool:
+        """Some instance can run a batch."""
+        return any(executor.alive and executor.responsive for executor in self._executors.values())
+
     def fail_waiting(self, error: CarpoolError) -> None:
         """Nobody is left to run them: tell everybody who waits."""
         for lane in list(self.scheduler.lanes):

@@ -131,6 +131,12 @@ class Engine:
         await self.control.close()
         await self.fleet.stop(timeout)
 
+    def look_at_instances(self) -> None:
+        """The process that runs some of the models has stalled, or moves again."""
+        for served in (*self.fleet.offered.values(), *self.fleet.leaving.values()):
+            if served.elsewhere:
+                served.look_at_instances()
+
     def index(self) -> list[IndexLine]:
         """Every model that was found, and how each of its versions is."""
         return self.control.index()

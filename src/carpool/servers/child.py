@@ -32,7 +32,13 @@ class Child:
         except BaseException:
             ours.close()
             raise
-        self._pidfd = os.pidfd_open(self._process.pid)
+        try:
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except BaseException:  # no descriptor is left: it must not live on unwatched
+            ours.close()
+            self._process.kill()
+            self._process.wait()
+            raise
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._loop.add_reader(self._pidfd, self._ended.set)
@@ -52,12 +58,21 @@ class Child:
         if self._process.returncode is None:
             self._process.kill()
 
+    def abandon(self) -> None:
+        """It cannot be used as it is, and nobody has begun to watch it: end it here and now."""
+        self.kill()
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self.control.close()
+
     async def watch(self, heard: Callable[[Message], None]) -> int:
         """Pass on what it says, to its last word, and return its exit code: negative for a signal."""
         while (message := await self.control.receive()) is not None:
             heard(message)
         await self._ended.wait()
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self.control.close()
+        self._close()
         return self._process.wait()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -15,9 +16,11 @@ from carpool.config.server import ServerSettings
 from carpool.engine.loading import Tell
 from carpool.errors import ModelError, Unavailable
 from carpool.observe.logs import logger
+from carpool.servers.arena import create_memory, map_memory
 from carpool.servers.child import Child
 from carpool.servers.link.control import Message
 from carpool.servers.link.failures import read_failure
+from carpool.servers.pulse import STALE_S, START_S, Beats, Pulses, Watch, pulse_bytes
 from carpool.servers.runner.hosted import HostedInstance, HostedLoading
 from carpool.servers.runner.messages import as_file, from_file
 
@@ -52,6 +55,12 @@ class Runner:
         self._questions = count(1)
         self._asks: dict[int, tuple[asyncio.Future[Any], Tell]] = {}
         self._serving: dict[int, HostedInstance] = {}
+        self._pulse_file = create_memory("carpool-runner-pulse", pulse_bytes(1))
+        self._pulses = Pulses(map_memory(self._pulse_file))
+        self._life: Watch | None = None
+        self._beats: Beats | None = None
+        self.stalled = False  # it shows no sign of life, and is killed if that lasts
+        self.stall_changed: Callable[[], None] = lambda: None
 
     @property
     def pid(self) -> int | None:
@@ -112,9 +121,14 @@ class Runner:
         self._lives += 1
         if self._lives > 1:
             self._restarted()
+        self._pulses.clear(0)
+        self._life = Watch(partial(self._pulses.read, 0))
+        if self._beats is None:
+            self._beats = Beats(self._look)
         settings = self._settings
         self._say(
             "start",
+            [self._pulse_file],
             log_format=settings.log_format,
             log_level=settings.log_level,
             cache_dir=None if settings.cache_dir is None else str(settings.cache_dir),
@@ -129,9 +143,29 @@ class Runner:
         self._watching = self._loop.create_task(self._watch(child))
         _log.info("runner-started", pid=child.pid)
 
+    def _look(self) -> None:
+        """Every beat. While it loads it may hold its interpreter lock for long, in somebody's library."""
+        if self._life is None or self._child is None:
+            return
+        still = self._life.look()
+        self._set_stalled(self._life.begun and still >= STALE_S and not self._asks)
+        kill_after = self._settings.watchdog_s
+        limit = max(kill_after, START_S) if self._asks or not self._life.begun else kill_after
+        if kill_after and still >= limit:
+            _log.error("runner-hangs", pid=self._child.pid, still_s=round(still, 1))
+            self._child.kill()
+
+    def _set_stalled(self, stalled: bool) -> None:
+        if stalled != self.stalled:
+            self.stalled = stalled
+            _log.warning("runner-stalled" if stalled else "runner-moves-again")
+            self.stall_changed()
+
     async def _watch(self, child: Child) -> None:
         code = await child.watch(self._hear)
         self._child = None
+        self._life = None
+        self._set_stalled(False)
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         if not self._closed:
             _log.error("runner-died", how=how)
@@ -186,6 +220,8 @@ class Runner:
     async def close(self) -> None:
         """No model is left, or nobody waits for those that are."""
         self._closed = True
+        if self._beats is not None:
+            self._beats.stop()
         if self._child is not None and self._watching is not None:
             self._child.control.close()
             await asyncio.wait([self._watching], timeout=_END_S)
@@ -194,6 +230,9 @@ class Runner:
         for file in self._arenas.values():
             os.close(file)
         self._arenas.clear()
+        if self._pulse_file >= 0:
+            os.close(self._pulse_file)
+            self._pulse_file = -1
 
     def _say(self, word: str, files: list[int] | None = None, **fields: object) -> None:
         """Nothing where there is no process; what is waited for then ends with it."""

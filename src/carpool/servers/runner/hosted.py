@@ -43,6 +43,7 @@ _LISTS_BYTES = 64 << 20  # beside the outputs that do not fit their slots: failu
 _SPIN_S = 0.001
 """So long the loop does not sleep for a lone image on a device, which is done by then: waking up would take a
 good part of the time that it took."""
+_ABORT_S = 10.0
 _pack_seat = SEAT.pack
 
 
@@ -87,6 +88,10 @@ class HostedInstance:
         self._reader = RecordReader(FROM_RUNNER, runner.max_answer_bytes + _LISTS_BYTES)
         self._wire: Wire | None = None
         self._spins_until = 0.0
+
+    @property
+    def responsive(self) -> bool:
+        return not self._runner.stalled
 
     def serve(self, piece: int, hearer: HearsInstances) -> HostedInstance:
         self._hearer = hearer
@@ -165,6 +170,13 @@ class HostedInstance:
         self.alive = False
         self._unsettled, self._works = self._works or (), None
         self._runner.abort(self)
+        self._loop.call_later(_ABORT_S, self._insist)
+
+    def _insist(self) -> None:
+        """A batch that does not end even so holds its device: only the end of its process frees that."""
+        if not self._freed.is_set():
+            _log.error("batch-stuck", model=self._model, after_s=_ABORT_S)
+            self._runner.kill()
 
     def settled(self) -> None:
         for work in self._unsettled:

@@ -32,6 +32,7 @@ from carpool.servers.interpreter import belong_to_parent, spare_the_collector, s
 from carpool.servers.link.control import Control, Message
 from carpool.servers.link.failures import write_failure
 from carpool.servers.log_settings import apply_log_settings
+from carpool.servers.pulse import Beats, Pulses
 from carpool.servers.runner.arenas import Arenas
 from carpool.servers.runner.instance import RunnerInstance
 from carpool.servers.runner.messages import as_file, from_file
@@ -198,7 +199,12 @@ async def _live(fd: int) -> None:
     with suppress(ImportError):  # a model that needs it says so
         import torch  # noqa: F401 - before anything is loaded: what it makes at import stays for ever
     spare_the_collector()
+    (pulse_file,) = first.files
+    pulses = Pulses(map_memory(pulse_file))
+    os.close(pulse_file)
+    beats = Beats(lambda: pulses.beat(0))
     await RunnerProcess(control, first).run()
+    beats.stop()
 
 
 def main(arguments: list[str]) -> int:
