@@ -368,6 +368,12 @@ class Driver:
                 self._turn()
                 return
 
+    def look_at_idle(self) -> None:
+        """Replace who has died; one at work is seen when its batch ends."""
+        dead = [one for one in self._executors.values() if one not in self._running and not one.alive]
+        for executor in dead:
+            self.lost(executor)
+
     def _lose(self, instance: Instance, why: str) -> None:
         executor = self._executors.pop(instance.index)
         try:

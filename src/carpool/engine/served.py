@@ -43,6 +43,7 @@ _FIRST_RETRY_S = 0.2
 _LAST_RETRY_S = 30.0
 _PATIENCE_S = 10.0  # for so long requests without a promise wait for an instance that is being replaced
 _TIMES_AS_LONG, _SHORTEST_TIMEOUT_S = 100.0, 10.0  # as its largest batch: then a batch is given up
+_LOOK_S = 0.25  # between two looks at processes that have nothing to do
 _CLOSE_S = 10.0  # for an idle instance to give back what it has
 
 P = ParamSpec("P")
@@ -102,6 +103,7 @@ class Served:
         self._driver: Driver | None = None
         self._piece = 1
         self._closed = False
+        self._looking: asyncio.TimerHandle | None = None
         self._replacing: set[asyncio.Task[None]] = set()
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{config.name}-loader")
 
@@ -157,6 +159,8 @@ class Served:
         self._leave_devices = self._devices.join(scheduler, ready.backends, weight, driver.wake)
         for instance, backend in zip(scheduler.instances, ready.backends, strict=True):
             self._driver.place(instance, self._executor(backend))
+        if ready.config.backend == "python":
+            self._look_at_idle()
 
     def _executor(self, backend: Backend | RunsElsewhere) -> Executes:
         if isinstance(backend, RunsElsewhere):
@@ -232,6 +236,12 @@ class Served:
         if able != self._was_able:
             self._was_able = able
             self.changed()
+
+    def _look_at_idle(self) -> None:
+        """A process that dies while it has nothing to do tells nobody."""
+        assert self._loop is not None
+        self._looking = self._loop.call_later(_LOOK_S, self._look_at_idle)
+        self.driver.look_at_idle()
 
     def instance_lost(self, instance: Instance, why: str) -> None:
         log.warning("instance-lost", model=self.name, version=self.version, instance=instance.index, why=why)
@@ -310,6 +320,8 @@ class Served:
     async def _close(self) -> None:
         self._closed = True
         self.state = State.UNAVAILABLE
+        if self._looking is not None:
+            self._looking.cancel()
         for task in list(self._replacing):
             task.cancel()
         if self._driver is not None:
