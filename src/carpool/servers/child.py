@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from carpool.servers.link.control import Control, Message, control_pair
 
@@ -18,8 +18,9 @@ class Child:
     It gets a session of its own, so that a Ctrl-C in the terminal reaches the supervisor only.
     """
 
-    def __init__(self, module: str, *arguments: str) -> None:
-        """`python -m module arguments… fd`: the last is its end of the control socket."""
+    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        """`python -m module arguments… fd`: the last is its end of the control socket. `environment` is added
+        to ours, where that does not say otherwise."""
         ours, theirs = control_pair()
         try:
             with theirs:
@@ -27,6 +28,7 @@ class Child:
                     [sys.executable, "-P", "-m", module, *arguments, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
+                    env={**(environment or {}), **os.environ},
                     start_new_session=True,
                 )
         except BaseException:

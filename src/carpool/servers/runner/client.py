@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -22,6 +22,7 @@ from carpool.servers.link.control import Message
 from carpool.servers.link.failures import read_failure
 from carpool.servers.pulse import STALE_S, START_S, Beats, Pulses, Watch, pulse_bytes
 from carpool.servers.runner.hosted import HostedInstance, HostedLoading
+from carpool.servers.runner.imported import cache_folders, imported_names
 from carpool.servers.runner.messages import as_file, from_file
 
 BACKENDS = ("pytorch",)
@@ -31,6 +32,7 @@ _log = logger("runner")
 _MODULE = "carpool.servers.runner.process"
 _NUMBERS = 1_000_000  # instances in the life of one process: a number never means one of another life
 _END_S = 5.0
+_STANDBY_S = 5.0  # after the last model was loaded
 
 
 class _Died(Exception):
@@ -46,7 +48,10 @@ class Runner:
         self._restarted = restarted
         self._loop = asyncio.get_running_loop()
         self._child: Child | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watches: set[asyncio.Task[None]] = set()
+        self._standby: Child | None = None  # has imported what models need, and does nothing yet
+        self._packages: Sequence[str] = ()
+        self._planned: asyncio.TimerHandle | None = None
         self._lives = 0
         self._closed = False
         self._arenas: dict[int, int] = {}  # files, for a runner that is started later
@@ -116,8 +121,50 @@ class Runner:
             self._say(word, [file], ask=number, **fields)
         return await answer  # also when it died: whoever watches it says so
 
+    def stand_by_with(self, packages: object) -> None:
+        """From a loader's thread: what the runner has imported, for the next one to have at hand."""
+        self._loop.call_soon_threadsafe(self._plan_standby, imported_names(packages))
+
+    def _plan_standby(self, packages: Sequence[str]) -> None:
+        self._packages = sorted({*self._packages, *packages})
+        self._stand_by_later()
+
+    def _stand_by_later(self) -> None:
+        """When nothing is loaded: what it imports must not slow that down."""
+        if self._planned is not None:
+            self._planned.cancel()
+        self._planned = self._loop.call_later(_STANDBY_S, self._stand_by)
+
+    def _stand_by(self) -> None:
+        self._planned = None
+        if self._closed or self._standby is not None:
+            return
+        if self._asks or self._child is None:
+            self._stand_by_later()
+            return
+        try:
+            self._standby = standby = self._new_child()
+        except OSError as error:
+            _log.warning("no-standby", error=str(error))
+            return
+        task = self._loop.create_task(self._watch(standby))
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+        _log.info("runner-stands-by", pid=standby.pid)
+
+    def _new_child(self) -> Child:
+        return Child(_MODULE, *self._packages, environment=cache_folders(self._settings.cache_dir))
+
     def _start(self) -> None:
-        self._child = child = Child(_MODULE)
+        """The one that stands by, or a fresh one."""
+        if self._standby is not None:
+            child, self._standby = self._standby, None
+        else:
+            child = self._new_child()
+            task = self._loop.create_task(self._watch(child))
+            self._watches.add(task)
+            task.add_done_callback(self._watches.discard)
+        self._child = child
         self._lives += 1
         if self._lives > 1:
             self._restarted()
@@ -140,7 +187,8 @@ class Runner:
             self._say("arena", [file], number=arena)
         if self._logging:
             self._say("logging", settings=dict(self._logging))
-        self._watching = self._loop.create_task(self._watch(child))
+        if self._packages:
+            self._stand_by_later()
         _log.info("runner-started", pid=child.pid)
 
     def _look(self) -> None:
@@ -163,6 +211,9 @@ class Runner:
 
     async def _watch(self, child: Child) -> None:
         code = await child.watch(self._hear)
+        if child is self._standby:
+            self._standby = None
+            return
         self._child = None
         self._life = None
         self._set_stalled(False)
@@ -222,11 +273,17 @@ class Runner:
         self._closed = True
         if self._beats is not None:
             self._beats.stop()
-        if self._child is not None and self._watching is not None:
+        if self._planned is not None:
+            self._planned.cancel()
+        if self._standby is not None:
+            self._standby.kill()  # it holds nothing
+        if self._child is not None:
             self._child.control.close()
-            await asyncio.wait([self._watching], timeout=_END_S)
+        if self._watches:
+            await asyncio.wait(self._watches, timeout=_END_S)
+        if self._watches:
             self.kill()
-            await asyncio.wait([self._watching], timeout=_END_S)
+            await asyncio.wait(self._watches, timeout=_END_S)
         for file in self._arenas.values():
             os.close(file)
         self._arenas.clear()

@@ -43,7 +43,7 @@ _LISTS_BYTES = 64 << 20  # beside the outputs that do not fit their slots: failu
 _SPIN_S = 0.001
 """So long the loop does not sleep for a lone image on a device, which is done by then: waking up would take a
 good part of the time that it took."""
-_ABORT_S = 10.0
+_ABORT_S = 30.0
 _pack_seat = SEAT.pack
 
 
@@ -59,7 +59,8 @@ class HostedLoading:
     def prepare(self, tell: Tell) -> Ready:
         answer = self._runner.wait_for("prepare", self._asked, tell, loading=self._number)
         ready: Ready = answer[0]
-        _, threads, opened = answer
+        _, threads, opened, packages = answer
+        self._runner.stand_by_with(packages)
         self._found = ready, threads
         instances = [HostedInstance(self._runner, self._asked[0].name, *which) for which in opened]
         return replace(ready, backends=instances)

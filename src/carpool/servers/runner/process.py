@@ -1,4 +1,4 @@
-"""The runner: `python -m carpool.servers.runner.process CONTROL_FD`, started by the engine.
+"""The runner: `python -m carpool.servers.runner.process [MODULE …] CONTROL_FD`, started by the engine.
 
 It is told everything over its control socket, loads in threads of its own, and lives no longer than the
 engine.
@@ -7,18 +7,21 @@ engine.
 from __future__ import annotations
 
 import asyncio
+import importlib
+import logging
 import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from carpool.backends.backend import Backend, SharesDevice
 from carpool.backends.device_memory import limit_device_memory
@@ -34,11 +37,14 @@ from carpool.servers.link.failures import write_failure
 from carpool.servers.log_settings import apply_log_settings
 from carpool.servers.pulse import Beats, Pulses
 from carpool.servers.runner.arenas import Arenas
+from carpool.servers.runner.imported import imported_packages
 from carpool.servers.runner.instance import RunnerInstance
+from carpool.servers.runner.later import Later
 from carpool.servers.runner.messages import as_file, from_file
 from carpool.vision.settings import write as write_vision
 
 _log = logger("runner")
+_SERVED_S, _LOOK_S = 60.0, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,8 @@ class RunnerProcess:
         self._loadings: WeakValueDictionary[int, Loading] = WeakValueDictionary()
         self._opened: dict[int, Opened] = {}
         self._serving: dict[int, tuple[RunnerInstance, Opened]] = {}
+        self._resumed: WeakSet[Loading] = WeakSet()  # their first instances are opened in a hurry
+        self._later = Later()
         self._words: dict[str, Callable[[Message], None]] = {
             "arena": self._map,
             "forget": lambda message: self._arenas.forget(message.body["number"]),
@@ -93,6 +101,10 @@ class RunnerProcess:
         thread.start()
 
     def _do(self, message: Message, what: Callable[[dict[str, Any], Any, Tell], object]) -> None:
+        with self._later.held():
+            self._answer(message, what)
+
+    def _answer(self, message: Message, what: Callable[[dict[str, Any], Any, Tell], object]) -> None:
         ask = message.body["ask"]
 
         def tell(step: str) -> None:
@@ -118,17 +130,35 @@ class RunnerProcess:
         self._loadings[fields["loading"]] = loading
         backends = [cast(Backend, backend) for backend in ready.backends]
         ready = replace(ready, backends=())
-        return ready, loading.threads, [self._keep(backend, ready, loading) for backend in backends]
+        kept = [self._keep(backend, ready, loading) for backend in backends]
+        return ready, loading.threads, kept, imported_packages()
 
     def _open(self, fields: dict[str, Any], document: Any, tell: Tell) -> object:
         (config, version), (ready, threads) = document
         loading = self._loadings.get(fields["loading"])
-        if loading is None:
+        if loading is None:  # of a process before this one
             loading = Loading(config, version, self._profiles)
             loading.resume(ready.config, threads)
             self._loadings[fields["loading"]] = loading
-        backend = loading.backend(ready.config, fields["index"], fields["count"], tell)
-        return self._keep(backend, ready, loading)
+            self._resumed.add(loading)
+        place = (ready.config, fields["index"], fields["count"])
+        hurry = loading in self._resumed
+        backend = loading.backend(*place, tell, hurry=hurry)
+        kept = self._keep(backend, ready, loading)
+        if hurry:
+            self._later.add(config.name, partial(loading.backend, *place), partial(self._swap, kept[0]))
+        return kept
+
+    def _swap(self, number: int, backend: Backend) -> None:
+        """The instance has by now what makes it fast; in vain for one that has left."""
+        end = time.monotonic() + _SERVED_S
+        while number in self._opened and time.monotonic() < end:
+            time.sleep(_LOOK_S)  # the engine has not said yet that it is to serve
+        known = self._serving.get(number)
+        if known is None:
+            backend.close()
+        else:
+            known[0].swap(backend)
 
     def _keep(self, backend: Backend, ready: Ready, loading: Loading) -> tuple[int, str]:
         number = next(self._numbers)
@@ -190,15 +220,24 @@ def _entry(ready: Ready) -> ModelEntry:
     )
 
 
-async def _live(fd: int) -> None:
+def _as_runner(record: logging.LogRecord) -> bool:
+    record.name = "carpool.runner"
+    return True
+
+
+async def _live(fd: int, names: Sequence[str]) -> None:
     control = Control(socket.socket(fileno=fd))
+    # Before anybody says what for: one that stands by has this behind it when it is needed. What is made at
+    # import stays for ever.
+    for name in ("torch", *names):
+        with suppress(Exception):  # a model that needs it says so
+            importlib.import_module(name)
+    spare_the_collector()
     first = await control.receive()
     if first is None:
         return
     configure(first.body["log_format"], first.body["log_level"])
-    with suppress(ImportError):  # a model that needs it says so
-        import torch  # noqa: F401 - before anything is loaded: what it makes at import stays for ever
-    spare_the_collector()
+    logging.getLogger("carpool.engine").addFilter(_as_runner)  # the code that loads is the engine's as well
     (pulse_file,) = first.files
     pulses = Pulses(map_memory(pulse_file))
     os.close(pulse_file)
@@ -208,12 +247,13 @@ async def _live(fd: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    fd = int(arguments[0])
+    *names, last = arguments
+    fd = int(last)
     belong_to_parent()
     os.set_inheritable(fd, False)
     switch_often()
     try:
-        asyncio.run(_live(fd))
+        asyncio.run(_live(fd, names))
     except Exception:
         _log.exception("process-failed")
         return 1
