@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
@@ -23,11 +23,12 @@ from carpool.servers.link.failures import read_failure
 from carpool.servers.pulse import STALE_S, START_S, Beats, Pulses, Watch, pulse_bytes
 from carpool.servers.runner.hosted import HostedInstance, HostedLoading
 from carpool.servers.runner.imported import cache_folders, imported_names
-from carpool.servers.runner.messages import as_file, from_file
+from carpool.servers.runner.messages import Failure, as_file, from_file
 
 BACKENDS = ("pytorch",)
 """Whose models run there: they hold the interpreter lock between calls into their device."""
 
+T = TypeVar("T")
 _log = logger("runner")
 _MODULE = "carpool.servers.runner.process"
 _NUMBERS = 1_000_000  # instances in the life of one process: a number never means one of another life
@@ -58,7 +59,7 @@ class Runner:
         self._logging: Mapping[str, Any] = {}
         self._loadings = count(1)
         self._questions = count(1)
-        self._asks: dict[int, tuple[asyncio.Future[Any], Tell]] = {}
+        self._asks: dict[int, tuple[asyncio.Future[int], Tell]] = {}
         self._serving: dict[int, HostedInstance] = {}
         self._pulse_file = create_memory("carpool-runner-pulse", pulse_bytes(1))
         self._pulses = Pulses(map_memory(self._pulse_file))
@@ -95,11 +96,21 @@ class Runner:
 
     # ---- loading ----------------------------------------------------------------------------------------
 
-    def wait_for(self, word: str, document: object, tell: Tell = lambda _: None, **fields: int) -> Any:
-        """From a thread that may wait: what the runner answers. Raises what it says is wrong."""
-        return asyncio.run_coroutine_threadsafe(self._ask(word, document, tell, fields), self._loop).result()
+    def wait_for(
+        self, word: str, kind: type[T], document: object, tell: Tell = lambda _: None, **fields: int
+    ) -> T:
+        """From a thread that may wait: its answer, of that kind. Raises what it says is wrong."""
+        asking = self._ask(word, document, tell, fields)
+        file: int = asyncio.run_coroutine_threadsafe(asking, self._loop).result()
+        try:
+            return from_file(kind, file)
+        except ValueError as error:
+            _log.error("runner-not-understood", word=word, error=str(error))
+            self._loop.call_soon_threadsafe(self.kill)
+            why = "the process that runs such models said what cannot be"
+            raise ModelError(why, reason="model-died") from None
 
-    async def _ask(self, word: str, document: object, tell: Tell, fields: Mapping[str, int]) -> Any:
+    async def _ask(self, word: str, document: object, tell: Tell, fields: Mapping[str, int]) -> int:
         """A process that dies while it is asked may die of another model: a new one is asked once more."""
         while not self._closed:
             fresh = self._child is None
@@ -113,9 +124,10 @@ class Runner:
                     raise ModelError(why, reason="model-died") from None
         raise Unavailable("the engine is stopping", reason="stopping")
 
-    async def _question(self, word: str, document: object, tell: Tell, fields: Mapping[str, int]) -> Any:
+    async def _question(self, word: str, document: object, tell: Tell, fields: Mapping[str, int]) -> int:
+        """The file with its answer."""
         number = next(self._questions)
-        answer: asyncio.Future[Any] = self._loop.create_future()
+        answer: asyncio.Future[int] = self._loop.create_future()
         self._asks[number] = (answer, tell)
         with as_file(document) as file:
             self._say(word, [file], ask=number, **fields)
@@ -226,6 +238,13 @@ class Runner:
                 answer.set_exception(_Died(how))
 
     def _hear(self, message: Message) -> None:
+        try:
+            self._heard(message)
+        except Exception:  # it runs code of others: whatever it says must not stop us from watching it
+            _log.exception("runner-not-understood", word=message.word)
+            self.kill()
+
+    def _heard(self, message: Message) -> None:
         body = message.body
         if message.word == "told":
             ask = self._asks.get(body["ask"])
@@ -236,14 +255,15 @@ class Runner:
             if instance is not None:
                 instance.settled()
         else:
-            document = from_file(message.files[0])
+            (file,) = message.files
             answer, _ = self._asks.pop(body["ask"])
             if answer.done():
-                return  # nobody waits any more: the engine is stopping
-            if message.word == "answer":
-                answer.set_result(document)
+                os.close(file)  # nobody waits any more: the engine is stopping
+            elif message.word == "answer":
+                answer.set_result(file)
             else:
-                answer.set_exception(read_failure(*document))
+                failure = from_file(Failure, file)
+                answer.set_exception(read_failure(failure.status, failure.text.encode()))
 
     # ---- instances --------------------------------------------------------------------------------------
 

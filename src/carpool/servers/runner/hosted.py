@@ -31,6 +31,10 @@ from carpool.servers.runner.messages import (
     RUN,
     SEAT,
     TO_RUNNER,
+    Asked,
+    OpenedAs,
+    Opening,
+    Prepared,
     read_endings,
 )
 from carpool.servers.runner.wire import Wire
@@ -53,24 +57,26 @@ class HostedLoading:
     def __init__(self, runner: Runner, number: int, config: ModelConfig, version: ModelVersion) -> None:
         self._runner = runner
         self._number = number
-        self._asked = (config, version)
+        self._asked = Asked(config, version)
         self._found: tuple[Ready, int | None] | None = None  # and the threads of an instance
 
     def prepare(self, tell: Tell) -> Ready:
-        answer = self._runner.wait_for("prepare", self._asked, tell, loading=self._number)
-        ready: Ready = answer[0]
-        _, threads, opened, packages = answer
-        self._runner.stand_by_with(packages)
-        self._found = ready, threads
-        instances = [HostedInstance(self._runner, self._asked[0].name, *which) for which in opened]
-        return replace(ready, backends=instances)
+        found = self._runner.wait_for("prepare", Prepared, self._asked, tell, loading=self._number)
+        self._runner.stand_by_with(found.packages)
+        self._found = found.ready, found.threads
+        return replace(found.ready, backends=[self._instance(which) for which in found.opened])
 
     def backend(self, config: ModelConfig, index: int, count: int) -> HostedInstance:
         """A runner that was started anew learns first what the last one had found out."""
         del config  # what was found goes along
-        document = (self._asked, self._found)
-        which = self._runner.wait_for("open", document, loading=self._number, index=index, count=count)
-        return HostedInstance(self._runner, self._asked[0].name, *which)
+        assert self._found is not None
+        document = Opening(self._asked, *self._found)
+        number = self._number
+        which = self._runner.wait_for("open", OpenedAs, document, loading=number, index=index, count=count)
+        return self._instance(which)
+
+    def _instance(self, which: OpenedAs) -> HostedInstance:
+        return HostedInstance(self._runner, self._asked.config.name, which.number, which.device)
 
 
 class HostedInstance:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
 from carpool.backends.backend import Backend, SharesDevice
@@ -40,9 +40,11 @@ from carpool.servers.runner.arenas import Arenas
 from carpool.servers.runner.imported import imported_packages
 from carpool.servers.runner.instance import RunnerInstance
 from carpool.servers.runner.later import Later
-from carpool.servers.runner.messages import as_file, from_file
+from carpool.servers.runner.messages import Asked, Failure, OpenedAs, Opening, Prepared, as_file, from_file
 from carpool.vision.settings import write as write_vision
 
+T = TypeVar("T")
+Work: TypeAlias = Callable[[dict[str, Any], T, Tell], object]
 _log = logger("runner")
 _SERVED_S, _LOOK_S = 60.0, 0.02
 
@@ -76,8 +78,8 @@ class RunnerProcess:
             "arena": self._map,
             "forget": lambda message: self._arenas.forget(message.body["number"]),
             "logging": lambda message: apply_log_settings(message.body["settings"]),
-            "prepare": lambda message: self._work(message, self._prepare),
-            "open": lambda message: self._work(message, self._open),
+            "prepare": lambda message: self._work(message, Asked, self._prepare),
+            "open": lambda message: self._work(message, Opening, self._open),
             "serve": self._serve,
             "drop": self._drop,
             "abort": self._abort,
@@ -96,49 +98,48 @@ class RunnerProcess:
 
     # ---- loading, in threads ----------------------------------------------------------------------------
 
-    def _work(self, message: Message, what: Callable[[dict[str, Any], Any, Tell], object]) -> None:
-        thread = threading.Thread(target=self._do, args=(message, what), name="loader", daemon=True)
+    def _work(self, message: Message, kind: type[T], what: Work[T]) -> None:
+        thread = threading.Thread(target=self._do, args=(message, kind, what), name="loader", daemon=True)
         thread.start()
 
-    def _do(self, message: Message, what: Callable[[dict[str, Any], Any, Tell], object]) -> None:
+    def _do(self, message: Message, kind: type[T], what: Work[T]) -> None:
         with self._later.held():
-            self._answer(message, what)
+            self._answer(message, kind, what)
 
-    def _answer(self, message: Message, what: Callable[[dict[str, Any], Any, Tell], object]) -> None:
+    def _answer(self, message: Message, kind: type[T], what: Work[T]) -> None:
         ask = message.body["ask"]
 
         def tell(step: str) -> None:
             self._loop.call_soon_threadsafe(partial(self._control.send, "told", ask=ask, step=step))
 
         try:
-            word, document = "answer", what(message.body, from_file(message.files[0]), tell)
+            word, document = "answer", what(message.body, from_file(kind, message.files[0]), tell)
         except CarpoolError as error:
-            word, document = "failure", write_failure(error)
+            word, document = "failure", _failure(error)
         except BaseException as error:  # a model's code may raise anything, and somebody waits
             _log.exception("load-failed")
-            word, document = "failure", write_failure(ModelError(f"{type(error).__name__}: {error}"))
+            word, document = "failure", _failure(ModelError(f"{type(error).__name__}: {error}"))
         self._loop.call_soon_threadsafe(self._reply, word, ask, document)
 
     def _reply(self, word: str, ask: int, document: object) -> None:
         with as_file(document) as file:
             self._control.send(word, [file], ask=ask)
 
-    def _prepare(self, fields: dict[str, Any], asked: Any, tell: Tell) -> object:
-        config, version = asked
-        loading = Loading(config, version, self._profiles)
+    def _prepare(self, fields: dict[str, Any], asked: Asked, tell: Tell) -> Prepared:
+        loading = Loading(asked.config, asked.version, self._profiles)
         ready = loading.prepare(tell)
         self._loadings[fields["loading"]] = loading
         backends = [cast(Backend, backend) for backend in ready.backends]
         ready = replace(ready, backends=())
         kept = [self._keep(backend, ready, loading) for backend in backends]
-        return ready, loading.threads, kept, imported_packages()
+        return Prepared(ready, loading.threads, kept, imported_packages())
 
-    def _open(self, fields: dict[str, Any], document: Any, tell: Tell) -> object:
-        (config, version), (ready, threads) = document
+    def _open(self, fields: dict[str, Any], opening: Opening, tell: Tell) -> OpenedAs:
+        config, version, ready = opening.asked.config, opening.asked.version, opening.ready
         loading = self._loadings.get(fields["loading"])
         if loading is None:  # of a process before this one
             loading = Loading(config, version, self._profiles)
-            loading.resume(ready.config, threads)
+            loading.resume(ready.config, opening.threads)
             self._loadings[fields["loading"]] = loading
             self._resumed.add(loading)
         place = (ready.config, fields["index"], fields["count"])
@@ -146,7 +147,7 @@ class RunnerProcess:
         backend = loading.backend(*place, tell, hurry=hurry)
         kept = self._keep(backend, ready, loading)
         if hurry:
-            self._later.add(config.name, partial(loading.backend, *place), partial(self._swap, kept[0]))
+            self._later.add(config.name, partial(loading.backend, *place), partial(self._swap, kept.number))
         return kept
 
     def _swap(self, number: int, backend: Backend) -> None:
@@ -160,10 +161,10 @@ class RunnerProcess:
         else:
             known[0].swap(backend)
 
-    def _keep(self, backend: Backend, ready: Ready, loading: Loading) -> tuple[int, str]:
+    def _keep(self, backend: Backend, ready: Ready, loading: Loading) -> OpenedAs:
         number = next(self._numbers)
         self._opened[number] = Opened(backend, ready, loading)
-        return number, backend.device if isinstance(backend, SharesDevice) else ""
+        return OpenedAs(number, backend.device if isinstance(backend, SharesDevice) else "")
 
     # ---- instances --------------------------------------------------------------------------------------
 
@@ -203,6 +204,11 @@ class RunnerProcess:
         if known is not None:
             known[0].abort()
         self._loop.call_soon_threadsafe(partial(self._control.send, "settled", instance=number))
+
+
+def _failure(error: CarpoolError) -> Failure:
+    status, payload = write_failure(error)
+    return Failure(status, payload.decode())
 
 
 def _entry(ready: Ready) -> ModelEntry:
