@@ -124,7 +124,7 @@ def changed(path: list[Any], value: Any) -> bytes:
     ],
 )
 def test_a_lie_is_noticed(lie: bytes) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         read_document(Prepared, lie)
 
 

@@ -94,6 +94,7 @@ class RunnerInstance:
             old, self._backend = self._backend, backend
             self._batches = BatchRun(backend, *self._shape, self._delivery)
             self._breaks = backend if isinstance(backend, BreaksProcess) else None
+            self._view = backend.view if isinstance(backend, Gathers) else _as_they_are
             old.close()
 
     def abort(self) -> None:
