@@ -30,6 +30,7 @@ class Process:
         self.killed = 0
         self.watch = Watch(lambda: self.pulses.read(1), self.clock)
         self.guarded = Guarded("engine", cast(Child, self), self.watch)
+        self.guarded.up = True
 
     def kill(self) -> None:
         self.killed += 1
@@ -84,8 +85,16 @@ def test_zero_kills_nobody(process: Process) -> None:
     assert not process.killed
 
 
-def test_one_that_has_not_begun_may_take_its_time(process: Process) -> None:
+@pytest.mark.parametrize("began", [True, False])
+def test_one_that_is_not_up_may_take_its_time(
+    process: Process, began: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It imports, from whatever disk there is."""
+    process.guarded.up = False
+    if began:
+        process.pass_time(0.5, beats=True)
     process.pass_time(START_S - 1)
+    assert "process-stalled" not in caplog.text
     assert not process.killed
     process.pass_time(2)
     assert process.killed

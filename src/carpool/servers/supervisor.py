@@ -235,6 +235,7 @@ class Supervisor:
     def _heard(self, post: Post, message: Message) -> None:
         if message.word == "up":
             post.was_up = True
+            self._watchdog.came_up(post.block)
             _log.info("process-up", role=post.role, child=post.child.pid if post.child else None)
             self._announce()
         elif message.word == "ready":

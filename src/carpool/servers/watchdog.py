@@ -19,16 +19,17 @@ class Guarded:
         self._child = child
         self._watch = watch
         self._stalled = False
+        self.up = False  # until then it imports, which may hold its interpreter lock for long
 
     def look(self, kill_after: float) -> None:
         still = self._watch.look()
-        if self._watch.begun and (still >= STALE_S) != self._stalled:
+        if self.up and (still >= STALE_S) != self._stalled:
             self._stalled = not self._stalled
             if self._stalled:
                 _log.warning("process-stalled", role=self._role, child=self._child.pid)
             else:
                 _log.info("process-moves-again", role=self._role, child=self._child.pid)
-        limit = kill_after if self._watch.begun else max(kill_after, START_S)
+        limit = kill_after if self.up else max(kill_after, START_S)
         if kill_after and still >= limit:
             _log.error("process-hangs", role=self._role, child=self._child.pid, still_s=round(still, 1))
             self._child.kill()
@@ -45,6 +46,10 @@ class Watchdog:
     def begin(self, cell: int, role: str, child: Child) -> None:
         """This process has just been started and is the only one that counts up this cell."""
         self._guarded[cell] = Guarded(role, child, Watch(partial(self._pulses.read, cell)))
+
+    def came_up(self, cell: int) -> None:
+        if cell in self._guarded:
+            self._guarded[cell].up = True
 
     def end(self, cell: int) -> None:
         """Its process has ended: what it left in its cell says nothing about the next."""
