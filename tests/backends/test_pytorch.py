@@ -14,6 +14,7 @@ from backends import torch_models as tm
 from backends.torch_models import CODE, IMAGE, INPUT, OUTPUTS, SIDE
 from carpool import backends
 from carpool.backends.torch_backend import TorchBackend
+from carpool.backends.torch_device import CpuDevice
 from carpool.config.model import ImageSettings
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype
@@ -52,6 +53,22 @@ def test_every_kind_of_file_answers_the_same(kind: str, tmp_path: Path) -> None:
     for name, expected in tm.answers(values).items():
         np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6)
     assert list(backend.run({"pixels": values}, ["features"])) == ["features"]
+    backend.close()
+
+
+def test_in_a_hurry_nothing_is_prepared_and_the_answers_are_the_same(
+    tmp_path: Path, scripted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"max_batch = 4\n{INPUT}{OUTPUTS}[pytorch]\nbuckets = [1, 2, 4]\ngraphs = true\n"
+    config, version = tm.described(place(tmp_path, scripted, text))
+    for what in ("warm", "capture"):
+        monkeypatch.setattr(CpuDevice, what, lambda *_: pytest.fail("that takes time"))
+    backend = backends.load(config, version, hurry=True)
+    for count in (1, 3, 4):
+        values = tm.floats(count)
+        found = backend.run({"pixels": values}, ())
+        for name, expected in tm.answers(values).items():
+            np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6)
     backend.close()
 
 

@@ -267,7 +267,7 @@ def test_curves() -> None:
         ('file = "/abs.onnx"', "inside the model's folder"),
         (f'labels = "{"a" * 300}"', "inside the model's folder"),
         ('name = ".hidden"', "cannot be a model's name"),
-        ("execution_timeout_ms = 0", "execution_timeout_ms must be above 0"),
+        ("execution_timeout_ms = -1", "execution_timeout_ms must be 0 or more"),
         ("response_cache = 1", "response_cache must be true or false, not a whole number"),
         ("image = 5", "image must be a table"),
         ("[image]\nsize = [1, 2, 3]", "image.size must be one number, or height and width"),

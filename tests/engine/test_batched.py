@@ -109,3 +109,69 @@ def test_mistakes_are_told_at_decoration() -> None:
         @carpool.batched()
         async def wrong(items: list[int]) -> list[int]:
             return items
+
+
+def test_who_is_cancelled_while_the_others_are_answered_costs_them_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A future can be cancelled from another thread at any time, also right before its result is set."""
+    from concurrent.futures import Future
+
+    plain = Future.set_running_or_notify_cancel
+    cancelled: list[Future[int]] = []
+
+    def cancelled_just_before(self: Future[int]) -> bool:
+        if not cancelled:
+            cancelled.append(self)
+            self.cancel()
+        return plain(self)
+
+    @carpool.batched(max_batch=4, max_delay_ms=100)
+    def double(items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    assert double(1).result(30) == 2
+    monkeypatch.setattr(Future, "set_running_or_notify_cancel", cancelled_just_before)
+    answers = [double(n) for n in range(4)]
+    told: list[object] = []
+    for answer in answers:
+        try:
+            told.append(answer.result(30))
+        except BaseException as error:
+            told.append(type(error).__name__)
+    assert sorted(map(str, told)) == ["2", "4", "6", "CancelledError"]  # 0's caller left
+
+
+def test_calls_before_the_first_measurement_share_one_thread() -> None:
+    gate = threading.Event()
+
+    @carpool.batched(slo_ms=5000, max_batch=4)
+    def slow(items: list[int]) -> list[int]:
+        gate.wait(30)
+        return items
+
+    before = threading.active_count()
+    answers = [slow(n) for n in range(100)]
+    assert threading.active_count() <= before + 2
+    gate.set()
+    assert [answer.result(30) for answer in answers] == list(range(100))
+
+
+def test_a_first_call_that_fails_is_told_to_all_who_wait_for_it() -> None:
+    calls = []
+    gate = threading.Event()
+
+    @carpool.batched(slo_ms=5000, max_batch=1)
+    def moody(items: list[int]) -> list[int]:
+        calls.append(items)
+        gate.wait(30)
+        if len(calls) == 1:
+            raise SystemExit("not yet")
+        return items
+
+    answers = [moody(n) for n in range(3)]
+    gate.set()
+    for answer in answers:
+        with pytest.raises(ModelError, match="not yet"):
+            answer.result(30)
+    assert moody(7).result(30) == 7

@@ -200,3 +200,126 @@ def test_many_who_are_given_up_at_once_ask_the_gate_only_once(
     waits = {error.retry_after_s for error in errors if isinstance(error, Refused)}
     assert min(wait or 0.0 for wait in waits) > 0
     assert sorted(job.images for job in asked) == [1, 2]
+
+
+# ---- whatever raises, everybody is told once
+
+
+class Oops(Exception):
+    """What nobody foresaw."""
+
+
+def raises(*_: object, **__: object) -> Any:
+    raise Oops("by the test")
+
+
+def counted(hand: Hand, name: str, told: list[str], *, fails: bool = False, budget: float = SLO) -> Work:
+    def done(_work: Work, _outcome: Outcome) -> None:
+        told.append(name)
+        if fails:
+            raise Oops(name)
+
+    work = Work({"x": np.zeros(1)}, done, arrived=hand.now, deadline=hand.now + budget)
+    hand.driver.submit([work])
+    return work
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [("driver", "batch_ended"), ("driver", "turned"), ("scheduler", "finished"), ("scheduler", "decide")],
+)
+def test_who_rides_is_answered_whatever_raises_behind_it(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch, where: str, what: str
+) -> None:
+    told: list[str] = []
+    for name in ("a", "b"):
+        counted(hand, name, told)
+    hand.turn()
+    with monkeypatch.context() as broken:
+        broken.setattr(hand if where == "driver" else hand.driver.scheduler, what, raises)
+        hand.end_batch()
+    assert sorted(told) == ["a", "b"]
+
+
+def test_a_callback_that_raises_costs_only_its_own_answer(hand: Hand) -> None:
+    told: list[str] = []
+    for name in ("a", "bad", "b"):
+        counted(hand, name, told, fails=name == "bad")
+    hand.turn()
+    hand.end_batch()
+    assert sorted(told) == ["a", "b", "bad"]
+
+
+def test_a_scheduler_that_raises_costs_those_who_wait_and_nobody_later(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    rider = counted(hand, "rides", told)
+    hand.turn()
+    assert rider in hand.given[-1]
+    counted(hand, "waits", told)
+    with monkeypatch.context() as broken:
+        broken.setattr(hand.driver.scheduler, "decide", raises)
+        hand.wait(0.05)
+        hand.turn()
+    assert told == ["waits"]
+    hand.end_batch()
+    assert told == ["waits", "rides"]
+    counted(hand, "later", told)
+    hand.turn()
+    hand.end_batch()
+    assert told == ["waits", "rides", "later"]
+
+
+def test_an_offer_that_raises_is_answered_and_the_next_one_is_taken(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    with monkeypatch.context() as broken:
+        broken.setattr(hand.driver.scheduler, "offer", raises)
+        counted(hand, "first", told)
+    assert told == ["first"]
+    counted(hand, "second", told)
+    hand.turn()
+    hand.end_batch()
+    assert told == ["first", "second"]
+
+
+def test_a_gate_that_raises_does_not_keep_who_was_given_up(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    counted(hand, "rides", told)
+    hand.turn()
+    counted(hand, "waits", told)
+    monkeypatch.setattr(hand.driver.scheduler, "refuses", raises)
+    hand.turn()
+    hand.wait(SLO - 0.010)
+    hand.end_batch()
+    assert sorted(told) == ["rides", "waits"]
+
+
+def test_a_batch_that_cannot_be_started_is_answered(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    hand.alive = True
+    with monkeypatch.context() as broken:
+        broken.setattr(hand, "run", raises)
+        counted(hand, "first", told)
+        hand.turn()
+        hand.turn()
+    assert told == ["first"]
+    counted(hand, "second", told)
+    hand.turn()
+    hand.end_batch()
+    assert told == ["first", "second"]
+
+
+def test_who_rides_when_the_model_is_closed_is_told(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that hangs is not waited for longer than the time to drain."""
+    told: list[str] = []
+    monkeypatch.setattr(hand, "close", lambda: None, raising=False)
+    counted(hand, "rides", told)
+    hand.turn()
+    hand.driver.close()
+    hand.end_batch()
+    assert told == ["rides"]

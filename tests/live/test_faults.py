@@ -260,6 +260,64 @@ def test_an_engine_that_cannot_start_again_is_tried_until_it_can(tmp_path: Path)
         assert server.metric("carpool_up") == 1
 
 
+def test_an_engine_that_hangs_is_told_of_and_replaced(tmp_path: Path) -> None:
+    """Stopped, not dead: no link closes, and nobody but a watch can know."""
+    go = tmp_path / "go"
+    model = repositories.python(tmp_path / "models", HELD.format(go=str(go)), max_batch=1)
+    patience = {"CARPOOL_WATCHDOG_S": "6"}
+    with serving(model, folder=tmp_path, environment=patience) as server:
+        engine, frontends = server.engine_pid, server.frontend_pids
+        held = in_background(3, lambda n: ask(server, "model", 1, n))
+        server.until_metric(2, "nv_inference_pending_request_count", model="model")
+        os.kill(engine, signal.SIGSTOP)
+        for future in held:
+            error_of(future.result(PATIENCE_S), 503, "engine-stalled")
+        assert server.get("/v2/health/live").status == 200
+        assert server.get("/v2/health/ready").status == 400
+        assert server.get("/v2/models/model/ready").status == 400
+        assert server.get("/health").status == 503
+        refused = ask(server, "model", 1, 2)
+        assert int(refused.fields["retry-after"]) >= 1
+        error_of(refused, 503, "not-serving")
+        error_of(server.get("/v2/models/model/stats"), 503)
+        go.touch()
+        server.until_ready()
+        assert server.engine_pid != engine
+        assert server.frontend_pids == frontends
+        assert outputs_of(ask(server, "model", 1, 2))["y"] == [2, 4]
+        assert len(server.events("process-hangs")) == 1
+
+
+def test_a_model_whose_instances_are_gone_is_not_ready_until_one_is_back(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.touch()
+    code = f"""
+    def setup(config):
+        open({str(weights)!r}).close()
+
+    def predict(x):
+        return 2 * x
+    """
+    models = tmp_path / "models"
+    repositories.python(models, code, name="mortal")
+    repositories.python(models, DOUBLE, name="calm")
+    with serving(models, folder=tmp_path) as server:
+        assert server.get("/v2/models/mortal/ready").status == 200
+        weights.unlink()
+        for worker in server.worker_pids:
+            os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: server.get("/v2/models/mortal/ready").status == 400, "it is not ready")
+        wait_until(lambda: server.get("/v2/models/calm/ready").status == 200, "the other one is")
+        assert server.is_ready(), "one of two models can run"
+        error_of(ask(server, "mortal", 1, 2), 503, "restarting")
+        with server.connect() as client:
+            index = orjson.loads(client.post("/v2/repository/index", b"{}").body)
+        assert {line["name"]: line["state"] for line in index} == {"mortal": "UNAVAILABLE", "calm": "READY"}
+        weights.touch()
+        wait_until(lambda: server.get("/v2/models/mortal/ready").status == 200, "it is ready again")
+        assert outputs_of(ask(server, "mortal", 1, 2))["y"] == [2, 4]
+
+
 # ---- models
 
 

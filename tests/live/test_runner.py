@@ -87,8 +87,30 @@ def write_model(folder: Path, go: Path, *, timeout_ms: int = 120_000, delay_ms: 
 
 
 def runner_pids(server: Live) -> list[int]:
+    """Those that serve; one more may stand by."""
+    return [pid for pid in every_runner(server) if has_slots(pid)]
+
+
+def standby_pids(server: Live) -> list[int]:
+    return [pid for pid in every_runner(server) if not has_slots(pid)]
+
+
+def every_runner(server: Live) -> list[int]:
     below = descendants(server.pid)
     return [pid for pid in below if "carpool.servers.runner.process" in command(pid) and is_alive(pid)]
+
+
+def whole_of(server: Live, pid: int) -> list[str]:
+    """The models that this runner has prepared in full behind instances that were opened in a hurry."""
+    return [event["model"] for event in server.events("instance-whole") if event["pid"] == pid]
+
+
+def has_slots(pid: int) -> bool:
+    """It has mapped the memory of a front end."""
+    try:
+        return "carpool-slots" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
 
 
 def until_answered(server: Live, model: str = "moody") -> None:
@@ -174,6 +196,32 @@ def test_what_breaks_the_process_is_mended(server: Live, mood: int, said: str) -
     until_answered(server, "calm")
     assert len(runner_pids(server)) == 1
     assert server.metric("carpool_process_restarts_total", process="worker") == restarts + 1
+
+
+def test_one_that_stands_by_takes_over_and_another_one_stands_by(server: Live) -> None:
+    wait_until(lambda: len(standby_pids(server)) == 1, "one stands by", 3 * PATIENCE_S)
+    (standby,), (runner,) = standby_pids(server), runner_pids(server)
+    wait_until(lambda: "libtorch" in Path(f"/proc/{standby}/maps").read_text(), "it has imported torch")
+    os.kill(runner, signal.SIGKILL)
+    until_answered(server, "calm")
+    until_answered(server)
+    assert runner_pids(server) == [standby]
+    wait_until(lambda: len(standby_pids(server)) == 1, "another one stands by", 3 * PATIENCE_S)
+    os.kill(standby_pids(server)[0], signal.SIGKILL)  # it was needed by nobody
+    wait_until(lambda: len(whole_of(server, standby)) == 2, "both models are whole again")
+    assert outputs_of(ask(server, "calm", 1, 2))["y"] == [2, 4]
+
+
+def test_a_runner_that_is_stopped_is_told_of_and_replaced(tmp_path: Path) -> None:
+    write_model(tmp_path / "models" / "model", tmp_path / "go")
+    with serving(tmp_path / "models", folder=tmp_path, environment={"CARPOOL_WATCHDOG_S": "4"}) as server:
+        (runner,) = runner_pids(server)
+        os.kill(runner, signal.SIGSTOP)
+        wait_until(lambda: server.get("/v2/models/model/ready").status == 400, "not ready")
+        wait_until(lambda: not is_alive(runner), "it was killed")
+        until_answered(server, "model")
+        assert server.get("/v2/models/model/ready").status == 200
+        assert len(server.events("runner-hangs")) == 1
 
 
 def test_kill_the_process_under_load(server: Live) -> None:

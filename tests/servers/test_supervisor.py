@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import os
 import select
@@ -16,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from carpool.config.server import ServerSettings
+from carpool.servers import supervisor
 
 LONG = 60.0
 TESTS = Path(__file__).parents[1]
@@ -431,3 +436,90 @@ def _one_of_each(server: Server, lines: list[Line]) -> tuple[Line, Line]:
     second = _another(server, lines, lambda other: other != pid)
     until(lambda: second.status()["serving"])
     return first, second
+
+
+# ---- processes that hang without dying
+
+
+def test_an_engine_that_is_stopped_is_not_served_from_and_is_replaced(
+    serve: Callable[..., Server], lines: list[Line]
+) -> None:
+    server = serve(frontends=1, watchdog_s=4.0)
+    line, waiting = server.serving(), server.serving()
+    lines += [line, waiting]
+    waiting.say("infer hold 1 2 3 4")
+    until(lambda: line.counts().get("waiting") == 1)
+    engine = server.pid("engine")
+    os.kill(engine, signal.SIGSTOP)
+    assert waiting.hear() == "error engine-stalled"
+    assert not line.status()["serving"]
+    assert line.ask("infer - 1 2 3 4") == "error not-serving"
+    assert server.wait_event("process-hangs", role="engine")["child"] == engine
+    until(lambda: line.status()["serving"])
+    assert line.ask("infer - 1 2 3 4") == "1 2 3 4"
+    assert line.status()["restarts"]["engine"] == 1
+
+
+def test_an_engine_that_goes_on_in_time_is_kept(serve: Callable[..., Server], lines: list[Line]) -> None:
+    server = serve(frontends=1, watchdog_s=60.0)
+    line = server.serving()
+    lines.append(line)
+    engine = server.pid("engine")
+    os.kill(engine, signal.SIGSTOP)
+    until(lambda: not line.status()["serving"])
+    os.kill(engine, signal.SIGCONT)
+    until(lambda: line.status()["serving"])
+    assert line.ask("infer - 1 2 3 4") == "1 2 3 4"
+    assert not server.found("process-died")
+
+
+def test_a_front_end_that_is_stopped_is_replaced(serve: Callable[..., Server], lines: list[Line]) -> None:
+    server = serve(frontends=1, watchdog_s=2.0)
+    server.serving().close()
+    os.kill(server.pid("http"), signal.SIGSTOP)
+    server.wait_event("process-hangs", role="http")
+    line = server.serving()
+    lines.append(line)
+    assert line.ask("infer - 1 2 3 4") == "1 2 3 4"
+
+
+def test_when_everybody_was_stopped_nobody_is_killed(serve: Callable[..., Server], lines: list[Line]) -> None:
+    server = serve(frontends=1, watchdog_s=2.0)
+    line = server.serving()
+    lines.append(line)
+    everybody = [server.process.pid, server.pid("engine"), server.pid("http")]
+    for pid in everybody:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(4.0)  # longer than anybody may stand still while the others move
+    for pid in everybody:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: line.status()["serving"])
+    assert line.ask("infer - 1 2 3 4") == "1 2 3 4"
+    assert not server.found("process-hangs")
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory or no descriptor for a moment must not end a server that was well."""
+    tried: list[str] = []
+
+    class NoChild:
+        def __init__(self, *_: str) -> None:
+            tried.append("fork")
+            if len(tried) == 3:
+                keeper._stopping.set()
+            raise OSError(errno.EAGAIN, "no process")
+
+    monkeypatch.setattr(supervisor, "Child", NoChild)
+
+    async def story() -> None:
+        nonlocal keeper
+        keeper = supervisor.Supervisor(ServerSettings(), [], engine=ECHO, frontends=[])
+        keeper._finished = asyncio.get_running_loop().create_future()
+        keeper._engine.was_up = True
+        keeper._engine.delay = 0.001
+        await asyncio.wait_for(keeper._keep(keeper._engine), LONG)
+        assert len(tried) == 3
+        assert not keeper._finished.done(), "the whole server ended"
+
+    keeper: supervisor.Supervisor = None  # type: ignore[assignment]
+    asyncio.run(story())

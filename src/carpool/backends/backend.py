@@ -119,7 +119,7 @@ class Placement:
 
     With `fill`, an instance on a device that it suits also takes encoded pictures; `finish` is run after the
     model, and what it adds is declared among the model's outputs. `tell` hears in words what a long load is
-    at.
+    at. `hurry` leaves out whatever only makes it faster: somebody waits, and a whole one follows.
     """
 
     instance: int = 0
@@ -128,6 +128,7 @@ class Placement:
     fill: Filling | None = None
     finish: Finish | None = None
     tell: Callable[[str], None] = lambda _: None
+    hurry: bool = False
 
 
 @runtime_checkable

@@ -75,7 +75,15 @@ class TorchBackend:
             raise failure
 
     def _open(self, config: ModelConfig, file: Path, placement: Placement) -> None:
-        self._programs = Programs(config, file, self._device, self._ledger, placement.tell, placement.finish)
+        self._programs = Programs(
+            config,
+            file,
+            self._device,
+            self._ledger,
+            placement.tell,
+            placement.finish,
+            hurry=placement.hurry,
+        )
         if placement.fill is not None and not self._programs.varying:
             self._fill = placement.fill(self._device.place)
         if self._ledger is not None:

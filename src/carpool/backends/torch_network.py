@@ -62,9 +62,9 @@ class Network:
     def is_compiled(self) -> bool:
         return self._compiled is not None and bool(self._sizes)
 
-    def runs(self, rows: Sequence[torch.Tensor], size: int) -> Run:
-        """The whole way from these rows to the outputs, for a program to repeat."""
-        compiled = self._compiled if size in self._sizes else None
+    def runs(self, rows: Sequence[torch.Tensor], size: int, *, plain: bool = False) -> Run:
+        """The whole way from these rows to the outputs, for a program to repeat; `plain`: not compiled."""
+        compiled = self._compiled if size in self._sizes and not plain else None
         call: Callable[..., Any] = self.pipeline if compiled is None else compiled
 
         def run() -> dict[str, torch.Tensor]:

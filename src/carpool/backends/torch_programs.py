@@ -34,7 +34,11 @@ class Programs:
         ledger: Ledger | None,
         tell: Tell,
         finish: Finish | None = None,
+        *,
+        hurry: bool = False,
     ) -> None:
+        """In a `hurry` nothing is compiled, warmed or captured: sizes run as they come, as plain calls."""
+        self._hurried = hurry
         self._config = config
         self._finish = finish
         self._device = device
@@ -56,6 +60,9 @@ class Programs:
         if ledger is not None:
             ledger.check(config.name, buffers, f"its inputs for batches of {largest or 1} take")
         self.inputs = FixedInputs(device, config.inputs, largest)
+        if hurry:
+            self.bytes = buffers
+            return
         self._warm(ledger, buffers, tell)
         self._capture(tell)
         self.bytes = device.allocated() - before
@@ -80,12 +87,12 @@ class Programs:
         self._device.release()
 
     def _runs(self, rows: Sequence[torch.Tensor], size: int) -> Run:
-        run, finish = self._network.runs(rows, size), self._finish
+        run, finish = self._network.runs(rows, size, plain=self._hurried), self._finish
         return run if finish is None else lambda: finish(run())
 
     def _program(self, size: int) -> Program:
         run = self._runs(self.inputs.rows(size), size)
-        if not self._config.pytorch.graphs or size not in self.sizes:
+        if self._hurried or not self._config.pytorch.graphs or size not in self.sizes:
             return self._device.call(run)
         try:
             return self._device.capture(run)
@@ -109,7 +116,9 @@ class Programs:
             return f"{how}."
         sizes = ", ".join(f"{size}: {in_words(taken)}" for size, taken in self.footprint.items())
         weights = in_words(self._network.weights)
-        return f"{how}; weights {weights}, each instance {in_words(self.bytes)} more (by batch {sizes})."
+        # Other models come and go on the device meanwhile: less than nothing says only that they did.
+        more = f"{in_words(self.bytes)} more" if self.bytes > 0 else "an unknown amount more"
+        return f"{how}; weights {weights}, each instance {more} (by batch {sizes})."
 
     # ---- running ----------------------------------------------------------------------------------------
 

@@ -96,6 +96,13 @@ GrpcFrontends = Annotated[
 DrainS = Annotated[
     float | None, typer.Option(help="Seconds to finish what was accepted when stopping.", show_default="30")
 ]
+WatchdogS = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds without a sign of life after which a process is killed and started again; 0: never.",
+        show_default="10",
+    ),
+]
 ModelControlMode = Annotated[
     str | None,
     typer.Option(
@@ -182,6 +189,7 @@ class Serve:
     frontends: Frontends = None
     grpc_frontends: GrpcFrontends = None
     drain_s: DrainS = None
+    watchdog_s: WatchdogS = None
     model_control_mode: ModelControlMode = None
     load_models: LoadModels = None
     poll_s: PollS = None

@@ -50,6 +50,7 @@ class ServerSettings:
     slots: int = 256
     slot_bytes: int = 1 << 20
     drain_s: float = 30.0
+    watchdog_s: float = 10.0  # a process that shows no sign of life for so long is killed; 0: never
     model_control_mode: str = "none"
     load_models: tuple[str, ...] = ()  # at the start, in explicit mode; * is all of them
     poll_s: float = 15.0  # between two looks at the model folders
@@ -181,6 +182,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "slots": (1, 1 << 20),
     "slot_bytes": (1 << 12, 1 << 32),
     "drain_s": (0.0, 86400.0),
+    "watchdog_s": (0.0, 86400.0),
     "device_memory_gb": (0.001, 1e6),
     "poll_s": (0.1, 86400.0),
     "record_limit_mb": (0.001, 1e6),

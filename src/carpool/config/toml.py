@@ -49,7 +49,7 @@ def toml_config(text: str, path: Path, name: str | None = None) -> ModelConfig:
 def _model(top: Table, path: Path, name: str) -> ModelConfig:
     max_batch = top.integer("max_batch", 0, rules.MAX_BATCH)
     mode, policy = _policy(top)
-    timeout_ms = top.number("execution_timeout_ms", 0, above=True)
+    timeout_ms = top.number("execution_timeout_ms", 0)
     task = top.text("task", list(Task))
     fake_settings = fake(top.table("fake"))
     config = ModelConfig(

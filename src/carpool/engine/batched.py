@@ -125,37 +125,51 @@ class _Gatherer:
         self._name = getattr(function, "__name__", "function")
         self._policy = policy
         self._curve = curve
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # over the next three
         self._driver: Driver | None = None
+        self._starting = False
+        self._early: list[Work] = []  # came while the function was being measured
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def submit(self, item: Any, future: Future[Any]) -> None:
         arrived = now()
         work = Work({_ITEMS: as_objects([item])}, lambda _work, outcome: _settle(future, outcome))
         work.arrived = arrived
-        if self._driver is None:
-            # Measuring takes a while: never on the caller's loop.
-            threading.Thread(target=self._start_and_submit, args=(item, work), daemon=True).start()
-        else:
-            self._hand_over(work)
+        with self._lock:
+            if self._driver is None:
+                self._early.append(work)
+                if not self._starting:
+                    # Measuring takes a while: never on the caller's loop, and once for all who wait for it.
+                    self._starting = True
+                    threading.Thread(target=self._begin, args=(item,), daemon=True).start()
+                return
+        self._hand_over([work])
 
-    def _start_and_submit(self, item: Any, work: Work) -> None:
+    def _begin(self, item: Any) -> None:
+        """Measure, then serve everybody who has come; if that fails all of them hear why, and the next call
+        tries again."""
         try:
-            with self._lock:
-                if self._driver is None:
-                    self._start(item)
-        except Exception as error:
-            work.done(work, Outcome(error=_as_error(error)))
+            driver, failure = self._start(item), None
+        except BaseException as error:  # a function may raise anything, and callers wait
+            driver, failure = None, _as_error(error)
+        with self._lock:
+            early, self._early = self._early, []
+            self._driver = driver
+            self._starting = False
+        if failure is not None:
+            for work in early:
+                work.done(work, Outcome(error=failure))
             return
-        work.arrived = now()  # the promise runs from when the function was known
-        self._hand_over(work)
+        for work in early:
+            work.arrived = now()  # the promise runs from when the function was known
+        self._hand_over(early)
 
-    def _hand_over(self, work: Work) -> None:
+    def _hand_over(self, works: list[Work]) -> None:
         assert self._loop is not None
         assert self._driver is not None
-        self._loop.call_soon_threadsafe(self._driver.submit, [work])
+        self._loop.call_soon_threadsafe(self._driver.submit, works)
 
-    def _start(self, item: Any) -> None:
+    def _start(self, item: Any) -> Driver:
         curve = self._measure(item)
         signature = Signature(
             self._name,
@@ -171,7 +185,7 @@ class _Gatherer:
         executor = Executor(self._backend, signature, largest, largest, driver.report)
         placed = asyncio.run_coroutine_threadsafe(_place(driver, executor), self._loop)
         placed.result()
-        self._driver = driver
+        return driver
 
     def _measure(self, item: Any) -> BatchCurve:
         largest = self._policy.max_batch
@@ -208,7 +222,8 @@ class _NoWatcher:
 
 
 def _settle(future: Future[Any], outcome: Outcome) -> None:
-    if future.cancelled():
+    # From here on it cannot be cancelled: whoever awaits it may do so from any thread, at any time.
+    if not future.set_running_or_notify_cancel():
         return
     if outcome.outputs is not None:
         future.set_result(outcome.outputs[_RESULTS][0])
@@ -217,5 +232,5 @@ def _settle(future: Future[Any], outcome: Outcome) -> None:
         future.set_exception(error.__cause__ or error)  # the function's own exception, where it raised one
 
 
-def _as_error(error: Exception) -> CarpoolError:
+def _as_error(error: BaseException) -> CarpoolError:
     return error if isinstance(error, CarpoolError) else ModelError(f"{type(error).__name__}: {error}")

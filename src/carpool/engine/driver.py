@@ -16,6 +16,9 @@ from carpool.engine.refusals import dropped, turned_away
 from carpool.engine.reminder import Reminder
 from carpool.engine.work import Outcome, Timing, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
+from carpool.observe.logs import logger
+
+log = logger("engine")
 
 _CATCH_UP_S = 0.02
 _SOON_S = 0.001  # a new request has its whole promise ahead: asking again helps, even at once
@@ -33,7 +36,12 @@ class Watcher(Protocol):
 
 
 class Driver:
-    """Drives one model version. Everything but the executors' threads runs on the loop's thread."""
+    """Drives one model version. Everything but the executors' threads runs on the loop's thread.
+
+    `done` is called exactly once for every work, whatever raises: `_open` holds those that were accepted and
+    not told yet, and `_tell` is the only way out of it. A callback, the watcher or the scheduler that raises
+    is logged; it costs at most those who wait at that moment, never who rides and never who comes later.
+    """
 
     def __init__(
         self,
@@ -51,6 +59,7 @@ class Driver:
         self._loop = loop
         self._execution_timeout = execution_timeout
         self._executors: dict[int, Executes] = {}
+        self._open: set[Work] = set()
         self._running: dict[Executes, Batch] = {}
         self._alarms: dict[Executes, asyncio.TimerHandle] = {}
         self._turn_planned = False
@@ -74,7 +83,7 @@ class Driver:
         closed = self._closed or self._down
         if closed is not None:
             for work in works:
-                work.done(work, Outcome(error=closed))
+                self._turn_away(work, closed)
             return
         scheduler, now = self.scheduler, monotonic()
         age, lag = scheduler.age, scheduler.lag
@@ -82,10 +91,16 @@ class Driver:
             sent = now if work.sent is None else work.sent
             age.seen(sent - work.arrived, now)
             lag.seen(now - sent, now)
-            refusal = scheduler.offer(work, now)
-            if refusal is not None:
-                error = turned_away(self._model, work, refusal, knobs=self._knobs)
-                work.done(work, Outcome(error=error))
+            try:
+                refusal = scheduler.offer(work, now)
+            except Exception as error:
+                log.exception("offer-failed", model=self._model)
+                self._turn_away(work, _failed(error))
+                continue
+            if refusal is None:
+                self._open.add(work)
+            else:
+                self._turn_away(work, turned_away(self._model, work, refusal, knobs=self._knobs))
         # After a refusal as well: the front ends' advice has to be fresh to be of use.
         if not self._turn_planned:
             if self._is_worth_a_turn(now):
@@ -104,9 +119,17 @@ class Driver:
 
     def cancel(self, work: Work) -> None:
         """The client has gone. `done` is still called, when nothing reads the inputs any more."""
-        if work.state < DONE and self.scheduler.cancel(work, monotonic()):
-            work.done(work, Outcome(error=Cancelled("the client left")))
+        if work.state < DONE and self._withdraw(work):
+            self._tell(work, Outcome(error=Cancelled("the client left")))
             self._plan_turn()
+
+    def _withdraw(self, work: Work) -> bool:
+        """Take it out of the queue. False while a batch has it, which answers it."""
+        try:
+            return self.scheduler.cancel(work, monotonic())
+        except Exception:
+            log.exception("cancel-failed", model=self._model)
+            return not any(work in batch.jobs for batch in self._running.values())
 
     def wake(self) -> None:
         """Another model has left the device that both use: there may be a batch to start now."""
@@ -122,13 +145,22 @@ class Driver:
         self.fail_waiting(error)
         self._plan_turn()
 
+    def accept_again(self) -> None:
+        """An instance that did not respond does so again."""
+        self._down = None
+
+    @property
+    def able(self) -> bool:
+        """Some instance can run a batch."""
+        return any(executor.alive and executor.responsive for executor in self._executors.values())
+
     def fail_waiting(self, error: CarpoolError) -> None:
         """Nobody is left to run them: tell everybody who waits."""
         for lane in list(self.scheduler.lanes):
             for line in list(lane.lines.values()):
                 for work in cast(list[Work], list(line)):
-                    self.scheduler.cancel(work, monotonic())
-                    work.done(work, Outcome(error=error))
+                    self._withdraw(work)
+                    self._tell(work, Outcome(error=error))
 
     async def drained(self, timeout: float | None) -> bool:
         """Wait until nobody waits or runs; False when that took too long."""
@@ -149,24 +181,50 @@ class Driver:
     def _turn(self) -> None:
         self._turn_planned = False
         self._looked_at = now = monotonic()
-        welcome: dict[object, float] = {}
-        while True:
-            decision = self.scheduler.decide(now)
-            for gone in decision.given_up:
-                work = cast(Work, gone.job)
-                wait = self._until_welcome(gone, now, welcome)
-                error = dropped(self._model, work, gone.reason, now, wait)
-                work.done(work, Outcome(error=error, timing=Timing(queue=max(0.0, now - work.arrived))))
-            if decision.batch is None:
-                break
-            self._start(decision.batch)
-        self._reminder.set(decision.look_again, now)
-        self._watcher.turned(self.scheduler, now)
+        try:
+            look_again = self._decide(now)
+        except Exception as error:
+            log.exception("scheduler-failed", model=self._model)
+            self._give_up_waiting(_failed(error))
+            look_again = now + _CATCH_UP_S
+        self._reminder.set(look_again, now)
+        try:
+            self._watcher.turned(self.scheduler, now)
+        except Exception:
+            log.exception("gauges-failed", model=self._model)
         if self._idle_waiters and self.idle:
             for waiter in self._idle_waiters:
                 if not waiter.done():
                     waiter.set_result(None)
             self._idle_waiters.clear()
+
+    def _decide(self, now: float) -> float | None:
+        """Start what can start, tell who was given up; when to look again."""
+        welcome: dict[object, float] = {}
+        while True:
+            decision = self.scheduler.decide(now)
+            for gone in decision.given_up:
+                self._drop(gone, now, welcome)
+            if decision.batch is None:
+                return decision.look_again
+            self._start(decision.batch)
+
+    def _drop(self, gone: GivenUp, now: float, welcome: dict[object, float]) -> None:
+        work = cast(Work, gone.job)
+        try:
+            wait = self._until_welcome(gone, now, welcome)
+        except Exception:  # what it should do next is a courtesy; that it will not run is not
+            log.exception("gate-failed", model=self._model)
+            wait = 0.0
+        error = dropped(self._model, work, gone.reason, now, wait)
+        self._tell(work, Outcome(error=error, timing=Timing(queue=max(0.0, now - work.arrived))))
+
+    def _give_up_waiting(self, error: CarpoolError) -> None:
+        """The scheduler cannot be asked: who waits is answered, since nobody knows when it can."""
+        riding = {job for batch in self._running.values() for job in batch.jobs}
+        for work in [work for work in self._open if work not in riding]:
+            self._withdraw(work)
+            self._tell(work, Outcome(error=error))
 
     def _until_welcome(self, gone: GivenUp, now: float, told: dict[object, float]) -> float:
         """When the same request would be let in again. `told` keeps the answers of one turn.
@@ -196,7 +254,31 @@ class Driver:
         if self._execution_timeout is not None:
             alarm = self._loop.call_later(self._execution_timeout, self._overran, executor)
             self._alarms[executor] = alarm
-        executor.run(_works(batch.jobs))
+        try:
+            executor.run(_works(batch.jobs))
+        except Exception as error:  # it has not begun: its riders hear why, and a dead instance is replaced
+            log.exception("batch-not-started", model=self._model)
+            outcomes = [Outcome(error=_failed(error)) for _ in batch.jobs]
+            failed = BatchResult(outcomes, 0.0, clean=False)
+            self._loop.call_soon(lambda: self.ended(executor, failed))
+
+    # ---- who is told ------------------------------------------------------------------------------------
+
+    def _tell(self, work: Work, outcome: Outcome) -> None:
+        """The one answer of an accepted work. Never raises: others wait behind it."""
+        if work in self._open:
+            self._open.discard(work)
+            try:
+                work.done(work, outcome)
+            except Exception:
+                log.exception("answer-failed", model=self._model)
+
+    def _turn_away(self, work: Work, error: CarpoolError) -> None:
+        """The one answer of a work that was not accepted."""
+        try:
+            work.done(work, Outcome(error=error))
+        except Exception:
+            log.exception("answer-failed", model=self._model)
 
     # ---- a batch ends -----------------------------------------------------------------------------------
 
@@ -211,29 +293,48 @@ class Driver:
         alarm = self._alarms.pop(executor, None)
         if alarm is not None:
             alarm.cancel()
-        now = monotonic()
-        released = self.scheduler.finished(batch, now, result.seconds if result.clean else None)
+        in_order, released = self._finish(batch, result.seconds if result.clean else None)
         if not executor.alive:
             self._lose(batch.instance, "its backend died")
         # The next batch is on its way before the answers of this one are written.
         self._turn()
-        self._answer(batch, result)
-        if self.scheduler.policy.preserve_ordering:
-            _release(released)
-        self._watcher.batch_ended(result, batch)
+        self._answer(batch, result, in_order)
+        self._release(released)
+        try:
+            self._watcher.batch_ended(result, batch)
+        except Exception:
+            log.exception("counters-failed", model=self._model)
 
-    def _answer(self, batch: Batch, result: BatchResult) -> None:
+    def _finish(self, batch: Batch, seconds: float | None) -> tuple[bool, Sequence[Job]]:
+        """Whether answers wait for their turn, and whose turn it is now. Without a scheduler that can say so
+        nobody waits for it."""
+        in_order = self.scheduler.policy.preserve_ordering
+        try:
+            released = self.scheduler.finished(batch, monotonic(), seconds)
+        except Exception:
+            log.exception("scheduler-failed", model=self._model)
+            return False, ()
+        return in_order, released if in_order else ()
+
+    def _answer(self, batch: Batch, result: BatchResult, in_order: bool) -> None:
         """Tell the riders, or keep their answers until it is their turn."""
         started, timing = batch.started, result.timing
         input_s, infer_s, output_s, images = timing.input, timing.infer, timing.output, timing.batch
-        kept = DONE if self.scheduler.policy.preserve_ordering else None
+        kept = DONE if in_order else None
+        tell = self._tell
         for work, outcome in zip(_works(batch.jobs), result.outcomes, strict=True):
             waited = started - work.arrived
             outcome.timing = Timing(waited if waited > 0.0 else 0.0, input_s, infer_s, output_s, images)
             if work.state is kept:
                 work.held = outcome
             else:
-                work.done(work, outcome)  # who was cancelled while it ran gives back what it held
+                tell(work, outcome)  # who was cancelled while it ran gives back what it held
+
+    def _release(self, jobs: Sequence[Job]) -> None:
+        """It is their turn to be answered."""
+        for work in _works(jobs):
+            assert work.held is not None
+            self._tell(work, work.held)
 
     def _overran(self, executor: Executes) -> None:
         """The model hangs: its riders are told, the instance is given up and replaced."""
@@ -246,14 +347,17 @@ class Driver:
             f"{self._model} did not finish a batch of {batch.images} within {seconds * 1e3:.0f} ms",
             reason="execution-timeout",
         )
-        released = self.scheduler.finished(batch, monotonic(), None)
-        executor.abort()
+        in_order, released = self._finish(batch, None)
+        try:
+            executor.abort()
+        except Exception:
+            log.exception("abort-failed", model=self._model)
         self._lose(batch.instance, "it did not finish in time")
         for work in _works(batch.jobs):
             work.held = Outcome(error=error)
-            if work.state is GONE:
-                work.done(work, work.held)
-        _release(released)
+            if not in_order or work.state is GONE:
+                self._tell(work, work.held)
+        self._release(released)
         self._turn()
 
     def lost(self, executor: Executes) -> None:
@@ -264,10 +368,22 @@ class Driver:
                 self._turn()
                 return
 
+    def look_at_idle(self) -> None:
+        """Replace who has died; one at work is seen when its batch ends."""
+        dead = [one for one in self._executors.values() if one not in self._running and not one.alive]
+        for executor in dead:
+            self.lost(executor)
+
     def _lose(self, instance: Instance, why: str) -> None:
         executor = self._executors.pop(instance.index)
-        executor.close()
-        self.scheduler.set_available(instance, False)
+        try:
+            executor.close()
+        except Exception:
+            log.exception("close-failed", model=self._model)
+        try:
+            self.scheduler.set_available(instance, False)
+        except Exception:
+            log.exception("scheduler-failed", model=self._model)
         self._watcher.instance_lost(instance, why)
 
     @property
@@ -280,6 +396,13 @@ class Driver:
         self.refuse_from_now_on(Unavailable(f"{self._model} is being unloaded", reason="unloading"))
         self.fail_waiting(Unavailable(f"{self._model} was unloaded", reason="unloading"))
         self._reminder.stop()
+        for alarm in self._alarms.values():
+            alarm.cancel()
+        error = Unavailable(f"{self._model} was unloaded before it answered", reason="unloading")
+        for batch in self._running.values():
+            for work in _works(batch.jobs):
+                self._tell(work, Outcome(error=error))
+        self._running.clear()
         executors = list(self._executors.values())
         for executor in executors:
             executor.close()
@@ -292,8 +415,6 @@ def _works(jobs: Sequence[Job]) -> Sequence[Work]:
     return cast(Sequence[Work], jobs)
 
 
-def _release(jobs: Sequence[Job]) -> None:
-    """It is their turn to be answered."""
-    for work in _works(jobs):
-        assert work.held is not None
-        work.done(work, work.held)
+def _failed(error: Exception) -> CarpoolError:
+    """What is said of a fault of ours."""
+    return CarpoolError(f"the engine failed: {type(error).__name__}: {error}")

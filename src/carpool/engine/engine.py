@@ -136,6 +136,12 @@ class Engine:
         """Where the models were looked for, as sentences may name it."""
         return tuple(str(form) for path in self._paths for form in (path.absolute(), path.resolve()))
 
+    def look_at_instances(self) -> None:
+        """The process that runs some of the models has stalled, or moves again."""
+        for served in (*self.fleet.offered.values(), *self.fleet.leaving.values()):
+            if served.elsewhere:
+                served.look_at_instances()
+
     def index(self) -> list[IndexLine]:
         """Every model that was found, and how each of its versions is."""
         return self.control.index()

@@ -23,6 +23,10 @@ class Executes(Protocol):
     def alive(self) -> bool:
         """False once it can answer no more: replace it."""
 
+    @property
+    def responsive(self) -> bool:
+        """False while the process that runs it does not move."""
+
     def run(self, works: Sequence[Work]) -> None: ...
 
     def abort(self) -> None:
@@ -51,6 +55,10 @@ class Executor:
     @property
     def alive(self) -> bool:
         return self._backend.alive
+
+    @property
+    def responsive(self) -> bool:
+        return True  # it shares the engine's process, which others watch
 
     def run(self, works: Sequence[Work]) -> None:
         self._queue.put(works)

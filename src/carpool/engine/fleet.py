@@ -73,6 +73,7 @@ class Fleet:
             devices=self._devices,
             elsewhere=self._elsewhere,
         )
+        served.changed = lambda: self.changed()
         if upload is not None:
             upload.join()
         self._loading.add(served)

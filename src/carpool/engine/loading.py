@@ -110,7 +110,15 @@ class Loading:
         config, signature, self._vision, self._finish = settle(config, signature, labels)
         return config, signature, labels
 
-    def backend(self, config: ModelConfig, index: int, count: int, tell: Tell = lambda _: None) -> Backend:
+    def backend(
+        self,
+        config: ModelConfig,
+        index: int,
+        count: int,
+        tell: Tell = lambda _: None,
+        *,
+        hurry: bool = False,
+    ) -> Backend:
         """One more instance; how many threads it has was found out at the first."""
         threads = self._threads or backends.default_threads(count, _cores())
         gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
@@ -123,6 +131,7 @@ class Loading:
             fill=filling(config, self._vision),
             finish=self._finish,
             tell=tell,
+            hurry=hurry,
         )
 
     # ---- instances --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 from carpool.backends.backend import Backend
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
+from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import Reason
 from carpool.core.policy import Knobs, Promise
@@ -22,6 +23,7 @@ from carpool.engine.driver import Driver
 from carpool.engine.elsewhere import Elsewhere, Loads, RunsElsewhere
 from carpool.engine.executor import Executes, Executor
 from carpool.engine.loading import Loading, Ready
+from carpool.engine.numerals import numeral
 from carpool.engine.profile import Profile
 from carpool.engine.profile_store import ProfileStore
 from carpool.engine.recent import RecentBatches
@@ -39,6 +41,9 @@ log = logger("engine")
 
 _FIRST_RETRY_S = 0.2
 _LAST_RETRY_S = 30.0
+_PATIENCE_S = 10.0  # for so long requests without a promise wait for an instance that is being replaced
+_TIMES_AS_LONG, _SHORTEST_TIMEOUT_S = 100.0, 10.0  # as its largest batch: then a batch is given up
+_LOOK_S = 0.25  # between two looks at processes that have nothing to do
 _CLOSE_S = 10.0  # for an idle instance to give back what it has
 
 P = ParamSpec("P")
@@ -84,6 +89,8 @@ class Served:
         self.profile: Profile | None = None  # as it was loaded; what is believed now is the scheduler's
         self.choices: Sequence[str] = ()  # what was chosen for it and why, in words
         self.gate: Callable[[Scheduler, float], None] = lambda _scheduler, _now: None
+        self.changed: Callable[[], None] = lambda: None  # told when it becomes able or unable to run anything
+        self._was_able = True
         self.slot = slot  # where its counters are
         self.row = row
         self._server_row = server_row
@@ -96,6 +103,7 @@ class Served:
         self._driver: Driver | None = None
         self._piece = 1
         self._closed = False
+        self._looking: asyncio.TimerHandle | None = None
         self._replacing: set[asyncio.Task[None]] = set()
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{config.name}-loader")
 
@@ -142,12 +150,17 @@ class Served:
         self.promises = isinstance(policy, Promise)
         scheduler = Scheduler(ready.curve, policy, len(ready.backends))
         knobs = isinstance(policy, Knobs)
-        timeout = ready.config.execution_timeout
+        timeout, chosen = execution_timeout(ready.config, ready.curve)
+        if chosen:
+            log.info("choice", model=self.name, why=chosen)
+            self.choices = (*self.choices, chosen)
         self._driver = driver = Driver(self.name, scheduler, knobs, self, self._loop, timeout)
         weight = ready.config.device_weight
         self._leave_devices = self._devices.join(scheduler, ready.backends, weight, driver.wake)
         for instance, backend in zip(scheduler.instances, ready.backends, strict=True):
             self._driver.place(instance, self._executor(backend))
+        if ready.config.backend == "python":
+            self._look_at_idle()
 
     def _executor(self, backend: Backend | RunsElsewhere) -> Executes:
         if isinstance(backend, RunsElsewhere):
@@ -206,39 +219,73 @@ class Served:
             scheduler.refused_elsewhere(requests, requests, reason, now, source)
             self.turned(scheduler, now)
 
+    @property
+    def able(self) -> bool:
+        """Whether any instance could run a batch now: what readiness means."""
+        return self._driver is not None and self._driver.able
+
+    def look_at_instances(self) -> None:
+        """One of them was lost or placed, or the process that runs them has stalled or moves again."""
+        able = self.able
+        if able:
+            self.driver.accept_again()
+        elif self.promises:  # a restart takes longer than what is promised; without that, one may wait
+            self._refuse_if_down()
+        elif self._was_able and self._loop is not None:
+            self._loop.call_later(_PATIENCE_S, self._refuse_if_down)
+        if able != self._was_able:
+            self._was_able = able
+            self.changed()
+
+    def _look_at_idle(self) -> None:
+        """A process that dies while it has nothing to do tells nobody."""
+        assert self._loop is not None
+        self._looking = self._loop.call_later(_LOOK_S, self._look_at_idle)
+        self.driver.look_at_idle()
+
     def instance_lost(self, instance: Instance, why: str) -> None:
         log.warning("instance-lost", model=self.name, version=self.version, instance=instance.index, why=why)
         if not self._closed:
-            if self.promises:  # a restart takes longer than what is promised; without that, one may wait
-                self._refuse_if_down()
+            self.look_at_instances()
             task = asyncio.get_running_loop().create_task(self._replace(instance))
             self._replacing.add(task)
             task.add_done_callback(self._replacing.discard)
 
     async def _replace(self, instance: Instance) -> None:
         """Load a new instance, with patience: whatever killed the last one may do so again."""
-        assert self._loop is not None
         delay = _FIRST_RETRY_S
         while not self._closed:
             try:
-                count = len(self.driver.scheduler.instances)
-                backend = await self._off_the_loop(
-                    lambda late: late.close(), self._loading.backend, self.config, instance.index, count
-                )
-            except CarpoolError as error:
-                log.error("instance-not-replaced", model=self.name, error=error.message, retry_s=delay)
+                await self._load_in_place_of(instance)
+            except Exception as error:  # also no memory, no process, no thread: the usual reasons why it died
+                if isinstance(error, CarpoolError):
+                    log.error("instance-not-replaced", model=self.name, error=error.message, retry_s=delay)
+                else:
+                    log.exception("instance-not-replaced", model=self.name, retry_s=delay)
                 self._refuse_if_down()
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LAST_RETRY_S)
                 continue
-            self.driver.place(instance, self._executor(backend))
             if self.config.backend == "python":
                 self._server_row.add(columns.RESTARTS["worker"])
             log.info("instance-replaced", model=self.name, version=self.version, instance=instance.index)
             return
 
+    async def _load_in_place_of(self, instance: Instance) -> None:
+        count = len(self.driver.scheduler.instances)
+        backend = await self._off_the_loop(
+            lambda late: late.close(), self._loading.backend, self.config, instance.index, count
+        )
+        try:
+            executor = self._executor(backend)
+        except BaseException:
+            backend.close()
+            raise
+        self.driver.place(instance, executor)
+        self.look_at_instances()
+
     def _refuse_if_down(self) -> None:
-        if not any(instance.available for instance in self.driver.scheduler.instances):
+        if not self._closed and not self.able:
             why = f"{self.name} is down and is being restarted"
             self.driver.refuse_until_placed(Unavailable(why, reason="restarting"))
 
@@ -273,6 +320,8 @@ class Served:
     async def _close(self) -> None:
         self._closed = True
         self.state = State.UNAVAILABLE
+        if self._looking is not None:
+            self._looking.cancel()
         for task in list(self._replacing):
             task.cancel()
         if self._driver is not None:
@@ -291,3 +340,21 @@ def _join(executors: Sequence[Executes]) -> None:
     end = monotonic() + _CLOSE_S
     for executor in executors:
         executor.join(max(0.0, end - monotonic()))
+
+
+def execution_timeout(config: ModelConfig, curve: BatchCurve) -> tuple[float | None, str]:
+    """After how long a batch is given up, and the words for it where that was chosen here.
+
+    A promise knows what a batch should take; a hundred times that is no batch any more. Models without a
+    promise are not measured, and may be meant to take minutes.
+    """
+    told = config.execution_timeout
+    if told is not None:
+        return told or None, ""  # 0: never
+    if not isinstance(config.policy, Promise):
+        return None, ""
+    seconds = max(_SHORTEST_TIMEOUT_S, _TIMES_AS_LONG * curve.times[curve.max_batch])
+    return seconds, (
+        f"A batch that takes longer than {numeral(seconds)} s is given up ({_TIMES_AS_LONG:g} times what the "
+        f"largest takes, at least {_SHORTEST_TIMEOUT_S:g} s); execution_timeout_ms changes that."
+    )

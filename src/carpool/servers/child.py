@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from carpool.observe.logs import stream
 from carpool.observe.output import Output, read_some
@@ -23,10 +23,16 @@ class Child:
     output is the log, for its logger (`keep_stream`); its standard error is a pipe that is read here.
     """
 
-    def __init__(self, module: str, *arguments: str) -> None:
-        """`python -m module arguments… fd`: the last is its end of the control socket."""
+    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        """`python -m module arguments… fd`: the last is its end of the control socket. `environment` is added
+        to ours, where that does not say otherwise."""
         ours, theirs = control_pair()
-        self._written, writing = os.pipe()
+        try:
+            self._written, writing = os.pipe()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         try:
             with theirs:
                 self._process = subprocess.Popen(
@@ -35,6 +41,7 @@ class Child:
                     stdout=stream(),
                     stderr=writing,
                     pass_fds=[theirs.fileno()],
+                    env={**(environment or {}), **os.environ},
                     start_new_session=True,
                 )
         except BaseException:
@@ -43,11 +50,19 @@ class Child:
             raise
         finally:
             os.close(writing)
-        self._pidfd = os.pidfd_open(self._process.pid)
+        try:
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except BaseException:  # no descriptor is left: it must not live on unwatched
+            ours.close()
+            os.close(self._written)
+            self._process.kill()
+            self._process.wait()
+            raise
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._loop.add_reader(self._pidfd, self._ended.set)
-        self._output = Output(process=arguments[0] if arguments else module.split(".")[-2], child=self.pid)
+        process = module.split(".")[-2]  # one of many processes of one kind is told what it is to be
+        self._output = Output(process=arguments[0] if process == "servers" else process, child=self.pid)
         os.set_blocking(self._written, False)
         self._loop.add_reader(self._written, self._read_output)
         self._started = time.monotonic()
@@ -66,15 +81,24 @@ class Child:
         if self._process.returncode is None:
             self._process.kill()
 
+    def abandon(self) -> None:
+        """It cannot be used as it is, and nobody has begun to watch it: end it here and now."""
+        self.kill()
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self.control.close()
+        self._close_output()
+
     async def watch(self, heard: Callable[[Message], None]) -> int:
         """Pass on what it says, to its last word, and return its exit code: negative for a signal."""
         while (message := await self.control.receive()) is not None:
             heard(message)
         await self._ended.wait()
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self.control.close()
-        self._close_output()
+        self._close()
         return self._process.wait()
 
     def _read_output(self) -> bool:

@@ -5,7 +5,7 @@ There are two doors with this shape: one into an engine in the same process, one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Protocol
@@ -74,11 +74,17 @@ class Catalog:
     newest: Mapping[str, ModelEntry] = field(default_factory=dict)  # by name: what serves without a version
     index: Sequence[IndexEntry] = ()
     leaving: Sequence[ModelEntry] = ()  # replaced or unloaded, but front ends may still send to them
+    down: Collection[int] = ()  # keys of those without an instance that could run anything now
     regions: Mapping[str, Region] = field(default_factory=dict)  # by name
     logging: Mapping[str, Any] = field(default_factory=dict)  # v2 log settings, as they are answered
     tracing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # v2 trace settings; "" is global
     extensions: Sequence[str] = ()  # of the protocol, besides those that every server has
     server_name: str = "carpool"  # what the server calls itself to clients
+
+    @property
+    def able(self) -> bool:
+        """Some model can run, or there is none that should: else nothing can be asked of this server."""
+        return not self.entries or any(entry.key not in self.down for entry in self.entries.values())
 
 
 class Slot(Protocol):

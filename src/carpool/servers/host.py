@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -88,13 +88,12 @@ class EngineHost:
             if known is None or int(entry.version) > int(known.version):
                 newest[entry.name] = entry
         leaving = [self._entries[key] for key in fleet.leaving]
+        down = frozenset(key for key, served in fleet.offered.items() if not served.able)
+        halted = {(self._entries[key].name, self._entries[key].version) for key in down}
         folders = self.engine.folders
-        index = [
-            IndexEntry(name, version, state, without_paths(reason, folders))
-            for name, version, state, reason in self.engine.index()
-        ]
+        index = [_index_line(*line, halted, folders) for line in self.engine.index()]
         number = self._catalog.number + 1
-        self._catalog = Catalog(number, self._ready, entries, newest, index, leaving, **self.extra)
+        self._catalog = Catalog(number, self._ready, entries, newest, index, leaving, down, **self.extra)
         for listener in self._listeners:
             listener(self._catalog)
 
@@ -177,3 +176,16 @@ class EngineHost:
         await self.engine.stop(timeout)
         if self._runner is not None:
             await self._runner.close()
+
+
+def _index_line(
+    name: str,
+    version: str,
+    state: str,
+    reason: str,
+    halted: Collection[tuple[str, str]],
+    folders: tuple[str, ...],
+) -> IndexEntry:
+    if (name, version) in halted:
+        return IndexEntry(name, version, State.UNAVAILABLE.value, "its instances are being restarted")
+    return IndexEntry(name, version, state, without_paths(reason, folders))

@@ -51,7 +51,7 @@ class LivePage:
             "server": {
                 "version": __version__,
                 "uptime_s": round(now - self._started, 3),
-                "ready": door.serving and catalog.ready,
+                "ready": door.serving and catalog.ready and catalog.able,
                 "serving": door.serving,
                 **live.server_counts(self._table.server()),
             },

@@ -26,8 +26,16 @@ def look_up(door: Door, name: str, version: str = "") -> ModelEntry:
     return entry
 
 
+def is_model_ready(door: Door, entry: ModelEntry) -> bool:
+    """Whether it could run a request now."""
+    return door.serving and entry.key not in door.catalog.down
+
+
 def not_serving() -> Unavailable:
-    return Unavailable("the server is starting, draining or restarting its engine", reason="not-serving")
+    return Unavailable(
+        "the server is starting, draining or restarting its engine, or the engine does not respond",
+        reason="not-serving",
+    )
 
 
 def _absent(catalog: Catalog, name: str, version: str) -> CarpoolError:

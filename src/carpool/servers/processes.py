@@ -36,11 +36,15 @@ from carpool.servers.link.engine_side import EngineLike, EngineSide
 from carpool.servers.link.gates import GateTable
 from carpool.servers.link.remote_door import RemoteDoor
 from carpool.servers.log_settings import apply_log_settings
+from carpool.servers.pulse import Beats, Pulses, Watch
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_CUT_OFF = 3
 """The time to drain was over before everything was finished."""
+
+ENGINE_BLOCK = 1
+"""Of the counters, and the cell of its signs of life; those of front ends follow."""
 
 _CATALOGUE_S = 1.0
 
@@ -129,6 +133,8 @@ class EngineProcess:
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> int:
+        self._table, self._gates, pulses = map(_mapped, self._first.files)
+        beats = Beats(partial(Pulses(pulses).beat, self._first.body["block"]))
         obeying = asyncio.create_task(self._obey())
         starting = asyncio.create_task(self._start())
         await asyncio.wait({obeying, starting}, return_when=asyncio.FIRST_COMPLETED)
@@ -151,17 +157,17 @@ class EngineProcess:
         if within_s is not None:
             await engine.drain(within_s)
             logger("engine").info("drained")
+        beats.stop()
         return 0
 
     async def _start(self) -> EngineLike:
-        table, gates = map(_mapped, self._first.files)
         start: StartEngine = _load(self._first.body["start"])
-        gate_table = GateTable(gates)
+        gate_table = GateTable(self._gates)
         gate_table.clear()
         return await start(
             self._settings,
             self._first.body["paths"],
-            table=Table(table),
+            table=Table(self._table),
             block=self._first.body["block"],
             write_gate=gate_table.write,
             progress=self._progress,
@@ -214,12 +220,15 @@ class FrontendProcess:
         self._broken = asyncio.Event()
 
     async def run(self) -> int:
-        arena, table, gates, *listening = self._first.files
+        arena, table, gates, pulse_file, *listening = self._first.files
         door = RemoteDoor(
             Arena(_mapped(arena)),
             max_answer_bytes=self._settings.max_body_bytes,
             broken=self._broken.set,
         )
+        pulses, block = Pulses(_mapped(pulse_file)), self._first.body["block"]
+        engine = Watch(partial(pulses.read, ENGINE_BLOCK))
+        Beats(partial(pulses.beat, block), lambda: door.engine_stood_still(engine.look()))
         door.watch(lambda catalog: apply_log_settings(catalog.logging))
         start: StartFrontend = _load(self._first.body["start"])
         sockets = iter(listening)
@@ -232,7 +241,7 @@ class FrontendProcess:
                 for name, count in self._first.body["sockets"].items()
             },
             table=Table(_mapped(table)),
-            block=self._first.body["block"],
+            block=block,
             began=self._first.body["began"],
         )
         obeying = asyncio.create_task(self._obey(door))

@@ -63,6 +63,7 @@ async def engine(
     runner = Runner(settings, lambda: mine.server.add(RESTARTS["worker"]))
     served = engine_for(paths, settings, table, mine, runner)
     host = EngineHost(served, write_gate, runner)
+    runner.stall_changed = served.look_at_instances
     host.listen(lambda catalog: runner.follow_logging(catalog.logging))
     teach(host, settings)
 

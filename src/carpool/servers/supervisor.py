@@ -29,7 +29,9 @@ from carpool.servers.http.server import check_free, listen
 from carpool.servers.link.control import Message
 from carpool.servers.link.gates import GATE_BYTES
 from carpool.servers.log_settings import apply_log_settings
-from carpool.servers.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED, written
+from carpool.servers.processes import ENGINE_BLOCK, EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED, written
+from carpool.servers.pulse import Beats, Pulses, pulse_bytes
+from carpool.servers.watchdog import Watchdog
 
 _PROCESSES = "carpool.servers.processes"
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
@@ -100,9 +102,11 @@ class Supervisor:
         self._start_engine = engine
         self._ready = ready
         self._loading = loading
-        self._engine = Post("engine", 1)
+        self._engine = Post("engine", ENGINE_BLOCK)
         kinds = [kind for kind in frontends for _ in range(kind.count)]
-        self._posts = [Post(kind.name, 2 + index, kind=kind) for index, kind in enumerate(kinds)]
+        self._posts = [
+            Post(kind.name, ENGINE_BLOCK + 1 + index, kind=kind) for index, kind in enumerate(kinds)
+        ]
         self.ports: dict[str, int] = {}
         self._stopping = asyncio.Event()
         self._finished: asyncio.Future[int]
@@ -124,10 +128,14 @@ class Supervisor:
                 return EXIT_CONFIG
             self._table_fd = self._memory(stack, "carpool-metrics", table_bytes(2 + len(self._posts)))
             self._gates_fd = self._memory(stack, "carpool-gates", GATE_BYTES)
+            self._pulses_fd = self._memory(stack, "carpool-pulses", pulse_bytes(2 + len(self._posts)))
+            self._watchdog = Watchdog(Pulses(map_memory(self._pulses_fd)), self._settings.watchdog_s)
             self._table = Table(map_memory(self._table_fd))
             self._block = self._table.block(0)
             stack.enter_context(self._signals())
             _log.info("listening", host=self._settings.host, **self.ports)
+            self._beats = Beats(self._watchdog.look)
+            stack.callback(self._beats.stop)
             for post in (self._engine, *self._posts):
                 self._keepers[post] = asyncio.create_task(self._keep(post))
             code = await self._finished
@@ -139,19 +147,33 @@ class Supervisor:
 
     async def _keep(self, post: Post) -> None:
         """One process after the other, until it is time to stop."""
-        try:
-            while not self._stopping.is_set():
+        while not self._stopping.is_set():
+            try:
                 child = post.child = self._fill(post)
-                code = await child.watch(lambda message: self._heard(post, message))
-                post.child = None
-                self._table.block(post.block)  # its gauges are not true any more
-                if self._stopping.is_set():
-                    self._cut_off |= code != 0
-                else:
-                    await self._pause(post, child, code)
-        except Exception:
-            _log.exception("supervisor-failed", role=post.role)
+            except Exception as error:  # no process, no memory, no descriptor: there may be one later
+                await self._could_not_start(post, error)
+                continue
+            self._watchdog.begin(post.block, post.role, child)
+            code = await child.watch(lambda message: self._hear(post, message))
+            self._watchdog.end(post.block)
+            post.child = None
+            self._table.block(post.block)  # its gauges are not true any more
+            if self._stopping.is_set():
+                self._cut_off |= code != 0
+            else:
+                await self._pause(post, child, code)
+
+    async def _could_not_start(self, post: Post, error: Exception) -> None:
+        post.child = None
+        if not post.was_up:
+            _log.exception("cannot-serve", role=post.role, error=str(error))
             self._finish(EXIT_FAILED)
+            await self._stopping.wait()
+            return
+        delay, post.delay = post.delay, min(2 * post.delay, _LONGEST_DELAY_S)
+        _log.exception("process-not-started", role=post.role, error=str(error), again_in_s=delay)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), delay)
 
     async def _pause(self, post: Post, child: Child, code: int) -> None:
         """After a death: back off, or give up if it has never been any better."""
@@ -175,32 +197,48 @@ class Supervisor:
         post.error = ""
         if post.kind is None:
             child = Child(_PROCESSES, "engine")
-            files = [self._table_fd, self._gates_fd]
-            self._brief(child, post, files, start=self._start_engine, paths=self._paths)
-            connected = [(child, frontend) for frontend in self._posts if frontend.child is not None]
         else:
             self._renew(post)
             child = Child(_PROCESSES, "frontend")
+        try:
+            self._introduce(post, child)
+        except BaseException:
+            post.child = None
+            child.abandon()
+            raise
+        return child
+
+    def _introduce(self, post: Post, child: Child) -> None:
+        """Tell it what it is, and join it with those that it works with."""
+        shared = [self._table_fd, self._gates_fd, self._pulses_fd]
+        if post.kind is None:
+            self._brief(child, post, shared, start=self._start_engine, paths=self._paths)
+        else:
             listening = [sock.fileno() for socks in post.sockets.values() for sock in socks]
-            files = [post.arena, self._table_fd, self._gates_fd, *listening]
             counts = {name: len(socks) for name, socks in post.sockets.items()}
+            files = [post.arena, *shared, *listening]
             self._brief(child, post, files, start=post.kind.start, sockets=counts)
-            connected = []
         _log.info("process-started", role=post.role, child=child.pid)
         post.child = child
-        if post.kind is not None and self._engine.child is not None:
-            connected = [(self._engine.child, post)]
-        for engine, frontend in connected:
-            _connect(engine, frontend)
-        return child
+        engine = self._engine.child
+        for frontend in self._posts if post.kind is None else (post,):
+            if engine is not None and frontend.child is not None:
+                _connect(engine, frontend)
 
     def _brief(self, child: Child, post: Post, files: Sequence[int], **fields: object) -> None:
         common = {"settings": written(self._settings), "block": post.block, "began": self._began}
         child.control.send("start", files, **common, **fields)
 
+    def _hear(self, post: Post, message: Message) -> None:
+        try:
+            self._heard(post, message)
+        except Exception:  # a child that says nonsense is no reason to lose sight of it
+            _log.exception("not-understood", role=post.role, word=message.word)
+
     def _heard(self, post: Post, message: Message) -> None:
         if message.word == "up":
             post.was_up = True
+            self._watchdog.came_up(post.block)
             _log.info("process-up", role=post.role, child=post.child.pid if post.child else None)
             self._announce()
         elif message.word == "ready":

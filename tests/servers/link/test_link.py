@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from carpool.core.job import INFINITY
 from carpool.engine.work import ENCODED, Timing, Work
 from carpool.errors import (
     CarpoolError,
+    DeadlineExceeded,
     InvalidInput,
     ModelError,
     NotFound,
@@ -22,7 +24,9 @@ from carpool.errors import (
     Unavailable,
 )
 from carpool.servers.door import Answer
+from carpool.servers.link.front_link import expiry
 from carpool.servers.link.records import MAX_TEMPLATES, to_frontend
+from carpool.servers.pulse import HOPELESS_S, STALE_S
 from carpool.servers.slot_files import FILE_AT, write_file
 from carpool.types import Datatype, RequestOptions
 from carpool.wire.v2 import RequestHead, TensorHead
@@ -606,3 +610,68 @@ def test_a_slot_of_another_kind_is_refused() -> None:
             assert answers[0].timing == Timing()
 
     run(main())
+
+
+# ---- an engine that hangs, which its link does not show
+
+
+def test_an_engine_that_stands_still_is_not_served_from_and_who_waits_is_answered() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            door = client.door
+            running = client.infer("fixed", FOUR, "run")
+            question = asyncio.ensure_future(door.ask("wait", {}))
+            await until(lambda: link.engine.running)
+            assert door.serving
+            door.engine_stood_still(STALE_S)
+            assert not door.serving
+            refused = await client.infer("fixed", FOUR).answer()
+            assert refused.error is not None
+            assert refused.error.reason == "engine-stalled"
+            assert not running.answers, "it may still come back"
+            door.engine_stood_still(HOPELESS_S)
+            told = await running.answer()
+            assert told.error is not None
+            assert told.error.reason == "engine-stalled"
+            with pytest.raises(Unavailable, match="does not respond"):
+                await question
+            running.call.release()
+            assert door.arena.slots_used == 2, "the engine may still write there"
+            door.engine_stood_still(0.0)
+            assert door.serving
+            link.engine.release()
+            await until(lambda: door.arena.slots_used == 0)
+            assert len(running.answers) == 1, "answered twice"
+            assert await client.infer("fixed", FOUR).output() == FOUR.tolist()
+
+    run(main())
+
+
+def test_a_request_is_answered_at_its_own_deadline_however_long_its_batch_hangs() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            running = client.infer("fixed", FOUR, "run")
+            await until(lambda: link.engine.running)
+            client.door.engine_stood_still(0.0)
+            assert not running.answers, "nothing was promised, and the engine lives"
+            running.call.expires = time.monotonic()
+            client.door.engine_stood_still(0.0)
+            told = await running.answer()
+            assert isinstance(told.error, DeadlineExceeded)
+            running.call.release()
+            assert client.door.arena.slots_used == 2
+            link.engine.release()
+            await until(lambda: client.door.arena.slots_used == 0)
+            assert len(running.answers) == 1
+
+    run(main())
+
+
+def test_when_a_front_end_answers_by_itself() -> None:
+    assert expiry(None, 5.0, INFINITY) == INFINITY
+    assert expiry(None, 5.0, 6.0) == pytest.approx(6.25)
+    assert expiry(0.05, 5.0, INFINITY) == pytest.approx(6.05)
+    assert expiry(30.0, 5.0, INFINITY) == pytest.approx(65.0)
+    assert expiry(30.0, 5.0, 6.0) == pytest.approx(6.25)

@@ -196,3 +196,18 @@ def test_an_abort_waits_for_what_is_being_written(monkeypatch: pytest.MonkeyPatc
         assert stand.answer(0) == [6.0] * WIDTH
         aborter.join(30)
         assert stand.end(1) == [AS_EXPECTED]
+
+
+def test_a_whole_backend_takes_the_place_of_a_hurried_one_between_two_batches() -> None:
+    hurried, whole, late = Doubling(), Doubling(), Doubling()
+    with Stand(hurried) as stand:
+        stand.put(0, 3.0)
+        assert stand.run([0]) == [AS_EXPECTED]
+        stand.instance.swap(whole)
+        assert stand.run([0]) == [AS_EXPECTED]
+        assert stand.answer(0) == [6.0] * WIDTH
+        assert (hurried.batches, whole.batches) == ([1], [1])
+        assert not hurried.alive, "it holds memory of the device"
+    assert not whole.alive
+    stand.instance.swap(late)  # the instance has ended meanwhile
+    assert not late.alive

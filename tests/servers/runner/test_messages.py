@@ -18,6 +18,7 @@ from carpool.servers.runner.arenas import Arenas
 from carpool.servers.runner.messages import (
     AS_EXPECTED,
     Ending,
+    Failure,
     as_file,
     from_file,
     read_endings,
@@ -47,10 +48,10 @@ def test_another_number_of_endings_is_noticed(endings: list[Ending], more: int) 
 
 
 def test_documents_of_any_length_travel_as_files() -> None:
-    document = {"labels": ["x" * 100] * 10_000}
+    document = Failure(3, "x" * 1_000_000)
     with as_file(document) as file:
         received = os.dup(file)
-    assert from_file(received) == document
+    assert from_file(Failure, received) == document
 
 
 def test_an_arena_may_come_after_the_request_that_lies_in_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from carpool.errors import InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.servers import documents
 from carpool.servers.access.keys import Principal, told
 from carpool.servers.grpc.service import Service
+from carpool.servers.lookup import is_model_ready
 from carpool.wire.parameters import shorten
 
 Document = Mapping[str, Any]
@@ -36,10 +37,10 @@ async def _server_ready(service: Service, _request: Any) -> Document:
 async def _model_ready(service: Service, request: Any) -> Document:
     """A model that is not there is not ready, and that is all: as in Triton."""
     try:
-        service.look_up(request.name, request.version)
+        entry = service.look_up(request.name, request.version)
     except (NotFound, Unavailable):
         return {"ready": False}
-    return {"ready": service.door.serving}
+    return {"ready": is_model_ready(service.door, entry)}
 
 
 async def _server_metadata(service: Service, _request: Any) -> Document:

@@ -53,7 +53,8 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        return self.door.serving and self.door.catalog.ready and not self.stopping.is_set()
+        catalog = self.door.catalog
+        return self.door.serving and catalog.ready and catalog.able and not self.stopping.is_set()
 
     def look_up(self, name: str, version: str = "") -> ModelEntry:
         """The version asked for or the newest; raises `NotFound`, or `Unavailable` when it may come."""

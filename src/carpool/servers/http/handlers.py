@@ -14,7 +14,7 @@ from carpool.servers.http.parsing import RequestHead
 from carpool.servers.http.refusals import answer_error
 from carpool.servers.http.responses import JSON_FIELDS
 from carpool.servers.http.service import Service, answer_document
-from carpool.servers.lookup import not_serving
+from carpool.servers.lookup import is_model_ready, not_serving
 from carpool.wire.head import load_object
 from carpool.wire.v2 import encode_error
 
@@ -49,8 +49,8 @@ def ready(service: Service, exchange: Exchange, _variables: Variables) -> None:
 
 
 def model_ready(service: Service, exchange: Exchange, variables: Variables) -> None:
-    service.look_up(variables["model"], variables.get("version", ""))
-    _answer_ready(exchange, service.door.serving)
+    entry = service.look_up(variables["model"], variables.get("version", ""))
+    _answer_ready(exchange, is_model_ready(service.door, entry))
 
 
 def health(service: Service, exchange: Exchange, _variables: Variables) -> None:

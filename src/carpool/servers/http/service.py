@@ -63,7 +63,7 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        return self.door.serving and self.door.catalog.ready
+        return self.door.serving and self.door.catalog.ready and self.door.catalog.able
 
     def look_up(self, name: str, version: str = "") -> ModelEntry:
         """The version asked for or the newest; raises `NotFound`, or `Unavailable` when it may come."""

@@ -1,7 +1,8 @@
 """Words between the supervisor and a child: JSON messages that can carry files, on a Unix socket.
 
-The socket keeps messages apart, so nothing has to be cut or joined. Its end also tells each side that the
-other is gone.
+The socket keeps messages apart, so nothing has to be cut or joined. It takes none that is longer than its
+buffer, so a long one (the names of thousands of models) goes as a file. The end of the socket also tells each
+side that the other is gone.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from typing import Any
 
 import orjson
 
-_MOST_BYTES = 1 << 18
+from carpool.observe.logs import logger
+
+_LONGEST = 1 << 15  # of a message as such; the kernel's buffer is several times that
 _MOST_FILES = 64
+_AS_FILE = b"file"  # the message is what the last file holds; no JSON object looks like this
+_log = logger("control")
 
 
 @dataclass(slots=True)
@@ -52,10 +57,22 @@ class Control:
             return False
         message = orjson.dumps({"word": word, **fields})
         try:
-            socket.send_fds(self._socket, [message], list(files))
-        except OSError:
+            if len(message) > _LONGEST:
+                self._send_as_file(message, files)
+            else:
+                socket.send_fds(self._socket, [message], list(files))
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError | ConnectionError):
+                _log.warning("not-sent", word=word, bytes=len(message), error=str(error))
             return False
         return True
+
+    def _send_as_file(self, message: bytes, files: Sequence[int]) -> None:
+        fd = os.memfd_create("carpool-message", os.MFD_CLOEXEC)
+        with os.fdopen(fd, "wb") as file:
+            file.write(message)
+            file.flush()
+            socket.send_fds(self._socket, [_AS_FILE], [*files, fd])
 
     async def receive(self) -> Message | None:
         """The next message; None for ever once the other side is gone."""
@@ -73,7 +90,7 @@ class Control:
 
     def _read(self) -> None:
         try:
-            data, files, _, _ = socket.recv_fds(self._socket, _MOST_BYTES, _MOST_FILES)
+            data, files, _, _ = socket.recv_fds(self._socket, 2 * _LONGEST, _MOST_FILES)
         except BlockingIOError:
             return
         except OSError:
@@ -83,4 +100,8 @@ class Control:
             return
         for fd in files:
             os.set_inheritable(fd, False)
+        if data == _AS_FILE:
+            with os.fdopen(files.pop(), "rb") as file:
+                file.seek(0)
+                data = file.read()
         self._messages.put_nowait(Message(orjson.loads(data), files))

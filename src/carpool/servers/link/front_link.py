@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from carpool.engine.work import Timing
-from carpool.errors import CarpoolError, TooLarge, Unavailable
+from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
 from carpool.observe.logs import logger
 from carpool.servers.door import Answer
 from carpool.servers.link.catalogs import read_catalog
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 _log = logger("link")
 _HIGH_WATER = 1 << 20  # some 16,000 submissions that the engine has not read: no use in adding to them
 _LIST_BYTES = 16 << 20  # beside the tensors themselves: lists of outputs, catalogues, answers to questions
+_DEADLINE_GRACE_S, _PROMISE_GRACE_S = 0.25, 1.0
 _LOST = "the engine stopped before it answered; try again"
 _pack = TO_ENGINE.pack
 _ndarray = np.ndarray
@@ -82,6 +83,7 @@ class FrontLink(asyncio.Protocol):
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
         template = call.template
+        call.expires = expiry(template.entry.slo, arrived, deadline)
         times = (arrived, deadline, monotonic(), template.outside.seconds)
         self._outbox.put(_pack(SUBMIT, 0, number, template.number, offset, at, capacity, *times))
 
@@ -99,6 +101,18 @@ class FrontLink(asyncio.Protocol):
         self._asks[number] = future  # until it is answered, even if nobody waits: the engine counts as well
         self._outbox.put(to_engine(ASK, number, question))
         return await future
+
+    def look_at_time(self, now: float, *, hopeless: bool) -> None:
+        """Answer who should have had an answer by now; everybody, if there is no hope for the engine."""
+        if hopeless:
+            for call in [call for call in self._calls.values() if call.wanted]:
+                call.give_up(stalled())
+            for future in self._asks.values():
+                if not future.done():
+                    future.set_exception(stalled())
+            return
+        for call in [call for call in self._calls.values() if call.expires < now and call.wanted]:
+            call.give_up(_too_late(call.template.entry.name))
 
     def close(self) -> None:
         self._outbox.close()
@@ -214,6 +228,21 @@ class FrontLink(asyncio.Protocol):
                 _settle(future, status, payload)
         else:
             raise ProtocolError(f"a record of kind {kind}")
+
+
+def expiry(slo: float | None, arrived: float, deadline: float) -> float:
+    """When the front end answers by itself. The engine is the one to say that a deadline passed, and an
+    answer that comes a little late is worth more than none: this is for an engine or a batch that hangs."""
+    own = deadline + _DEADLINE_GRACE_S
+    return own if slo is None else min(own, arrived + slo + max(slo, _PROMISE_GRACE_S))
+
+
+def stalled() -> Unavailable:
+    return Unavailable("the engine does not respond; try again later", reason="engine-stalled")
+
+
+def _too_late(model: str) -> DeadlineExceeded:
+    return DeadlineExceeded(f"{model} has not answered, and the time for it is over", reason="deadline")
 
 
 def _lost() -> Answer:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from carpool.core.job import INFINITY
+from carpool.errors import CarpoolError
 from carpool.observe.logs import logger
 from carpool.servers.arena import ArenaSlot
 from carpool.servers.door import Answer, Slot
@@ -20,7 +22,7 @@ class RemoteCall:
     """Implements `Call`. It holds the input slot until the engine has answered, the output slot until it is
     released, and both for a cancelled call until the engine says that nothing touches them."""
 
-    __slots__ = ("_done", "link", "number", "output", "slot", "template")
+    __slots__ = ("_done", "expires", "link", "number", "output", "slot", "template")
 
     template: Template  # from here on set before it is submitted
     number: int
@@ -30,6 +32,7 @@ class RemoteCall:
         self._done: Callable[[Answer], None] | None = done
         self.output: ArenaSlot | None = None
         self.link: FrontLink | None = None  # while the engine has it
+        self.expires = INFINITY  # when the client is answered without the engine
 
     def cancel(self) -> None:
         wanted, self._done = self._done is not None, None
@@ -38,7 +41,20 @@ class RemoteCall:
         elif wanted:
             self.link.cancel(self)
 
+    def give_up(self, error: CarpoolError) -> None:
+        """Answer without the engine, which may still touch the memory: it is kept until the engine says that
+        it is done with it, or is gone. Never raises."""
+        done, self._done = self._done, None
+        if done is not None and self.link is not None:
+            self.link.cancel(self)
+            try:
+                done(Answer(error=error))
+            except Exception:
+                _log.exception("answer-failed")
+
     def release(self) -> None:
+        if self.link is not None:
+            return  # the engine has it: `finish` releases what nobody waits for
         if self.output is not None:
             self.output.release()
             self.output = None

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 from carpool.core.job import INFINITY
@@ -15,9 +16,10 @@ from carpool.servers.advice import Gate, open_gate
 from carpool.servers.arena import Arena, ArenaSlot, check_fits
 from carpool.servers.asked_fields import NOBODY, Sender
 from carpool.servers.door import Answer, Catalog, ModelEntry, Slot
-from carpool.servers.link.front_link import FrontLink
+from carpool.servers.link.front_link import FrontLink, stalled
 from carpool.servers.link.remote_call import RemoteCall
 from carpool.servers.link.templates import Template
+from carpool.servers.pulse import HOPELESS_S, STALE_S
 from carpool.wire.v2 import RequestHead
 
 _log = logger("link")
@@ -42,6 +44,7 @@ class RemoteDoor:
         self._catalog = Catalog()
         self._known: Mapping[int, ModelEntry] = {}
         self._draining = False
+        self._still = 0.0  # for how long the engine has stood still
         self._listeners: list[Callable[[Catalog], None]] = []
 
     @property
@@ -50,7 +53,12 @@ class RemoteDoor:
 
     @property
     def serving(self) -> bool:
-        return self._link is not None and self._catalog.number > 0 and not self._draining
+        return (
+            self._link is not None
+            and self._catalog.number > 0
+            and not self._draining
+            and self._still < STALE_S
+        )
 
     def watch(self, listener: Callable[[Catalog], None]) -> None:
         self._listeners.append(listener)
@@ -59,6 +67,14 @@ class RemoteDoor:
     def advise(self, gate: Gate) -> None:
         """Ask this before a body is read."""
         self._gate = gate
+
+    def engine_stood_still(self, seconds: float) -> None:
+        """Told every `BEAT_S`: an engine that hangs has not closed its link, and may never do so."""
+        if (seconds >= STALE_S) != (self._still >= STALE_S):
+            _log.warning("engine-stalled" if seconds >= STALE_S else "engine-moves-again")
+        self._still = seconds
+        if self._link is not None:
+            self._link.look_at_time(monotonic(), hopeless=seconds >= HOPELESS_S)
 
     def drain(self) -> None:
         """Not serving any more, although what has begun is still carried through."""
@@ -106,8 +122,8 @@ class RemoteDoor:
     ) -> RemoteCall:
         link = self._link
         call = RemoteCall(slot, done)
-        if link is None or not link.writable:
-            return self._fail(call, _restarted() if link is None else _busy())
+        if link is None or not link.writable or self._still >= STALE_S:
+            return self._fail(call, _restarted() if link is None else self._trouble())
         try:
             if self._known.get(entry.key) is not entry:
                 entry = self._current(entry)
@@ -125,12 +141,15 @@ class RemoteDoor:
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         if self._link is None:
             raise _restarted()
+        if self._still >= STALE_S:
+            raise stalled()
         return await self._link.ask(what, arguments)
 
     # For the link.
 
     def opened(self, link: FrontLink) -> None:
         self._link = link
+        self._still = 0.0
         self._forget()
 
     def renewed(self, catalog: Catalog) -> None:
@@ -163,6 +182,9 @@ class RemoteDoor:
     def _fail(self, call: RemoteCall, error: CarpoolError) -> RemoteCall:
         self._loop.call_soon(call.finish, Answer(error=error))
         return call
+
+    def _trouble(self) -> Unavailable:
+        return stalled() if self._still >= STALE_S else _busy()
 
     def _learn(self, link: FrontLink, entry: ModelEntry, head: RequestHead, sender: Sender) -> Template:
         """The template of a head that was not seen before."""

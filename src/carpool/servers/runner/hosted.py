@@ -31,6 +31,10 @@ from carpool.servers.runner.messages import (
     RUN,
     SEAT,
     TO_RUNNER,
+    Asked,
+    OpenedAs,
+    Opening,
+    Prepared,
     read_endings,
 )
 from carpool.servers.runner.wire import Wire
@@ -43,6 +47,7 @@ _LISTS_BYTES = 64 << 20  # beside the outputs that do not fit their slots: failu
 _SPIN_S = 0.001
 """So long the loop does not sleep for a lone image on a device, which is done by then: waking up would take a
 good part of the time that it took."""
+_ABORT_S = 30.0
 _pack_seat = SEAT.pack
 
 
@@ -52,23 +57,26 @@ class HostedLoading:
     def __init__(self, runner: Runner, number: int, config: ModelConfig, version: ModelVersion) -> None:
         self._runner = runner
         self._number = number
-        self._asked = (config, version)
+        self._asked = Asked(config, version)
         self._found: tuple[Ready, int | None] | None = None  # and the threads of an instance
 
     def prepare(self, tell: Tell) -> Ready:
-        answer = self._runner.wait_for("prepare", self._asked, tell, loading=self._number)
-        ready: Ready = answer[0]
-        _, threads, opened = answer
-        self._found = ready, threads
-        instances = [HostedInstance(self._runner, self._asked[0].name, *which) for which in opened]
-        return replace(ready, backends=instances)
+        found = self._runner.wait_for("prepare", Prepared, self._asked, tell, loading=self._number)
+        self._runner.stand_by_with(found.packages)
+        self._found = found.ready, found.threads
+        return replace(found.ready, backends=[self._instance(which) for which in found.opened])
 
     def backend(self, config: ModelConfig, index: int, count: int) -> HostedInstance:
         """A runner that was started anew learns first what the last one had found out."""
         del config  # what was found goes along
-        document = (self._asked, self._found)
-        which = self._runner.wait_for("open", document, loading=self._number, index=index, count=count)
-        return HostedInstance(self._runner, self._asked[0].name, *which)
+        assert self._found is not None
+        document = Opening(self._asked, *self._found)
+        number = self._number
+        which = self._runner.wait_for("open", OpenedAs, document, loading=number, index=index, count=count)
+        return self._instance(which)
+
+    def _instance(self, which: OpenedAs) -> HostedInstance:
+        return HostedInstance(self._runner, self._asked.config.name, which.number, which.device)
 
 
 class HostedInstance:
@@ -87,6 +95,10 @@ class HostedInstance:
         self._reader = RecordReader(FROM_RUNNER, runner.max_answer_bytes + _LISTS_BYTES)
         self._wire: Wire | None = None
         self._spins_until = 0.0
+
+    @property
+    def responsive(self) -> bool:
+        return not self._runner.stalled
 
     def serve(self, piece: int, hearer: HearsInstances) -> HostedInstance:
         self._hearer = hearer
@@ -165,6 +177,13 @@ class HostedInstance:
         self.alive = False
         self._unsettled, self._works = self._works or (), None
         self._runner.abort(self)
+        self._loop.call_later(_ABORT_S, self._insist)
+
+    def _insist(self) -> None:
+        """A batch that does not end even so holds its device: only the end of its process frees that."""
+        if not self._freed.is_set():
+            _log.error("batch-stuck", model=self._model, after_s=_ABORT_S)
+            self._runner.kill()
 
     def settled(self) -> None:
         for work in self._unsettled:

@@ -66,13 +66,36 @@ class RunnerInstance:
         self._view: View = backend.view if isinstance(backend, Gathers) else _as_they_are
         self._delivery = Delivery(entry.name, most)
         largest = max(1, entry.signature.max_batch)
-        self._batches = BatchRun(backend, entry.signature, largest, piece, self._delivery)
+        self._shape = (entry.signature, largest, piece)
+        self._batches = BatchRun(backend, *self._shape, self._delivery)
+        self._next_backend: Backend | None = None
+        self._swapping = threading.Lock()
+        self._over = False
         self._entry = entry
         self._arenas = arenas
         self._socket = sock
         self._ended = ended
         self._families: dict[int, ServedTemplate] = {}
         threading.Thread(target=self._serve, name=f"{entry.name}-instance", daemon=True).start()
+
+    def swap(self, backend: Backend) -> None:
+        """From another thread: use this one, of the same model, from the next batch on."""
+        with self._swapping:
+            if not self._over and self._next_backend is None:
+                self._next_backend = backend
+                return
+        backend.close()
+
+    def _take_next_backend(self) -> None:
+        """In the instance's own thread, between two batches: nothing is in use."""
+        with self._swapping:
+            backend, self._next_backend = self._next_backend, None
+        if backend is not None:
+            old, self._backend = self._backend, backend
+            self._batches = BatchRun(backend, *self._shape, self._delivery)
+            self._breaks = backend if isinstance(backend, BreaksProcess) else None
+            self._view = backend.view if isinstance(backend, Gathers) else _as_they_are
+            old.close()
 
     def abort(self) -> None:
         """From another thread: returns when nothing will be written any more, however long the batch runs."""
@@ -90,6 +113,9 @@ class RunnerInstance:
             _log.warning("instance-cut-off", model=self._entry.name, error=str(error))
         except Exception:
             _log.exception("instance-failed", model=self._entry.name)
+        with self._swapping:
+            self._over = True
+        self._take_next_backend()
         self._backend.close()
         self._socket.close()
         self._ended()
@@ -105,6 +131,8 @@ class RunnerInstance:
 
     def _obey(self, kind: int, payload: bytes) -> None:
         if kind == RUN:
+            if self._next_backend is not None:
+                self._take_next_backend()
             self._run(payload)
         elif kind == FAMILY:
             (identity,) = IDENTITY.unpack_from(payload)

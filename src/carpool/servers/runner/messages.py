@@ -7,20 +7,25 @@ Each instance has a socket of its own, for batches:
                        RUN      a seat for each request: where it lies and where its outputs go
     runner → engine    DONE      the batch that was asked for last, with what became of each request
 
-Everything else goes over a control socket (`link/control.py`), with documents as files. They are pickled:
-both sides are this very code, and the runner is started by the engine, which alone holds the other end.
+Everything else goes over a control socket (`link/control.py`), with documents as files (`documents.py`).
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar
 
+from carpool.config.model import ModelConfig
+from carpool.config.repository import ModelVersion
+from carpool.engine.loading import Ready
 from carpool.servers.link.records import AS_DECLARED, OK
+from carpool.servers.runner.documents import read_document, write_document
+
+T = TypeVar("T")
 
 FAMILY: Final = 1
 FORGET: Final = 2
@@ -42,6 +47,46 @@ SEAT = struct.Struct("<QQQQQ")
 
 IDENTITY = struct.Struct("<Q")
 _ENDING = struct.Struct("<HHI")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which version to load."""
+
+    config: ModelConfig
+    version: ModelVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """One more instance of what was loaded before, with what was found out then."""
+
+    asked: Asked
+    ready: Ready
+    threads: int | None  # of an instance
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedAs:
+    number: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    ready: Ready
+    threads: int | None
+    opened: list[OpenedAs]
+    packages: list[str]  # that were imported
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """As `link/failures.py` writes it."""
+
+    status: int
+    text: str
+
 
 MAX_FAMILIES = 4096
 """That an instance is to remember."""
@@ -89,14 +134,14 @@ def as_file(document: object) -> Iterator[int]:
     fd = os.memfd_create("carpool-document", os.MFD_CLOEXEC)
     try:
         with open(fd, "wb", closefd=False) as file:
-            pickle.dump(document, file)
+            file.write(write_document(document))
         yield fd
     finally:
         os.close(fd)
 
 
-def from_file(fd: int) -> Any:
-    """Closes it."""
+def from_file(kind: type[T], fd: int) -> T:
+    """Closes it. ValueError where it holds nothing of that kind."""
     with open(fd, "rb") as file:
         file.seek(0)
-        return pickle.load(file)
+        return read_document(kind, file.read())

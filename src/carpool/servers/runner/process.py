@@ -1,4 +1,4 @@
-"""The runner: `python -m carpool.servers.runner.process CONTROL_FD`, started by the engine.
+"""The runner: `python -m carpool.servers.runner.process [MODULE …] CONTROL_FD`, started by the engine.
 
 It is told everything over its control socket, loads in threads of its own, and lives no longer than the
 engine.
@@ -7,18 +7,21 @@ engine.
 from __future__ import annotations
 
 import asyncio
+import importlib
+import logging
 import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
-from weakref import WeakValueDictionary
+from typing import Any, TypeAlias, TypeVar, cast
+from weakref import WeakSet, WeakValueDictionary
 
 from carpool.backends.backend import Backend, SharesDevice
 from carpool.backends.device_memory import limit_device_memory
@@ -33,12 +36,18 @@ from carpool.servers.interpreter import belong_to_parent, spare_the_collector, s
 from carpool.servers.link.control import Control, Message
 from carpool.servers.link.failures import write_failure
 from carpool.servers.log_settings import apply_log_settings
+from carpool.servers.pulse import Beats, Pulses
 from carpool.servers.runner.arenas import Arenas
+from carpool.servers.runner.imported import imported_packages
 from carpool.servers.runner.instance import RunnerInstance
-from carpool.servers.runner.messages import as_file, from_file
+from carpool.servers.runner.later import Later
+from carpool.servers.runner.messages import Asked, Failure, OpenedAs, Opening, Prepared, as_file, from_file
 from carpool.vision.settings import write as write_vision
 
+T = TypeVar("T")
+Work: TypeAlias = Callable[[dict[str, Any], T, Tell], object]
 _log = logger("runner")
+_SERVED_S, _LOOK_S = 60.0, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +73,14 @@ class RunnerProcess:
         self._loadings: WeakValueDictionary[int, Loading] = WeakValueDictionary()
         self._opened: dict[int, Opened] = {}
         self._serving: dict[int, tuple[RunnerInstance, Opened]] = {}
+        self._resumed: WeakSet[Loading] = WeakSet()  # their first instances are opened in a hurry
+        self._later = Later()
         self._words: dict[str, Callable[[Message], None]] = {
             "arena": self._map,
             "forget": lambda message: self._arenas.forget(message.body["number"]),
             "logging": lambda message: apply_log_settings(message.body["settings"]),
-            "prepare": lambda message: self._work(message, self._prepare),
-            "open": lambda message: self._work(message, self._open),
+            "prepare": lambda message: self._work(message, Asked, self._prepare),
+            "open": lambda message: self._work(message, Opening, self._open),
             "serve": self._serve,
             "drop": self._drop,
             "abort": self._abort,
@@ -88,52 +99,73 @@ class RunnerProcess:
 
     # ---- loading, in threads ----------------------------------------------------------------------------
 
-    def _work(self, message: Message, what: Callable[[dict[str, Any], Any, Tell], object]) -> None:
-        thread = threading.Thread(target=self._do, args=(message, what), name="loader", daemon=True)
+    def _work(self, message: Message, kind: type[T], what: Work[T]) -> None:
+        thread = threading.Thread(target=self._do, args=(message, kind, what), name="loader", daemon=True)
         thread.start()
 
-    def _do(self, message: Message, what: Callable[[dict[str, Any], Any, Tell], object]) -> None:
+    def _do(self, message: Message, kind: type[T], what: Work[T]) -> None:
+        with self._later.held():
+            self._answer(message, kind, what)
+
+    def _answer(self, message: Message, kind: type[T], what: Work[T]) -> None:
         ask = message.body["ask"]
 
         def tell(step: str) -> None:
             self._loop.call_soon_threadsafe(partial(self._control.send, "told", ask=ask, step=step))
 
         try:
-            word, document = "answer", what(message.body, from_file(message.files[0]), tell)
+            word, document = "answer", what(message.body, from_file(kind, message.files[0]), tell)
         except CarpoolError as error:
-            word, document = "failure", write_failure(error)
+            word, document = "failure", _failure(error)
         except BaseException as error:  # a model's code may raise anything, and somebody waits
             _log.exception("load-failed")
-            word, document = "failure", write_failure(ModelError(f"{type(error).__name__}: {error}"))
+            word, document = "failure", _failure(ModelError(f"{type(error).__name__}: {error}"))
         self._loop.call_soon_threadsafe(self._reply, word, ask, document)
 
     def _reply(self, word: str, ask: int, document: object) -> None:
         with as_file(document) as file:
             self._control.send(word, [file], ask=ask)
 
-    def _prepare(self, fields: dict[str, Any], asked: Any, tell: Tell) -> object:
-        config, version = asked
-        loading = Loading(config, version, self._profiles)
+    def _prepare(self, fields: dict[str, Any], asked: Asked, tell: Tell) -> Prepared:
+        loading = Loading(asked.config, asked.version, self._profiles)
         ready = loading.prepare(tell)
         self._loadings[fields["loading"]] = loading
         backends = [cast(Backend, backend) for backend in ready.backends]
         ready = replace(ready, backends=())
-        return ready, loading.threads, [self._keep(backend, ready, loading) for backend in backends]
+        kept = [self._keep(backend, ready, loading) for backend in backends]
+        return Prepared(ready, loading.threads, kept, imported_packages())
 
-    def _open(self, fields: dict[str, Any], document: Any, tell: Tell) -> object:
-        (config, version), (ready, threads) = document
+    def _open(self, fields: dict[str, Any], opening: Opening, tell: Tell) -> OpenedAs:
+        config, version, ready = opening.asked.config, opening.asked.version, opening.ready
         loading = self._loadings.get(fields["loading"])
-        if loading is None:
+        if loading is None:  # of a process before this one
             loading = Loading(config, version, self._profiles)
-            loading.resume(ready.config, threads)
+            loading.resume(ready.config, opening.threads)
             self._loadings[fields["loading"]] = loading
-        backend = loading.backend(ready.config, fields["index"], fields["count"], tell)
-        return self._keep(backend, ready, loading)
+            self._resumed.add(loading)
+        place = (ready.config, fields["index"], fields["count"])
+        hurry = loading in self._resumed
+        backend = loading.backend(*place, tell, hurry=hurry)
+        kept = self._keep(backend, ready, loading)
+        if hurry:
+            self._later.add(config.name, partial(loading.backend, *place), partial(self._swap, kept.number))
+        return kept
 
-    def _keep(self, backend: Backend, ready: Ready, loading: Loading) -> tuple[int, str]:
+    def _swap(self, number: int, backend: Backend) -> None:
+        """The instance has by now what makes it fast; in vain for one that has left."""
+        end = time.monotonic() + _SERVED_S
+        while number in self._opened and time.monotonic() < end:
+            time.sleep(_LOOK_S)  # the engine has not said yet that it is to serve
+        known = self._serving.get(number)
+        if known is None:
+            backend.close()
+        else:
+            known[0].swap(backend)
+
+    def _keep(self, backend: Backend, ready: Ready, loading: Loading) -> OpenedAs:
         number = next(self._numbers)
         self._opened[number] = Opened(backend, ready, loading)
-        return number, backend.device if isinstance(backend, SharesDevice) else ""
+        return OpenedAs(number, backend.device if isinstance(backend, SharesDevice) else "")
 
     # ---- instances --------------------------------------------------------------------------------------
 
@@ -175,6 +207,11 @@ class RunnerProcess:
         self._loop.call_soon_threadsafe(partial(self._control.send, "settled", instance=number))
 
 
+def _failure(error: CarpoolError) -> Failure:
+    status, payload = write_failure(error)
+    return Failure(status, payload.decode())
+
+
 def _entry(ready: Ready) -> ModelEntry:
     """As much of it as templates are checked against."""
     return ModelEntry(
@@ -190,26 +227,41 @@ def _entry(ready: Ready) -> ModelEntry:
     )
 
 
-async def _live(fd: int, stream: int) -> None:
+def _as_runner(record: logging.LogRecord) -> bool:
+    record.name = "carpool.runner"
+    return True
+
+
+async def _live(fd: int, names: Sequence[str], stream: int) -> None:
     control = Control(socket.socket(fileno=fd))
+    # Before anybody says what for: one that stands by has this behind it when it is needed. What is made at
+    # import stays for ever.
+    for name in ("torch", *names):
+        with suppress(Exception):  # a model that needs it says so
+            importlib.import_module(name)
+    spare_the_collector()
     first = await control.receive()
     if first is None:
         return
     configure(first.body["log_format"], first.body["log_level"], stream)
-    with suppress(ImportError):  # a model that needs it says so
-        import torch  # noqa: F401 - before anything is loaded: what it makes at import stays for ever
-    spare_the_collector()
+    logging.getLogger("carpool.engine").addFilter(_as_runner)  # the code that loads is the engine's as well
+    (pulse_file,) = first.files
+    pulses = Pulses(map_memory(pulse_file))
+    os.close(pulse_file)
+    beats = Beats(lambda: pulses.beat(0))
     await RunnerProcess(control, first).run()
+    beats.stop()
 
 
 def main(arguments: list[str]) -> int:
-    fd = int(arguments[0])
+    *names, last = arguments
+    fd = int(last)
     belong_to_parent()
     stream = keep_stream()
     os.set_inheritable(fd, False)
     switch_often()
     try:
-        asyncio.run(_live(fd, stream))
+        asyncio.run(_live(fd, names, stream))
     except Exception:
         _log.exception("process-failed")
         return 1

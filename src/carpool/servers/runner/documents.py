@@ -1,0 +1,123 @@
+"""Settings and results as JSON, and back by the types that they are declared with: nothing else can come in.
+
+What runs in the runner is users' code, so the engine reads what it says as it would a stranger's words: what
+is not of the declared type is refused, and no class is made but those that the types name. Pickle would run
+whatever it is told to.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import json
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from carpool.core.curve import BatchCurve
+
+T = TypeVar("T")
+
+_IS = "is"  # the name of the class, for where the type leaves a choice
+_SCALARS = (str, int, float, bool, type(None))
+
+
+def write_document(document: object) -> bytes:
+    return json.dumps(_plain(document)).encode()
+
+
+def read_document(kind: type[T], data: bytes) -> T:
+    """ValueError where it is nothing of that type. `kind` may be any type with arguments, too."""
+    try:
+        return cast(T, _read(kind, json.loads(data)))
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, _SCALARS):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, BatchCurve):
+        return {
+            "points": _plain(value.points),
+            "max_batch": value.max_batch,
+            "buckets": _plain(value.buckets),
+        }
+    if is_dataclass(value) and not isinstance(value, type):
+        made = {each.name: _plain(getattr(value, each.name)) for each in fields(value) if each.init}
+        return {_IS: type(value).__name__, **made}
+    if isinstance(value, Mapping):
+        return [[_plain(key), _plain(one)] for key, one in value.items()]
+    if isinstance(value, Sequence | frozenset | set):
+        return [_plain(one) for one in value]
+    raise TypeError(f"{type(value).__name__} cannot be sent")
+
+
+def _read(kind: Any, value: Any) -> Any:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _read_one_of(get_args(kind), value)
+    if origin is not None:
+        return _read_many(origin, get_args(kind), value)
+    if kind in (str, int, bool, type(None)) and type(value) is kind:
+        return value
+    if kind is float and type(value) in (int, float):
+        return float(value)
+    if isinstance(kind, type):
+        return _read_class(kind, value)
+    raise ValueError(f"{_short(value)} is not of {kind}")
+
+
+def _read_class(kind: type, value: Any) -> Any:
+    if issubclass(kind, enum.Enum) and type(value) is str:
+        return kind[value]
+    if issubclass(kind, Path) and type(value) is str:
+        return Path(value)
+    if kind is BatchCurve and type(value) is dict:
+        points = _read(tuple[tuple[int, float], ...], value["points"])
+        return BatchCurve(points, _read(int, value["max_batch"]), _read(tuple[int, ...], value["buckets"]))
+    if is_dataclass(kind) and type(value) is dict and value.get(_IS) == kind.__name__:
+        declared = _declared(kind)
+        given = {name: one for name, one in value.items() if name != _IS}
+        if not given.keys() <= declared.keys():
+            raise ValueError(f"{kind.__name__} has no {', '.join(given.keys() - declared.keys())}")
+        return kind(**{name: _read(declared[name], one) for name, one in given.items()})
+    raise ValueError(f"{_short(value)} is not of {kind.__name__}")
+
+
+@functools.cache
+def _declared(kind: type) -> Mapping[str, Any]:
+    hints = get_type_hints(kind)
+    return {each.name: hints[each.name] for each in fields(kind) if each.init}
+
+
+def _read_one_of(kinds: Sequence[Any], value: Any) -> Any:
+    for kind in kinds:
+        try:
+            return _read(kind, value)
+        except (ValueError, KeyError, TypeError):
+            continue
+    raise ValueError(f"{_short(value)} is none of {kinds}")
+
+
+def _read_many(origin: Any, inner: Sequence[Any], value: Any) -> Any:
+    if type(value) is not list:
+        raise ValueError(f"{_short(value)} is no list")
+    if issubclass(origin, Mapping):
+        return {_read(inner[0], key): _read(inner[1], one) for key, one in value}
+    if origin is tuple and inner[-1] is not Ellipsis:
+        if len(inner) != len(value):
+            raise ValueError(f"{len(value)} values instead of {len(inner)}")
+        return tuple(_read(one, each) for one, each in zip(inner, value, strict=True))
+    found = [_read(inner[0], one) for one in value]
+    return found if origin is list else frozenset(found) if origin is frozenset else tuple(found)
+
+
+def _short(value: object) -> str:
+    return repr(value)[:100]

@@ -1,0 +1,92 @@
+"""Instances that are lost: replaced, however often that fails, and told of truthfully meanwhile."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from carpool import Engine
+from carpool.backends import python as python_backend
+from carpool.backends.worker_process import WorkerProcess
+from carpool.config.model import ModelConfig
+from carpool.core.curve import BatchCurve
+from carpool.core.policy import Promise
+from carpool.engine import served as served_module
+from carpool.engine.served import execution_timeout
+from carpool.errors import DeadlineExceeded, ModelError
+from engine import repositories
+from engine.scripted import run, until
+from engine.test_engine import row
+
+MORTAL = "import os\ndef predict(x):\n    if x[0, 0] == 13: os._exit(3)\n    return x"
+
+
+@pytest.mark.parametrize(
+    "failure", [OSError(errno.EAGAIN, "no process"), MemoryError(), RuntimeError("can't start new thread")]
+)
+def test_a_replacement_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    monkeypatch.setattr(served_module, "_FIRST_RETRY_S", 0.01)
+    repositories.python(tmp_path, MORTAL)
+    failed: list[int] = []
+
+    def refuses_twice(*arguments: Any, **named: Any) -> Any:
+        if len(failed) < 2:
+            failed.append(1)
+            raise failure
+        return WorkerProcess(*arguments, **named)
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            (served,) = engine.fleet.offered.values()
+            changes: list[bool] = []
+            served.changed = lambda: changes.append(served.able)
+            assert served.able
+            monkeypatch.setattr(python_backend, "WorkerProcess", refuses_twice)
+            with pytest.raises(ModelError, match="died"):
+                await engine.infer("model", row(13, 0))
+            await until(lambda: changes == [False, True])
+            assert len(failed) == 2
+            assert (await engine.infer("model", row(1, 2)))["y"].tolist() == [[1, 2]]
+
+    run(story())
+
+
+def test_a_model_with_a_promise_that_hangs_is_replaced_without_being_told_when(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_module, "_SHORTEST_TIMEOUT_S", 0.5)
+    code = "import time\ndef predict(x):\n    if x[0, 0] == 13: time.sleep(600)\n    return x"
+    repositories.python(tmp_path, code, head="slo_ms = 60000", max_batch=1)
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            (served,) = engine.fleet.offered.values()
+            assert any("is given up" in choice for choice in served.choices)
+            with pytest.raises(DeadlineExceeded) as caught:
+                await engine.infer("model", row(13, 0))
+            assert caught.value.reason == "execution-timeout"
+            await until(lambda: served.able)
+            assert (await engine.infer("model", row(1, 2)))["y"].tolist() == [[1, 2]]
+
+    run(story())
+
+
+def test_a_promise_gives_up_a_batch_that_takes_far_longer_than_any() -> None:
+    def chosen(told: float | None, policy: object, fixed: float = 0.001) -> tuple[float | None, str]:
+        config = cast(ModelConfig, SimpleNamespace(execution_timeout=told, policy=policy))
+        return execution_timeout(config, BatchCurve.linear(fixed, 0.001, 8))
+
+    promise = Promise(0.05, 8)
+    seconds, why = chosen(None, promise)
+    assert seconds == 10.0
+    assert "longer than 10 s" in why
+    assert chosen(None, promise, fixed=0.992)[0] == pytest.approx(100.0)
+    assert chosen(2.5, promise) == (2.5, "")
+    assert chosen(0.0, promise) == (None, "")
+    assert chosen(None, None) == (None, "")
