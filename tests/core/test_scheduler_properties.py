@@ -77,6 +77,8 @@ class Player:
             timeout=0.005 if pick % 4 == 0 else 0.0,
             outside=0.002 * (pick % 11),
         )
+        if not ready:
+            job.ready_at = self.now + 0.005 * (pick % 6)
         self.jobs.append(job)
         if self.core.offer(job, self.now, ready=ready) is not None:
             self.refused.add(job)
