@@ -82,7 +82,7 @@ class Driver:
             sent = now if work.sent is None else work.sent
             age.seen(sent - work.arrived, now)
             lag.seen(now - sent, now)
-            refusal = scheduler.offer(work, now)
+            refusal = scheduler.offer(work, now, ready=work.ready_at == -INFINITY)
             if refusal is not None:
                 error = turned_away(self._model, work, refusal, knobs=self._knobs)
                 work.done(work, Outcome(error=error))
@@ -101,6 +101,12 @@ class Driver:
             or now - self._looked_at > _LOOK_S
             or scheduler.next_expiry < self._reminder.at
         )
+
+    def ready(self, work: Work) -> None:
+        """Its inputs are there. Nothing, if it was given up meanwhile."""
+        self.scheduler.ready(work, now := monotonic())
+        if self._is_worth_a_turn(now):
+            self._plan_turn()
 
     def cancel(self, work: Work) -> None:
         """The client has gone. `done` is still called, when nothing reads the inputs any more."""
@@ -124,11 +130,9 @@ class Driver:
 
     def fail_waiting(self, error: CarpoolError) -> None:
         """Nobody is left to run them: tell everybody who waits."""
-        for lane in list(self.scheduler.lanes):
-            for line in list(lane.lines.values()):
-                for work in cast(list[Work], list(line)):
-                    self.scheduler.cancel(work, monotonic())
-                    work.done(work, Outcome(error=error))
+        for work in _works(self.scheduler.lanes.everybody()):
+            self.scheduler.cancel(work, monotonic())
+            work.done(work, Outcome(error=error))
 
     async def drained(self, timeout: float | None) -> bool:
         """Wait until nobody waits or runs; False when that took too long."""
