@@ -78,7 +78,13 @@ class ImageRoute:
                 raise not_serving()
             target = self.current()
             now = exchange.head_at
-            refusal = service.pictures.refuses(target.entry, now + self.asked.budget, now, self.asked.sender)
+            refusal = service.pictures.refuses(
+                target.entry,
+                now + self.asked.budget,
+                now,
+                self.asked.sender,
+                exchange.head.content_length or 0,
+            )
             if refusal is None:
                 return self._plan(exchange, target)
         except CarpoolError as error:
