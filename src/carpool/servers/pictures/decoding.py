@@ -47,7 +47,8 @@ class Decoding(Generic[T]):
     """
 
     __slots__ = (
-        *("_deadline", "_job", "_over", "_slot", "_then", "_weight", "_work", "_workers", "call", "ready_in"),
+        *("_deadline", "_job", "_offered", "_over", "_slot", "_then", "_weight", "_work", "_workers"),
+        *("call", "ready_in"),
     )
 
     call: Call  # set as soon as the door has taken it
@@ -69,7 +70,8 @@ class Decoding(Generic[T]):
         self._weight = weight
         self._job: Job | None = None
         self._over = False
-        self.ready_in = workers.foresee(weight, monotonic())
+        self._offered = monotonic()
+        self.ready_in = workers.foresee(weight, self._offered)
 
     def admitted(self) -> None:
         """The gate has let it in."""
@@ -87,14 +89,14 @@ class Decoding(Generic[T]):
             self._slot.release()
 
     def _decoded(self, made: T | None, error: BaseException | None) -> None:
-        job, self._job = self._job, None  # it knows us too: let go, or only the collector could free both
+        self._job = None  # it knows us too: let go, or only the collector could free both
         if self._over:
             self._slot.release()
             return
         self._over = True
         if error is None:
-            assert job is not None
-            self._workers.decoded(job)
+            now = monotonic()
+            self._workers.came_true(self.ready_in, now - self._offered, now)
             self.call.ready(self._slot)
         else:
             self.call.cancel()

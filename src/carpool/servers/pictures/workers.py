@@ -38,15 +38,13 @@ def threads_for(frontends: int) -> int:
 class Job:
     """Work for a thread. `weight`, of what begins a picture, is how much there is to decode."""
 
-    __slots__ = ("begun", "foreseen", "joined", "then", "weight", "work")
+    __slots__ = ("begun", "then", "weight", "work")
 
     def __init__(self, work: Callable[[], Any] | None, then: Then, weight: float = 0.0) -> None:
         self.work = work  # None: it is not wanted any more
         self.then = then
         self.weight = weight
         self.begun = False
-        self.joined = 0.0
-        self.foreseen = 0.0  # seconds, when it joined
 
 
 def _nobody(*_: object) -> None:
@@ -108,10 +106,8 @@ class Workers:
     ) -> Job:
         """Do the first part of a picture's work in a thread, after those whose deadline is earlier."""
         job = Job(work, then, weight)
-        job.joined = now = monotonic()
         with self._lock:
             self._sequence += 1
-            job.foreseen = self._forecast.seconds(weight, now)
             self._forecast.joined(weight)
             self._waiting += 1
             heappush(self._beginning, (deadline, self._sequence, job))
@@ -215,11 +211,10 @@ class Workers:
 
     # ── in the loop ──
 
-    def decoded(self, job: Job) -> None:
-        """Its tensor is there, and the loop knows: what was foreseen is compared with what it took."""
-        now = monotonic()
+    def came_true(self, foreseen: float, taken: float, now: float) -> None:
+        """A tensor is there, and the loop knows: so long that was to take from its offer on, and took."""
         with self._lock:
-            self._forecast.came_true(job.foreseen, now - job.joined, now)
+            self._forecast.came_true(foreseen, taken, now)
 
     def _deliver(self) -> None:
         self._told = False
