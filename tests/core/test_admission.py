@@ -193,3 +193,8 @@ def test_the_first_that_is_there_leaves_alone_and_the_others_wait_for_it() -> No
     core = Scheduler(BatchCurve.parse("800+20", 4), Promise(2.0, 4))
     let_in = sum(core.offer(coming(0.0, 0.0), 0.0, ready=False) is None for _ in range(60))
     assert 1 < let_in <= 5  # that one, and at most a batch behind it: not two batches of four
+
+
+def test_an_idle_instance_starts_a_picture_as_soon_as_it_is_there() -> None:
+    core = Scheduler(BatchCurve.parse("120+2", 8), Promise(0.3, 8))
+    assert core.offer(coming(0.0, 0.150), 0.0, ready=False) is None  # 150 + 1.1 × 122 ms: no batch is missed

@@ -21,7 +21,10 @@ def wait_of_coming(
     is given up later. And if it is not there by then, batches leave without it, one after the other while
     there is traffic, and it rides in the first that begins when it is.
     """
-    if 0 < len(core.instances.idle) <= core.lanes.waiting:
+    idle = len(core.instances.idle)
+    if idle > core.lanes.waiting:
+        return max(wait, job.ready_at - now)  # nobody is before it, and an instance is free
+    if idle:
         wait += instance.speed.mean * core.curve.times[1]  # the first that is there leaves at once, alone
     wait *= instance.speed.cautious / instance.speed.mean
     late = job.ready_at - now - wait
