@@ -144,3 +144,70 @@ def test_without_a_promise_there_is_no_lag_to_speak_of() -> None:
     for _ in range(200):
         core.lag.seen(10.0, 1.0)
     assert core.refuses(Job(1.0), 1.0) is None
+
+
+def coming(at: float, ready_at: float) -> Job:
+    job = Job(at)
+    job.ready_at = ready_at
+    return job
+
+
+def test_one_whose_input_comes_too_late_is_refused_with_when_it_would_finish() -> None:
+    core = scheduler()
+    assert core.offer(coming(0.0, 0.040), 0.0, ready=False) is None
+    refusal = core.offer(coming(0.0, 0.048), 0.0, ready=False)
+    assert refusal is not None
+    assert refusal.reason is Reason.CANNOT_FINISH
+    assert refusal.predicted_finish >= 0.053
+
+
+def test_one_whose_input_misses_a_batch_rides_in_the_next() -> None:
+    core = scheduler(slo=0.030)
+    core.offer(Job(0.020, images=8), 0.020)
+    core.decide(0.020)
+    core._supply.add(1000, 0.020)  # so many become ready that batches follow each other
+    free_at = core.instances[0].free_at
+    assert core.offer(coming(0.020, free_at - 0.001), 0.020, ready=False) is None
+    refusal = core.offer(coming(0.020, free_at + 0.004), 0.020, ready=False)
+    assert refusal is not None
+    assert refusal.predicted_finish > free_at + 0.005
+
+
+def test_of_pictures_no_more_gather_than_are_let_in() -> None:
+    """What is asked beyond what can be decoded asks nothing of the device."""
+    core = scheduler()
+    core.refused_elsewhere(images=2000, requests=2000, reason=Reason.OVERLOAD, now=0.0)
+    assert core.offer(coming(0.0, 0.030), 0.0, ready=False) is None
+
+
+def test_only_one_of_those_who_are_coming_is_a_probe() -> None:
+    core = scheduler()
+    core.instances[0].speed.mean = core.instances[0].speed.cautious = 100.0
+    assert core.offer(coming(0.0, 0.001), 0.0, ready=False) is None
+    refusal = core.offer(coming(0.0, 0.001), 0.0, ready=False)
+    assert refusal is not None
+    assert refusal.reason is Reason.CANNOT_FINISH
+
+
+def test_a_picture_of_which_nothing_is_known_is_no_tensor() -> None:
+    """Before anything was decoded it is expected at once: still only one of them is a probe."""
+    core = scheduler()
+    core.instances[0].speed.mean = core.instances[0].speed.cautious = 100.0
+    first = coming(0.0, 0.0)
+    assert core.offer(first, 0.0, ready=False) is None
+    assert core.offer(coming(0.0, 0.0), 0.0, ready=False) is not None
+    core.ready(first, 0.001)
+    batch = core.decide(0.001).batch  # and that one runs, or nobody would ever learn
+    assert batch is not None
+    assert batch.jobs == [first]
+
+
+def test_the_first_that_is_there_leaves_alone_and_the_others_wait_for_it() -> None:
+    core = Scheduler(BatchCurve.parse("800+20", 4), Promise(2.0, 4))
+    let_in = sum(core.offer(coming(0.0, 0.0), 0.0, ready=False) is None for _ in range(60))
+    assert 1 < let_in <= 5  # that one, and at most a batch behind it: not two batches of four
+
+
+def test_an_idle_instance_starts_a_picture_as_soon_as_it_is_there() -> None:
+    core = Scheduler(BatchCurve.parse("120+2", 8), Promise(0.3, 8))
+    assert core.offer(coming(0.0, 0.150), 0.0, ready=False) is None  # 150 + 1.1 × 122 ms: no batch is missed

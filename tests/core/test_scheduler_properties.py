@@ -83,6 +83,8 @@ class Player:
             timeout=0.005 if pick % 4 == 0 else 0.0,
             outside=0.002 * (pick % 11),
         )
+        if not ready:
+            job.ready_at = self.now + 0.005 * (pick % 6)
         self.jobs.append(job)
         refusal = self.core.offer(job, self.now, ready=ready)
         if refusal is not None:

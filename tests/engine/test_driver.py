@@ -19,7 +19,7 @@ from carpool.engine.batch_run import BatchResult
 from carpool.engine.driver import Driver
 from carpool.engine.executor import Executor
 from carpool.engine.work import Outcome, Timing, Work
-from carpool.errors import Refused
+from carpool.errors import Refused, Unavailable
 
 SLO = 0.2
 
@@ -323,3 +323,40 @@ def test_who_rides_when_the_model_is_closed_is_told(hand: Hand, monkeypatch: pyt
     hand.driver.close()
     hand.end_batch()
     assert told == ["rides"]
+
+
+def coming(hand: Hand, name: str, seconds: float) -> Work:
+    """Submit one whose inputs are expected in so many seconds."""
+    work = Work({}, lambda _work, outcome: hand.answers.__setitem__(name, outcome), arrived=hand.now)
+    work.ready_at = hand.now + seconds
+    hand.driver.submit([work])
+    hand.turn()
+    return work
+
+
+def test_one_whose_inputs_are_coming_runs_when_they_are_there(hand: Hand) -> None:
+    work = coming(hand, "first", 0.010)
+    hand.wait(0.012)
+    assert not hand.given
+    hand.driver.ready(work)
+    hand.turn()
+    assert [list(works) for works in hand.given] == [[work]]
+
+
+def test_a_deadline_that_passes_while_inputs_are_coming_is_told_then(hand: Hand) -> None:
+    coming(hand, "late", 0.010)
+    hand.wait(SLO - 0.021)
+    assert not hand.answers
+    hand.wait(0.002)  # from here on it could not run in time
+    assert hand.answers["late"].error is not None
+    assert hand.answers["late"].error.reason == "deadline"
+
+
+def test_when_no_instance_is_left_those_who_are_coming_are_told_too(hand: Hand) -> None:
+    work = coming(hand, "unlucky", 0.010)
+    hand.driver.refuse_until_placed(Unavailable("it is being restarted", reason="restarting"))
+    assert hand.answers["unlucky"].error is not None
+    hand.driver.ready(work)  # its inputs are made meanwhile: nothing comes of them
+    hand.turn()
+    assert not hand.given
+    assert hand.driver.idle

@@ -105,6 +105,8 @@ class FakeCall:
     arrived: float
     deadline: float
     sender: Sender
+    ready_in: float | None = None
+    admitted: Callable[[], None] | None = None
     cancelled: bool = False
     released: bool = False
     answered: bool = False
@@ -128,7 +130,7 @@ class FakeCall:
 
     def finish(self, error: CarpoolError | None = None) -> None:
         """Answer now, in the loop's thread; without an error, with what the model's function says."""
-        if self.cancelled:
+        if self.cancelled or self.answered:
             return
         answer = Answer(error=error, timing=TIMING) if error else self._run()
         answer.sent, answer.outside = monotonic(), self.door.outside
@@ -143,17 +145,36 @@ class FakeCall:
             return Answer(error=error, timing=TIMING)
         return Answer([_tensor(spec, outputs[spec.name]) for spec in model.outputs], timing=TIMING)
 
+    @property
+    def is_ready(self) -> bool:
+        return self.ready_in is None
+
+    def let_in(self) -> None:
+        if self.admitted is not None and not (self.cancelled or self.answered):
+            self.admitted()
+
+    def ready(self, slot: Slot) -> None:
+        assert self.ready_in is not None
+        assert slot is self.slot
+        self.ready_in = None
+        if self.answered or self.cancelled:
+            slot.release()
+        elif not self.door.held:
+            asyncio.get_running_loop().call_soon(self.finish)
+
     def cancel(self) -> None:
         assert not self.answered
         assert not self.cancelled
         self.cancelled = True
-        self.slot.release()
+        if self.is_ready:
+            self.slot.release()
 
     def release(self) -> None:
         assert self.answered
         assert not self.released
         self.released = True
-        self.slot.release()
+        if self.is_ready:
+            self.slot.release()
 
 
 def _tensor(spec: TensorSpec, values: Any) -> Tensor:
@@ -168,6 +189,7 @@ class FakeDoor:
         self.models = {(model.name, model.version): model for model in models}
         self.serving = True
         self.held = False
+        self.admits = True  # what is offered before its tensors
         self.refusal: CarpoolError | None = None
         self.slots = slots
         self.left = 1.0  # of all memory
@@ -232,10 +254,16 @@ class FakeDoor:
         arrived: float,
         deadline: float = INFINITY,
         sender: Sender = NOBODY,
+        ready_in: float | None = None,
+        admitted: Callable[[], None] | None = None,
     ) -> FakeCall:
-        call = FakeCall(self, entry, head, slot, tail, done, arrived, deadline, sender)
+        call = FakeCall(self, entry, head, slot, tail, done, arrived, deadline, sender, ready_in, admitted)
         self.calls.append(call)
-        if not self.held:
+        if ready_in is not None and not self.admits:
+            pass  # the test decides
+        elif ready_in is not None:
+            asyncio.get_running_loop().call_soon(call.let_in)
+        elif not self.held:
             asyncio.get_running_loop().call_soon(call.finish)
         return call
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import floor
 from typing import TYPE_CHECKING
 
-from carpool.core.job import Job, Reason, Refusal
+from carpool.core.coming import wait_of_coming
+from carpool.core.job import INFINITY, READY, Job, Reason, Refusal
 from carpool.core.queue import Lane
 
 if TYPE_CHECKING:
@@ -21,9 +22,11 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     batches that small cannot keep up with the traffic. While every instance is gone the answer is no at once:
     to replace one takes far longer than anybody promises.
     """
-    oversell, curve, instances = core.constants.oversell, core.curve, core.instances
+    curve, instances = core.curve, core.instances
     if instances.gone:
         return Refusal(Reason.RESTARTING, retry_after=slo, waiting=core.lanes.waiting)
+    coming = job.ready_at > -INFINITY  # its input is: nobody is let in for whom it might be made for nothing
+    oversell = 1.0 if coming else core.constants.oversell
     share = shares.of(lane)
     batch = curve.efficient[shares.largest]
     batches_ahead = floor(oversell * lane.waiting / (batch * share))
@@ -33,6 +36,8 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     else:
         instance = instances.next_free
         wait = behind + (instance.free_at - now if instance.free_at > now else 0.0)
+    if coming:
+        wait = wait_of_coming(core, instance, job, batch, wait, now)
     room = instances.fits(instance, job.due - now - wait)
     if room < job.images:
         if is_probe(core, job, slo, now):
@@ -43,6 +48,8 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     most = instances.pace * curve.throughput(batch) * share
     rate = lane.rate.at(now) if share < 1.0 else shares.to_keep_up_with(core, lane, now)
     gathered = oversell * rate * wait / share
+    if coming:  # no more gather than are let in, and decoding may carry less than is asked
+        gathered = min(gathered, (lane.waiting + job.images) / share)
     carried = instances.pace * curve.throughput(room) * share
     if room < min(batch, gathered) and carried < core.constants.keeps_up * rate:
         reason = Reason.OVERLOAD if share == 1.0 else Reason.OVER_SHARE
@@ -67,6 +74,8 @@ def is_probe(core: Scheduler, job: Job, slo: float, now: float) -> bool:
     """
     if job.deadline - job.arrived < 0.99 * slo or now >= job.due:
         return False
+    if job.ready_at > -INFINITY and job.state is not READY and core.lanes.waiting:
+        return False  # its input is still to come, as another's is, who will show how it is
     if any(now - instance.idle_since >= slo for instance in core.instances.idle):
         return True
     return bool(core.instances.idle) and core.belief.is_overdue(job.images, now)

@@ -45,6 +45,16 @@ class Constants:
     """One answer that took longer on its way moves the estimate by a fifth of the difference, one that took
     less by half of it per second since the last: a stall is reckoned with at once, and for two seconds."""
 
+    decode_weight: float = 0.15
+    decode_most: float = 4.0
+    decode_surprise: float = 0.2
+    decode_memory_s: float = 0.5
+    """One picture moves what decoding is thought to take by so much of the difference, and counts at most as
+    four times what was thought: a neighbour who comes or goes is reckoned with after some ten pictures, and
+    one picture that takes a hundred times as long as the others shuts the gate on nobody. One that came later
+    than foreseen moves the next forecast by a fifth of that, and half a second later most of it is forgotten:
+    a gate that was shut for it would never learn that it is over."""
+
     most_unread: float = 0.2
     """Requests may lie in their sockets for a fifth of a promise. If that lasts, their front end gets more
     than it can read and serve: it turns newcomers away unread. With a quarter, the way back would take what

@@ -59,6 +59,7 @@ class Job:
         "payload",
         "priority",
         "rank",
+        "ready_at",
         "shape",
         "source",
         "state",
@@ -89,6 +90,7 @@ class Job:
         self.latest = latest  # a newer frame of the source takes its place while it waits
         self.timeout = timeout
         self.payload = payload
+        self.ready_at = -INFINITY  # when its input is expected, for one that is offered before it is there
         self.state = NEW
         self.rank = 0.0  # its place in its queue: a deadline, or the order of arrival
         self.lane: Lane | None = None

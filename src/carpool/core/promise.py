@@ -8,7 +8,7 @@ from carpool.core.admission import gate
 from carpool.core.batcher import next_batch
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
-from carpool.core.job import GivenUp, Job, Reason, Refusal
+from carpool.core.job import INFINITY, GivenUp, Job, Reason, Refusal
 from carpool.core.outside import planned
 from carpool.core.policy import Promise
 from carpool.core.shares import Shares, level_of
@@ -27,6 +27,7 @@ class PromisePolicy:
     def __init__(self, settings: Promise, curve: BatchCurve, constants: Constants = CONSTANTS) -> None:
         self.settings = settings
         self._constants = constants
+        self._curve = curve
         self.shares = Shares(settings.slo, self._largest(curve))
         self.max_images = settings.max_batch
         self.max_queue = settings.max_queue
@@ -36,6 +37,7 @@ class PromisePolicy:
         return max(1, min(self.settings.max_batch, curve.max_batch, curve.fits(self.settings.slo)))
 
     def adopt(self, core: Scheduler, now: float) -> None:
+        self._curve = core.curve
         self.shares.cap(self._largest(core.curve))
         self.shares.refresh(core, now)
 
@@ -52,7 +54,9 @@ class PromisePolicy:
         """Its lane keeps its turn; within the lane the earliest deadline still goes first."""
 
     def expires(self, job: Job) -> float:
-        return job.due
+        """One whose input is still to come is too late when it could not run any more; so it is told, and
+        its input need not be made. Who waits with its input is judged when an instance is free."""
+        return job.due if job.ready_at == -INFINITY else job.due - self._curve.times[job.images]
 
     def expired(self, core: Scheduler, job: Job, now: float) -> Reason | None:
         return Reason.DEADLINE

@@ -130,7 +130,8 @@ class Lanes:
     """All lanes of one model and their totals. The number of sources with a lane of their own is bounded."""
 
     __slots__ = (
-        *("_by_key", "_constants", "_served", "by_shape", "credit", "frames", "ready", "requests", "waiting"),
+        *("_by_key", "_constants", "_served", "by_shape", "coming", "credit", "frames", "ready"),
+        *("requests", "waiting"),
     )
 
     def __init__(self, *, by_shape: bool, constants: Constants = CONSTANTS) -> None:
@@ -139,6 +140,7 @@ class Lanes:
         self._by_key: dict[tuple[int, str], Lane] = {}
         self._served: dict[int, float] = {}
         self.frames = Frames()
+        self.coming: dict[Job, None] = {}  # offered, and their inputs are not there yet
         self.credit = 0  # images
         self.waiting = 0
         self.ready = 0
@@ -149,6 +151,11 @@ class Lanes:
 
     def __len__(self) -> int:
         return len(self._by_key)
+
+    def everybody(self) -> list[Job]:
+        """All who wait, with their inputs or for them."""
+        lines = (line for lane in self for line in lane.lines.values())
+        return [*(job for line in lines for job in line), *self.coming]
 
     def lane(self, level: int, source: str, now: float) -> Lane:
         """The lane of this source; the shared one when every own lane is in use."""
@@ -191,6 +198,7 @@ class Lanes:
             # Whoever was away may be a batch ahead of the others, for a burst, but hoards no more credit.
             lane.served = max(lane.served, self._served.get(lane.level, 0.0) - self.credit)
         job.state = READY
+        self.coming.pop(job, None)
         lane.ready += images
         self.ready += images
         shape = job.shape if self.by_shape else None
@@ -207,6 +215,8 @@ class Lanes:
             lane.ready -= images
             self.ready -= images
             lane.lines[job.shape if self.by_shape else None].left(job)
+        else:
+            self.coming.pop(job, None)
         lane.waiting -= images
         self.waiting -= images
         lane.requests -= 1
@@ -224,6 +234,8 @@ class Lanes:
             lane.ready += job.images
             self.ready += job.images
             lane.lines[job.shape if self.by_shape else None].returned(job)
+        else:
+            self.coming[job] = None
         lane.waiting += job.images
         self.waiting += job.images
         lane.requests += 1

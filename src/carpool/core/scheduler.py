@@ -35,6 +35,9 @@ class Decision:
     given_up: list[GivenUp] = field(default_factory=list)
 
 
+_AT_ONCE_S = 1e-4  # inputs that come sooner are there
+
+
 class Scheduler:
     """One model's scheduler. A job is offered, made ready, dispatched in a batch, and finished with it."""
 
@@ -64,6 +67,8 @@ class Scheduler:
         self.outside = Lag(constants.rate_memory_s)  # what their clients wait beside the queue and the batch
         memory = constants.rate_memory_s
         self._rate = Rate(memory if self.slo == INFINITY else max(memory, self.slo))
+        self._coming = Lag(memory)  # from their offer until their inputs are there
+        self._supply = Rate(memory)
         self._sequence = 0
         self._expiries: list[tuple[float, int, Job]] = []
         self._in_order: deque[Job] = deque()
@@ -77,6 +82,8 @@ class Scheduler:
         self.ledger.offered += 1
         self._sequence += 1
         self.outside.seen(job.outside, now)
+        if not ready:
+            self._coming.seen(job.ready_at - now, now)
         level, source = self.policy.place(job, self._sequence)
         job.lane = lane = self.lanes.lane(level, source, now)
         old = self.lanes.frames.waiting(job.source) if job.latest else None
@@ -91,6 +98,8 @@ class Scheduler:
         self._watch(job)
         if ready:
             self._ready(job, old, now)
+        else:
+            self.lanes.coming[job] = None
         return None
 
     def refuses(self, job: Job, now: float) -> Refusal | None:
@@ -111,7 +120,9 @@ class Scheduler:
 
     def ready(self, job: Job, now: float) -> None:
         """The job's input is there: it may run. Too late for one that has left meanwhile."""
-        self._ready(job, None, now)
+        if job.state is OFFERED:
+            self._supply.add(job.images, now)
+            self._ready(job, None, now)
 
     def cancel(self, job: Job, now: float) -> bool:
         """The client has gone. True if that spared the work; a running batch goes on without an answer."""
@@ -207,6 +218,20 @@ class Scheduler:
     def rate(self, now: float) -> float:
         """Images offered per second, refusals included."""
         return self._rate.at(now)
+
+    def supply(self, now: float) -> float:
+        """Images per second that came late and became ready: what batches are made of, where inputs are."""
+        return self._supply.at(now)
+
+    def newcomer(self, source: str, now: float) -> Job:
+        """One that comes now, as the others did lately: as old when it gets here, with its input as far away,
+        and its answer as long on the way."""
+        age = self.age.at(now) + self.lag.at(now)
+        job = Job(now - age, source=source, outside=self.outside.at(now))
+        coming = self._coming.at(now)
+        if coming > _AT_ONCE_S:
+            job.ready_at = now + coming
+        return job
 
     def saturation(self, now: float) -> float:
         """0 when a newcomer would run at once, 1 when the wait alone would take its whole promise."""

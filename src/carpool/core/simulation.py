@@ -9,6 +9,7 @@ from random import Random
 
 from carpool.core.arrivals import Arrival
 from carpool.core.curve import BatchCurve
+from carpool.core.decode_stage import Decoder, DecodeStage
 from carpool.core.instance import Batch
 from carpool.core.job import Job, Reason
 from carpool.core.scheduler import Scheduler
@@ -65,6 +66,7 @@ class Simulation:
         seed: int = 0,
         latest: bool = False,
         outside: float = 0.0,
+        decoder: Decoder | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.device = device
@@ -72,6 +74,7 @@ class Simulation:
         self.latest = latest  # requests that name a source are frames, of which the newest counts
         self.outside = outside  # seconds that clients wait beside the queue and the batch, and it is known
         self._random = Random(seed)
+        self.stage = None if decoder is None else DecodeStage(decoder, self._random)
         self._running: list[tuple[float, Batch]] = []
         self.run = Run()
 
@@ -97,15 +100,23 @@ class Simulation:
             outside=self.outside,
             payload=ride,
         )
-        ride.refused = self.scheduler.offer(job, arrival.at) is not None
+        stage = self.stage
+        if stage is not None:
+            job.ready_at = arrival.at + stage.forecast.seconds(1.0, arrival.at)
+        ride.refused = self.scheduler.offer(job, arrival.at, ready=stage is None) is not None
+        if stage is not None and not ride.refused:
+            stage.admitted(job, arrival.at)
 
     def _advance(self, until: float, look_again: float | None) -> float | None:
         """Play whatever the device and the scheduler do before this time."""
         while True:
             ends = min(self._running, key=lambda entry: entry[0], default=(inf, None))
-            at = min(ends[0], inf if look_again is None else look_again)
+            decoded = inf if self.stage is None else self.stage.next_end
+            at = min(ends[0], decoded, inf if look_again is None else look_again)
             if at >= until or at == inf:
                 return look_again
+            if self.stage is not None and decoded <= at:
+                self.scheduler.ready(self.stage.end(at), at)
             if ends[1] is not None and ends[0] <= at:
                 self._running.remove(ends)
                 self._finish(ends[1], at)
@@ -116,6 +127,8 @@ class Simulation:
             decision = self.scheduler.decide(now)
             for gone in decision.given_up:
                 gone.job.payload.given_up = True
+                if self.stage is not None:
+                    self.stage.given_up(gone.job)
                 gone.job.payload.replaced = gone.reason is Reason.REPLACED
             if decision.batch is None:
                 return decision.look_again

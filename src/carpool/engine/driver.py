@@ -92,7 +92,7 @@ class Driver:
             age.seen(sent - work.arrived, now)
             lag.seen(now - sent, now)
             try:
-                refusal = scheduler.offer(work, now)
+                refusal = scheduler.offer(work, now, ready=work.ready_at == -INFINITY)
             except Exception as error:
                 log.exception("offer-failed", model=self._model)
                 self._turn_away(work, _failed(error))
@@ -116,6 +116,12 @@ class Driver:
             or now - self._looked_at > _LOOK_S
             or scheduler.next_expiry < self._reminder.at
         )
+
+    def ready(self, work: Work) -> None:
+        """Its inputs are there. Nothing, if it was given up meanwhile."""
+        self.scheduler.ready(work, now := monotonic())
+        if self._is_worth_a_turn(now):
+            self._plan_turn()
 
     def cancel(self, work: Work) -> None:
         """The client has gone. `done` is still called, when nothing reads the inputs any more."""
@@ -156,11 +162,9 @@ class Driver:
 
     def fail_waiting(self, error: CarpoolError) -> None:
         """Nobody is left to run them: tell everybody who waits."""
-        for lane in list(self.scheduler.lanes):
-            for line in list(lane.lines.values()):
-                for work in cast(list[Work], list(line)):
-                    self._withdraw(work)
-                    self._tell(work, Outcome(error=error))
+        for work in _works(self.scheduler.lanes.everybody()):
+            self._withdraw(work)
+            self._tell(work, Outcome(error=error))
 
     async def drained(self, timeout: float | None) -> bool:
         """Wait until nobody waits or runs; False when that took too long."""

@@ -238,6 +238,12 @@ class Engine:
             work.key = key
         served.driver.submit(works)
 
+    def ready(self, work: Work) -> None:
+        """The inputs of a work that was submitted before them (`ready_at`) are there."""
+        served = self.fleet.find(work.key)
+        if served is not None:
+            served.driver.ready(work)
+
     def cancel(self, work: Work) -> None:
         served = self.fleet.find(work.key)
         if served is not None:

@@ -119,7 +119,7 @@ def given_up(model: str, job: Job, reason: Reason, now: float, retry_after: floa
     if reason is Reason.DEADLINE:
         deadline = numeral(numbers["deadline_ms"], 4)
         why = f"the deadline of {deadline} ms passed in the queue"
-        if job.due <= now < job.deadline:  # told before it has passed: an answer takes its time to the client
+        if now < job.deadline:  # told before it has passed: a batch and the way to the client take time
             why = f"after {numeral(numbers['waited_ms'], 4)} of its {deadline} ms in the queue "
             why += "no answer could reach the client in time"
         return DeadlineExceeded(f"{model}: {why}", numbers=numbers)

@@ -65,11 +65,8 @@ def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> Non
 
 
 def _verdict(scheduler: Scheduler, source: str, now: float) -> tuple[float, ...]:
-    """Nothing, or a refusal in numbers. Whoever comes now will be as old as the others when it gets
-    here, and its answer will take as long to leave."""
-    age = scheduler.age.at(now) + scheduler.lag.at(now)
-    newcomer = Job(now - age, source=source, outside=scheduler.outside.at(now))
-    refusal = scheduler.refuses(newcomer, now)
+    """Nothing, or a refusal in numbers."""
+    refusal = scheduler.refuses(scheduler.newcomer(source, now), now)
     if refusal is None:
         return ()
     code = float(_REASONS.index(refusal.reason))

@@ -116,6 +116,10 @@ class Answer:
 class Call(Protocol):
     """One inference under way."""
 
+    def ready(self, slot: Slot) -> None:
+        """The tensors of a call that was made before them are in this slot, which is the call's from here on:
+        given back at once if it was answered meanwhile."""
+
     def cancel(self) -> None:
         """The client has gone. `done` is not called any more; everything is released when it is safe."""
 
@@ -166,11 +170,17 @@ class Door(Protocol):
         arrived: float,
         deadline: float = INFINITY,
         sender: Sender = NOBODY,
+        ready_in: float | None = None,
+        admitted: Callable[[], None] | None = None,
     ) -> Call:
         """Run a request whose tensors lie in `slot.view[tail:]` at the offsets of `head`.
 
         The slot belongs to the call from here on, unless this raises. `done` is called at most once, never
         before this returns. `deadline` is the client's own; the promise is added behind the door.
+
+        With `ready_in` the tensors are still to come, in about so many seconds. The request counts from now
+        on; `admitted` is called, at most once and never before this returns, when the gate has let it in, and
+        before that nothing need be done for it. The slot stays the caller's until `Call.ready`.
         """
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:

@@ -126,6 +126,9 @@ class EngineHost:
     def submit(self, key: int, works: Sequence[Work]) -> None:
         self.engine.submit(key, works)
 
+    def ready(self, work: Work) -> None:
+        self.engine.ready(work)
+
     def cancel(self, work: Work) -> None:
         self.engine.cancel(work)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
-from carpool.core.job import INFINITY
+from carpool.core.job import INFINITY, OFFERED
 from carpool.core.outside import Outside
 from carpool.engine.inputs import shape_key
 from carpool.engine.work import ENCODED, Outcome, Work
@@ -26,25 +26,28 @@ from carpool.wire.v2 import RequestHead, bind
 class LocalCall:
     """One inference under way, its slot with it."""
 
-    __slots__ = ("_cancelled", "_done", "_door", "_entry", "_slot", "outside", "work")
+    __slots__ = ("_cancelled", "_done", "_door", "_entry", "_over", "_slot", "outside", "work")
 
     def __init__(
-        self, door: LocalDoor, entry: ModelEntry, slot: Slot, done: Callable[[Answer], None]
+        self, door: LocalDoor, entry: ModelEntry, slot: Slot | None, done: Callable[[Answer], None]
     ) -> None:
         self._door = door
         self._entry = entry
         self._slot = slot
         self._done = done
         self._cancelled = False
+        self._over = False
         self.outside = door.outside_of(entry)
         self.work: Work | None = None
 
     def ended(self, work: Work, outcome: Outcome) -> None:
         if self._cancelled:
-            self._slot.release()
+            self._over = True
+            self.release()
         elif self.work is None:  # within infer: the caller has not got its call yet
             self._door.loop.call_soon(self.ended, work, outcome)
         else:
+            self._over = True
             self._done(self._answer(outcome))
 
     def _answer(self, outcome: Outcome) -> Answer:
@@ -56,13 +59,25 @@ class LocalCall:
         ]
         return Answer(tensors, timing=outcome.timing, sent=monotonic(), outside=self.outside)
 
+    def ready(self, slot: Slot) -> None:
+        self._slot = slot
+        if self._over:  # it was answered while its tensors were on their way
+            slot.release()
+        elif self.work is not None:
+            self._door.host.ready(self.work)
+
+    def let_in(self, admitted: Callable[[], None]) -> None:
+        if not (self._cancelled or self._over):
+            admitted()
+
     def cancel(self) -> None:
         self._cancelled = True
         if self.work is not None:
             self._door.host.cancel(self.work)
 
     def release(self) -> None:
-        self._slot.release()
+        if self._slot is not None:
+            self._slot.release()
 
 
 class LocalDoor:
@@ -128,8 +143,10 @@ class LocalDoor:
         arrived: float,
         deadline: float = INFINITY,
         sender: Sender = NOBODY,
+        ready_in: float | None = None,
+        admitted: Callable[[], None] | None = None,
     ) -> LocalCall:
-        call = LocalCall(self, entry, slot, done)
+        call = LocalCall(self, entry, slot if ready_in is None else None, done)
         if head.encoded:
             inputs = {head.inputs[0].name: bind_file(slot.view, tail)}
         else:
@@ -150,8 +167,12 @@ class LocalDoor:
             shape=ENCODED if head.encoded else shape_key(entry.signature, inputs),
             encoded=head.encoded,
         )
+        if ready_in is not None:
+            work.ready_at = monotonic() + ready_in
         self.host.submit(entry.key, [work])
         call.work = work
+        if work.state is OFFERED and admitted is not None:
+            self.loop.call_soon(call.let_in, admitted)
         return call
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:

@@ -92,7 +92,7 @@ class FrontEnd:
         return self.server.call(function)
 
     def wait_for_call(self) -> FakeCall:
-        until(lambda: bool(self.door.calls))
+        until(lambda: bool(self.door.calls) and self.door.calls[-1].is_ready)
         return self.door.calls[-1]
 
     def until_slots_are_back(self) -> None:

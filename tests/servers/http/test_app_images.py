@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
-import select
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,9 +13,10 @@ import orjson
 import pytest
 from PIL import Image
 
-from carpool.errors import ModelError, Refused, TooLarge
+from carpool.errors import DeadlineExceeded, ModelError, Refused, Replaced, TooLarge
+from carpool.servers.pictures.models import PictureModel
 from servers.http.front_end import FrontEnd, error_of, front_end
-from servers.http.harness import PATIENCE, Client, Response, chunked, post, until
+from servers.http.harness import PATIENCE, Response, chunked, post, until
 from servers.http.test_multipart import BOUNDARY, file_part, form
 from servers.picture_models import (
     BLUE,
@@ -283,11 +283,11 @@ def test_a_model_that_is_replaced_is_used_from_the_next_picture_on(served: Front
         (picture(), b"Content-Type: multipart/form-data\r\n"),
     ],
 )
-def test_bad_input_is_a_clear_400_that_reaches_no_engine(served: FrontEnd, body: bytes, extra: bytes) -> None:
+def test_bad_input_is_a_clear_400_that_no_model_sees(served: FrontEnd, body: bytes, extra: bytes) -> None:
     response = ask(served, "/detect", body, extra)
     assert response.status == 400, response.body
     error_of(response)
-    assert not served.door.calls
+    assert all(call.cancelled and not call.is_ready for call in served.door.calls)
     served.until_slots_are_back()
 
 
@@ -355,29 +355,55 @@ def test_the_deadline_and_the_source_go_through_the_door(served: FrontEnd) -> No
     assert ask(served, "/detect", picture(), b"X-Carpool-Deadline-Ms: x\r\n").status == 400
 
 
-def test_a_deadline_that_passes_before_decoding_is_a_504_without_decoding(served: FrontEnd) -> None:
-    workers = served.app._service.pictures.workers
-    for budget_ms in (20, 200, 2000):  # the first is enough, unless the machine is slow to read the request
-        with holding(served) as go, served.connect() as client:
-            client.send(post("/detect", picture(), b"X-Carpool-Deadline-Ms: %d\r\n" % budget_ms))
-            until(lambda client=client: workers.waiting == 1 or _is_answered(client))
-            if workers.waiting:
-                [slot] = served.door.slots_in_use
-                before = bytes(slot.view)
-                threading.Event().wait(1.5e-3 * budget_ms)  # the deadline itself has no event
-                assert bytes(slot.view) == before
-                go.set()
-                response = client.response()
-                break
-    else:
-        pytest.fail("the deadline always passed before the request was read")
-    assert response.status == 504
-    assert error_of(response)["reason"] == "deadline"
-    assert not served.door.calls
+def test_a_picture_that_is_refused_is_not_decoded(served: FrontEnd) -> None:
+    """The engine hears of it when it is here, and has the last word before any work is done for it."""
+    served.door.admits = False
+    with served.connect() as client:
+        client.send(post("/detect", picture()))
+        until(lambda: bool(served.door.calls))
+        [call] = served.door.calls
+        assert call.ready_in is not None
+        served.run(lambda: call.finish(Refused("too much")))
+        assert client.response().status == 429
+    served.until_slots_are_back()
+    assert served.count("finder", "carpool_decode_duration_seconds_count") == 0
 
 
-def _is_answered(client: Client) -> bool:
-    return bool(select.select([client.socket], [], [], 0)[0])
+def test_who_is_given_up_while_it_waits_to_be_decoded_is_told_then_and_not_decoded(served: FrontEnd) -> None:
+    with holding(served) as go, served.connect() as client:
+        client.send(post("/detect", picture()))
+        until(lambda: served.app._service.pictures.workers.waiting == 1)
+        [call] = served.door.calls
+        served.run(lambda: call.finish(DeadlineExceeded("too late")))
+        assert client.response().status == 504  # the threads are still busy with something else
+        assert served.app._service.pictures.workers.waiting == 0
+        served.until_slots_are_back()
+        go.set()
+    assert served.count("finder", "carpool_decode_duration_seconds_count") == 0
+
+
+def test_who_is_given_up_while_a_thread_decodes_it_keeps_its_slot_until_that_is_done(
+    served: FrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+    prepare = PictureModel.prepare
+
+    def slowly(self: PictureModel, *given: Any) -> Any:
+        begun.set()
+        go.wait(PATIENCE)
+        return prepare(self, *given)
+
+    monkeypatch.setattr(PictureModel, "prepare", slowly)
+    with served.connect() as client:
+        client.send(post("/detect", picture()))
+        assert begun.wait(PATIENCE)
+        [call] = served.door.calls
+        served.run(lambda: call.finish(DeadlineExceeded("too late")))
+        assert client.response().status == 504
+        assert len(served.door.slots_in_use) == 1  # the thread is writing to it
+        go.set()
+        served.until_slots_are_back()
+    assert not call.is_ready
 
 
 def test_a_full_queue_of_pictures_is_refused_before_their_bodies(served: FrontEnd) -> None:
@@ -448,11 +474,11 @@ def test_a_client_that_leaves_before_decoding_is_not_decoded_for(served: FrontEn
         )
         until(lambda: served.app._service.pictures.workers.waiting == 1)
         client.reset()
-        until(lambda: served.server.server.connections == 0)
-        assert len(served.door.slots_in_use) == 1  # the thread could be writing to it
+        served.until_slots_are_back()  # at once: no thread has begun
+        assert served.app._service.pictures.workers.waiting == 0
         go.set()
-        served.until_slots_are_back()
-    assert not served.door.calls
+    assert [call.cancelled for call in served.door.calls] == [True]
+    assert served.count("finder", "carpool_decode_duration_seconds_count") == 0
     assert failures(served, "finder") >= 1
 
 
@@ -517,19 +543,22 @@ def test_pictures_are_counted(served: FrontEnd) -> None:
 LIVE = b"X-Carpool-Source: cam\r\nX-Carpool-Latest: 1\r\n"
 
 
-def test_a_frame_that_waits_to_be_decoded_is_replaced_by_a_newer_one(served: FrontEnd) -> None:
+def test_frames_go_through_the_door_before_they_are_decoded(served: FrontEnd) -> None:
+    """Which of them takes whose place is for the engine to say, which knows those of every front end."""
     frame = b"POST /detect HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (LIVE, len(picture()))
     with holding(served) as go, served.connect() as first, served.connect() as second:
         first.send(frame + picture())
-        until(lambda: served.app._service.pictures.workers.waiting == 1)
+        until(lambda: len(served.door.calls) == 1)
         second.send(frame + picture())
+        until(lambda: len(served.door.calls) == 2)
+        served.run(lambda: served.door.calls[0].finish(Replaced("a newer frame")))
         response = first.response()
         assert (response.status, orjson.loads(response.body)["reason"]) == (409, "replaced")
         go.set()
         assert second.response().status == 200
-    assert [call.sender[:2] for call in served.door.calls] == [("cam", True)]
+    assert [call.sender[:2] for call in served.door.calls] == [("cam", True)] * 2
     served.until_slots_are_back()
-    until(lambda: len(served.app._service.pictures.frames) == 0)
+    assert served.count("finder", "carpool_decode_duration_seconds_count") == 1
 
 
 def test_frames_name_their_source_and_come_alone(served: FrontEnd) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from carpool.core.job import GONE, OFFERED, READY
 from carpool.engine.work import Outcome, Timing, Work
 from carpool.errors import Cancelled, ConfigError, NotFound, Refused
 from carpool.servers.door import Catalog, ModelEntry
@@ -65,6 +66,7 @@ class EchoEngine:
     def __init__(self) -> None:
         self.waiting: list[Work] = []
         self.running: list[Work] = []
+        self.coming: list[Work] = []  # all that were offered before their inputs
         self.submitted = 0
         self.together: list[tuple[int, int]] = []  # by key, how many came at once
         self.catalog = catalog_of(1, MODELS)
@@ -79,13 +81,21 @@ class EchoEngine:
     def _submit(self, key: int, work: Work) -> None:
         self.submitted += 1
         work.key = key
-        if work.source == "hold":
+        if work.ready_at > 0.0 and work.source != "refuse":
+            work.state = OFFERED
+            self.coming.append(work)
+        elif work.source == "hold":
             self.waiting.append(work)
         elif work.source == "run":
             self.running.append(work)
         elif work.source == "explode":
             raise RuntimeError("the engine exploded")
         else:
+            self.finish(work)
+
+    def ready(self, work: Work) -> None:
+        if work.state is OFFERED:
+            work.state = READY
             self.finish(work)
 
     def share(self, arena: int, file: int) -> None:
@@ -95,8 +105,10 @@ class EchoEngine:
         """Nothing was shared."""
 
     def cancel(self, work: Work) -> None:
-        if work in self.waiting:
-            self.waiting.remove(work)
+        if work in self.waiting or work.state is OFFERED:
+            if work in self.waiting:
+                self.waiting.remove(work)
+            work.state = GONE
             work.done(work, Outcome(error=Cancelled("the client left")))
 
     def release(self) -> None:

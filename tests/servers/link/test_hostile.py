@@ -20,11 +20,14 @@ from carpool.servers.link.records import (
     ASK,
     CANCEL,
     CATALOG,
+    COMING,
     DONE,
     GONE,
     MAX_ASKS,
+    MAX_SOURCES,
     MAX_TEMPLATES,
     OK,
+    SOURCE,
     SUBMIT,
     TEMPLATE,
     TO_ENGINE,
@@ -46,13 +49,13 @@ def template(number: int = 1, **changes: Any) -> bytes:
         "key": 1,
         "inputs": [("x", "FP32", (1, 4), 0, 16, True)],
         "wanted": [],
-        "priority": 0,
-        "timeout": 0.0,
-        "source": "",
-        "latest": False,
         "encoded": False,
     }
     return to_engine(TEMPLATE, number, orjson.dumps(document | changes))
+
+
+def source(name: str, number: int = 1) -> bytes:
+    return to_engine(SOURCE, number, name.encode())
 
 
 def submit(
@@ -62,10 +65,25 @@ def submit(
     at: int = 0,
     output: int = 4096,
     room: int = 4096,
+    arrived: float = 0.0,
     deadline: float = 9e9,
     outside: float = 0.0,
+    timeout: float = 0.0,
+    coming: float | None = None,
+    priority: int = 0,
+    source: int = 0,
 ) -> bytes:
-    return TO_ENGINE.pack(SUBMIT, 0, call, template, at, output, room, 0.0, deadline, 0.0, outside)
+    times = (arrived, deadline, 0.0, outside, timeout, coming or 0.0)
+    flags = 0 if coming is None else COMING
+    return TO_ENGINE.pack(SUBMIT, 0, call, template, at, output, room, *times, priority, source, flags)
+
+
+def held(call: int = 1, **more: Any) -> bytes:
+    """One that the engine keeps until it is told to go on."""
+    return submit(call, source=1, **more)
+
+
+HOLD = template() + source("hold")
 
 
 def x(datatype: str = "FP32", shape: Any = (1, 4), offset: Any = 0, size: Any = 16, name: Any = "x") -> Any:
@@ -81,7 +99,7 @@ LIES = {
     "no template": submit(),
     "unknown record": to_engine(99, 1),
     "an engine's record": to_engine(DONE, 1),
-    "endless payload": TO_ENGINE.pack(TEMPLATE, 0xFFFFFFFF, 1, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0),
+    "endless payload": TO_ENGINE.pack(TEMPLATE, 0xFFFFFFFF, 1, 0, 0, 0, 0, *[0.0] * 6, 0, 0, 0),
     "the same template twice": template() + template(),
     "too many templates": b"".join(template(number) for number in range(MAX_TEMPLATES + 1)),
     "too many questions": b"".join(
@@ -91,10 +109,10 @@ LIES = {
     "input far beyond": template() + submit(at=2**64 - 1),
     "output beyond the arena": template() + submit(output=SIZE, room=1),
     "room beyond the arena": template() + submit(output=0, room=2**64 - 1),
-    "a call twice": template(source="hold") + submit() + submit(),
+    "a call twice": HOLD + held() + held(),
     "deadline not a number": template() + submit(deadline=float("nan")),
     "deadline before time": template() + submit(deadline=-1.0),
-    "more calls than slots": template(source="hold") + b"".join(submit(call) for call in range(300)),
+    "more calls than slots": HOLD + b"".join(held(call) for call in range(300)),
     "not JSON": to_engine(TEMPLATE, 1, b"{"),
     "a list": to_engine(TEMPLATE, 1, b"[]"),
     "half a template": to_engine(TEMPLATE, 1, b'{"key": 1}'),
@@ -113,11 +131,20 @@ LIES = {
     "input missing": template(inputs=[]),
     "unknown output": template(wanted=["z"]),
     "output of another type": template(wanted=[7]),
-    "priority below 0": template(priority=-1),
-    "priority of another type": template(priority="high"),
-    "timeout not a number": template(timeout=None),
-    "timeout below 0": template(timeout=-0.5),
-    "source too long": template(source="s" * 257),
+    "timeout not a number": template() + submit(timeout=float("nan")),
+    "timeout without end": template() + submit(timeout=float("inf")),
+    "timeout below 0": template() + submit(timeout=-0.5),
+    "source too long": source("s" * 257),
+    "source without a name": source(""),
+    "source that is no text": to_engine(SOURCE, 1, b"\xff"),
+    "source 0": source("zero", 0),
+    "source beyond all": source("far", MAX_SOURCES + 1),
+    "source that nobody named": template() + submit(source=3),
+    "inputs that never come": template() + submit(coming=float("inf")),
+    "inputs that come before now": template() + submit(coming=-1.0),
+    "strings that are to come": template(key=3, inputs=[("x", "BYTES", (1, 1), 0, 16, True)])
+    + submit(coming=0.1),
+    "a file that is to come": file() + submit(coming=0.1),
     "key of another type": template(key="1"),
     "strings without lengths": template(key=3, inputs=[("x", "BYTES", (1, 2), 0, 16, False)]) + submit(),
     "a file for a model that takes none": file(key=1),
@@ -182,9 +209,9 @@ def test_what_comes_at_once_is_submitted_at_once_and_in_order() -> None:
         async with joined() as link:
             sock, _ = await link.raw(SIZE)
             with sock:
-                other = template(2, key=2, inputs=x("UINT8", size=4), source="hold")
-                calls = [submit(call, template=1 if call < 4 else 2) for call in range(1, 6)]
-                said = (template(source="hold"), other, *calls, to_engine(CANCEL, 1), submit(6))
+                other = template(2, key=2, inputs=x("UINT8", size=4))
+                calls = [held(call, template=1 if call < 4 else 2) for call in range(1, 6)]
+                said = (HOLD, other, *calls, to_engine(CANCEL, 1), held(6))
                 await send(sock, b"".join(said))
                 catalog, gone = await hear(sock, 2)
                 assert catalog[0] == CATALOG
@@ -215,8 +242,7 @@ def test_a_time_of_arrival_in_the_future_is_now() -> None:
             sock, _ = await link.raw(SIZE)
             with sock:
                 for call, arrived in enumerate((1e300, float("nan"), float("inf"))):
-                    record = TO_ENGINE.pack(SUBMIT, 0, call, 1, 0, 4096, 4096, arrived, 9e9, 0.0, 0.0)
-                    await send(sock, (template(source="hold") if call == 0 else b"") + record)
+                    await send(sock, (HOLD if call == 0 else b"") + held(call, arrived=arrived))
                 await until(lambda: len(link.engine.waiting) == 3)
                 assert all(0.0 < work.arrived < 1e12 for work in link.engine.waiting)
 
@@ -229,8 +255,8 @@ def test_what_clients_wait_outside_is_believed_only_where_it_can_be() -> None:
             sock, _ = await link.raw(SIZE)
             with sock:
                 said = (0.02, 0.0, -1.0, float("nan"), float("-inf"), 1e300, float("inf"))
-                records = [submit(call, outside=outside) for call, outside in enumerate(said)]
-                await send(sock, template(source="hold") + b"".join(records))
+                records = [held(call, outside=outside) for call, outside in enumerate(said)]
+                await send(sock, HOLD + b"".join(records))
                 await until(lambda: len(link.engine.waiting) == len(said))
                 believed = [work.outside for work in link.engine.waiting]
                 assert believed == [0.02, 0.0, 0.0, 0.0, 0.0, 10.0, 10.0]
@@ -246,12 +272,12 @@ def test_a_flood_in_one_piece_is_heard_in_turns_and_in_order() -> None:
             modest, _ = await link.raw(SIZE)
             with sock, modest:
                 count = 400
-                flood = template(source="hold") + b"".join(submit(call) for call in range(count))
-                await send(modest, template(source="hold"))
+                flood = HOLD + b"".join(held(call) for call in range(count))
+                await send(modest, HOLD)
                 flooding.data_received(flood)  # all at once, whatever the socket would have made of it
                 heard = len(link.engine.waiting)
                 assert 0 < heard < count
-                await send(modest, submit(7))
+                await send(modest, held(7))
                 await until(lambda: len(link.engine.waiting) == count + 1)
                 assert flooding.calls == count
             assert not link.dropped
@@ -264,11 +290,11 @@ def test_a_flood_in_one_piece_is_heard_in_turns_and_in_order() -> None:
     st.lists(
         st.one_of(
             st.binary(max_size=200),
-            st.sampled_from([template(), template(2, source="hold"), submit(), *LIES.values()]),
+            st.sampled_from([template(), template(2) + source("hold"), submit(), held(), *LIES.values()]),
             st.builds(
                 submit, call=st.integers(0, 3), template=st.integers(0, 3), at=st.integers(0, 2**64 - 1)
             ),
-            st.builds(to_engine, st.integers(0, 10), st.integers(0, 5), st.binary(max_size=50)),
+            st.builds(to_engine, st.integers(0, 13), st.integers(0, 5), st.binary(max_size=50)),
         ),
         max_size=12,
     )
@@ -295,11 +321,11 @@ def test_a_front_end_that_does_not_listen_is_not_read_from_either() -> None:
             sock, deaf = await link.raw(SIZE)
             honest = await link.door()
             with sock:
-                await send(sock, template(source="missing"))
+                await send(sock, template() + source("missing"))
                 call = 0
                 stuck = False
                 while not stuck and call < 200_000:
-                    piece = b"".join(submit(call + n) for n in range(100))
+                    piece = b"".join(held(call + n) for n in range(100))
                     call += 100
                     stuck = not await send(sock, piece, turns=200)
                 assert stuck, "it was read for ever"
@@ -321,8 +347,8 @@ def test_a_front_end_that_does_not_listen_costs_no_memory_for_large_answers(
             sock, deaf = await link.raw(SIZE)
             loose = [("x", "UINT8", (1, 4), 0, 4, True)]
             with sock:
-                await send(sock, template(key=2, inputs=loose, source="hold"))
-                await send(sock, b"".join(submit(call) for call in range(50)))
+                await send(sock, template(key=2, inputs=loose) + source("hold"))
+                await send(sock, b"".join(held(call) for call in range(50)))
                 await until(lambda: len(link.engine.waiting) == 50)
                 for work in link.engine.waiting:
                     work.source = "large"

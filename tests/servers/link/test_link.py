@@ -7,6 +7,7 @@ import gc
 import os
 import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,12 @@ from carpool.errors import (
     Refused,
     Unavailable,
 )
+from carpool.servers.arena import ArenaSlot
+from carpool.servers.asked_fields import Sender
 from carpool.servers.door import Answer
 from carpool.servers.link.front_link import expiry
-from carpool.servers.link.records import MAX_TEMPLATES, to_frontend
+from carpool.servers.link.records import MAX_SOURCES, MAX_TEMPLATES, to_frontend
+from carpool.servers.link.remote_call import RemoteCall
 from carpool.servers.pulse import HOPELESS_S, STALE_S
 from carpool.servers.slot_files import FILE_AT, write_file
 from carpool.types import Datatype, RequestOptions
@@ -419,9 +423,10 @@ def test_many_different_heads_do_not_pile_up() -> None:
         async with joined() as link:
             client = await link.door()
             for number in range(3 * MAX_TEMPLATES):
-                asked = client.infer("fixed", FOUR, f"camera-{number}")
+                x = np.zeros((1, number), np.uint8)
+                asked = client.infer("loose", x)
                 if number % 100 == 0:
-                    assert await asked.output() == FOUR.tolist()
+                    assert await asked.output() == x.tolist()
                 else:
                     asked.call.cancel()
             await until(lambda: client.door.arena.slots_used == 0)
@@ -440,6 +445,174 @@ def test_equal_heads_share_a_template_whatever_objects_they_are() -> None:
                 assert await client.infer("words", x).output() == x.tolist()
             (engine_link,) = link.side._links
             assert len(engine_link._templates) == 1
+
+    run(main())
+
+
+# ── inputs that are still to come ──
+
+
+@dataclass
+class Coming:
+    """A call that was made before its tensors, as a test sees it."""
+
+    slot: ArenaSlot
+    call: RemoteCall
+    admitted: list[bool]
+    answers: list[Answer]
+
+
+def offer(client: Client, source: str = "") -> Coming:
+    entry = client.model("fixed")
+    _, head, _ = packed(entry, FOUR)
+    slot = client.door.slot(FOUR.nbytes)
+    assert slot is not None
+    admitted: list[bool] = []
+    answers: list[Answer] = []
+    call = client.door.infer(
+        entry,
+        head,
+        slot,
+        0,
+        answers.append,
+        arrived=time.monotonic(),
+        sender=Sender(source),
+        ready_in=0.01,
+        admitted=lambda: admitted.append(True),
+    )
+    return Coming(slot, call, admitted, answers)
+
+
+def test_a_call_is_let_in_before_its_tensors_and_runs_with_them() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            coming = offer(client)
+            await until(lambda: coming.admitted)
+            (work,) = link.engine.coming
+            assert work.ready_at <= time.monotonic() + 0.01
+            assert not coming.answers
+            coming.slot.view[: FOUR.nbytes] = FOUR.tobytes()
+            coming.call.ready(coming.slot)
+            await until(lambda: coming.answers)
+            assert coming.answers[0].error is None
+            assert np.array(coming.answers[0].outputs[0].data).tolist() == FOUR.tolist()
+            coming.call.release()
+            assert client.door.arena.slots_used == 0
+            assert coming.admitted == [True]
+
+    run(main())
+
+
+def test_a_call_that_is_refused_before_its_tensors_leaves_their_slot_to_its_owner() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            coming = offer(client, "refuse")
+            await until(lambda: coming.answers)
+            assert coming.answers[0].error is not None
+            assert coming.answers[0].error.reason == "overload"
+            assert not coming.admitted
+            coming.call.release()
+            assert client.door.arena.slots_used == 1  # somebody may be writing to it
+            coming.call.ready(coming.slot)  # too late: it is given back at once
+            assert client.door.arena.slots_used == 0
+            assert len(coming.answers) == 1
+
+    run(main())
+
+
+def test_one_that_is_given_up_while_the_word_is_on_its_way_is_answered_once() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            coming = offer(client)
+            await until(lambda: coming.admitted)
+            (work,) = link.engine.coming
+            work.source = "refuse"
+            link.engine.ready(work)  # the engine ends it, and does not hear of its tensors before
+            coming.call.ready(coming.slot)
+            await until(lambda: coming.answers)
+            coming.call.release()
+            assert await client.infer("fixed", FOUR).output() == FOUR.tolist()  # the link has not minded
+            assert len(coming.answers) == 1
+            assert client.door.arena.slots_used == 0
+            assert link.side.calls == 0
+
+    run(main())
+
+
+def test_who_leaves_before_its_tensors_are_there_is_forgotten() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            coming = offer(client)
+            await until(lambda: link.engine.coming)
+            coming.call.cancel()
+            await until(lambda: link.side.calls == 0)
+            coming.slot.release()
+            await until(lambda: client.door.arena.slots_used == 0)
+            assert not coming.answers
+
+    run(main())
+
+
+# ── options that differ from request to request ──
+
+
+def test_deadlines_priorities_and_sources_make_no_templates() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            for number in range(50):
+                options = RequestOptions(priority=number % 3, timeout=1.0 + number)
+                assert await client.infer("fixed", FOUR, options=options).output() == FOUR.tolist()
+                asked = client.infer("fixed", FOUR, f"hold-{number}")
+                assert await asked.output() == FOUR.tolist()
+            (engine_link,) = link.side._links
+            assert len(engine_link._templates) == 1
+
+    run(main())
+
+
+def test_options_arrive_as_they_were_given() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            options = RequestOptions(priority=2, timeout=0.25, source="hold", latest=True)
+            asked = [client.infer("fixed", FOUR, options=options), client.infer("fixed", FOUR, "hold")]
+            await until(lambda: len(link.engine.waiting) == 2)
+            first, second = link.engine.waiting
+            assert (first.priority, first.timeout, first.source, first.latest) == (2, 0.25, "hold", True)
+            assert (second.priority, second.timeout, second.source, second.latest) == (0, 0.0, "hold", False)
+            huge = RequestOptions(priority=2**63, timeout=1e10, source="hold")
+            asked.append(client.infer("fixed", FOUR, options=huge))
+            await until(lambda: len(link.engine.waiting) == 3)
+            assert link.engine.waiting[-1].priority == 2**32 - 1
+            link.engine.release()
+            for one in asked:
+                await one.output()
+
+    run(main())
+
+
+def test_more_sources_than_have_numbers_are_still_told_apart() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            names = [f"camera-{number}" for number in range(2 * MAX_SOURCES + 7)]
+            seen: list[str] = []
+            submit = link.engine._submit
+
+            def note(key: int, work: Work) -> None:
+                seen.append(work.source)
+                submit(key, work)
+
+            link.engine._submit = note  # type: ignore[method-assign]
+            for name in [*names, *names[-3:], names[0]]:
+                asked = client.infer("fixed", FOUR, name)
+                await asked.output()
+            assert seen == [*names, *names[-3:], names[0]]
 
     run(main())
 

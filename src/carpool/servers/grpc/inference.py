@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from carpool.engine.work import Timing
 from carpool.errors import CarpoolError, TooLarge, without_stack
-from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT, REQUEST_SECONDS
+from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT, DECODE_SECONDS, REQUEST_SECONDS
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
 from carpool.servers.access.guard import check_model
@@ -23,13 +23,16 @@ from carpool.servers.door import Answer, Call, ModelEntry, Slot
 from carpool.servers.grpc.answers import encode_answer, list_outputs
 from carpool.servers.grpc.families import Family, input_bytes, parse_rest, read_family
 from carpool.servers.grpc.parts import Parts, check_text, parse_whole, take_apart
-from carpool.servers.grpc.pictures import compose, prepare
+from carpool.servers.grpc.pictures import compose
 from carpool.servers.grpc.service import Service, log
 from carpool.servers.grpc.statuses import Failure
 from carpool.servers.http.body_slots import no_slots
 from carpool.servers.http.packing import AT_ONCE, check, is_in_place
 from carpool.servers.lookup import not_serving
 from carpool.servers.pictures.batch import PictureBatch, check_pictures, sends_pictures
+from carpool.servers.pictures.decoding import Decoding
+from carpool.servers.pictures.picture import told
+from carpool.servers.pictures.service import promised
 from carpool.servers.server_timing import Times, times_of
 from carpool.wire.v2 import Placed, RequestHead, check_head
 
@@ -49,7 +52,8 @@ class Inference:
     """One request. `finish` gets the answer or the failure, once, unless the client has left."""
 
     __slots__ = (
-        *("_arrived", "_batch", "_call", "_entry", "_finish", "_head", "_more", "_offered", "_outlets"),
+        *("_arrived", "_batch", "_call", "_decoding", "_entry", "_finish", "_head", "_more", "_offered"),
+        "_outlets",
         *("_over", "_row", "_service", "_slot", "asked", "id"),
     )
 
@@ -69,6 +73,7 @@ class Inference:
         self._call: Call | None = None
         self._outlets: Outlets | None = None  # for outputs that the client wants in its own memory
         self._batch: PictureBatch | None = None  # of a request with pictures in place of a tensor
+        self._decoding: Decoding[float] | None = None
         self._over = False
 
     # ── the request ──
@@ -157,14 +162,48 @@ class Inference:
         self._infer(head, slot)
 
     async def _offer_pictures(self, family: Family, parts: Parts) -> None:
+        """Offered at once, decoded when they are let in."""
+        service, entry = self._service, self._entry
         tail = b"".join(input_bytes(family, parts))
-        sender = self.asked.sender.with_options(self._head.options)
-        about = (self._arrived, self.asked.deadline, sender)
-        self._batch, slot = await prepare(self._service, self._entry, family.row, self._head, tail, *about)
-        self._slot = slot
-        self._outlets = self._service.memory.outlets(self._head.outputs)
+        until = promised(entry, self._arrived, self.asked.deadline)
+        model = service.pictures.model(entry)
+        batch = await service.aside(len(tail), PictureBatch, model, self._head, tail)
+        if not batch.is_file:
+            refusal = service.pictures.cannot_decode(entry, until, self._arrived, batch.weight)
+            if refusal is not None:
+                raise refusal
+        slot = self._slot = service.door.slot(batch.size)
+        if slot is None:
+            raise no_slots()
+        self._batch = batch
+        self._outlets = service.memory.outlets(self._head.outputs)
         self._renew(family)
-        self._infer(self._batch.head, slot)
+        if batch.is_file:
+            batch.put_file(slot.view)
+            self._infer(batch.head, slot)
+            return
+        work = partial(batch.prepare, slot.view)
+        decoding = Decoding(service.pictures.workers, slot, work, self._prepared, until, batch.weight)
+        self._infer(batch.head, slot, decoding.ready_in, decoding.admitted)
+        assert self._call is not None
+        decoding.call = self._call
+        self._decoding = decoding
+
+    def _prepared(self, seconds: float | None, error: BaseException | None) -> None:
+        """The call has the slot now; without tensors in it, it was cancelled."""
+        self._decoding = None
+        if seconds is None:
+            self._call = None
+            self._fail(told(error, self._entry.name))
+        else:
+            assert self._row is not None
+            self._row.observe(DECODE_SECONDS, seconds)
+            self._offered = monotonic()
+
+    def _stop_decoding(self) -> None:
+        decoding, self._decoding = self._decoding, None
+        if decoding is not None:
+            decoding.stop()
 
     def _renew(self, family: Family) -> None:
         """Threads take their time: meanwhile a model may have been replaced by one that takes the same."""
@@ -201,7 +240,13 @@ class Inference:
             work.add_done_callback(partial(_release, slot))
             raise
 
-    def _infer(self, head: RequestHead, slot: Slot) -> None:
+    def _infer(
+        self,
+        head: RequestHead,
+        slot: Slot,
+        ready_in: float | None = None,
+        admitted: Callable[[], None] | None = None,
+    ) -> None:
         entry, options, asked = self._entry, head.options, self.asked
         deadline = asked.deadline
         if options.timeout is not None and entry.mode != "knobs":
@@ -216,6 +261,8 @@ class Inference:
             arrived=self._arrived,
             deadline=deadline,
             sender=asked.sender.with_options(options),
+            ready_in=ready_in,
+            admitted=admitted,
         )
         self._slot = None
 
@@ -223,6 +270,7 @@ class Inference:
 
     def _done(self, answer: Answer) -> None:
         call, self._call = self._call, None
+        self._stop_decoding()  # refused, or given up, before it was decoded
         assert call is not None
         go_on = partial(self._put_out, call, monotonic())
         if self._batch is None or not self._batch.wants_answer or answer.error is not None:
@@ -298,6 +346,7 @@ class Inference:
     def leave(self) -> None:
         """The client has gone: `finish` is not called any more, and what has not started is not run."""
         call, self._call = self._call, None
+        self._stop_decoding()
         if call is not None:
             call.cancel()
         self._release_slot()

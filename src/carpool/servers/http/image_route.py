@@ -83,7 +83,8 @@ class ImageRoute:
             target = self.current()
             now = exchange.head_at
             sender = self.asked.sender
-            advised = service.pictures.refuses(target.entry, now + self.asked.budget, now, sender)
+            size = exchange.head.content_length or 0
+            advised = service.pictures.refuses(target.entry, now + self.asked.budget, now, sender, size)
             refusal = service.fair.judge(target.entry, exchange, sender, advised)
             if refusal is None:
                 return self._plan(exchange, target)

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING
 
+from carpool.engine.work import Timing
 from carpool.errors import CarpoolError
 from carpool.observe.columns import BYTES_RECEIVED, DECODE_SECONDS
 from carpool.servers.door import Answer, Slot
 from carpool.servers.http.body_slots import no_slots
+from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.inference import Inference
 from carpool.servers.http.packing import AT_ONCE
 from carpool.servers.pictures.batch import PictureBatch, check_pictures, may_hold_pictures, sends_pictures
+from carpool.servers.pictures.decoding import Decoding
 from carpool.servers.pictures.models import PictureModel
 from carpool.servers.pictures.picture import told
 from carpool.servers.pictures.service import promised
 from carpool.types import Tensor
 from carpool.wire.v2 import check_tail, parse_head, read_header_length
 
+if TYPE_CHECKING:
+    from carpool.servers.http.infer import InferRoute, Target
+
 
 class PictureInference(Inference):
     """As any other inference, unless its head lists BYTES."""
 
-    __slots__ = ("_batch", "_decoded")
+    __slots__ = ("_batch", "_decoding")
 
-    _batch: PictureBatch | None
-    _decoded: Callable[[], None]
+    def __init__(self, route: InferRoute, exchange: Exchange, target: Target, slot: Slot | None) -> None:
+        super().__init__(route, exchange, target, slot)
+        self._batch: PictureBatch | None = None
+        self._decoding: Decoding[float] | None = None
 
     def received(self, at: float) -> None:
         slot, end = self._slot, self._route.asked.header_length
         assert slot is not None
-        self._batch = None
         if end and may_hold_pictures(bytes(slot.view[:end])):
             body = bytes(slot.view[: self._exchange.head.content_length])
             self._let_go()
@@ -41,7 +49,6 @@ class PictureInference(Inference):
 
     def collected(self, body: bytes | bytearray, at: float) -> None:
         end = self._route.asked.header_length
-        self._batch = None
         if end != 0 and may_hold_pictures(body if end is None else body[:end]):
             self._look(body, at)
         else:
@@ -67,50 +74,59 @@ class PictureInference(Inference):
         if batch is None:  # BYTES only in a name
             super().collected(body, self._arrived)
             return
-        route = self._route
-        service = route.service
+        service = self._route.service
         service.server_row.add(BYTES_RECEIVED, self._exchange.head.content_length or len(body))
         entry = self._target.entry
         self._head = batch.asked
-        deadline = promised(entry, self._arrived, self._exchange.head_at + route.asked.budget)
-        refusal = service.pictures.workers.refuses(entry.name, deadline, self._arrived)
-        if refusal is not None:
-            raise refusal
+        deadline = promised(entry, self._arrived, self._exchange.head_at + self._route.asked.budget)
+        if not batch.is_file:
+            refusal = service.pictures.cannot_decode(entry, deadline, self._arrived, batch.weight)
+            if refusal is not None:
+                raise refusal
         self._outlets = service.memory.outlets(batch.asked.outputs)
-        slot = service.door.slot(batch.size)
+        slot = self._slot = service.door.slot(batch.size)
         if slot is None:
             raise no_slots()
         self._batch = batch
-        sender = route.asked.sender.with_options(batch.asked.options)
-        self._decoded = service.pictures.frames.enter(entry, sender, partial(self._replaced, batch))
-        work = partial(batch.prepare, slot.view, deadline)
-        service.pictures.workers.begin(work, partial(self._prepared, slot))
+        if batch.is_file:
+            batch.put_file(slot.view)
+            self._offer(batch.head, slot, 0)
+        else:
+            self._decode(batch, slot, deadline)
+        self._head = batch.asked
 
-    def _replaced(self, batch: PictureBatch, error: CarpoolError) -> None:
-        """A newer frame came before this one was decoded."""
-        batch.unwanted = True
-        if self._exchange.pending:
-            self._fail(error)
+    def _decode(self, batch: PictureBatch, slot: Slot, deadline: float) -> None:
+        """Offered at once, decoded when it is let in."""
+        work = partial(batch.prepare, slot.view)
+        workers = self._route.service.pictures.workers
+        decoding = Decoding(workers, slot, work, self._prepared, deadline, batch.weight)
+        self._offer(batch.head, slot, 0, decoding.ready_in, decoding.admitted)
+        assert self._call is not None
+        decoding.call = self._call
+        self._decoding = decoding
 
-    def _prepared(self, slot: Slot, seconds: float | None, error: BaseException | None) -> None:
-        batch = self._batch
-        assert batch is not None
-        self._decoded()
-        self._slot = slot  # while the thread wrote to it nobody could give it back
-        if not self._exchange.pending:
-            self._let_go()
-        elif seconds is None:
-            self._fail(told(error, self._target.entry.name))
+    def _prepared(self, seconds: float | None, error: BaseException | None) -> None:
+        """The call has the slot now; without tensors in it, it was cancelled."""
+        self._decoding = None
+        if seconds is None:
+            self._call = None
+            self._fail(told(error, self._target.entry.name), Timing())
         else:
             self._target.row.observe(DECODE_SECONDS, seconds)
-            try:
-                self._offer(batch.head, slot, 0)
-                self._head = batch.asked
-            except CarpoolError as refused:
-                self._fail(refused)
+            self._offered = monotonic()
+
+    def _stop_decoding(self) -> None:
+        decoding, self._decoding = self._decoding, None
+        if decoding is not None:
+            decoding.stop()
+
+    def _left(self) -> None:
+        self._stop_decoding()
+        super()._left()
 
     def _done(self, answer: Answer) -> None:
         batch = self._batch
+        self._stop_decoding()  # refused, or given up, before it was decoded
         if batch is None or not batch.wants_answer or answer.error is not None:
             super()._done(answer)
             return

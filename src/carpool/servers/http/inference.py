@@ -189,7 +189,14 @@ class Inference:
         loop = asyncio.get_running_loop()
         loop.run_in_executor(self._route.service.threads, fetch.into, slot.view).add_done_callback(fetched)
 
-    def _offer(self, head: RequestHead, slot: Slot, tail: int) -> None:
+    def _offer(
+        self,
+        head: RequestHead,
+        slot: Slot,
+        tail: int,
+        ready_in: float | None = None,
+        admitted: Callable[[], None] | None = None,
+    ) -> None:
         route = self._route
         entry = self._target.entry
         options = head.options
@@ -208,6 +215,8 @@ class Inference:
             arrived=self._arrived,
             deadline=deadline,
             sender=asked.sender.with_options(options),
+            ready_in=ready_in,
+            admitted=admitted,
         )
         self._slot = None
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from mmap import mmap
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
-from carpool.core.job import NEW
+from carpool.core.job import NEW, OFFERED
 from carpool.engine.work import NOWHERE, Outcome, Seat, Work
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
 from carpool.observe.logs import logger
 from carpool.servers.link.failures import write_failure
 from carpool.servers.link.placement import Placement
 from carpool.servers.link.records import (
+    ADMITTED,
+    COMING,
     DONE,
     GONE,
+    LATEST,
     OK,
     TO_FRONTEND,
     Fields,
@@ -24,6 +28,7 @@ from carpool.servers.link.records import (
     to_frontend,
 )
 from carpool.servers.link.served import ServedTemplate
+from carpool.servers.link.sources import HeardSources
 
 if TYPE_CHECKING:
     from carpool.servers.link.engine_side import EngineSide
@@ -55,6 +60,7 @@ class Calls:
         self._most = self._size // _SMALLEST_SLOT
         self._outbox = outbox
         self._loop = loop
+        self.sources = HeardSources()
         self._works: dict[int, Work] = {}
         self._cancelled: set[int] = set()
         self._taken: list[Work] = []  # not submitted yet, all for one model:
@@ -65,7 +71,8 @@ class Calls:
 
     def take(self, fields: Fields, template: ServedTemplate | None, now: float) -> None:
         """A request: it is submitted with those that came at once with it."""
-        _, _, call, number, offset, output, capacity, arrived, deadline, sent, outside = fields
+        _, _, call, number, offset, output, capacity, arrived, deadline, sent, outside = fields[:11]
+        timeout, coming, priority, source, flags = fields[11:]
         if template is None or call in self._works:
             raise ProtocolError(f"call {call} with template {number}")
         size = self._size
@@ -73,8 +80,7 @@ class Calls:
             raise ProtocolError(f"call {call} reaches beyond the arena")
         if len(self._works) > self._most:
             raise ProtocolError("more calls than the arena has slots")
-        if not deadline >= 0.0:
-            raise ProtocolError(f"call {call} has no deadline that is a number")
+        _check_options(call, template, deadline, timeout, flags, coming)
         if not arrived <= now:  # NaN too
             arrived = now
         entry = template.entry
@@ -82,15 +88,15 @@ class Calls:
             self._refuse(call, NotFound("the model is not loaded any more"))
             return
         inputs, place, seat = NOWHERE, None, None
-        try:
-            if entry.elsewhere:
-                seat = Seat(call, template, self._arena, offset, output, capacity)
-            else:
+        if entry.elsewhere:
+            seat = Seat(call, template, self._arena, offset, output, capacity)
+        else:
+            try:
                 inputs = template.bind(self._memory, offset)
-                place = Placement(call, template, self._memory, output, capacity, self._side.max_answer_bytes)
-        except CarpoolError as error:
-            self._refuse(call, error)
-            return
+            except CarpoolError as error:
+                self._refuse(call, error)
+                return
+            place = Placement(call, template, self._memory, output, capacity, self._side.max_answer_bytes)
         work = Work(  # by position: with the names of so many, this would take half as long again
             inputs,
             self._finished,
@@ -98,10 +104,10 @@ class Calls:
             deadline,
             template.images,
             template.shape,
-            template.priority,
-            template.source,
-            template.latest,
-            template.timeout,
+            priority,
+            self.sources.name(source) if source else "",
+            bool(flags & LATEST),
+            timeout,
             min(outside, _MOST_OUTSIDE_S) if outside > 0.0 else 0.0,  # NaN too
             template.wanted,
             sent if 0.0 < sent <= now else now,
@@ -109,6 +115,8 @@ class Calls:
             seat,
             template.encoded,
         )
+        if flags & COMING:
+            work.ready_at = now + coming
         self._works[call] = work
         if self._taken and template.key != self._key:
             self.submit()
@@ -128,6 +136,15 @@ class Calls:
             for work in works:
                 if work.state is NEW and work in self._works.values():  # else the engine has it
                     self._finished(work, Outcome(error=ModelError(f"the engine failed: {error}")))
+        for work in works:
+            if work.state is OFFERED:
+                self._outbox.put(to_frontend(ADMITTED, _place(work).call, OK))
+
+    def ready(self, call: int) -> None:
+        """Too late for one that was given up while the word was on its way."""
+        work = self._works.get(call)
+        if work is not None and call not in self._cancelled:
+            self._side.engine.ready(work)
 
     def cancel(self, call: int) -> None:
         """Too late for one that was answered while the word was on its way."""
@@ -142,7 +159,7 @@ class Calls:
 
     def _finished(self, work: Work, outcome: Outcome) -> None:
         """The engine's `done`: once per work, and the last that is known of it here."""
-        place = work.seat or cast(Placement, work.place)
+        place = _place(work)
         call = place.call
         if call not in self._works:
             _log.error("answered-twice", frontend=self._frontend, call=call)
@@ -191,3 +208,17 @@ class Calls:
     def _refuse(self, call: int, error: CarpoolError) -> None:
         status, payload = write_failure(error)
         self._outbox.put(to_frontend(DONE, call, status, payload))
+
+
+def _place(work: Work) -> Placement | Seat:
+    return work.seat or cast(Placement, work.place)
+
+
+def _check_options(
+    call: int, template: ServedTemplate, deadline: float, timeout: float, flags: int, coming: float
+) -> None:
+    if not (deadline >= 0.0 and 0.0 <= timeout < inf):
+        raise ProtocolError(f"call {call} has no deadline or timeout that is a number")
+    # Of inputs that are to come nothing may be looked at before they are there.
+    if flags & COMING and not (template.plain and not template.encoded and 0.0 <= coming < inf):
+        raise ProtocolError(f"call {call} cannot be offered before its inputs")

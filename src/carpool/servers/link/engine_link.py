@@ -19,8 +19,10 @@ from carpool.servers.link.records import (
     MAX_ASK_BYTES,
     MAX_TEMPLATES,
     OK,
+    READY,
     RESET,
     SEEN,
+    SOURCE,
     SUBMIT,
     TEMPLATE,
     TO_ENGINE,
@@ -156,8 +158,12 @@ class EngineLink(asyncio.Protocol):
             if len(self._templates) >= MAX_TEMPLATES or number in self._templates:
                 raise ProtocolError(f"template {number} cannot be new")
             self._templates[number] = read_template(payload, self._side.entries.get)
+        elif kind == READY:
+            self._calls.ready(number)
         elif kind == CANCEL:
             self._calls.cancel(number)
+        elif kind == SOURCE:
+            self._calls.sources.hear(number, payload)
         elif kind == SEEN:
             self.seen = max(self.seen, number)
             self._side.acknowledged()

@@ -25,6 +25,9 @@ class EngineLike(Protocol):
         """Run what came at once, or call each `work.done` with the reason why not: also for a key that is not
         served any more."""
 
+    def ready(self, work: Work) -> None:
+        """The inputs of one that was submitted before them are there. Nothing, if it has ended meanwhile."""
+
     def cancel(self, work: Work) -> None:
         """Nobody waits for it. `work.done` is still called once, when its memory is touched no more."""
 

@@ -13,22 +13,28 @@ import orjson
 from carpool.engine.work import Timing
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
 from carpool.observe.logs import logger
+from carpool.servers.asked_fields import Sender
 from carpool.servers.door import Answer
 from carpool.servers.link.catalogs import read_catalog
 from carpool.servers.link.failures import read_failure
 from carpool.servers.link.placement import read_places
 from carpool.servers.link.places import Place, end_of
 from carpool.servers.link.records import (
+    ADMITTED,
     ANSWER,
     AS_DECLARED,
     ASK,
     CANCEL,
     CATALOG,
+    COMING,
     DONE,
     INLINE,
+    LATEST,
     MAX_ASK_BYTES,
     MAX_ASKS,
+    MAX_PRIORITY,
     OK,
+    READY,
     SEEN,
     SUBMIT,
     TO_ENGINE,
@@ -40,8 +46,9 @@ from carpool.servers.link.records import (
     to_engine,
 )
 from carpool.servers.link.remote_call import RemoteCall
+from carpool.servers.link.sources import SaidSources
 from carpool.servers.link.templates import Templates
-from carpool.types import Tensor
+from carpool.types import RequestOptions, Tensor
 from carpool.wire.v2 import TensorHead, bind
 
 if TYPE_CHECKING:
@@ -51,6 +58,7 @@ _log = logger("link")
 _HIGH_WATER = 1 << 20  # some 16,000 submissions that the engine has not read: no use in adding to them
 _LIST_BYTES = 16 << 20  # beside the tensors themselves: lists of outputs, catalogues, answers to questions
 _DEADLINE_GRACE_S, _PROMISE_GRACE_S = 0.25, 1.0
+_LONGEST_S = 1e9
 _LOST = "the engine stopped before it answered; try again"
 _pack = TO_ENGINE.pack
 _ndarray = np.ndarray
@@ -67,6 +75,7 @@ class FrontLink(asyncio.Protocol):
         self._reader = RecordReader(TO_FRONTEND, max_answer_bytes + _LIST_BYTES)
         self._outbox = Outbox(loop)
         self.templates = Templates(self._outbox.put)
+        self._sources = SaidSources(self._outbox.put)
         self.writable = True
         self._calls: dict[int, RemoteCall] = {}
         self._asks: dict[int, asyncio.Future[Any]] = {}
@@ -75,7 +84,16 @@ class FrontLink(asyncio.Protocol):
 
     # Towards the engine.
 
-    def submit(self, call: RemoteCall, offset: int, arrived: float, deadline: float) -> None:
+    def submit(
+        self,
+        call: RemoteCall,
+        offset: int,
+        arrived: float,
+        deadline: float,
+        options: RequestOptions,
+        sender: Sender,
+        ready_in: float | None = None,
+    ) -> None:
         self._number = number = self._number + 1
         call.number = number
         call.link = self
@@ -84,8 +102,34 @@ class FrontLink(asyncio.Protocol):
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
         template = call.template
         call.expires = expiry(template.entry.slo, arrived, deadline)
-        times = (arrived, deadline, monotonic(), template.outside.seconds)
-        self._outbox.put(_pack(SUBMIT, 0, number, template.number, offset, at, capacity, *times))
+        flags = LATEST if sender.latest else 0
+        coming = 0.0
+        if ready_in is not None:
+            flags |= COMING
+            coming = min(ready_in, _LONGEST_S)
+        timeout, priority = options.timeout, sender.bounded(options.priority)
+        record = _pack(
+            SUBMIT,
+            0,
+            number,
+            template.number,
+            offset,
+            at,
+            capacity,
+            arrived,
+            deadline,
+            monotonic(),
+            template.outside.seconds,
+            min(timeout, _LONGEST_S) if timeout else 0.0,
+            coming,
+            priority if priority < MAX_PRIORITY else MAX_PRIORITY,
+            self._sources.number(sender.source) if sender.source else 0,
+            flags,
+        )
+        self._outbox.put(record)
+
+    def ready(self, call: RemoteCall) -> None:
+        self._outbox.put(to_engine(READY, call.number))
 
     def cancel(self, call: RemoteCall) -> None:
         self._outbox.put(to_engine(CANCEL, call.number))
@@ -189,6 +233,14 @@ class FrontLink(asyncio.Protocol):
                 raise
         call.finish(answer)
 
+    def _admitted(self, number: int) -> None:
+        call = self._calls.get(number)
+        if call is None:
+            raise ProtocolError(f"call {number} is let in, which is not open")
+        admitted, call.admitted = call.admitted, None
+        if admitted is not None and call.wanted:
+            admitted()
+
     def _declared(self, call: RemoteCall) -> Sequence[Tensor]:
         places, output = call.template.places, call.output
         if places is None or output is None:
@@ -217,7 +269,9 @@ class FrontLink(asyncio.Protocol):
 
     def _obey(self, fields: Fields, payload: bytes) -> None:
         kind, number, status = fields[0], fields[2], fields[3]
-        if kind == CATALOG:
+        if kind == ADMITTED:
+            self._admitted(number)
+        elif kind == CATALOG:
             self._door.renewed(read_catalog(number, payload, self._door.known))
             self._outbox.put(to_engine(SEEN, number))
         elif kind == ANSWER:

@@ -2,15 +2,20 @@
 
     front end → engine   TEMPLATE  number, JSON: what a family of requests has in common
                          RESET     forget every template
-                         SUBMIT    call, template, where its inputs lie and its outputs may go, times
+                         SOURCE    number, text: the source of this name has this number from now on
+                         SUBMIT    call, template, where its inputs lie and its outputs may go, times, options
+                         READY     call: its inputs, which were still to come, are there
                          CANCEL    call: nobody waits for it any more
                          SEEN      number of a catalogue that is in force here
                          ASK       number, JSON: a question that is not an inference
     engine → front end   DONE      call, status, batch and seconds; an error or unusual outputs as payload
+                         ADMITTED  call: it is let in, and waits for its inputs
                          CATALOG   number, JSON
                          ANSWER    number, status, JSON
 
-Every SUBMIT is answered by exactly one DONE, a cancelled one as well: only then are its slots free again.
+Every SUBMIT is answered by exactly one DONE, a cancelled one as well: only then are its slots free again. One
+whose inputs are still to come is let in first, by ADMITTED, or refused by DONE; nobody reads its inputs
+before READY.
 Each side reads records in bulk, and writes in one piece what it has to say in one turn of its loop.
 """
 
@@ -30,10 +35,17 @@ ASK: Final = 6
 DONE: Final = 7
 CATALOG: Final = 8
 ANSWER: Final = 9
+SOURCE: Final = 10
+READY: Final = 11
+ADMITTED: Final = 12
 
-TO_ENGINE = struct.Struct("<IIQQQQQdddd")
+TO_ENGINE = struct.Struct("<IIQQQQQdddddfIII")
 """Kind, payload bytes, number, template, offsets of input and output, capacity; times of arrival, deadline
-and sending, and the seconds that its client waits outside the engine's account."""
+and sending, and the seconds that its client waits outside the engine's account; Triton's queue timeout and
+until its inputs are there, in seconds; priority, the number of its source (0: none) and flags."""
+
+LATEST: Final = 1  # a newer frame of its source takes its place while it waits
+COMING: Final = 2  # its inputs are still to come
 
 TO_FRONTEND = struct.Struct("<IIQHHIffffd")
 """Kind, payload bytes, number, status, form of the outputs, batch; seconds of queue, input, infer, output;
@@ -49,12 +61,16 @@ INLINE: Final = 2  # they did not fit: length of the list, the list, their bytes
 
 MAX_TEMPLATES = 1024
 MAX_TEMPLATE_BYTES = 1 << 20
+MAX_SOURCES = 1024
+"""Names that have a number at a time, from 1 on: the next one takes the number that was given first."""
+MAX_PRIORITY = 0xFFFF_FFFF
 MAX_ASKS = 64
 """Questions that one front end may have open."""
 MAX_ASK_BYTES = 256 << 20
 """Of one question: a model can come as part of one to load it."""
 
 _MAX_UNSENT = 256 << 20
+_NO_FIELDS = (0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0)
 
 Fields: TypeAlias = tuple[Any, ...]
 
@@ -65,7 +81,7 @@ class ProtocolError(Exception):
 
 def to_engine(kind: int, number: int, payload: bytes = b"") -> bytes:
     """Any record but SUBMIT, which is packed where it is made."""
-    return TO_ENGINE.pack(kind, len(payload), number, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0) + payload
+    return TO_ENGINE.pack(kind, len(payload), number, *_NO_FIELDS) + payload
 
 
 def to_frontend(kind: int, number: int, status: int, payload: bytes = b"") -> bytes:

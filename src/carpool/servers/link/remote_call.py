@@ -20,19 +20,35 @@ _log = logger("link")
 
 class RemoteCall:
     """Implements `Call`. It holds the input slot until the engine has answered, the output slot until it is
-    released, and both for a cancelled call until the engine says that nothing touches them."""
+    released, and both for a cancelled call until the engine says that nothing touches them.
 
-    __slots__ = ("_done", "expires", "link", "number", "output", "slot", "template")
+    While inputs are still to come their slot is not the call's: it is given with `ready`.
+    """
+
+    __slots__ = ("_done", "admitted", "expires", "link", "number", "output", "slot", "template")
 
     template: Template  # from here on set before it is submitted
     number: int
 
-    def __init__(self, slot: Slot, done: Callable[[Answer], None]) -> None:
+    def __init__(
+        self,
+        slot: Slot | None,
+        done: Callable[[Answer], None],
+        admitted: Callable[[], None] | None = None,
+    ) -> None:
         self.slot = slot
         self._done: Callable[[Answer], None] | None = done
+        self.admitted = admitted
         self.output: ArenaSlot | None = None
         self.link: FrontLink | None = None  # while the engine has it
         self.expires = INFINITY  # when the client is answered without the engine
+
+    def ready(self, slot: Slot) -> None:
+        self.slot = slot
+        if self.link is not None:
+            self.link.ready(self)
+        else:  # it was answered while its inputs were on their way
+            slot.release()
 
     def cancel(self) -> None:
         wanted, self._done = self._done is not None, None
@@ -58,7 +74,8 @@ class RemoteCall:
         if self.output is not None:
             self.output.release()
             self.output = None
-        self.slot.release()
+        if self.slot is not None:
+            self.slot.release()
 
     @property
     def wanted(self) -> bool:
@@ -66,8 +83,9 @@ class RemoteCall:
 
     def finish(self, answer: Answer) -> None:
         """The engine is done with it. Never raises, since others wait behind it."""
-        self.link = None
-        self.slot.release()
+        self.link = self.admitted = None
+        if self.slot is not None:
+            self.slot.release()
         done, self._done = self._done, None
         if done is None:
             self.release()

@@ -119,15 +119,17 @@ class RemoteDoor:
         arrived: float,
         deadline: float = INFINITY,
         sender: Sender = NOBODY,
+        ready_in: float | None = None,
+        admitted: Callable[[], None] | None = None,
     ) -> RemoteCall:
         link = self._link
-        call = RemoteCall(slot, done)
+        call = RemoteCall(slot if ready_in is None else None, done, admitted)
         if link is None or not link.writable or self._still >= STALE_S:
             return self._fail(call, _restarted() if link is None else self._trouble())
         try:
             if self._known.get(entry.key) is not entry:
                 entry = self._current(entry)
-            template = link.templates.find(entry, head, sender) or self._learn(link, entry, head, sender)
+            template = link.templates.find(entry, head) or self._learn(link, entry, head)
         except CarpoolError as error:
             return self._fail(call, error)
         if type(slot) is not ArenaSlot or template.extent > len(slot.view) - tail:
@@ -135,7 +137,7 @@ class RemoteDoor:
         call.template = template
         # Without room for its outputs they come over the socket, which is slower but still an answer.
         call.output = self.arena.allocate(template.capacity)
-        link.submit(call, slot.offset + tail, arrived, deadline)
+        link.submit(call, slot.offset + tail, arrived, deadline, head.options, sender, ready_in)
         return call
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
@@ -186,11 +188,11 @@ class RemoteDoor:
     def _trouble(self) -> Unavailable:
         return stalled() if self._still >= STALE_S else _busy()
 
-    def _learn(self, link: FrontLink, entry: ModelEntry, head: RequestHead, sender: Sender) -> Template:
+    def _learn(self, link: FrontLink, entry: ModelEntry, head: RequestHead) -> Template:
         """The template of a head that was not seen before."""
         if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
             raise CarpoolError("tensors come through the door in a slot, and in no other way")
-        return link.templates.learn(entry, head, sender)
+        return link.templates.learn(entry, head)
 
     def _current(self, entry: ModelEntry) -> ModelEntry:
         """A request can outlive what it was meant for: a model that was loaded again and has no riders left,

@@ -18,7 +18,6 @@ from carpool.servers.link.places import Place, declared_places
 from carpool.servers.link.records import MAX_TEMPLATE_BYTES, ProtocolError
 from carpool.servers.slot_files import FILE_AT, bind_file
 from carpool.types import DATATYPES, Array, Datatype, RequestedOutput, RequestOptions, Signature
-from carpool.wire.parameters import MAX_SOURCE_CHARS
 from carpool.wire.v2 import RequestHead, TensorHead, bind, check_head
 
 _CHECKED = (Datatype.BYTES, Datatype.BOOL)  # not every sequence of bytes is one of these
@@ -39,10 +38,6 @@ class ServedTemplate:
         self.plain = not any(head.datatype in _CHECKED for head in self.heads)
         self.arrays = [(head.name, head.shape, head.datatype.dtype, head.offset) for head in self.heads]
         self.wanted: tuple[str, ...] = tuple(document["wanted"])
-        self.priority: int = document["priority"]
-        self.timeout: float = document["timeout"]
-        self.source: str = document["source"]
-        self.latest: bool = document["latest"]
         self.encoded: bool = document["encoded"]
         self.images = 1
         self.shape: Hashable = None
@@ -104,15 +99,8 @@ def read_template(payload: bytes, entry_of: Callable[[int], ModelEntry | None]) 
 
 
 def _check_options(document: Mapping[str, Any]) -> None:
-    if type(document["key"]) is not int or type(document["priority"]) is not int or document["priority"] < 0:
-        raise ValueError("key or priority")
-    timeout, source = document["timeout"], document["source"]
-    if type(timeout) is not float or not 0.0 <= timeout < math.inf:
-        raise ValueError("timeout")
-    if type(source) is not str or len(source) > MAX_SOURCE_CHARS:
-        raise ValueError("source")
-    if type(document["latest"]) is not bool:
-        raise ValueError("latest")
+    if type(document["key"]) is not int:
+        raise ValueError("key")
     if not all(type(name) is str for name in document["wanted"]):
         raise ValueError("wanted")
     if type(document["encoded"]) is not bool:

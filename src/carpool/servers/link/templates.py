@@ -12,18 +12,15 @@ from typing import TypeAlias
 import orjson
 
 from carpool.core.outside import Outside
-from carpool.servers.asked_fields import Sender
 from carpool.servers.door import ModelEntry
 from carpool.servers.link.places import Place, declared_places, end_of
 from carpool.servers.link.records import MAX_TEMPLATES, RESET, TEMPLATE, to_engine
-from carpool.wire.parameters import MAX_SOURCE_CHARS
 from carpool.wire.v2 import RequestHead, TensorHead
 
-_LONGEST_S = 1e9  # JSON has no infinity
 _UNKNOWN_OUTPUT_BYTES = 4096  # for a first answer whose size cannot be told
 
-Key: TypeAlias = tuple[int, int, int, int, Sender]
-Found: TypeAlias = tuple["Template", object, object, object]
+Key: TypeAlias = tuple[int, int, int, bool]
+Found: TypeAlias = tuple["Template", object, object]
 """With the objects it was found by: while they are kept, their ids are theirs."""
 
 
@@ -59,33 +56,27 @@ class Templates:
         self._by_value: dict[object, Template] = {}
         self._outside: dict[int, Outside] = {}  # by the model's key: no more than there are templates
 
-    def find(self, entry: ModelEntry, head: RequestHead, sender: Sender) -> Template | None:
+    def find(self, entry: ModelEntry, head: RequestHead) -> Template | None:
         """The hot path: nothing for a head that was not learnt, or with an entry of another engine."""
-        key = (id(head.inputs), id(head.outputs), id(head.options), entry.key, sender)
+        key = (id(head.inputs), id(head.outputs), entry.key, head.encoded)
         found = self._by_identity.get(key)
         return found[0] if found is not None and found[0].entry is entry else None
 
-    def learn(self, entry: ModelEntry, head: RequestHead, sender: Sender) -> Template:
+    def learn(self, entry: ModelEntry, head: RequestHead) -> Template:
         """For a head whose tensors are all in the tail: found by its objects from now on."""
-        template = self.match(entry, head, head.inputs, sender)
+        template = self.match(entry, head, head.inputs)
         if len(self._by_identity) >= MAX_TEMPLATES:
             self._by_identity.clear()
-        key = (id(head.inputs), id(head.outputs), id(head.options), entry.key, sender)
-        self._by_identity[key] = (template, head.inputs, head.outputs, head.options)
+        key = (id(head.inputs), id(head.outputs), entry.key, head.encoded)
+        self._by_identity[key] = (template, head.inputs, head.outputs)
         return template
 
-    def match(
-        self, entry: ModelEntry, head: RequestHead, heads: Sequence[TensorHead], sender: Sender
-    ) -> Template:
+    def match(self, entry: ModelEntry, head: RequestHead, heads: Sequence[TensorHead]) -> Template:
         """The template with these values; the engine is told when there was none."""
-        options = head.options
         value = (
             entry.key,
             tuple((t.name, t.datatype, t.shape, t.offset, t.size, t.framed) for t in heads),
             tuple(output.name for output in head.outputs),
-            options.priority,
-            options.timeout,
-            sender,
             head.encoded,
         )
         template = self._by_value.get(value)
@@ -100,19 +91,15 @@ class Templates:
         template = Template(self._next, entry, heads, head, outside)
         self._next += 1
         self._by_value[value] = template
-        self._send(to_engine(TEMPLATE, template.number, _describe(entry, head, heads, sender)))
+        self._send(to_engine(TEMPLATE, template.number, _describe(entry, head, heads)))
         return template
 
 
-def _describe(entry: ModelEntry, head: RequestHead, heads: Sequence[TensorHead], sender: Sender) -> bytes:
+def _describe(entry: ModelEntry, head: RequestHead, heads: Sequence[TensorHead]) -> bytes:
     document = {
         "key": entry.key,
         "inputs": [(t.name, t.datatype.value, t.shape, t.offset, t.size, t.framed) for t in heads],
         "wanted": [output.name for output in head.outputs],
-        "priority": sender.bounded(head.options.priority),
-        "timeout": min(float(head.options.timeout or 0.0), _LONGEST_S),
-        "source": sender.source[:MAX_SOURCE_CHARS],
-        "latest": sender.latest,
         "encoded": head.encoded,
     }
     return orjson.dumps(document)

@@ -6,15 +6,16 @@ comes alone may go to the model's device as a file; several are decoded here.
 
 from __future__ import annotations
 
-from asyncio import CancelledError
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
+from typing import TypeVar
 
 import numpy as np
 
-from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Unsupported
+from carpool.errors import CarpoolError, InvalidInput, Unsupported
 from carpool.servers.door import ModelEntry
+from carpool.servers.pictures.decoding import weight_of
 from carpool.servers.pictures.models import PictureModel
 from carpool.servers.pictures.picture import document
 from carpool.servers.pictures.text import from_base64
@@ -25,6 +26,7 @@ from carpool.vision.options import names, read_options
 from carpool.vision.pixel_budget import pixels_of_request
 from carpool.wire.v2 import Buffer, RequestHead, TensorHead, bind, check_head
 
+T = TypeVar("T")
 ANSWER = "answer"
 _IMAGE = "image"  # what every model's picture may be called
 _MARK = b'"BYTES"'
@@ -70,7 +72,6 @@ class PictureBatch:
         self._pictures: Sequence[bytes] = _elements(self._given, tail)
         pixels_of_request(self._pictures)
         self._geometries: list[Geometry] = []
-        self.unwanted = False  # nobody waits for it: what has not begun need not
         own = model.entry.signature.output_named
         self.wants_answer = ANSWER not in own and any(output.name == ANSWER for output in asked.outputs)
         self._options = read_options(_options_of(asked, model), model.task)
@@ -82,37 +83,49 @@ class PictureBatch:
         if self._as_file is None:
             self.head = model.head_of(len(self._pictures), wanted, asked.options)
             self.size = self.head.tail_size
+            self.weight = sum(self._each(lambda _number, data: weight_of(data)))
         else:
             self.head = model.file_head_of(wanted, asked.options)
             self.size = FILE_AT + len(self._pictures[0])
 
-    def prepare(self, memory: memoryview, deadline: float) -> float:
+    @property
+    def is_file(self) -> bool:
+        """Whether it goes to the model's device as it is: there is nothing to decode."""
+        return self._as_file is not None
+
+    def put_file(self, memory: memoryview) -> None:
+        """It goes into the slot as it is."""
+        assert self._as_file is not None
+        write_file(memory, self._pictures[0])
+        self._geometries.append(self._as_file)
+        self._pictures = ()
+
+    def prepare(self, memory: memoryview) -> float:
         """In a thread: all of them into the slot; returns the seconds. One that is bad fails the request."""
         started = monotonic()
-        if self.unwanted:
-            raise CancelledError("a newer frame took its place")
-        if started > deadline:
-            raise DeadlineExceeded(
-                f"{self._model.entry.name}: the deadline passed before the pictures' turn to be decoded"
-            )
-        if self._as_file is None:
-            self._decode(memory)
-        else:
-            write_file(memory, self._pictures[0])
-            self._geometries.append(self._as_file)
+        self._decode(memory)
         self._pictures = ()
         return monotonic() - started
 
     def _decode(self, memory: memoryview) -> None:
         size = self._model.bytes
+
+        def prepare(number: int, data: bytes) -> Geometry:
+            return self._model.prepare(data, memory[number * size : (number + 1) * size])
+
+        self._geometries += self._each(prepare)
+
+    def _each(self, work: Callable[[int, bytes], T]) -> list[T]:
+        """What is made of each picture; what is wrong with one names it."""
+        made: list[T] = []
         for number, data in enumerate(self._pictures):
             try:
-                into = memory[number * size : (number + 1) * size]
-                self._geometries.append(self._model.prepare(data, into))
+                made.append(work(number, data))
             except CarpoolError as error:
                 if len(self._pictures) > 1:
                     error.message = f"picture {number}: {error.message}"
                 raise
+        return made
 
     def with_answers(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """In a thread: the outputs, and what they mean for each picture."""

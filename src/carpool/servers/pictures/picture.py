@@ -1,4 +1,4 @@
-"""One picture's way: a slot, a thread that decodes into it, the door, a thread that makes the answer.
+"""One picture's way: the door, a slot and a thread that decodes into it, a thread that makes the answer.
 
 Where the model's device decodes, an ordinary JPEG goes into the slot as it is. What takes no longer than to
 wake a thread is done in the loop.
@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
 import orjson
 
 from carpool.engine.work import Timing
-from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable, without_stack
+from carpool.errors import CarpoolError, Unavailable, without_stack
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
 from carpool.observe.failures import count_failure
 from carpool.observe.logs import logger
 from carpool.servers.asked_fields import Sender
 from carpool.servers.door import Answer, Call, Slot
+from carpool.servers.pictures.decoding import Decoding, weight_of
 from carpool.servers.pictures.models import PictureModel
 from carpool.servers.pictures.service import PictureService, promised
 from carpool.servers.server_timing import Times, times_of
@@ -59,7 +61,7 @@ class Picture:
     """`done` gets the outcome, once and never within `start`, unless the client has left."""
 
     __slots__ = (
-        *("_answer", "_asked", "_call", "_data", "_decoded", "_done", "_geometry", "_head", "_left"),
+        *("_answer", "_asked", "_call", "_data", "_decoding", "_done", "_geometry", "_head", "_left"),
         *("_model", "_offered", "_post_at", "_row", "_service", "_slot", "_threaded"),
     )
 
@@ -83,8 +85,8 @@ class Picture:
         self._geometry: Geometry
         self._answer: Answer
         self._offered = self._post_at = asked.arrived
-        self._decoded: Callable[[], None]
-        self._threaded = False  # a thread works for it, and may touch the slot or the outputs
+        self._decoding: Decoding[tuple[Geometry, float]] | None = None
+        self._threaded = False  # a thread works for it, and may touch the outputs
         self._left = False
 
     def start(self) -> None:
@@ -122,8 +124,6 @@ class Picture:
         self._geometry = geometry
         self._head = self._model.file_head
         self._offered = monotonic()
-        if self._asked.sender.latest:  # one that is still being decoded is older; the engine knows this one
-            self._service.frames.enter(self._model.entry, self._asked.sender, self._replaced)()
         self._infer(slot)
 
     def _room(self, size: int) -> Slot:
@@ -135,56 +135,39 @@ class Picture:
     # ── decoding ──
 
     def _start_decoding(self) -> None:
+        """Offered at once, decoded when it is let in."""
         service, entry, asked = self._service, self._model.entry, self._asked
+        weight = weight_of(self._data)
         until = promised(entry, asked.arrived, asked.deadline)
-        refusal = service.workers.refuses(entry.name, until, monotonic())
+        refusal = service.cannot_decode(entry, until, monotonic(), weight)
         if refusal is not None:
             raise refusal
-        self._room(self._model.bytes)
-        self._threaded = True
-        self._decoded = service.frames.enter(entry, asked.sender, self._replaced)
-        service.workers.begin(self._prepare, self._prepared)
+        slot = self._room(self._model.bytes)
+        work = partial(self._prepare, slot)
+        decoding = Decoding(service.workers, slot, work, self._prepared, until, weight)
+        self._infer(slot, decoding)
+        self._decoding = decoding
 
-    def _prepare(self) -> tuple[Geometry, float]:
+    def _prepare(self, slot: Slot) -> tuple[Geometry, float]:
         """In a thread: the picture into the slot; the seconds that took."""
-        asked, slot = self._asked, self._slot
         started = monotonic()
-        if self._left:
-            raise asyncio.CancelledError("the client left")  # a new one: those raised twice keep both stacks
-        if started > promised(self._model.entry, asked.arrived, asked.deadline):
-            waited = (started - asked.arrived) * 1e3
-            raise DeadlineExceeded(
-                f"{self._model.entry.name}: the deadline passed after {waited:.0f} ms, "
-                "before the picture's turn to be decoded"
-            )
-        assert slot is not None
         geometry = self._model.prepare(self._data, slot.view)
         return geometry, monotonic() - started
 
     def _prepared(self, prepared: tuple[Geometry, float] | None, error: BaseException | None) -> None:
-        self._threaded = False
-        self._decoded()
+        """The call has the slot now; without a tensor in it, it was cancelled."""
+        self._decoding = None
         if self._asked.drawn is None:
             self._data = b""
-        slot = self._slot
-        assert slot is not None
-        if self._left or prepared is None:
-            self._release()
-            if not self._left:
-                why, asked, entry = told(error, self._model.entry.name), self._asked, self._model.entry
-                self._service.door.turned_away(entry, why, asked.arrived, source=asked.sender.source)
-                self._fail(why)
+        if prepared is None:
+            self._call = None
+            self._fail(told(error, self._model.entry.name))
             return
         self._geometry, seconds = prepared
         self._row.observe(DECODE_SECONDS, seconds)
         self._offered = monotonic()
-        try:
-            self._infer(slot)
-        except CarpoolError as refused:
-            self._release()
-            self._fail(refused)
 
-    def _infer(self, slot: Slot) -> None:
+    def _infer(self, slot: Slot, decoding: Decoding[tuple[Geometry, float]] | None = None) -> None:
         asked, model = self._asked, self._model
         self._call = self._service.door.infer(
             model.entry,
@@ -195,19 +178,25 @@ class Picture:
             arrived=asked.arrived,
             deadline=asked.deadline,
             sender=asked.sender,
+            ready_in=None if decoding is None else decoding.ready_in,
+            admitted=None if decoding is None else decoding.admitted,
         )
         self._slot = None
+        if decoding is not None:
+            decoding.call = self._call
 
     # ── the answer ──
 
     def _inferred(self, answer: Answer) -> None:
         self._answer = answer
         self._post_at = monotonic()
+        self._stop_decoding()  # refused, or given up, before it was decoded
         if answer.error is not None:
             self._release()
             self._fail(answer.error, answer.timing)
             answer.left(self._asked.unread)
             return
+        self._service.ran(self._model.entry, answer.timing)
         if self._model.quick and self._asked.drawn is None:
             self._compose_here()
             return
@@ -257,23 +246,23 @@ class Picture:
 
     # ── the end ──
 
-    def _replaced(self, error: CarpoolError) -> None:
-        """A newer frame came before this one was decoded; the thread's slot is released when it is done."""
-        if not self._left:
-            self._left = True
-            self._fail(error)
-
     def leave(self) -> None:
         """The client has gone: nothing more is done for it than has been begun."""
         if self._left:
             return
         self._left = True
-        if not self._threaded:  # else the thread's slot or outputs are released when it is done
+        self._stop_decoding()
+        if not self._threaded:  # else the thread's outputs are released when it is done
             call, self._call = self._call, None
             if call is not None:
                 call.cancel()
             self._release()
         count_failure(self._row, _LEFT, monotonic() - self._asked.arrived)
+
+    def _stop_decoding(self) -> None:
+        decoding, self._decoding = self._decoding, None
+        if decoding is not None:
+            decoding.stop()
 
     def _release(self) -> None:
         call, self._call = self._call, None

@@ -6,17 +6,19 @@ from collections.abc import Callable
 
 import cv2
 
+from carpool.engine.work import Timing
 from carpool.errors import CarpoolError
 from carpool.observe.counters import Row
 from carpool.servers.asked_fields import Sender
 from carpool.servers.door import Catalog, Door, ModelEntry
-from carpool.servers.pictures.frames import Frames
+from carpool.servers.pictures.decoding import weight_of_size
 from carpool.servers.pictures.models import PictureModel, PictureModels
 from carpool.servers.pictures.workers import Workers
 from carpool.servers.tracing import Tracer
 from carpool.vision.pixel_budget import MOST_PIXELS_WAITING
 
 _MOST_HELD_BYTES = 512 << 20
+_LEARNING = 0.2  # how much the newest batch counts in what they take
 
 
 class PictureService:
@@ -28,7 +30,7 @@ class PictureService:
         self.row = row
         self.tracer = tracer
         self.workers = Workers(threads)
-        self.frames = Frames()
+        self._after: dict[int, float] = {}  # by the model's key: what its batches take, seconds
         self._models = PictureModels()
         self._held = 0
         self._pixels = 0
@@ -36,17 +38,33 @@ class PictureService:
 
     def _renewed(self, catalog: Catalog) -> None:
         self._models.renew(catalog)
+        known = {entry.key for entry in (*catalog.entries.values(), *catalog.leaving)}
+        self._after = {key: seconds for key, seconds in self._after.items() if key in known}
 
     def model(self, entry: ModelEntry) -> PictureModel:
         """Raises `InvalidInput` for a model that takes no pictures."""
         return self._models.find(entry)
 
-    def refuses(self, entry: ModelEntry, deadline: float, now: float, sender: Sender) -> CarpoolError | None:
-        """Before anything is done for a picture: the gate's word, and that of the threads."""
+    def refuses(
+        self, entry: ModelEntry, deadline: float, now: float, sender: Sender, size: int
+    ) -> CarpoolError | None:
+        """Before anything is done for so many bytes of pictures: the gate's word, and that of the threads."""
         refusal = self.door.refuses(entry, deadline, now, sender)
         if refusal is not None or self._models.find(entry).encoded:
             return refusal  # one that the device decodes waits for no thread
-        return self.workers.refuses(entry.name, promised(entry, now, deadline), now)
+        return self.cannot_decode(entry, promised(entry, now, deadline), now, weight_of_size(size))
+
+    def cannot_decode(
+        self, entry: ModelEntry, until: float, now: float, weight: float
+    ) -> CarpoolError | None:
+        """The threads' word on so much to decode, whose answer has to be there by then."""
+        return self.workers.refuses(entry.name, until, now, weight, self._after.get(entry.key, 0.0))
+
+    def ran(self, entry: ModelEntry, timing: Timing) -> None:
+        """A picture was answered: so long a batch of its model takes now."""
+        took = timing.input + timing.infer + timing.output
+        before = self._after.get(entry.key, took)
+        self._after[entry.key] = before + _LEARNING * (took - before)
 
     def hold(self, size: int) -> bool:
         """Count the bytes of a body whose pictures are under way; False when there are too many."""

@@ -1,0 +1,68 @@
+"""When a picture that comes now will be decoded."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.core.decoding import DecodeForecast
+
+
+def decode(forecast: DecodeForecast, seconds: float, weight: float = 1.0, times: int = 1) -> None:
+    for _ in range(times):
+        forecast.joined(weight)
+        forecast.began(weight)
+        forecast.ended(weight, seconds)
+
+
+def test_nothing_is_foreseen_before_anything_was_decoded() -> None:
+    forecast = DecodeForecast(2)
+    forecast.joined(1.0)
+    assert forecast.seconds(1.0, 0.0) == 0.0
+
+
+def test_who_finds_a_thread_free_waits_for_itself_and_others_for_those_ahead() -> None:
+    forecast = DecodeForecast(2)
+    decode(forecast, 0.010)
+    assert forecast.idle
+    assert forecast.seconds(1.0, 0.0) == pytest.approx(0.010)
+    assert forecast.seconds(3.0, 0.0) == pytest.approx(0.030)
+    forecast.joined(1.0)
+    forecast.began(1.0)
+    assert forecast.seconds(1.0, 0.0) == pytest.approx(0.010)  # the other thread is free
+    forecast.joined(1.0)
+    forecast.began(1.0)
+    for _ in range(4):
+        forecast.joined(1.0)
+    assert forecast.seconds(1.0, 0.0) == pytest.approx(0.035)  # four, and half of two, by two threads; itself
+    forecast.left(1.0)
+    assert forecast.seconds(1.0, 0.0) == pytest.approx(0.030)
+    assert not forecast.idle
+
+
+def test_a_neighbour_is_noticed_within_ten_pictures_both_ways() -> None:
+    forecast = DecodeForecast(1)
+    decode(forecast, 0.003, times=20)
+    decode(forecast, 0.006, times=10)
+    assert forecast.seconds(1.0, 0.0) == pytest.approx(0.006, rel=0.15)
+    decode(forecast, 0.003, times=10)
+    assert forecast.seconds(1.0, 0.0) == pytest.approx(0.003, rel=0.25)
+
+
+def test_one_picture_that_takes_for_ever_does_not_speak_for_the_others() -> None:
+    forecast = DecodeForecast(1)
+    decode(forecast, 0.003, times=20)
+    decode(forecast, 3.0)
+    assert forecast.seconds(1.0, 0.0) < 0.006
+    decode(forecast, 3.0, times=20)  # if they all do, it does
+    assert forecast.seconds(1.0, 0.0) > 0.1
+
+
+def test_what_came_later_than_foreseen_is_reckoned_with_for_a_while() -> None:
+    forecast = DecodeForecast(1)
+    decode(forecast, 0.003)
+    for n in range(20):
+        forecast.came_true(0.003, 0.023, 1.0 + n / 100)
+    assert 0.015 < forecast.seconds(1.0, 1.2) < 0.024
+    assert forecast.seconds(1.0, 3.0) < 0.004
+    forecast.came_true(0.003, 0.001, 3.0)  # earlier is no reason to wait less
+    assert forecast.seconds(1.0, 3.0) >= 0.003
