@@ -22,13 +22,13 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     to replace one takes far longer than anybody promises.
     """
     oversell, curve, instances = core.constants.oversell, core.curve, core.instances
-    if instances.gone:
-        return Refusal(Reason.RESTARTING, retry_after=slo, waiting=core.lanes.waiting)
     share = shares.of(lane)
     batch = curve.efficient[shares.largest]
     batches_ahead = floor(oversell * lane.waiting / (batch * share))
     behind = batches_ahead * curve.times[batch] / instances.pace
     if instances.uneven:
+        if instances.gone:
+            return Refusal(Reason.RESTARTING, retry_after=slo, waiting=core.lanes.waiting)
         instance, wait = _starts_on(core, job, behind, now)
     else:
         instance = instances.next_free
@@ -43,8 +43,8 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     most = instances.pace * curve.throughput(batch) * share
     rate = lane.rate.at(now) if share < 1.0 else shares.to_keep_up_with(core, lane, now)
     gathered = oversell * rate * wait / share
-    carried = instances.pace * curve.throughput(room) * share
-    if room < min(batch, gathered) and carried < core.constants.keeps_up * rate:
+    enough = core.constants.keeps_up * rate
+    if room < min(batch, gathered) and instances.pace * curve.throughput(room) * share < enough:
         reason = Reason.OVERLOAD if share == 1.0 else Reason.OVER_SHARE
         return _refusal(core, reason, instance, job, wait, now, rate, most)
     return None
