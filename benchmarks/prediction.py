@@ -416,7 +416,13 @@ def profiled(path: Path) -> dict[str, Any]:
 
 
 def as_text(found: dict[str, object]) -> str:
-    lines = [f"a device of {found['curve']} ms, promise {found['slo_ms']:g} ms, no noise", ""]
+    known = found["learned"]
+    assert isinstance(known, dict)
+    lines = [
+        f"a device of {found['curve']} ms, promise {found['slo_ms']:g} ms; its servers believe "
+        f"{known['curve']} ms, noise {100 * known['noise']:.1f} %",
+        "",
+    ]
     lines += compared(found)
     light = found["light_load"]
     assert isinstance(light, dict)

@@ -98,11 +98,10 @@ def test_a_device_believed_too_slow_gets_one_probe_per_promise() -> None:
 
 
 def test_without_instances_the_answer_is_no_at_once() -> None:
-    core = Scheduler(BatchCurve.parse("4+1"), Promise(0.050, 64), instances=2)
+    core = scheduler(instances=2)
     core.instances[1].speed.mean = 3.0
     for instance in core.instances:
         core.set_available(instance, False)
-    assert core.instances.uneven
     refusal = core.offer(Job(0.0), 0.0)
     assert refusal is not None
     assert refusal.reason is Reason.RESTARTING

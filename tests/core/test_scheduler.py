@@ -92,7 +92,6 @@ def test_without_any_instance_a_promise_is_refused_at_once(slower: float) -> Non
     core.offer(waiting, 0.0)
     for instance in core.instances:
         core.set_available(instance, False)
-    assert core.instances.uneven == (slower > 1.0)
     refusal = core.refuses(Job(0.0), 0.0)
     assert refusal is not None
     assert (refusal.reason, refusal.retry_after, refusal.waiting) == (Reason.RESTARTING, 0.05, 1)

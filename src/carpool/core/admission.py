@@ -23,8 +23,6 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     to replace one takes far longer than anybody promises.
     """
     curve, instances = core.curve, core.instances
-    if instances.gone:
-        return Refusal(Reason.RESTARTING, retry_after=slo, waiting=core.lanes.waiting)
     coming = job.ready_at > -INFINITY  # its input is: nobody is let in for whom it might be made for nothing
     oversell = 1.0 if coming else core.constants.oversell
     share = shares.of(lane)
@@ -32,6 +30,8 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     batches_ahead = floor(oversell * lane.waiting / (batch * share))
     behind = batches_ahead * curve.times[batch] / instances.pace
     if instances.uneven:
+        if instances.gone:
+            return Refusal(Reason.RESTARTING, retry_after=slo, waiting=core.lanes.waiting)
         instance, wait = _starts_on(core, job, behind, now)
     else:
         instance = instances.next_free
@@ -50,8 +50,8 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     gathered = oversell * rate * wait / share
     if coming:  # no more gather than are let in, and decoding may carry less than is asked
         gathered = min(gathered, (lane.waiting + job.images) / share)
-    carried = instances.pace * curve.throughput(room) * share
-    if room < min(batch, gathered) and carried < core.constants.keeps_up * rate:
+    enough = core.constants.keeps_up * rate
+    if room < min(batch, gathered) and instances.pace * curve.throughput(room) * share < enough:
         reason = Reason.OVERLOAD if share == 1.0 else Reason.OVER_SHARE
         return _refusal(core, reason, instance, job, wait, now, rate, most)
     return None

@@ -85,8 +85,8 @@ class Instances:
     def refresh(self) -> None:
         """Work out again what follows from the instances' state: after every dispatch and finish.
 
-        While all are gone, the forecasts are those for when they are back as they were: every question keeps
-        an answer. The promise's gate asks `gone` first.
+        While all are `gone`, the forecasts are those for when they are back as they were, so that every
+        question has an answer. That counts as `uneven`: the gate need not ask about it at every arrival.
         """
         available = [i for i in self._all if i.available]
         self.gone = not available
@@ -94,7 +94,7 @@ class Instances:
         means = [i.speed.mean for i in available]
         self.pace = sum(i.share / i.speed.mean for i in available)  # instances at the profile's speed
         self.longest = min(i.longest for i in available)
-        self.uneven = min(means) < _MUCH_FASTER * max(means)
+        self.uneven = self.gone or min(means) < _MUCH_FASTER * max(means)
         self.next_free = min(available, key=lambda i: i.free_at)
         self.idle = sorted((i for i in available if i.idle), key=lambda i: i.speed.mean)
 
