@@ -62,8 +62,8 @@ class Scheduler:
         self.age = Lag(constants.rate_memory_s)  # of requests when they leave their front end
         self.lag = Lag(constants.lag_memory_s)  # from there to here
         self.outside = Lag(constants.rate_memory_s)  # what their clients wait beside the queue and the batch
-        memory = constants.rate_memory_s
-        self._rate = Rate(memory if self.slo == INFINITY else max(memory, self.slo))
+        promises = 0.0 if self.slo == INFINITY else constants.rate_memory_promises * self.slo
+        self._rate = Rate(max(constants.rate_memory_s, promises))
         self._sequence = 0
         self._expiries: list[tuple[float, int, Job]] = []
         self._in_order: deque[Job] = deque()
