@@ -14,9 +14,10 @@ class Constants:
     and loses 1 % of goodput; 0.6 leaves a fifth of the refusals to be found out later."""
 
     rate_memory_s: float = 0.2
-    """Memory of the offered rate: long enough to average tens of requests, short enough to see a surge. A
-    promise that is longer is the memory itself: with slow batches few requests come in a fifth of a second,
-    and refusing for their luck cost one to two percent at capacity."""
+    rate_memory_promises: float = 2.0
+    """Memory of the offered rate: long enough to average tens of requests, short enough to see a surge. Where
+    two promises are longer, they are the memory: with slow batches few requests come in a fifth of a second,
+    and refusing for their luck cost two percent at capacity. Three promises hold small batches too long."""
 
     keeps_up: float = 0.95
     """Batches keep up with the traffic when they carry this share of the offered rate, which is an estimate:

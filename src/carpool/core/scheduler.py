@@ -66,7 +66,8 @@ class Scheduler:
         self.lag = Lag(constants.lag_memory_s)  # from there to here
         self.outside = Lag(constants.rate_memory_s)  # what their clients wait beside the queue and the batch
         memory = constants.rate_memory_s
-        self._rate = Rate(memory if self.slo == INFINITY else max(memory, self.slo))
+        promises = 0.0 if self.slo == INFINITY else constants.rate_memory_promises * self.slo
+        self._rate = Rate(max(memory, promises))
         self._coming = Lag(memory)  # from their offer until their inputs are there
         self._supply = Rate(memory)
         self._sequence = 0
