@@ -22,7 +22,7 @@ AT_ARRIVAL = {
 }
 LATER = {
     Reason.GIVEN_UP: (Refused, "m is saturated; after 20 of its 50 ms this request was given up"),
-    Reason.DEADLINE: (DeadlineExceeded, "m: the deadline of 50 ms passed in the queue"),
+    Reason.DEADLINE: (DeadlineExceeded, "m: after 20 of its 50 ms in the queue no answer could reach"),
     Reason.TIMEOUT: (Unavailable, "Request timeout expired"),
     Reason.REPLACED: (Replaced, "m: a newer frame of source 'gate' took this one's place after 20 ms"),
 }
@@ -70,6 +70,11 @@ def test_accepted_and_not_run(reason: Reason) -> None:
     assert isinstance(error, LATER[reason][0])
     assert error.message.startswith(LATER[reason][1])
     assert error.numbers == {"waited_ms": 20.0, "deadline_ms": 50.0}
+
+
+def test_a_deadline_that_passed_is_said_to_have() -> None:
+    error = given_up("m", job(), Reason.DEADLINE, 10.06, 0.0)
+    assert error.message == "m: the deadline of 50 ms passed in the queue"
 
 
 def test_a_deadline_that_has_not_passed_is_not_said_to_have() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -26,6 +27,9 @@ START = {
 }
 
 
+TRIES = count()
+
+
 @pytest.fixture
 def written() -> Iterator[int]:
     """The reading end of what is logged; the program's own logging is as before afterwards."""
@@ -43,11 +47,11 @@ def written() -> Iterator[int]:
 
 def lines(reading: int) -> list[str]:
     """The levels of the lines since the last look, one of each level having been tried."""
-    log = logger("test")
+    log, event = logger("test"), f"tried-{next(TRIES)}"  # what repeats would only be counted
     for write in (log.debug, log.info, log.warning, log.error):
-        write("tried")
-    logging.getLogger("another.library").warning("tried")
-    logging.getLogger("another.library").log(35, "tried")
+        write(event)
+    logging.getLogger("another.library").warning(event)
+    logging.getLogger("another.library").log(35, event)
     try:
         text = os.read(reading, 65536).decode()
     except BlockingIOError:

@@ -23,9 +23,11 @@ class Child:
     output is the log, for its logger (`keep_stream`); its standard error is a pipe that is read here.
     """
 
-    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, module: str, *arguments: str, called: str = "", environment: Mapping[str, str] | None = None
+    ) -> None:
         """`python -m module arguments… fd`: the last is its end of the control socket. `environment` is added
-        to ours, where that does not say otherwise."""
+        to ours, where that does not say otherwise; the log knows it as `called`, or by its first argument."""
         ours, theirs = control_pair()
         try:
             self._written, writing = os.pipe()
@@ -61,8 +63,7 @@ class Child:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._loop.add_reader(self._pidfd, self._ended.set)
-        process = module.split(".")[-2]  # one of many processes of one kind is told what it is to be
-        self._output = Output(process=arguments[0] if process == "servers" else process, child=self.pid)
+        self._output = Output(process=called or arguments[0], child=self.pid)
         os.set_blocking(self._written, False)
         self._loop.add_reader(self._written, self._read_output)
         self._started = time.monotonic()

@@ -22,6 +22,7 @@ from carpool.servers.door import Catalog, Door
 from carpool.servers.front_ends import HttpFrontend, limits_of
 from carpool.servers.host import EngineHost
 from carpool.servers.http.app import HttpApp
+from carpool.servers.http.exchange import App
 from carpool.servers.http.fairness import Fairness
 from carpool.servers.http.metrics_page import MetricsApp
 from carpool.servers.http.server import HttpServer, check_free, listen
@@ -60,9 +61,8 @@ async def serve(
     local.advice = Advice(gates.read, host.ask)
     recording = Recording(settings, began=time.monotonic())
     door = recording.door(local)
-    metrics = SharedPage(
-        Exposition(table, version=carpool.__version__, families=chosen(settings.metrics)).pieces
-    )
+    families = chosen(settings.metrics)
+    metrics = SharedPage(Exposition(table, version=carpool.__version__, families=families).pieces)
     fair = Fairness()  # its loop is the engine's too: how long requests lie unread says little here
     sockets = _sockets(settings)
     access = Access(settings, loopback=all_loopback(sockets["http"]))
@@ -77,10 +77,8 @@ async def serve(
         guard=access.guard,
     )
     ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}
-    servers = {
-        "http": HttpServer(app, limits_of(settings)),
-        "metrics": HttpServer(MetricsApp(metrics, fair, access.guard), limits_of(settings)),
-    }
+    apps: dict[str, App] = {"http": app, "metrics": MetricsApp(metrics, fair, access.guard)}
+    servers = {name: HttpServer(served, limits_of(settings)) for name, served in apps.items()}
     for name, server in servers.items():
         await server.start(sockets[name], access.context)
     frontends: list[Frontend] = [HttpFrontend(app, list(servers.values()), block.server, access)]
@@ -95,9 +93,9 @@ async def serve(
         log.info("draining", seconds=settings.drain_s)
     finally:
         host.set_ready(False)
-        drain_s = settings.drain_s
-        stopping = asyncio.gather(*(frontend.stop(drain_s) for frontend in frontends))
-        cut_off, _ = await asyncio.gather(stopping, host.drain(drain_s))
+        within = settings.drain_s
+        stopping = asyncio.gather(*(frontend.stop(within) for frontend in frontends))
+        cut_off, _ = await asyncio.gather(stopping, host.drain(within))
         await recording.close()
     return sum(cut_off)
 

@@ -16,7 +16,9 @@ from carpool.servers.access.table import RULES, Kind, rule_of
 from carpool.servers.grpc.calls import CALLS
 from carpool.servers.grpc.handlers import HEALTH, SERVICE
 from carpool.servers.http.app import ROUTES
+from carpool.servers.http.fairness import Fairness
 from carpool.servers.http.metrics_page import MetricsApp
+from carpool.servers.http.shared_page import SharedPage
 from servers.access.key_files import ALICE, BOB, ROOT, admin_keys, api_keys, write
 from servers.grpc.front_end import front_end as grpc_front_end
 from servers.http.front_end import error_of, front_end, image_body, infer
@@ -97,7 +99,8 @@ def test_health_names_the_models_to_those_who_may_use_them(guard: Guard) -> None
 def test_metrics_need_a_key_only_when_told_so(guard: Guard, tmp_path: Path) -> None:
     without = Guard(api_key_file=api_keys(tmp_path))
     for chosen, status in ((guard, 401), (without, 200)):
-        with serving(MetricsApp(lambda: b"numbers", chosen)) as server, server.connect() as client:
+        app = MetricsApp(SharedPage(lambda: iter([b"numbers"])), Fairness(), chosen)
+        with serving(app) as server, server.connect() as client:
             assert client.get("/metrics").status == status
             assert client.get("/metrics", bearer(ALICE)).status == 200
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from carpool.core.constants import CONSTANTS
 from carpool.errors import CarpoolError, Refused
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
-from carpool.servers.door import ModelEntry
+from carpool.servers.door import Catalog, ModelEntry
 from carpool.servers.http import fairness, image_handlers
 from carpool.servers.http.app import HttpApp
 from carpool.servers.http.fairness import Fairness
@@ -242,7 +243,12 @@ def test_a_page_that_cannot_be_written_is_answered_and_tried_again() -> None:
 def test_openapi_is_written_once_for_a_catalogue(front: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
     made = image_handlers.openapi
-    monkeypatch.setattr(image_handlers, "openapi", lambda catalog: written.append(1) or made(catalog))
+
+    def counted(catalog: Catalog, *, with_keys: bool) -> dict[str, Any]:
+        written.append(1)
+        return made(catalog, with_keys=with_keys)
+
+    monkeypatch.setattr(image_handlers, "openapi", counted)
     with front.connect() as client:
         pages = {client.get("/openapi.json").body for _ in range(5)}
         assert client.get("/docs").status == 200

@@ -165,7 +165,8 @@ class Runner:
         _log.info("runner-stands-by", pid=standby.pid)
 
     def _new_child(self) -> Child:
-        return Child(_MODULE, *self._packages, environment=cache_folders(self._settings.cache_dir))
+        folders = cache_folders(self._settings.cache_dir)
+        return Child(_MODULE, *self._packages, called="runner", environment=folders)
 
     def _start(self) -> None:
         """The one that stands by, or a fresh one."""
