@@ -100,7 +100,7 @@ def test_documents_come_after_inference(server: Live, path: str) -> None:
         if path == "/metrics":
             greedy.append(stack.enter_context(Client("127.0.0.1", server.metrics_port)))
         for client in greedy:
-            client.send(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode() * PAGES)
+            client.send(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path.encode() * PAGES)
         polite = stack.enter_context(server.connect())
         wait_until(lambda: [ask(polite, "small") for _ in range(10)] == [200] * 10, "ten are served")
         for client in greedy:

@@ -37,6 +37,8 @@ from carpool.servers.start import engine_for, teach
 
 log = logger("server")
 
+_LAST_MOMENT_S = 0.25  # the engine answers for those who are cut off, and that must not look like an answer
+
 
 async def serve(
     paths: Sequence[Path],
@@ -95,7 +97,7 @@ async def serve(
         host.set_ready(False)
         within = settings.drain_s
         stopping = asyncio.gather(*(frontend.stop(within) for frontend in frontends))
-        cut_off, _ = await asyncio.gather(stopping, host.drain(within))
+        cut_off, _ = await asyncio.gather(stopping, host.drain(within + _LAST_MOMENT_S))
         await recording.close()
     return sum(cut_off)
 

@@ -51,8 +51,6 @@ class Decoding(Generic[T]):
         *("call", "ready_in"),
     )
 
-    call: Call  # set as soon as the door has taken it
-
     def __init__(
         self,
         workers: Workers,
@@ -70,6 +68,7 @@ class Decoding(Generic[T]):
         self._weight = weight
         self._job: Job | None = None
         self._over = False
+        self.call: Call | None = None  # set as soon as the door has taken it
         self._offered = monotonic()
         self.ready_in = workers.foresee(weight, self._offered)
 
@@ -85,6 +84,7 @@ class Decoding(Generic[T]):
             return
         self._over = True
         job, self._job, self._work = self._job, None, None
+        self._let_go()
         if job is None or self._workers.drop(job):
             self._slot.release()
 
@@ -94,11 +94,22 @@ class Decoding(Generic[T]):
             self._slot.release()
             return
         self._over = True
+        then, call = self._then, self.call
+        assert call is not None
+        self._let_go()
         if error is None:
             now = monotonic()
             self._workers.came_true(self.ready_in, now - self._offered, now)
-            self.call.ready(self._slot)
+            call.ready(self._slot)
         else:
-            self.call.cancel()
+            call.cancel()
             self._slot.release()
-        self._then(made, error)
+        then(made, error)
+
+    def _let_go(self) -> None:
+        """The call knows us, too, until the engine is done with it: the picture must not wait for that."""
+        self.call, self._then = None, _nothing
+
+
+def _nothing(*_: object) -> None:
+    """Who is told of what nobody waits for."""
