@@ -154,8 +154,15 @@ def test_in_a_line_that_models_share_only_the_one_who_asks_for_too_much_is_turne
     refusal = backed_up(flooded, newcomer, now)  # though alone it would be allowed that
     assert refusal is not None
     assert refusal.reason is Reason.OVERLOAD
+    flooded.entrance = Intake().join()  # beside nobody
+    flooded.entrance.takes(now)
+    assert backed_up(flooded, newcomer, now) is None
     for _ in range(200):
         modest.lag.seen(10.0, now)
+    modest.entrance, other = intake.join(), intake.join()
+    modest.entrance.takes(now)
+    for _ in range(100):
+        other.takes(now)
     assert backed_up(modest, newcomer, now) is None  # its requests wait for those of the other one
 
 

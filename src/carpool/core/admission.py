@@ -65,7 +65,8 @@ def backed_up(core: Scheduler, job: Job, now: float) -> Refusal | None:
     lag = core.lag.at(now)
     if lag <= core.constants.spared_lag * core.slo or not core.entrance.is_too_much(now):
         return None
-    if lag <= core.constants.most_lag * core.slo and (core.entrance.is_alone or not _is_flooded(core, now)):
+    short = lag <= core.constants.most_lag * core.slo
+    if short and not (_is_flooded(core, now) and core.entrance.has_company(now)):
         return None
     return _refusal(core, Reason.OVERLOAD, core.instances.next_free, job, lag, now, core.rate(now))
 

@@ -12,6 +12,8 @@ from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.learning import Rate
 from carpool.core.shares import water_level
 
+_LEAST = 1.0  # requests a second: who is asked less has nobody waiting
+
 
 class Entrance:
     """One model's part of the intake, in requests per second."""
@@ -38,9 +40,8 @@ class Entrance:
     def taken(self, now: float) -> float:
         return self._taken.at(now)
 
-    @property
-    def is_alone(self) -> bool:
-        return len(self._intake) == 1
+    def has_company(self, now: float) -> bool:
+        return self._intake.has_others(self, now)
 
     def is_too_much(self, now: float) -> bool:
         return self._intake.is_too_much(self, now)
@@ -54,13 +55,14 @@ class Intake:
         self._share = constants.backlog_share
         self._entrances: WeakSet[Entrance] = WeakSet()
 
-    def __len__(self) -> int:
-        return len(self._entrances)
-
     def join(self) -> Entrance:
         entrance = Entrance(self, self._memory)
         self._entrances.add(entrance)
         return entrance
+
+    def has_others(self, entrance: Entrance, now: float) -> bool:
+        """Whether other models are asked, too. One that is only loaded does not wait for anybody."""
+        return any(one is not entrance and one.asked(now) > _LEAST for one in self._entrances)
 
     def is_too_much(self, entrance: Entrance, now: float) -> bool:
         """Whether it is above its fair part, if a little less than what was taken lately is divided. Fair is
