@@ -490,6 +490,7 @@ def _kill_runner(server: Server, rate: float) -> list[Row]:
     lost = len(server.events("instance-lost")) - lost
     server.until(lambda: len(server.events("instance-whole")) - whole >= lost, "all batch sizes of both")
     row.reasons["ms until every instance answered"] = _ms_after_death(server, "instance-replaced")
+    row.reasons["ms until all batch sizes had graphs"] = _ms_after_death(server, "instance-captured")
     row.reasons["ms until all batch sizes were there"] = _ms_after_death(server, "instance-whole")
     rows = [row, _row("kill", "runner", "second", found[0], probe)]
     rows.append(_row("kill", "runner", "steady", found[1], Probe(server, "steady", over_grpc=False)))

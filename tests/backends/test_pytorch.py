@@ -15,6 +15,7 @@ from backends.torch_models import CODE, IMAGE, INPUT, OUTPUTS, SIDE
 from carpool import backends
 from carpool.backends.torch_backend import TorchBackend
 from carpool.backends.torch_device import CpuDevice
+from carpool.backends.torch_network import Network
 from carpool.config.model import ImageSettings
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype
@@ -70,6 +71,19 @@ def test_in_a_hurry_nothing_is_prepared_and_the_answers_are_the_same(
         for name, expected in tm.answers(values).items():
             np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6)
     backend.close()
+
+
+def test_a_plain_one_is_captured_and_not_compiled(
+    tmp_path: Path, scripted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"max_batch = 4\n{INPUT}{OUTPUTS}[pytorch]\nbuckets = [1, 2, 4]\ngraphs = true\n"
+    config, version = tm.described(place(tmp_path, scripted, text))
+    monkeypatch.setattr(Network, "compile_for", lambda *_: pytest.fail("that takes time"))
+    captured: list[object] = []
+    capture = CpuDevice.capture
+    monkeypatch.setattr(CpuDevice, "capture", lambda self, run: captured.append(run) or capture(self, run))
+    backends.load(config, version, plain=True).close()
+    assert len(captured) == 3
 
 
 def test_an_exported_file_says_its_tensors(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from carpool.core.admission import backed_up
 from carpool.core.curve import BatchCurve
+from carpool.core.intake import Intake
 from carpool.core.job import Job, Reason
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
@@ -122,12 +124,46 @@ def test_who_has_not_set_out_is_refused_while_others_are_long_on_their_way() -> 
     slo = core.policy.settings.slo  # type: ignore[attr-defined]
     assert core.refuses(Job(1.0), 1.0) is None
     for _ in range(200):
+        core.lag.seen(0.15 * slo, 1.0)
+    assert core.refuses(Job(1.0), 1.0) is None
+    for _ in range(200):
         core.lag.seen(0.5 * slo, 1.0)
     refusal = core.refuses(Job(1.0), 1.0)
     assert refusal is not None
     assert refusal.reason is Reason.OVERLOAD
     assert refusal.retry_after == pytest.approx(0.5 * slo, rel=0.01)
     assert core.offer(Job(1.0), 1.0) is None  # whoever is here already is judged by its deadline
+
+
+def test_in_a_line_that_models_share_only_the_one_who_asks_for_too_much_is_turned_away() -> None:
+    flooded, modest = scheduler(), scheduler()
+    slo = flooded.slo
+    intake = Intake()
+    flooded.entrance, modest.entrance = intake.join(), intake.join()
+    for moment in range(200):
+        now = 1.0 + moment * 1e-3
+        for _ in range(10):
+            flooded.offer(Job(now), now)
+        flooded.refused_elsewhere(100, 100, Reason.OVERLOAD, now)
+        if moment % 20 == 0:
+            modest.offer(Job(now), now)
+        for core in (flooded, modest):
+            core.lag.seen(0.15 * slo, now)
+    newcomer = Job(now)
+    assert backed_up(modest, newcomer, now) is None
+    refusal = backed_up(flooded, newcomer, now)  # though alone it would be allowed that
+    assert refusal is not None
+    assert refusal.reason is Reason.OVERLOAD
+    flooded.entrance = Intake().join()  # beside nobody
+    flooded.entrance.takes(now)
+    assert backed_up(flooded, newcomer, now) is None
+    for _ in range(200):
+        modest.lag.seen(10.0, now)
+    modest.entrance, other = intake.join(), intake.join()
+    modest.entrance.takes(now)
+    for _ in range(100):
+        other.takes(now)
+    assert backed_up(modest, newcomer, now) is None  # its requests wait for those of the other one
 
 
 def test_a_lag_that_nobody_sees_any_more_is_forgotten() -> None:

@@ -179,6 +179,26 @@ def test_who_dies_first_in_line_lets_the_next_one_go() -> None:
     assert second.decide(0.0).batch is not None
 
 
+def test_batches_leave_room_for_what_others_wait_outside_their_own() -> None:
+    """A third of that promise passes on the way, of which a quarter of it is reckoned with."""
+    arbiter = Arbiter()
+    curve = BatchCurve.parse("4+1", 64)
+    flooded, other = (Scheduler(curve, Promise(0.05, 64)) for _ in range(2))
+    for core in (flooded, other):
+        arbiter.join(core, list(core.instances))
+    other.offer(Job(0.0), 0.0)
+    other.cancel(next(iter(other.lanes.everybody())), 0.0)
+    flooded.offer(Job(0.0), 0.0)
+    assert flooded.decide(0.0).batch is not None
+    assert flooded.instances.longest == pytest.approx(0.05 / 2.2)
+    for _ in range(200):
+        other.outside.seen(0.05 / 3, 0.0)
+    turn = flooded.instances[0].turn
+    assert turn is not None
+    turn.granted(0.0)
+    assert flooded.instances.longest == pytest.approx(0.75 * 0.05 / 2.2)
+
+
 def test_who_leaves_gives_the_device_back() -> None:
     arbiter = Arbiter()
     curve = BatchCurve.parse("4+1", 16)

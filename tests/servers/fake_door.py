@@ -196,6 +196,7 @@ class FakeDoor:
         self.slots_in_use: list[FakeSlot] = []
         self.calls: list[FakeCall] = []
         self.gate_deadlines: list[float] = []
+        self.late_refusal: CarpoolError | None = None  # of who has sent everything
         self.outside = Outside()
         self.turned: list[tuple[str, str, int, str]] = []
         self.answers: dict[str, Callable[[Mapping[str, Any]], Any]] = {"statistics": self._statistics}
@@ -236,7 +237,7 @@ class FakeDoor:
         self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
     ) -> CarpoolError | None:
         self.gate_deadlines.append(deadline - now)
-        return self.refusal
+        return self.refusal or (self.late_refusal if certain else None)
 
     def turned_away(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""

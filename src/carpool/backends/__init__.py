@@ -35,13 +35,14 @@ def load(
     finish: Finish | None = None,
     tell: Callable[[str], None] = lambda _: None,
     hurry: bool = False,
+    plain: bool = False,
 ) -> Backend:
     """One more instance of this version, ready to run; `config` should come from `describe`.
 
     Raises ModelError where the model cannot be loaded, Unsupported where its kind is not served here, and
     ConfigError where a setting of the runtime is wrong.
     """
-    placement = Placement(instance, threads, gpu, fill, finish, tell, hurry)
+    placement = Placement(instance, threads, gpu, fill, finish, tell, hurry, plain)
     backend = _loader(config, version).load(config, version, placement)
     return backend if config.backend in _THEIR_OWN_SHAPES else reshaped(backend, config)
 

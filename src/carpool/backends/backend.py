@@ -119,7 +119,8 @@ class Placement:
 
     With `fill`, an instance on a device that it suits also takes encoded pictures; `finish` is run after the
     model, and what it adds is declared among the model's outputs. `tell` hears in words what a long load is
-    at. `hurry` leaves out whatever only makes it faster: somebody waits, and a whole one follows.
+    at. `hurry` leaves out whatever only makes it faster: somebody waits, and a whole one follows. `plain`
+    leaves out the compiler alone, which takes most of the time.
     """
 
     instance: int = 0
@@ -129,6 +130,7 @@ class Placement:
     finish: Finish | None = None
     tell: Callable[[str], None] = lambda _: None
     hurry: bool = False
+    plain: bool = False
 
 
 @runtime_checkable

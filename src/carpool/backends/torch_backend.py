@@ -83,6 +83,7 @@ class TorchBackend:
             placement.tell,
             placement.finish,
             hurry=placement.hurry,
+            plain=placement.plain,
         )
         if placement.fill is not None and not self._programs.varying:
             self._fill = placement.fill(self._device.place)

@@ -36,9 +36,12 @@ class Programs:
         finish: Finish | None = None,
         *,
         hurry: bool = False,
+        plain: bool = False,
     ) -> None:
-        """In a `hurry` nothing is compiled, warmed or captured: sizes run as they come, as plain calls."""
+        """In a `hurry` nothing is compiled, warmed or captured: sizes run as they come, as plain calls. Those
+        that are only `plain` are warmed and captured."""
         self._hurried = hurry
+        self._plain = plain or hurry
         self._config = config
         self._finish = finish
         self._device = device
@@ -75,7 +78,8 @@ class Programs:
                 needed = _expected(seen, size)
                 ledger.check(self._config.name, needed, f"with batches of {size} it would take about")
             rows = self.inputs.rows(size)
-            self._network.compile_for(rows, size, tell)
+            if not self._plain:
+                self._network.compile_for(rows, size, tell)
             self.footprint[size] = buffers + self._device.warm(self._runs(rows, size))
             seen.append((size, self.footprint[size]))
 
@@ -87,7 +91,7 @@ class Programs:
         self._device.release()
 
     def _runs(self, rows: Sequence[torch.Tensor], size: int) -> Run:
-        run, finish = self._network.runs(rows, size, plain=self._hurried), self._finish
+        run, finish = self._network.runs(rows, size, plain=self._plain), self._finish
         return run if finish is None else lambda: finish(run())
 
     def _program(self, size: int) -> Program:
@@ -110,7 +114,7 @@ class Programs:
         how = f"On {device.name} in {used.precision}{form}"
         if self.sizes and used.graphs:
             how += f", as {'CUDA graphs' if device.place.type == 'cuda' else 'plain calls'}"
-        if self._network.is_compiled:
+        if self._network.is_compiled and not self._plain:
             how += ", compiled"
         if not device.bounded:
             return f"{how}."

@@ -58,11 +58,23 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
 
 
 def backed_up(core: Scheduler, job: Job, now: float) -> Refusal | None:
-    """Whoever comes now waits behind those who are not even here yet: only who has not set out is spared."""
+    """Whoever comes now waits behind those who are not even here yet: only who has not set out is spared.
+
+    Those of another model, maybe: then it is for that model to refuse, and this one's wait ends with it.
+    """
     lag = core.lag.at(now)
-    if lag <= core.constants.most_lag * core.slo:
+    if lag <= core.constants.spared_lag * core.slo or not core.entrance.is_too_much(now):
+        return None
+    short = lag <= core.constants.most_lag * core.slo
+    if short and not (_is_flooded(core, now) and core.entrance.has_company(now)):
         return None
     return _refusal(core, Reason.OVERLOAD, core.instances.next_free, job, lag, now, core.rate(now))
+
+
+def _is_flooded(core: Scheduler, now: float) -> bool:
+    """More is asked than batches of the best size carry: who is refused on the way would be refused here."""
+    batch = core.curve.efficient[min(core.policy.max_images, core.curve.max_batch)]
+    return core.rate(now) > core.instances.pace * core.curve.throughput(batch)
 
 
 def is_probe(core: Scheduler, job: Job, slo: float, now: float) -> bool:

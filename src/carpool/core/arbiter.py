@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from carpool.core.learning import Rate
+from carpool.core.outside import planned
 
 if TYPE_CHECKING:
     from carpool.core.instance import Batch, Instance
@@ -80,10 +81,14 @@ class Turn:
         since = now - self.scheduler.constants.lately_s
         return any(lane.seen > since for lane in self.scheduler.lanes)
 
-    @property
-    def longest_of_others(self) -> float:
-        """Seconds that a batch of somebody else may take without breaking the promise of this model."""
-        return self.scheduler.slo / (2 * self.scheduler.constants.guard_margin)
+    def longest_of_others(self, now: float) -> float:
+        """Seconds that a batch of somebody else may take without breaking the promise of this model, of which
+        a part passes before its requests are here and after their batch."""
+        core = self.scheduler
+        if core.slo == _INFINITY:
+            return _INFINITY
+        on_the_way = planned(core.outside.at(now) + core.lag.at(now), core.slo, core.constants)
+        return (core.slo - on_the_way) / (2 * core.constants.guard_margin)
 
 
 class Arbiter:
@@ -182,7 +187,7 @@ class Arbiter:
         least = turn.weight / (turn.weight + sum(other.weight for other in others))
         left = 1.0 - sum(other.use(now) for other in others) / self._width
         share = min(1.0, max(least, left))
-        longest = min((other.longest_of_others for other in others), default=_INFINITY)
+        longest = min((other.longest_of_others(now) for other in others), default=_INFINITY)
         for instance in turn.instances:
             instance.share, instance.longest = share, longest
         turn.scheduler.instances.refresh()

@@ -31,6 +31,10 @@ class Constants:
     """Requests may spend a fifth of a promise on their way to the scheduler. What is more says that it cannot
     take them as fast as they come, whatever the device could do: the front ends must say no instead."""
 
+    spared_lag: float = 0.05
+    """Beside other models, which wait in the same line, a flooded one is held to a twentieth: it has more to
+    refuse than its device could answer, and loses nothing if that is done before."""
+
     lag_memory_s: float = 0.005
     """When nobody has come for so long, nobody is on the way any more."""
 

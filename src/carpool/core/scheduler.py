@@ -16,6 +16,7 @@ from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.drift import Drift
 from carpool.core.instance import Batch, Instance, Instances
+from carpool.core.intake import Intake
 from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING, GivenUp, Job, Reason, Refusal
 from carpool.core.knobs import KnobsPolicy
 from carpool.core.learning import Lag, Rate
@@ -64,6 +65,7 @@ class Scheduler:
         self.ledger = Ledger()
         self.age = Lag(constants.rate_memory_s)  # of requests when they leave their front end
         self.lag = Lag(constants.lag_memory_s)  # from there to here
+        self.entrance = Intake(constants).join()  # its own, unless it shares an engine with others
         self.outside = Lag(constants.rate_memory_s)  # what their clients wait beside the queue and the batch
         memory = constants.rate_memory_s
         promises = 0.0 if self.slo == INFINITY else constants.rate_memory_promises * self.slo
@@ -82,6 +84,7 @@ class Scheduler:
         `ready=False` it waits for its picture: call `ready` when the tensor is there."""
         self.ledger.offered += 1
         self._sequence += 1
+        self.entrance.takes(now)
         self.outside.seen(job.outside, now)
         if not ready:
             self._coming.seen(job.ready_at - now, now)
@@ -114,6 +117,7 @@ class Scheduler:
         """A front end said no on its own: the traffic counts as offered all the same."""
         self.ledger.offered += requests
         self.ledger.refused[reason] += requests
+        self.entrance.spared(requests, now)
         self._rate.add(images, now)
         lane = self.lanes.lane(ORDINARY, source, now)
         lane.rate.add(images, now)

@@ -1,4 +1,4 @@
-"""The devices that models share: one arbiter for each, and who has joined it."""
+"""What models share: the engine's loop, and devices with one arbiter for each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from carpool.backends.backend import SharesDevice
 from carpool.core.arbiter import Arbiter, Turn
 from carpool.core.instance import Instance
+from carpool.core.intake import Intake
 from carpool.core.scheduler import Scheduler
 
 
@@ -16,11 +17,13 @@ class Devices:
     def __init__(self) -> None:
         self._arbiters: dict[str, Arbiter] = {}
         self._users: dict[str, int] = {}
+        self._intake = Intake()
 
     def join(
         self, scheduler: Scheduler, backends: Sequence[object], weight: float, wake: Callable[[], None]
     ) -> Callable[[], None]:
         """These are the instances of one model; call what this returns when they are gone."""
+        scheduler.entrance = self._intake.join()
         placed: dict[str, list[Instance]] = {}
         for instance, backend in zip(scheduler.instances, backends, strict=True):
             if isinstance(backend, SharesDevice) and backend.device:

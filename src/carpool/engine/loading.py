@@ -118,6 +118,7 @@ class Loading:
         tell: Tell = lambda _: None,
         *,
         hurry: bool = False,
+        plain: bool = False,
     ) -> Backend:
         """One more instance; how many threads it has was found out at the first."""
         threads = self._threads or backends.default_threads(count, _cores())
@@ -132,6 +133,7 @@ class Loading:
             finish=self._finish,
             tell=tell,
             hurry=hurry,
+            plain=plain,
         )
 
     # ---- instances --------------------------------------------------------------------------------------

@@ -129,6 +129,19 @@ def test_the_gate_refuses_before_the_body(front: FrontEnd, client: Client) -> No
     assert front.door.turned == [("image", "overload", 1, "")]
 
 
+def test_who_is_too_late_when_the_body_is_there_is_refused_without_the_engine(
+    front: FrontEnd, client: Client
+) -> None:
+    front.door.late_refusal = Refused("no")
+    assert infer(client, "image", image_body()).status == 429
+    assert not front.door.calls
+    assert not front.door.slots_in_use
+    assert front.door.turned == [("image", "overload", 1, "")]
+    assert infer(client, "image", image_body(parameters={"priority": 1})).status == 200
+    front.door.late_refusal = None
+    assert infer(client, "image", image_body()).status == 200
+
+
 def test_many_refusals_keep_the_connection(front: FrontEnd, client: Client) -> None:
     front.door.refusal = Refused("no")
     for _ in range(50):

@@ -208,6 +208,12 @@ def test_a_whole_backend_takes_the_place_of_a_hurried_one_between_two_batches() 
         assert stand.answer(0) == [6.0] * WIDTH
         assert (hurried.batches, whole.batches) == ([1], [1])
         assert not hurried.alive, "it holds memory of the device"
-    assert not whole.alive
+        unused, better = Doubling(), Doubling()
+        stand.instance.swap(unused)
+        stand.instance.swap(better)  # before anybody came for the first
+        assert stand.run([0]) == [AS_EXPECTED]
+        assert (unused.batches, better.batches) == ([], [1])
+        assert not unused.alive
+    assert not better.alive
     stand.instance.swap(late)  # the instance has ended meanwhile
     assert not late.alive

@@ -49,6 +49,21 @@ def test_one_after_the_other_and_again_where_it_fails(caplog: pytest.LogCaptureF
     assert tries == ["first", "first", "second"]
 
 
+def test_what_takes_less_time_is_prepared_first_for_all() -> None:
+    later, done = Later(), threading.Event()
+    order: list[str] = []
+
+    def prepares(what: str) -> Any:
+        return lambda: order.append(what)
+
+    with later.held():
+        for model in ("a", "b"):
+            later.add(model, prepares(f"{model} captured"), lambda _backend: None, whole=False)
+            later.add(model, prepares(f"{model} whole"), lambda _backend: len(order) == 4 and done.set())  # type: ignore[arg-type, return-value]
+    assert done.wait(WAIT_S)
+    assert order == ["a captured", "b captured", "a whole", "b whole"]
+
+
 def test_what_never_works_is_given_up_and_the_next_one_has_its_turn() -> None:
     later, done = Later(), threading.Event()
 

@@ -205,7 +205,13 @@ class Inference:
         if options.timeout is not None and entry.mode != "knobs":
             deadline = min(deadline, self._arrived + options.timeout)
         self._head = head
-        self._offered = monotonic()
+        self._offered = now = monotonic()
+        sender = asked.sender.with_options(options)
+        if ready_in is None and not (options.priority or sender.priority):  # else only the engine can say
+            # The body took its time, and the engine, which all wait for, need not hear of who is too late.
+            refusal = route.service.door.refuses(entry, deadline, now, sender)
+            if refusal is not None:
+                raise refusal
         self._call = route.service.door.infer(
             entry,
             head,
@@ -214,7 +220,7 @@ class Inference:
             self._done,
             arrived=self._arrived,
             deadline=deadline,
-            sender=asked.sender.with_options(options),
+            sender=sender,
             ready_in=ready_in,
             admitted=admitted,
         )

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _log = logger("link")
 _HIGH_WATER = 1 << 20  # unsent bytes above which nothing more is read from that front end
-_AT_ONCE = 32  # records of one front end in one turn of the loop
+_AT_ONCE = 8  # records of one front end in one turn of the loop: of eight front ends, two milliseconds
 
 
 class EngineLink(asyncio.Protocol):

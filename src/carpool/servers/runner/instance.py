@@ -79,12 +79,15 @@ class RunnerInstance:
         threading.Thread(target=self._serve, name=f"{entry.name}-instance", daemon=True).start()
 
     def swap(self, backend: Backend) -> None:
-        """From another thread: use this one, of the same model, from the next batch on."""
+        """From another thread: use this one, of the same model, from the next batch on; it is better than one
+        that was given before and is not in use yet."""
         with self._swapping:
-            if not self._over and self._next_backend is None:
-                self._next_backend = backend
-                return
-        backend.close()
+            if not self._over:
+                self._next_backend, unused = backend, self._next_backend
+            else:
+                unused = backend
+        if unused is not None:
+            unused.close()
 
     def _take_next_backend(self) -> None:
         """In the instance's own thread, between two batches: nothing is in use."""

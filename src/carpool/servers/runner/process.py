@@ -148,7 +148,10 @@ class RunnerProcess:
         backend = loading.backend(*place, tell, hurry=hurry)
         kept = self._keep(backend, ready, loading)
         if hurry:
-            self._later.add(config.name, partial(loading.backend, *place), partial(self._swap, kept.number))
+            use = partial(self._swap, kept.number)
+            if kept.device and ready.config.pytorch.compile != "off":
+                self._later.add(config.name, partial(loading.backend, *place, plain=True), use, whole=False)
+            self._later.add(config.name, partial(loading.backend, *place), use)
         return kept
 
     def _swap(self, number: int, backend: Backend) -> None:
