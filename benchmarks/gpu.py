@@ -241,7 +241,8 @@ class Bench:
         with flooded(target, given.flood_rate, seconds, processes) as found:
             time.sleep(1.0)
             entry = row(f"{behaved} beside {flood}", load, *drive(server, load))
-        entry["flood"] = found.report.get("total")
+        flood = ("offered_rps", "answered_rps", "goodput_rps", "refused")
+        entry["flood"] = {name: found.report.get(name) for name in flood}
         self.add(entry)
         self.keep(f"{behaved}_beside_{flood}", entry["attainment"])
         self.add(row(f"{behaved} alone again", load, *drive(server, load)))
