@@ -71,12 +71,12 @@ def connected(port: int) -> Iterator[socket.socket]:
 
 
 def post(path: str, length: int, fields: bytes = b"") -> bytes:
-    line = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%b\r\n"
+    line = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%b\r\n"
     return line % (path.encode(), length, fields)
 
 
 def get(path: str) -> bytes:
-    return b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode()
+    return b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path.encode()
 
 
 def read_answer(client: socket.socket) -> None:

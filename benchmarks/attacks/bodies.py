@@ -95,7 +95,10 @@ def announced_bodies(ports: Ports, pace: Pace) -> None:
 
 
 def one_byte_chunks(ports: Ports, pace: Pace) -> None:
-    head = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n%b\r\n" % (_FREE.encode(), _RAW)
+    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n%b\r\n" % (
+        _FREE.encode(),
+        _RAW,
+    )
     piece = b"1\r\nA\r\n" * 10_000
     with connected(ports.http) as client:
         client.sendall(head)

@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
+from carpool.servers.http.body import ChunkedReader
 from carpool.servers.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.servers.http.limits import Limits
 from carpool.servers.http.parsing import RequestHead
 from servers.http.harness import PATIENCE, Client, PathApp, Serving, chunked, ignore, post, serving
 
@@ -393,3 +395,33 @@ def test_chunks_are_counted() -> None:
         assert answer.status == 400
         assert b"more than 1000 chunks" in answer.body
         assert client.is_closed()
+
+
+class Gathering:
+    def __init__(self) -> None:
+        self.body = b""
+
+    def take(self, piece: memoryview) -> None:
+        self.body += piece
+
+
+def test_many_small_chunks_are_taken_a_few_at_a_time() -> None:
+    """Each is work, whatever it carries: others have their turns in between."""
+    sink = Gathering()
+    reader = ChunkedReader(Limits(), sink)
+    body = b"1\r\nA\r\n" * 500 + b"0\r\n\r\n"
+    steps = position = 0
+    while not reader.finished:
+        position += reader.feed(memoryview(body)[position:])
+        steps += 1
+    assert (position, sink.body) == (len(body), b"A" * 500)
+    assert steps > 10
+
+
+def test_many_small_chunks_arrive_whole_and_the_next_request_after_them(client: Client) -> None:
+    body = os.urandom(20_000)
+    pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    client.send(head + pieces + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert client.response().body == body
+    assert client.response().status == 200

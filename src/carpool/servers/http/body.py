@@ -15,6 +15,8 @@ _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n
 
 _nowhere = bytearray(1024 * 1024)
 
+_LINES_AT_ONCE = 64
+
 
 class Sink(Protocol):
     """Takes a body's bytes as they come; raises `Fault` when it is too much."""
@@ -151,15 +153,19 @@ class ChunkedReader:
         self._step = ChunkedReader._size_line  # not bound: the reader would refer to itself, with its body
 
     def feed(self, data: memoryview) -> int:
-        """Take what belongs to the body; returns how much that was."""
-        position = 0
+        """Take what belongs to the body; returns how much that was. Many small chunks are taken a few at a
+        time: each is work, whatever it carries."""
+        position = lines = 0
         while position < len(data) and not self.finished:
             if self._left:
                 piece = data[position : position + self._left]
                 self._left -= len(piece)
                 self.sink.take(piece)
                 position += len(piece)
+            elif lines == _LINES_AT_ONCE:
+                break
             else:
+                lines += 1
                 position = self._line_from(data, position)
         self.received += position
         return position

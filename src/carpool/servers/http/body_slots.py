@@ -25,17 +25,19 @@ def first_slot(door: Door, exchange: Exchange, size: int) -> Slot:
 
 
 def larger_slot(door: Door, exchange: Exchange, slot: Slot, kept: int, size: int) -> Slot:
-    """In the place of one whose `kept` first bytes are used, up to `size` bytes long. Raises as above."""
+    """In the place of one whose `kept` first bytes are used, and which is given back whatever happens; up to
+    `size` bytes long. Raises as above."""
     wanted = min(_GROWTH * len(slot.view), size)
-    larger = door.slot(wanted)
-    if larger is None:  # its own part may be what is missing
-        part = bytes(slot.view[:kept])
+    try:
+        larger = door.slot(wanted)
+        if larger is not None:
+            larger.view[:kept] = slot.view[:kept]
+            return larger
+        part = bytes(slot.view[:kept])  # its own memory may be what is missing
+    finally:
         slot.release()
-        larger = _slot(door, exchange, wanted)
-        larger.view[:kept] = part
-    else:
-        larger.view[:kept] = slot.view[:kept]
-        slot.release()
+    larger = _slot(door, exchange, wanted)
+    larger.view[:kept] = part
     return larger
 
 

@@ -116,7 +116,7 @@ class Connection(Answering):
         if self._phase == WAITING:
             if self._exchange is not None and self._exchange.on_disconnect is not None:
                 self._close()
-        elif self._phase == HEAD:
+        elif self._phase == HEAD or (self._phase == BODY and self._ahead):
             self._continue()
         elif self._phase == BODY and self._exchange is not None:
             self._fail(bad_request(f"the body ended after {self._intake.received} bytes"))
@@ -189,29 +189,27 @@ class Connection(Answering):
         ends = monotonic() + _SECONDS_PER_TURN
         self._busy = True
         try:
-            while position < end:
-                if self._phase == HEAD:
-                    if self._stalled:
-                        break
-                    if turns == _REQUESTS_PER_TURN or (turns and monotonic() >= ends):
-                        turns = _REQUESTS_PER_TURN
-                        break
-                    turns += 1
-                    position = self._take_head(data, position, end)
-                    if self._partial:
-                        break
-                elif self._phase == BODY:
-                    position = self._take_body(data, position, end)
-                else:
+            while position < end and self._phase <= BODY:
+                if turns == _REQUESTS_PER_TURN or (position and monotonic() >= ends):
+                    turns = _REQUESTS_PER_TURN
+                    break
+                if self._phase == BODY:
+                    position = self._take_body(data, position, end)  # of many chunks, a few
+                    continue
+                if self._stalled:
+                    break
+                turns += 1
+                position = self._take_head(data, position, end)
+                if self._partial:
                     break
         except Fault as fault:
             self._fail(fault)
         finally:
             self._busy = False
-        if self._phase == BODY:
-            self._after_part_of_body(end)
-        elif position < end:
+        if position < end:
             self._keep_for_later(bytes(memoryview(data)[position:end]), turns)
+        elif self._phase == BODY:
+            self._after_part_of_body(end)
 
     def _keep_for_later(self, rest: bytes, turns: int) -> None:
         if self._phase >= LINGER:
@@ -235,13 +233,17 @@ class Connection(Answering):
         if not self._ended:
             if len(self._ahead) < self._shared.limits.read_ahead_bytes:
                 self._transport.resume_reading()
-        elif self._phase == BODY:
+        elif self._phase == HEAD and self._partial:
+            self._fail(bad_request("the request ended within its head"))
+        elif not self._ahead:  # else there is more to come back for
+            self._nothing_left()
+
+    def _nothing_left(self) -> None:
+        """The client has said all that it will."""
+        if self._phase == BODY:
             self.eof_received()
         elif self._phase == HEAD:
-            if self._partial:
-                self._fail(bad_request("the request ended within its head"))
-            elif not self._ahead:
-                self._close()
+            self._close()
 
     def _let_others_run(self) -> None:
         """A client with much to say takes turns: the loop would read on from it as long as there is more."""

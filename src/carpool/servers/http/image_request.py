@@ -88,7 +88,8 @@ class ImageRequest:
 
     def more(self, received: int) -> memoryview | None:
         """The slot is full, and the picture is longer."""
-        slot, door = self.slot, self._route.service.door
+        slot, self.slot = self.slot, None
+        door = self._route.service.door
         assert slot is not None
         size = FILE_AT + (self._exchange.head.content_length or 0) + 1
         try:

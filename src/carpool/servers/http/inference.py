@@ -73,7 +73,7 @@ class Inference:
 
     def more(self, received: int) -> memoryview | None:
         """The slot is full, and the body is longer."""
-        slot = self._slot
+        slot, self._slot = self._slot, None
         assert slot is not None
         size = (self._exchange.head.content_length or 0) + 1
         try:
