@@ -241,8 +241,8 @@ class Bench:
         with flooded(target, given.flood_rate, seconds, processes) as found:
             time.sleep(1.0)
             entry = row(f"{behaved} beside {flood}", load, *drive(server, load))
-        flood = ("offered_rps", "answered_rps", "goodput_rps", "refused")
-        entry["flood"] = {name: found.report.get(name) for name in flood}
+        kept = ("offered_rps", "answered_rps", "goodput_rps", "refused")
+        entry["flood"] = {name: found.report.get(name) for name in kept}
         self.add(entry)
         self.keep(f"{behaved}_beside_{flood}", entry["attainment"])
         self.add(row(f"{behaved} alone again", load, *drive(server, load)))

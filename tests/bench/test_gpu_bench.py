@@ -177,7 +177,7 @@ def test_isolation_floods_each_network_beside_the_other(
     @contextlib.contextmanager
     def flood(aim: Aim, rate: float, seconds: float, processes: int) -> Iterator[Flood]:
         happened.append(f"flood {aim.model} {rate:g}")
-        yield Flood({"total": {"answered": 1}})
+        yield Flood({"answered_rps": 1.0, "images_rps": 2.0})
         happened.append("over")
 
     def made(what: str, load: Load, *_: object) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def test_isolation_floods_each_network_beside_the_other(
     assert happened[5:] == ["resnet50 500", "flood vit_b_16 40000", "resnet50 500", "over", "resnet50 500"]
     found = written(bench)["resnet50"]
     assert found["vit_b_16_beside_resnet50"] == found["resnet50_beside_vit_b_16"] == 0.99
-    assert found["rows"][1]["flood"] == {"answered": 1}
+    assert found["rows"][1]["flood"]["answered_rps"] == 1.0
 
 
 def test_a_flood_ends_with_its_block_and_tells_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:

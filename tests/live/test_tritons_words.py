@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from tritonclient.utils import shared_memory as shm
 
 from backends import onnx_models
-from live.server import Live, serving
+from live.server import Live, serving, wait_until
 
 _MAYBE = """
 backend: "python"
@@ -143,6 +143,12 @@ class Wire:
         inputs = [self.input(name, array) for name, array in arrays.items()]
         return self.client.infer(model, inputs, model_version=version)
 
+    def is_ready(self) -> bool:
+        try:
+            return bool(self.client.is_server_ready())
+        except InferenceServerException:
+            return False
+
     def refusal(self, call: Callable[[], object]) -> str:
         with pytest.raises(InferenceServerException) as caught:
             call()
@@ -152,6 +158,7 @@ class Wire:
 @pytest.fixture(params=["http", "grpc"])
 def wire(request: pytest.FixtureRequest, server: Live) -> Iterator[Wire]:
     made = Wire(request.param, server)
+    wait_until(made.is_ready, "ready")  # over gRPC too: each process hears from the engine by itself
     yield made
     made.client.close()
 
@@ -159,6 +166,7 @@ def wire(request: pytest.FixtureRequest, server: Live) -> Iterator[Wire]:
 @pytest.fixture(params=["http", "grpc"])
 def plain(request: pytest.FixtureRequest, closed: Live) -> Iterator[Wire]:
     made = Wire(request.param, closed)
+    wait_until(made.is_ready, "ready")  # over gRPC too: each process hears from the engine by itself
     yield made
     made.client.close()
 
@@ -188,6 +196,7 @@ def test_a_graph_uses_its_default(wire: Wire) -> None:
 def test_only_requests_with_the_same_inputs_share_a_batch(server: Live) -> None:
     """Sixteen at once, for a model that waits for eight of a kind."""
     wire = Wire("grpc", server)
+    wait_until(wire.is_ready, "ready")
 
     def ask(number: int) -> tuple[list[float], int]:
         a = np.full((1, 2), number, np.float32)
