@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from carpool.cli.main import app
-from carpool.cli.trust import VARIABLE, trust
+from carpool.cli.trust_options import VARIABLE, trust
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim, take_aim
 from carpool.lab.load.facts import Unreachable

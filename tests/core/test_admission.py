@@ -6,7 +6,7 @@ import pytest
 
 from carpool.core.admission import backed_up
 from carpool.core.curve import BatchCurve
-from carpool.core.intake import Intake
+from carpool.core.entrance import Intake
 from carpool.core.job import Job, Reason
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from carpool.cli import checks
 from carpool.cli.load import Load
-from carpool.cli.trust import trust
+from carpool.cli.trust_options import trust
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim
 from carpool.lab.load.inputs import Filling

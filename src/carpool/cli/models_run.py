@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from carpool.cli.models import Action, ModelsVerb
-from carpool.cli.trust import trust
+from carpool.cli.trust_options import trust
 from carpool.config.rules import read_settings
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.lab.load.trust import TRUSTING, Trust

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from carpool.cli import options as o
-from carpool.cli import trust as t
+from carpool.cli import trust_options as t
 
 Model = Annotated[
     str,

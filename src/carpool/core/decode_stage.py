@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from math import exp, inf
 from random import Random
 
-from carpool.core.decoding import DecodeForecast
+from carpool.core.decode_forecast import DecodeForecast
 from carpool.core.job import OFFERED, Job
 
 

@@ -15,8 +15,8 @@ from carpool.core.belief import Belief, Beliefs
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.drift import Drift
+from carpool.core.entrance import Intake
 from carpool.core.instance import Batch, Instance, Instances
-from carpool.core.intake import Intake
 from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING, GivenUp, Job, Reason, Refusal
 from carpool.core.knobs import KnobsPolicy
 from carpool.core.learning import Lag, Rate

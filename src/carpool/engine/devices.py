@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from carpool.backends.backend import SharesDevice
 from carpool.core.arbiter import Arbiter, Turn
+from carpool.core.entrance import Intake
 from carpool.core.instance import Instance
-from carpool.core.intake import Intake
 from carpool.core.scheduler import Scheduler
 
 

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from carpool.servers.access.guard import Guard
 from carpool.servers.access.origins import Names
-from carpool.servers.access.table import RULES, Kind, rule_of
+from carpool.servers.access.route_rules import RULES, Kind, rule_of
 from carpool.servers.grpc.calls import CALLS
 from carpool.servers.grpc.handlers import HEALTH, SERVICE
 from carpool.servers.http.app import ROUTES

@@ -8,7 +8,7 @@ import pytest
 from carpool.errors import ConfigError
 from carpool.servers.access.guard import Guard
 from carpool.servers.access.restricted import APIS, Wanted, read_restrictions
-from carpool.servers.access.table import RULES, Kind
+from carpool.servers.access.route_rules import RULES, Kind
 from servers.grpc.front_end import front_end as grpc_front_end
 from servers.http.front_end import error_of, front_end
 

@@ -29,8 +29,8 @@ from carpool.engine.layout import Layout
 from carpool.engine.loading import Ready
 from carpool.engine.measuring import Measured, Point
 from carpool.engine.profile import Profile
-from carpool.servers.runner.documents import read_document, write_document
 from carpool.servers.runner.messages import Asked, OpenedAs, Opening, Prepared
+from carpool.servers.runner.typed_json import read_document, write_document
 from carpool.types import Datatype, Signature, TensorSpec
 from carpool.vision.settings import VisionSettings
 

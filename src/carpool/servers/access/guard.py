@@ -16,7 +16,7 @@ from carpool.servers.access.restricted import (
     check_restricted,
     read_restrictions,
 )
-from carpool.servers.access.table import Kind, Rule
+from carpool.servers.access.route_rules import Kind, Rule
 
 log = logger("access")
 

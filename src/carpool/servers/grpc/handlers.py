@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from carpool.errors import CarpoolError, InvalidInput, without_stack
 from carpool.servers.access.guard import API_KEY, AUTHORIZATION, Guard, check_model, presented, tell_change
 from carpool.servers.access.keys import Principal
-from carpool.servers.access.table import Kind, rule_of
+from carpool.servers.access.route_rules import Kind, rule_of
 from carpool.servers.grpc import health
 from carpool.servers.grpc.asking import Metadata
 from carpool.servers.grpc.calls import CALLS, Call

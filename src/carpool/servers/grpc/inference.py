@@ -30,8 +30,8 @@ from carpool.servers.http.body_slots import no_slots
 from carpool.servers.http.packing import AT_ONCE, check, is_in_place
 from carpool.servers.lookup import not_serving
 from carpool.servers.pictures.batch import PictureBatch, check_pictures, sends_pictures
-from carpool.servers.pictures.decoding import Decoding
 from carpool.servers.pictures.picture import told
+from carpool.servers.pictures.picture_decoding import Decoding
 from carpool.servers.pictures.service import promised
 from carpool.servers.server_timing import Times, times_of
 from carpool.wire.v2 import Placed, RequestHead, check_head

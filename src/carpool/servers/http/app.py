@@ -8,7 +8,7 @@ from typing import TypeAlias, cast
 from carpool.errors import CarpoolError
 from carpool.observe.counters import Block, Table
 from carpool.servers.access.guard import Guard
-from carpool.servers.access.table import Rule, rule_of
+from carpool.servers.access.route_rules import Rule, rule_of
 from carpool.servers.door import Door
 from carpool.servers.http import (
     console_handlers,

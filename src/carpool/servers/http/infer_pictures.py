@@ -16,9 +16,9 @@ from carpool.servers.http.exchange import Exchange
 from carpool.servers.http.inference import Inference
 from carpool.servers.http.packing import AT_ONCE
 from carpool.servers.pictures.batch import PictureBatch, check_pictures, may_hold_pictures, sends_pictures
-from carpool.servers.pictures.decoding import Decoding
 from carpool.servers.pictures.models import PictureModel
 from carpool.servers.pictures.picture import told
+from carpool.servers.pictures.picture_decoding import Decoding
 from carpool.servers.pictures.service import promised
 from carpool.types import Tensor
 from carpool.wire.v2 import check_tail, parse_head, read_header_length

@@ -5,7 +5,7 @@ from __future__ import annotations
 from carpool.errors import CarpoolError
 from carpool.observe.prometheus import CONTENT_TYPE
 from carpool.servers.access.guard import Guard
-from carpool.servers.access.table import rule_of
+from carpool.servers.access.route_rules import rule_of
 from carpool.servers.http.exchange import BodyPlan, Exchange
 from carpool.servers.http.fairness import Fairness
 from carpool.servers.http.parsing import RequestHead

@@ -28,7 +28,7 @@ from carpool.servers.link.records import (
     to_frontend,
 )
 from carpool.servers.link.served import ServedTemplate
-from carpool.servers.link.sources import HeardSources
+from carpool.servers.link.source_numbers import HeardSources
 
 if TYPE_CHECKING:
     from carpool.servers.link.engine_side import EngineSide

@@ -46,7 +46,7 @@ from carpool.servers.link.records import (
     to_engine,
 )
 from carpool.servers.link.remote_call import RemoteCall
-from carpool.servers.link.sources import SaidSources
+from carpool.servers.link.source_numbers import SaidSources
 from carpool.servers.link.templates import Templates
 from carpool.types import RequestOptions, Tensor
 from carpool.wire.v2 import TensorHead, bind

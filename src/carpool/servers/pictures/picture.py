@@ -21,8 +21,8 @@ from carpool.observe.failures import count_failure
 from carpool.observe.logs import logger
 from carpool.servers.asked_fields import Sender
 from carpool.servers.door import Answer, Call, Slot
-from carpool.servers.pictures.decoding import Decoding, weight_of
 from carpool.servers.pictures.models import PictureModel
+from carpool.servers.pictures.picture_decoding import Decoding, weight_of
 from carpool.servers.pictures.service import PictureService, promised
 from carpool.servers.server_timing import Times, times_of
 from carpool.servers.slot_files import FILE_AT, write_file

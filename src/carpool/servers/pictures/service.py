@@ -11,8 +11,8 @@ from carpool.errors import CarpoolError
 from carpool.observe.counters import Row
 from carpool.servers.asked_fields import Sender
 from carpool.servers.door import Catalog, Door, ModelEntry
-from carpool.servers.pictures.decoding import weight_of_size
 from carpool.servers.pictures.models import PictureModel, PictureModels
+from carpool.servers.pictures.picture_decoding import weight_of_size
 from carpool.servers.pictures.workers import Workers
 from carpool.servers.tracing import Tracer
 from carpool.vision.pixel_budget import MOST_PIXELS_WAITING

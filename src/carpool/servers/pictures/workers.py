@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeAlias
 
-from carpool.core.decoding import DecodeForecast
+from carpool.core.decode_forecast import DecodeForecast
 from carpool.core.job import INFINITY
 from carpool.engine.numerals import numeral
 from carpool.errors import Refused

@@ -23,7 +23,7 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.loading import Ready
 from carpool.servers.link.records import AS_DECLARED, OK
-from carpool.servers.runner.documents import read_document, write_document
+from carpool.servers.runner.typed_json import read_document, write_document
 
 T = TypeVar("T")
 
