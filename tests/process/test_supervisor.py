@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 
 from carpool.config.server import ServerSettings
-from carpool.servers import supervisor
+from carpool.process import supervisor
 
 LONG = 60.0
 TESTS = Path(__file__).parents[1]
-ECHO = "servers.link.echo:start"
-LINES = "servers.link.lines:start"
+ECHO = "link.echo:start"
+LINES = "link.lines:start"
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -47,7 +47,7 @@ class Server:
         given |= {"engine": engine, "frontend": frontend, "paths": paths}
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "servers.link.lines", json.dumps(given)],
+            [sys.executable, "-m", "link.lines", json.dumps(given)],
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
         )
@@ -387,7 +387,7 @@ def test_an_engine_that_cannot_start_is_not_tried_again(
 
 
 def test_neither_is_a_front_end(serve: Callable[..., Server]) -> None:
-    server = serve(frontend="servers.link.lines:nowhere")
+    server = serve(frontend="link.lines:nowhere")
     assert server.exit_code() == 1
     assert server.found("cannot-serve", role="http")
 

@@ -6,29 +6,29 @@ from collections.abc import Callable
 from typing import TypeAlias, cast
 
 from carpool.errors import CarpoolError
-from carpool.observe.counters import Block, Table
-from carpool.servers.access.guard import Guard
-from carpool.servers.access.route_rules import Rule, rule_of
-from carpool.servers.door import Door
-from carpool.servers.http import (
+from carpool.frontend.access.guard import Guard
+from carpool.frontend.access.route_rules import Rule, rule_of
+from carpool.frontend.http import (
     console_handlers,
     control_handlers,
-    handlers,
+    document_handlers,
     image_handlers,
     memory_handlers,
     setting_handlers,
 )
-from carpool.servers.http.exchange import BodyPlan, Exchange
-from carpool.servers.http.fairness import Fairness
-from carpool.servers.http.handlers import Handler, Start, Starter, missing, per_request
-from carpool.servers.http.image_route import TASK_ROUTES, start_predict, start_task
-from carpool.servers.http.infer import start_infer
-from carpool.servers.http.limits import MIB
-from carpool.servers.http.parsing import RequestHead
-from carpool.servers.http.responses import Fault
-from carpool.servers.http.routes import Route, Router
-from carpool.servers.http.service import Service
-from carpool.servers.http.shared_page import SharedPage
+from carpool.frontend.http.document_handlers import Handler, Start, Starter, missing, per_request
+from carpool.frontend.http.exchange import BodyPlan, Exchange
+from carpool.frontend.http.fairness import Fairness
+from carpool.frontend.http.http_service import Service
+from carpool.frontend.http.image_route import TASK_ROUTES, start_predict, start_task
+from carpool.frontend.http.infer import start_infer
+from carpool.frontend.http.limits import MIB
+from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.responses import Fault
+from carpool.frontend.http.routes import Route, Router
+from carpool.frontend.http.shared_page import SharedPage
+from carpool.link.door import Door
+from carpool.observe.counters import Block, Table
 
 
 def _get(pattern: str, handler: Handler, cost: float = 0.0) -> Route[Starter]:
@@ -52,18 +52,18 @@ ROUTES: tuple[Route[Starter], ...] = (
     _get("/console/{file}", console_handlers.console_file),
     _get("/openapi.json", image_handlers.describe),
     _get("/docs", image_handlers.read),
-    _get("/health", handlers.health),
-    _get("/metrics", handlers.metrics),
-    _get("/v2", handlers.server_metadata),
-    _get("/v2/health/live", handlers.live),
-    _get("/v2/health/ready", handlers.ready),
-    _get("/v2/models/stats", handlers.statistics, _ASKED_S),
-    _get(_MODEL, handlers.model_metadata),
-    _get(f"{_MODEL}/ready", handlers.model_ready),
-    _get(f"{_MODEL}/config", handlers.model_config),
-    _get(f"{_MODEL}/stats", handlers.statistics, _ASKED_S),
-    _get(f"{_MODEL}/profile", handlers.profile, _ASKED_S),
-    _post("/v2/repository/index", handlers.repository_index),
+    _get("/health", document_handlers.health),
+    _get("/metrics", document_handlers.metrics),
+    _get("/v2", document_handlers.server_metadata),
+    _get("/v2/health/live", document_handlers.live),
+    _get("/v2/health/ready", document_handlers.ready),
+    _get("/v2/models/stats", document_handlers.statistics, _ASKED_S),
+    _get(_MODEL, document_handlers.model_metadata),
+    _get(f"{_MODEL}/ready", document_handlers.model_ready),
+    _get(f"{_MODEL}/config", document_handlers.model_config),
+    _get(f"{_MODEL}/stats", document_handlers.statistics, _ASKED_S),
+    _get(f"{_MODEL}/profile", document_handlers.profile, _ASKED_S),
+    _post("/v2/repository/index", document_handlers.repository_index),
     _post("/v2/repository/{repository}/index", missing("naming one of several repositories is")),
     _post("/v2/repository[/{repository}]/models/{model}/load", control_handlers.load),
     _post("/v2/repository[/{repository}]/models/{model}/unload", control_handlers.unload),
