@@ -13,9 +13,9 @@ from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from carpool.servers.door import Catalog
 from carpool.servers.grpc.largest_message import largest_message
-from carpool.servers.grpc.schema import health_class
 from carpool.servers.grpc.server import GrpcServer, addresses, options
 from carpool.servers.http.server import listen
+from carpool.wire.proto import message_class
 from servers.fake_door import FakeDoor
 from servers.grpc.front_end import (
     SERVICE,
@@ -35,8 +35,8 @@ from servers.http.front_end import models
 from servers.http.harness import PATIENCE, until
 
 Code = grpc.StatusCode
-Request = health_class("HealthCheckRequest")
-Response = health_class("HealthCheckResponse")
+Request = message_class("HealthCheckRequest", "grpc.health.v1")
+Response = message_class("HealthCheckResponse", "grpc.health.v1")
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 
 

@@ -16,11 +16,11 @@ from carpool.servers.access.route_rules import Kind, rule_of
 from carpool.servers.grpc import health
 from carpool.servers.grpc.asking import Metadata
 from carpool.servers.grpc.calls import CALLS, Call
-from carpool.servers.grpc.schema import message_class
 from carpool.servers.grpc.service import Service, log, too_many_messages
 from carpool.servers.grpc.statuses import refuse
 from carpool.servers.grpc.stream import Stream
 from carpool.servers.grpc.unary import UnaryInfer
+from carpool.wire.proto import message_class
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"

@@ -7,12 +7,12 @@ import contextlib
 from typing import Any
 
 from carpool.errors import NotFound
-from carpool.servers.grpc.schema import health_class
 from carpool.servers.grpc.service import Service
 from carpool.servers.grpc.statuses import refuse
+from carpool.wire.proto import message_class
 
-HealthCheckRequest = health_class("HealthCheckRequest")
-HealthCheckResponse = health_class("HealthCheckResponse")
+HealthCheckRequest = message_class("HealthCheckRequest", "grpc.health.v1")
+HealthCheckResponse = message_class("HealthCheckResponse", "grpc.health.v1")
 
 _LOOK_S = 0.1
 _UNKNOWN, _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = range(4)

@@ -17,10 +17,10 @@ from carpool.servers.access.keys import Principal
 from carpool.servers.grpc.answers import final_parameter, in_stream
 from carpool.servers.grpc.asking import Asking, Metadata, read_metadata
 from carpool.servers.grpc.inference import Asked, Inference
-from carpool.servers.grpc.schema import message_class
 from carpool.servers.grpc.service import Service
 from carpool.servers.grpc.statuses import Failure, details_of, metadata_of, refuse
 from carpool.servers.grpc.unary import deadline_of
+from carpool.wire.proto import message_class
 
 MOST_UNANSWERED = 256
 
