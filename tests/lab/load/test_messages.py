@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.calls import tensor_calls
+from carpool.lab.load.grpc_client import tensor_calls
 from carpool.lab.load.inputs import Filling, InputSpec, make_tensors
 from carpool.lab.load.messages import Asking, check_headers, check_source, picture_messages, tensor_messages
 from carpool.lab.load.mix import Draw, Mix
