@@ -20,7 +20,6 @@ from carpool.config.model import (
 )
 from carpool.config.model_files import DEFAULT_FILES, find_file, is_for, is_model_file
 from carpool.config.toml import read_toml
-from carpool.config.triton import read_pbtxt
 from carpool.core.policy import Promise
 from carpool.errors import ConfigError
 
@@ -206,6 +205,8 @@ def _settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
     if pbtxt.exists() and toml.exists():
         raise ConfigError(f"{folder}: both {PBTXT} and {TOML} are here; keep the one you mean")
     if pbtxt.exists():
+        from carpool.config.triton import read_pbtxt  # protobuf, which takes its time to load
+
         return read_pbtxt(pbtxt, name)
     if toml.exists():
         config = read_toml(toml, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from carpool.config.model import (
+    DATATYPES,
     AllVersions,
     InstanceGroup,
     LatestVersions,
@@ -10,11 +11,12 @@ from carpool.config.model import (
     TensorConfig,
     VersionPolicy,
 )
-from carpool.config.triton_schema import TRITON_TYPES
 from carpool.core.policy import Knobs, QueueLimits
 
 Document = dict[str, object]
 
+# A v2 datatype is TYPE_ and its name in Triton's settings, except that BYTES is TYPE_STRING.
+TRITON_TYPES = {name: "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}" for name in DATATYPES}
 PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch"}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
@@ -23,3 +24,10 @@ def message_class(name: str, package: str = "inference") -> type[Any]:
     """The class of a message by its name in the package; its fields are not known to type checkers."""
     found: type[Any] = GetMessageClass(POOL.FindMessageTypeByName(f"{package}.{name}"))
     return found
+
+
+def is_repeated(field: FieldDescriptor) -> bool:
+    """protobuf before 6.31 tells it only by `label`, and from 7 on no longer."""
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == FieldDescriptor.LABEL_REPEATED)
