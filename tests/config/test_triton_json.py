@@ -10,8 +10,7 @@ from google.protobuf.json_format import ParseDict
 
 from carpool.config.model import ModelConfig
 from carpool.config.toml import toml_config
-from carpool.config.triton import pbtxt_config
-from carpool.config.triton_json import config_document
+from carpool.config.triton import config_document, pbtxt_config
 from carpool.wire.proto import message_class
 
 TEXT = """

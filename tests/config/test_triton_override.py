@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.config.model import AllVersions, Mode, ModelConfig, SpecificVersions
-from carpool.config.triton import pbtxt_config, read_override
-from carpool.config.triton_json import config_document
+from carpool.config.triton import config_document, pbtxt_config, read_override
 from carpool.core.policy import Knobs, TimeoutAction
 from carpool.errors import ConfigError
 

@@ -91,8 +91,8 @@ def test_fields_without_effect_share_one_warning() -> None:
     )
     assert config.name == "m"
     assert warnings == [
-        "models/m/config.pbtxt: no effect here: instance_group.rate_limiter, "
-        "instance_group.host_policy, optimization, model_warmup, model_metrics"
+        "models/m/config.pbtxt: no effect here: optimization, model_warmup, model_metrics, "
+        "instance_group.rate_limiter, instance_group.host_policy"
     ]
 
 

@@ -1,10 +1,10 @@
-"""Triton's ModelConfig → ours, with Triton's meaning for every field that is used."""
+"""Triton's ModelConfig → ours, with Triton's meaning for every field that is used, and back to its JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carpool.config import rules
 from carpool.config.model import (
@@ -20,11 +20,12 @@ from carpool.config.model import (
     VersionPolicy,
     eager_policy,
 )
-from carpool.config.triton_json import TRITON_TYPES
-from carpool.config.triton_text import Source, read_json, read_text
 from carpool.core.policy import Knobs, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
-from carpool.wire.proto import is_repeated
+from carpool.types import DATATYPES
+
+if TYPE_CHECKING:
+    from carpool.config.triton_text import Source
 
 PLATFORM_BACKENDS = {
     "tensorrt_plan": "tensorrt",
@@ -34,6 +35,9 @@ PLATFORM_BACKENDS = {
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
 }
+# A v2 datatype is TYPE_ and its name in Triton's settings, except that BYTES is TYPE_STRING.
+_TRITON_TYPES = {name: "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}" for name in DATATYPES}
+_PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch"}
 _RAGGED = "requests of different shapes are not put into one batch here"
 _TENSORRT_ONLY = "it exists for TensorRT engines only"
 # Ignoring these would change answers, so they are errors.
@@ -70,7 +74,7 @@ NO_EFFECT = frozenset(
 )
 _THREADS = ("intra_op_thread_count", "inter_op_thread_count")
 _LAYOUTS = {"FORMAT_NHWC": "nhwc", "FORMAT_NCHW": "nchw"}
-_V2_TYPES = {triton: name for name, triton in TRITON_TYPES.items()}
+_V2_TYPES = {triton: name for name, triton in _TRITON_TYPES.items()}
 
 
 def read_pbtxt(path: Path, name: str | None = None) -> tuple[ModelConfig, list[str]]:
@@ -83,11 +87,15 @@ def read_pbtxt(path: Path, name: str | None = None) -> tuple[ModelConfig, list[s
 
 def pbtxt_config(text: str, path: Path, name: str | None = None) -> tuple[ModelConfig, list[str]]:
     """The same from text; `path` names the file in messages and its folder is the model's."""
+    from carpool.config.triton_text import read_text  # protobuf, which takes its time to load
+
     return _read(read_text(text, str(path)), path, name or path.parent.name)
 
 
 def read_override(text: str, folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
     """The same from the JSON that came with a request to load the model of this name."""
+    from carpool.config.triton_text import read_json
+
     config, warnings = _read(read_json(text), folder / "config", name)
     if config.name != name:
         raise ConfigError(
@@ -98,7 +106,7 @@ def read_override(text: str, folder: Path, name: str) -> tuple[ModelConfig, list
 
 
 def _read(source: Source, path: Path, name: str) -> tuple[ModelConfig, list[str]]:
-    idle = list(dict.fromkeys(_idle_fields(source, source.message)))
+    idle = list(dict.fromkeys(_idle_fields(source)))
     idle += _idle_levels(source.message.dynamic_batching)
     config = _model(source, path, name)
     idle += _idle_parameters(config)
@@ -106,22 +114,13 @@ def _read(source: Source, path: Path, name: str) -> tuple[ModelConfig, list[str]
     return config, warnings
 
 
-def _idle_fields(source: Source, message: Any, plain: str = "", numbered: str = "") -> Iterator[str]:
-    """The fields that ask for something and get nothing; those that must not be ignored are errors.
-
-    A feature that is switched off, as in `decoupled: false`, asks for nothing, and is not among those listed.
-    """
-    for field, value in message.ListFields():
-        path = plain + field.name
+def _idle_fields(source: Source) -> Iterator[str]:
+    """The fields that ask for something and get nothing; those that must not be ignored are errors."""
+    for path, numbered in source.given(_LOOKED_INTO):
         if path in UNSUPPORTED:
-            raise source.error(numbered + field.name, f"{path} is not supported: {UNSUPPORTED[path]}")
+            raise source.error(numbered, f"{path} is not supported: {UNSUPPORTED[path]}")
         if path in NO_EFFECT:
             yield path
-        elif path in _LOOKED_INTO:
-            many = is_repeated(field)
-            for number, item in enumerate(value if many else [value]):
-                inner = f"{numbered}{field.name}[{number}]." if many else f"{numbered}{field.name}."
-                yield from _idle_fields(source, item, f"{path}.", inner)
 
 
 _LOOKED_INTO = {path.rpartition(".")[0] for path in (*UNSUPPORTED, *NO_EFFECT)}
@@ -306,3 +305,127 @@ def _threads(parameters: Mapping[str, str], key: str, source: Source) -> int | N
             "parameters", f'parameter "{key}" must be a number of threads, not {rules.shown(text)}'
         )
     return int(text) or None
+
+
+# ---- and back: the document that clients read at /v2/models/{model}/config ---------------------------------
+
+Document = dict[str, object]
+
+
+def config_document(config: ModelConfig) -> Document:
+    """Triton's field names and defaults; whole numbers stay numbers, as in Triton's own answer."""
+    backend = config.backend or ""
+    document: Document = {
+        "name": config.name,
+        "platform": _PLATFORMS.get(backend, ""),
+        "backend": backend,
+        "runtime": "",
+        "version_policy": _versions_document(config.versions),
+        "max_batch_size": config.max_batch or 0,
+        "input": [_input(tensor) for tensor in config.inputs],
+        "output": [_output(tensor) for tensor in config.outputs],
+        "batch_input": [],
+        "batch_output": [],
+        "optimization": _optimization(),
+        "instance_group": [
+            _instance_document(group, n, config.name) for n, group in enumerate(config.instances)
+        ],
+        "default_model_filename": config.file or "",
+        "cc_model_filenames": {},
+        "metric_tags": {},
+        "parameters": {key: {"string_value": value} for key, value in config.parameters.items()},
+        "model_warmup": [],
+        "model_transaction_policy": {"decoupled": False},
+        "response_cache": {"enable": config.response_cache},
+    }
+    if config.max_batch:
+        document["dynamic_batching"] = _batching(config)
+    return document
+
+
+def _optimization() -> Document:
+    return {
+        "priority": "PRIORITY_DEFAULT",
+        "input_pinned_memory": {"enable": True},
+        "output_pinned_memory": {"enable": True},
+        "gather_kernel_buffer_threshold": 0,
+        "eager_batching": False,
+    }
+
+
+def _versions_document(policy: VersionPolicy) -> Document:
+    if isinstance(policy, LatestVersions):
+        return {"latest": {"num_versions": policy.count}}
+    if isinstance(policy, AllVersions):
+        return {"all": {}}
+    return {"specific": {"versions": list(policy.versions)}}
+
+
+def _input(tensor: TensorConfig) -> Document:
+    return {
+        **_tensor_document(tensor),
+        "format": f"FORMAT_{tensor.layout.upper()}" if tensor.layout else "FORMAT_NONE",
+        "allow_ragged_batch": False,
+        "optional": tensor.optional,
+    }
+
+
+def _output(tensor: TensorConfig) -> Document:
+    return {**_tensor_document(tensor), "label_filename": tensor.labels or ""}
+
+
+def _tensor_document(tensor: TensorConfig) -> Document:
+    document: Document = {
+        "name": tensor.name,
+        "data_type": _TRITON_TYPES[tensor.datatype],
+        "dims": list(tensor.dims),
+        "is_shape_tensor": False,
+        "is_non_linear_format_io": False,
+    }
+    if tensor.reshape is not None:
+        document["reshape"] = {"shape": list(tensor.reshape)}
+    return document
+
+
+def _batching(config: ModelConfig) -> Document:
+    """A promise gathers requests too, so it is reported as a batcher at its defaults."""
+    knobs = config.policy if isinstance(config.policy, Knobs) else Knobs(max_batch=config.policy.max_batch)
+    document: Document = {
+        "preferred_batch_size": list(knobs.preferred) or [knobs.max_batch],
+        "max_queue_delay_microseconds": _microseconds(knobs.max_delay),
+        "preserve_ordering": knobs.preserve_ordering,
+        "priority_levels": knobs.priority_levels,
+        "default_priority_level": knobs.default_priority,
+        "priority_queue_policy": {
+            str(n): _limits_document(limits) for n, limits in knobs.level_limits.items()
+        },
+    }
+    if knobs.limits != QueueLimits():
+        document["default_queue_policy"] = _limits_document(knobs.limits)
+    return document
+
+
+def _limits_document(limits: QueueLimits) -> Document:
+    return {
+        "timeout_action": limits.action.name,
+        "default_timeout_microseconds": _microseconds(limits.timeout),
+        "allow_timeout_override": limits.allow_override,
+        "max_queue_size": limits.max_size,
+    }
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _instance_document(group: InstanceGroup, number: int, model: str) -> Document:
+    return {
+        "name": group.name or f"{model}_{number}",
+        "kind": f"KIND_{group.kind.upper()}",
+        "count": group.count,
+        "gpus": list(group.gpus),
+        "secondary_devices": [],
+        "profile": [],
+        "passive": False,
+        "host_policy": "",
+    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -58,6 +58,22 @@ class Source:
 
     def error(self, path: str, message: str) -> ConfigError:
         return ConfigError(f"{self.where(path)}: {message}")
+
+    def given(self, into: Collection[str]) -> Iterator[tuple[str, str]]:
+        """The fields that are set, those of the messages `into` too: each without numbers, and with them.
+
+        What is switched off, as in `decoupled: false`, is as good as absent.
+        """
+        waiting = [(self.message, "", "")]
+        while waiting:
+            message, outer, numbered = waiting.pop(0)
+            for field, value in message.ListFields():
+                path, place = outer + field.name, numbered + field.name
+                yield path, place
+                if path in into and is_repeated(field):
+                    waiting += [(item, f"{path}.", f"{place}[{n}].") for n, item in enumerate(value)]
+                elif path in into:
+                    waiting.append((value, f"{path}.", f"{place}."))
 
 
 def read_text(text: str, file: str) -> Source:

@@ -9,6 +9,7 @@ from pathlib import Path
 from carpool.config.fingerprint import Fingerprint, take_fingerprint
 from carpool.config.model import LatestVersions, ModelConfig
 from carpool.config.repository import ModelSource, ModelVersion, read_place, the_place
+from carpool.config.triton import read_override
 from carpool.engine.hardware import gpu_count
 from carpool.engine.uploads import Upload
 from carpool.errors import CarpoolError, Unavailable
@@ -99,8 +100,6 @@ def read_candidate(
 def _read(name: str, place: Path, config: str | None) -> tuple[ModelSource, list[str]]:
     if config is None:
         return read_place(place, gpus=gpu_count())
-    from carpool.config.triton import read_override  # protobuf, which takes its time to load
-
     return read_place(
         place, gpus=gpu_count(), settings=lambda folder, _name: read_override(config, folder, name)
     )
