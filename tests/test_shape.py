@@ -18,15 +18,19 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     {"types", "errors", "clock", "console"},
     {"core", "demo", "wire"},
-    {"config"},
+    {"config", "sim"},
     {"backends", "vision", "observe"},
-    {"rollout", "cache", "pipelines"},
-    {"engine"},
-    {"servers", "lab", "cluster"},
+    {"memory"},
+    {"link"},
+    {"rollout", "registry", "quality", "cache", "pipelines"},
+    {"engine", "frontend"},  # two processes: neither may load the other
+    {"process"},
+    {"runner", "lab", "cluster"},
     {"cli"},
 ]
 FLOOR_OF = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 LEAVES = {"types", "errors", "clock"}
+ENGINE = "carpool.engine.models.served carpool.core.scheduler carpool.backends"
 
 
 def part_of(path: Path) -> str:
@@ -108,11 +112,11 @@ def test_importing_carpool_stays_light() -> None:
 @pytest.mark.parametrize(
     ("process", "spared"),
     [
-        ("carpool.servers.front_ends", "carpool.engine.served carpool.core.scheduler carpool.backends"),
-        ("carpool.servers.http.app", "carpool.engine.served carpool.core.scheduler carpool.backends grpc"),
-        ("carpool.servers.grpc.server", "carpool.engine.served carpool.core.scheduler carpool.backends"),
-        ("carpool.servers.start", "carpool.servers.http.app carpool.servers.grpc cv2 torch"),
-        ("carpool.cli.serve_run", "carpool.engine.served carpool.servers.http.app cv2 grpc torch"),
+        ("carpool.process.front_ends", ENGINE),
+        ("carpool.frontend.http.app", f"{ENGINE} grpc"),
+        ("carpool.frontend.grpc.grpc_server", ENGINE),
+        ("carpool.process.start", "carpool.frontend.http.app carpool.frontend.grpc cv2 torch"),
+        ("carpool.cli.serve_run", "carpool.engine.models.served carpool.frontend.http.app cv2 grpc torch"),
     ],
 )
 def test_a_process_loads_only_what_it_needs(process: str, spared: str) -> None:

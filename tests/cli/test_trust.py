@@ -18,13 +18,13 @@ from carpool.lab.load.plan import Closed, Plan
 from carpool.lab.load.run import run
 from carpool.lab.load.trust import Trust
 from engine.scripted import Stage, model, scripted_stage
-from servers.access.key_files import ALICE, ROOT, admin_keys, api_keys, write
-from servers.grpc.front_end import front_end as grpc_front_end
-from servers.whole_server import WholeServer, whole_server
+from frontend.access.key_files import ALICE, ROOT, admin_keys, api_keys, write
+from frontend.grpc.front_end import front_end as grpc_front_end
+from frontend.whole_server import WholeServer, whole_server
 
 __all__ = ["scripted_stage"]
 
-MADE = Path(__file__).parents[1] / "servers" / "access" / "certificates"
+MADE = Path(__file__).parents[1] / "frontend" / "access" / "certificates"
 CA = str(MADE / "server.pem")
 TLS = {"tls_cert": CA, "tls_key": str(MADE / "server-key.pem")}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from carpool.cli import checks, show
 from carpool.cli.profile import ProfileVerb
-from carpool.engine.numerals import numeral
+from carpool.core.numerals import numeral
 from carpool.errors import InvalidInput
 from carpool.lab.profile import Question, Report, profile
 

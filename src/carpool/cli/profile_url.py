@@ -12,7 +12,7 @@ from carpool.cli import show
 from carpool.cli.models_run import Failed, Server
 from carpool.cli.profile import ProfileVerb
 from carpool.cli.trust_options import trust
-from carpool.engine.numerals import numeral
+from carpool.core.numerals import numeral
 from carpool.errors import InvalidInput
 
 _GOES_WITH_A_URL = ("model", "name", "as_json", "api_key_file", "ca", "insecure")

@@ -20,19 +20,19 @@ from carpool.config.server import ServerSettings, server_settings
 from carpool.demo import demo_models, pictures
 from carpool.engine.hardware import gpu_count
 from carpool.errors import CarpoolError, ConfigError
+from carpool.frontend.access.access import check_files, is_loopback
+from carpool.frontend.documents import picture_tasks, promises
+from carpool.link.door import Catalog
+from carpool.observe.descriptors import raise_limit
 from carpool.observe.logs import configure, finish, logger
 from carpool.observe.output import caught
-from carpool.servers.access.access import check_files, is_loopback
-from carpool.servers.descriptors import raise_limit
-from carpool.servers.documents import picture_tasks, promises
-from carpool.servers.door import Catalog
-from carpool.servers.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
-from carpool.servers.recording import claim
-from carpool.servers.supervisor import FrontendKind, Supervisor
+from carpool.process.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
+from carpool.process.recording import claim
+from carpool.process.supervisor import FrontendKind, Supervisor
 
-_ENGINE = "carpool.servers.start:engine"
-_HTTP = "carpool.servers.front_ends:http"
-_GRPC = "carpool.servers.front_ends:grpc"
+_ENGINE = "carpool.process.start:engine"
+_HTTP = "carpool.process.front_ends:http"
+_GRPC = "carpool.process.front_ends:grpc"
 _PHOTOS = {"detect": "astronaut", "classify": "coffee", "segment": "astronaut", "embed": "chelsea"}
 
 
@@ -95,7 +95,7 @@ def _tell(line: str) -> None:
 
 
 def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> int:
-    from carpool.servers import one_process  # all of the engine, which otherwise has a process of its own
+    from carpool.process import one_process  # all of the engine, which otherwise has a process of its own
 
     async def serve() -> int:
         stop = asyncio.Event()

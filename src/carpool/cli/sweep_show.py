@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from carpool.cli import show
-from carpool.engine.numerals import numeral
+from carpool.core.numerals import numeral
 from carpool.lab.sweep.conduct import Audience
 from carpool.lab.sweep.measured import Measured
 from carpool.lab.sweep.results import Results

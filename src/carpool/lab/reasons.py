@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from carpool.engine.numerals import numeral as _n
+from carpool.core.numerals import numeral as _n
 from carpool.lab.machine import UNSHARED
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from carpool.engine.numerals import numeral
+from carpool.core.numerals import numeral
 from carpool.lab.plots import FAINT, INK, figure
 from carpool.lab.sweep.findings import Row
 from carpool.lab.sweep.results import Results

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean, median
 
-from carpool.engine.numerals import numeral as _n
+from carpool.core.numerals import numeral as _n
 from carpool.lab.load.histogram import Histogram
 from carpool.lab.plan import ENOUGH
 from carpool.lab.sweep.measured import Measured, unpack

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 
-from carpool.engine.numerals import numeral as _n
+from carpool.core.numerals import numeral as _n
 from carpool.lab.plots import FAINT, INK
 from carpool.lab.sweep.charts import PALETTE, PAPER
 from carpool.lab.sweep.findings import Row

@@ -1,0 +1,194 @@
+"""The engine as front ends know it: a catalogue, inference by key, and answers to questions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from carpool.config.triton import config_document
+from carpool.core.job import Reason
+from carpool.core.policy import Promise
+from carpool.engine.engine import Engine
+from carpool.engine.models.served import Served, State
+from carpool.engine.outward import without_paths
+from carpool.engine.work import Work
+from carpool.errors import NotFound, Unsupported
+from carpool.link.advice import WriteGate, publish
+from carpool.link.door import Catalog, IndexEntry, ModelEntry
+from carpool.observe.statistics import model_statistics, statistics
+from carpool.vision.settings import write as write_vision
+
+if TYPE_CHECKING:
+    from carpool.engine.hosted.runner_client import Runner
+
+Seen = Callable[[int], Awaitable[None]]
+Question = Callable[[Mapping[str, Any]], Awaitable[Any]]
+"""JSON in and out; errors are `CarpoolError`s."""
+
+
+class EngineHost:
+    """Wraps an engine for the doors. `listen` is told whenever the catalogue changes."""
+
+    def __init__(
+        self, engine: Engine, write_gate: WriteGate = lambda *_: None, runner: Runner | None = None
+    ) -> None:
+        self.engine = engine
+        self._runner = runner
+        self._write_gate = write_gate
+        self._listeners: list[Callable[[Catalog], None]] = []
+        self._seen: list[Seen] = []
+        self._entries: dict[int, ModelEntry] = {}  # of what is offered or leaving, by key
+        self._ends: list[Callable[[], None]] = []
+        self._ready = False
+        self._catalog = Catalog()
+        self.extra: dict[str, Any] = {}  # fields of the catalogue that are not about models
+        self._questions: dict[str, Question] = {
+            "refused": self._count_refused,
+            "statistics": self._statistics,
+        }
+        engine.fleet.changed = self.publish
+        engine.fleet.seen = self._everyone_saw
+
+    @property
+    def catalog(self) -> Catalog:
+        return self._catalog
+
+    def listen(self, listener: Callable[[Catalog], None], seen: Seen | None = None) -> None:
+        """Call it with every new catalogue. `seen` waits until all behind it have the one of this number."""
+        self._listeners.append(listener)
+        if seen is not None:
+            self._seen.append(seen)
+
+    async def _everyone_saw(self) -> None:
+        await asyncio.gather(*(seen(self._catalog.number) for seen in self._seen))
+
+    def at_end(self, end: Callable[[], None]) -> None:
+        """Call it when it is time to stop."""
+        self._ends.append(end)
+
+    def set_ready(self, ready: bool) -> None:
+        """Ready only when every model is; not ready as soon as we mean to stop."""
+        self._ready = ready
+        self.publish()
+
+    def publish(self) -> None:
+        fleet = self.engine.fleet
+        self._entries = {
+            key: self._entry(key, served) for key, served in (*fleet.offered.items(), *fleet.leaving.items())
+        }
+        entries: dict[tuple[str, str], ModelEntry] = {}
+        newest: dict[str, ModelEntry] = {}
+        for key, served in fleet.offered.items():
+            if served.state is not State.READY:
+                continue  # the engine is stopping
+            entry = entries[served.name, served.version] = self._entries[key]
+            known = newest.get(entry.name)
+            if known is None or int(entry.version) > int(known.version):
+                newest[entry.name] = entry
+        leaving = [self._entries[key] for key in fleet.leaving]
+        down = frozenset(key for key, served in fleet.offered.items() if not served.able)
+        halted = {(self._entries[key].name, self._entries[key].version) for key in down}
+        folders = self.engine.folders
+        index = [_index_line(*line, halted, folders) for line in self.engine.index()]
+        number = self._catalog.number + 1
+        self._catalog = Catalog(number, self._ready, entries, newest, index, leaving, down, **self.extra)
+        for listener in self._listeners:
+            listener(self._catalog)
+
+    def _entry(self, key: int, served: Served) -> ModelEntry:
+        """The one there is, unless its settings changed: what front ends learnt hangs on these objects."""
+        config = served.config
+        document = config_document(config)
+        known = self._entries.get(key)
+        if known is not None and known.config == document:
+            return known
+        served.gate = partial(publish, self._write_gate, key)
+        return ModelEntry(
+            key=key,
+            name=served.name,
+            version=served.version,
+            signature=served.signature,
+            platform=str(document["platform"] or document["backend"]),
+            mode=config.mode.value,
+            slo=config.policy.slo if isinstance(config.policy, Promise) else None,
+            config=document,
+            labels=served.labels,
+            row=(served.slot.row, served.slot.generation),
+            vision=None if served.vision is None else write_vision(served.vision),
+            choices=served.choices,
+            elsewhere=served.elsewhere,
+        )
+
+    # ---- inference and questions ------------------------------------------------------------------------
+
+    def submit(self, key: int, works: Sequence[Work]) -> None:
+        self.engine.submit(key, works)
+
+    def ready(self, work: Work) -> None:
+        self.engine.ready(work)
+
+    def cancel(self, work: Work) -> None:
+        self.engine.cancel(work)
+
+    def share(self, arena: int, file: int) -> None:
+        if self._runner is not None:
+            self._runner.share(arena, file)
+
+    def unshare(self, arena: int) -> None:
+        if self._runner is not None:
+            self._runner.unshare(arena)
+
+    def teach(self, what: str, answer: Question) -> None:
+        """Answer a question of front ends with this function from now on."""
+        self._questions[what] = answer
+
+    async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        answer = self._questions.get(what)
+        if answer is None:
+            raise Unsupported(f"the engine knows no question {what!r}")
+        return await answer(arguments)
+
+    async def _count_refused(self, arguments: Mapping[str, Any]) -> None:
+        """What front ends refused on the gate's advice: [[key, source, reason, how many], …]."""
+        for key, source, reason, count in arguments["refused"]:
+            served = self.engine.served.get(key)
+            if served is not None:
+                served.refused_elsewhere(count, Reason(reason), source)
+
+    async def _statistics(self, arguments: Mapping[str, Any]) -> Any:
+        name, version = str(arguments.get("name", "")), str(arguments.get("version", ""))
+        rows = {(cells.model, cells.version): cells for cells in self.engine.table.models()}
+        asked = [
+            served
+            for served in self.engine.served.values()
+            if name in ("", served.name) and version in ("", served.version)
+        ]
+        if name and not asked:
+            which = f" version {version}" if version else ""
+            raise NotFound(f"Request for unknown model: '{name}'{which} is not found", reason="unknown-model")
+        found = [(rows.get((served.name, served.version)), served) for served in asked]
+        return statistics(model_statistics(cells, served.batches) for cells, served in found if cells)
+
+    async def drain(self, timeout: float) -> None:
+        """Finish what was accepted, then free the models."""
+        for end in self._ends:
+            end()
+        self.set_ready(False)
+        await self.engine.stop(timeout)
+        if self._runner is not None:
+            await self._runner.close()
+
+
+def _index_line(
+    name: str,
+    version: str,
+    state: str,
+    reason: str,
+    halted: Collection[tuple[str, str]],
+    folders: tuple[str, ...],
+) -> IndexEntry:
+    if (name, version) in halted:
+        return IndexEntry(name, version, State.UNAVAILABLE.value, "its instances are being restarted")
+    return IndexEntry(name, version, state, without_paths(reason, folders))

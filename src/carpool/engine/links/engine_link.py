@@ -1,0 +1,175 @@
+"""One front end as the engine sees it. Nothing it says is believed: a lie costs it the link, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import chain, islice
+from mmap import mmap
+from time import monotonic
+from typing import TYPE_CHECKING, cast
+
+from carpool.engine.links.frontend_calls import Calls
+from carpool.engine.links.questions import Questions
+from carpool.link.records import (
+    ASK,
+    CANCEL,
+    CATALOG,
+    MAX_ASK_BYTES,
+    MAX_TEMPLATES,
+    OK,
+    READY,
+    RESET,
+    SEEN,
+    SOURCE,
+    SUBMIT,
+    TEMPLATE,
+    TO_ENGINE,
+    Fields,
+    Outbox,
+    ProtocolError,
+    RecordReader,
+    to_frontend,
+)
+from carpool.link.served_template import ServedTemplate, read_template
+from carpool.observe.logs import logger
+
+if TYPE_CHECKING:
+    from carpool.engine.links.engine_side import EngineSide
+
+_log = logger("link")
+_HIGH_WATER = 1 << 20  # unsent bytes above which nothing more is read from that front end
+_AT_ONCE = 8  # records of one front end in one turn of the loop: of eight front ends, two milliseconds
+
+
+class EngineLink(asyncio.Protocol):
+    """The connection: reads what it says, in turns, and passes it on to who answers."""
+
+    def __init__(
+        self, side: EngineSide, frontend: int, memory: mmap, arena: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._side = side
+        self._frontend = frontend
+        self.arena = arena  # its number among all that this engine ever mapped
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._reader = RecordReader(TO_ENGINE, MAX_ASK_BYTES)
+        self._outbox = Outbox(loop)
+        self._calls = Calls(side, frontend, memory, arena, self._outbox, loop)
+        self._questions = Questions(frontend, side.answer, self._outbox, loop)
+        self._templates: dict[int, ServedTemplate] = {}
+        self._unheard: Iterator[tuple[Fields, bytes]] | None = None  # what it said, for the next turn
+        self._deaf = False  # it does not take its answers
+        self.seen = 0
+
+    @property
+    def calls(self) -> int:
+        return len(self._calls)
+
+    def close(self) -> None:
+        self._outbox.close()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def publish(self, number: int, catalog: bytes) -> None:
+        if self._outbox.full:
+            self._drop("it does not listen")
+        self._outbox.put(to_frontend(CATALOG, number, OK, catalog))
+
+    # The connection.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER)
+        self._outbox.open(self._transport)
+        self._side.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The front end is gone: what waits is cancelled, what runs finishes into memory nobody reads."""
+        self._transport = None
+        self._outbox.close()
+        self._side.closed(self)
+        self._templates.clear()
+        _log.info("link-closed", frontend=self._frontend, calls=len(self._calls))
+        self._calls.cancel_all()
+
+    def eof_received(self) -> None:
+        self.close()  # nobody is left to read what is unsent
+
+    def pause_writing(self) -> None:
+        self._deaf = True
+        self._listen()
+
+    def resume_writing(self) -> None:
+        self._deaf = False
+        self._listen()
+
+    def _listen(self) -> None:
+        """Unless it does not take its answers, or has said more than was heard yet."""
+        if self._transport is None:
+            return
+        if self._deaf or self._unheard is not None:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        self._hear(self._reader.feed(data))
+
+    def _go_on(self) -> None:
+        records, self._unheard = self._unheard, None
+        if records is not None and self._transport is not None:
+            self._hear(records)
+            self._listen()
+
+    def _hear(self, records: Iterator[tuple[Fields, bytes]]) -> None:
+        """So many in one turn: batches that end, and other front ends, are not to wait for all of a flood."""
+        now, templates, take = monotonic(), self._templates, self._calls.take
+        try:
+            for fields, payload in islice(records, _AT_ONCE):
+                if fields[0] == SUBMIT:
+                    take(fields, templates.get(fields[3]), now)
+                else:
+                    self._calls.submit()
+                    self._obey(fields, payload)
+            first = next(records, None)
+            if first is not None:
+                self._unheard = chain((first,), records)
+                self._listen()
+                self._loop.call_soon(self._go_on)
+        except ProtocolError as error:
+            self._drop(str(error))
+        except Exception:
+            _log.exception("link-failed", frontend=self._frontend)
+            self._drop("it could not be read")
+        finally:
+            self._calls.submit()  # also what came before a lie: all that was taken is cancelled with its link
+
+    def _drop(self, why: str) -> None:
+        _log.error("link-dropped", frontend=self._frontend, error=why)
+        self.close()
+        self._side.dropped(self._frontend)
+
+    # What it asks for.
+
+    def _obey(self, fields: Fields, payload: bytes) -> None:
+        kind, number = fields[0], fields[2]
+        if kind == TEMPLATE:
+            if len(self._templates) >= MAX_TEMPLATES or number in self._templates:
+                raise ProtocolError(f"template {number} cannot be new")
+            self._templates[number] = read_template(payload, self._side.entries.get)
+        elif kind == READY:
+            self._calls.ready(number)
+        elif kind == CANCEL:
+            self._calls.cancel(number)
+        elif kind == SOURCE:
+            self._calls.sources.hear(number, payload)
+        elif kind == SEEN:
+            self.seen = max(self.seen, number)
+            self._side.acknowledged()
+        elif kind == ASK:
+            self._questions.ask(number, payload)
+        elif kind == RESET:
+            self._templates.clear()
+        else:
+            raise ProtocolError(f"a record of kind {kind}")

@@ -1,0 +1,224 @@
+"""The requests of one front end, from its records to its answers."""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+from mmap import mmap
+from time import monotonic
+from typing import TYPE_CHECKING, cast
+
+from carpool.core.job import NEW, OFFERED
+from carpool.engine.work import NOWHERE, Outcome, Seat, Work
+from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
+from carpool.link.answer_placement import Placement
+from carpool.link.link_failures import write_failure
+from carpool.link.records import (
+    ADMITTED,
+    COMING,
+    DONE,
+    GONE,
+    LATEST,
+    OK,
+    TO_FRONTEND,
+    Fields,
+    Outbox,
+    ProtocolError,
+    to_frontend,
+)
+from carpool.link.served_template import ServedTemplate
+from carpool.link.source_numbers import HeardSources
+from carpool.observe.logs import logger
+
+if TYPE_CHECKING:
+    from carpool.engine.links.engine_side import EngineSide
+
+_log = logger("link")
+_SMALLEST_SLOT = 4096
+_MOST_OUTSIDE_S = 10.0  # whatever a front end says
+_WRITING_S = 0.001  # until the next look at an answer that is still being written
+_pack_answer = TO_FRONTEND.pack
+
+
+class Calls:
+    """Makes work of records, owns it until it is done, and answers."""
+
+    def __init__(
+        self,
+        side: EngineSide,
+        frontend: int,
+        memory: mmap,
+        arena: int,
+        outbox: Outbox,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._side = side
+        self._frontend = frontend
+        self._memory = memory
+        self._arena = arena
+        self._size = len(memory)
+        self._most = self._size // _SMALLEST_SLOT
+        self._outbox = outbox
+        self._loop = loop
+        self.sources = HeardSources()
+        self._works: dict[int, Work] = {}
+        self._cancelled: set[int] = set()
+        self._taken: list[Work] = []  # not submitted yet, all for one model:
+        self._key = 0
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def take(self, fields: Fields, template: ServedTemplate | None, now: float) -> None:
+        """A request: it is submitted with those that came at once with it."""
+        _, _, call, number, offset, output, capacity, arrived, deadline, sent, outside = fields[:11]
+        timeout, coming, priority, source, flags = fields[11:]
+        if template is None or call in self._works:
+            raise ProtocolError(f"call {call} with template {number}")
+        size = self._size
+        if offset + template.extent > size or output + capacity > size:
+            raise ProtocolError(f"call {call} reaches beyond the arena")
+        if len(self._works) > self._most:
+            raise ProtocolError("more calls than the arena has slots")
+        _check_options(call, template, deadline, timeout, flags, coming)
+        if not arrived <= now:  # NaN too
+            arrived = now
+        entry = template.entry
+        if entry is None:
+            self._refuse(call, NotFound("the model is not loaded any more"))
+            return
+        inputs, place, seat = NOWHERE, None, None
+        if entry.elsewhere:
+            seat = Seat(call, template, self._arena, offset, output, capacity)
+        else:
+            try:
+                inputs = template.bind(self._memory, offset)
+            except CarpoolError as error:
+                self._refuse(call, error)
+                return
+            place = Placement(call, template, self._memory, output, capacity, self._side.max_answer_bytes)
+        work = Work(  # by position: with the names of so many, this would take half as long again
+            inputs,
+            self._finished,
+            arrived,
+            deadline,
+            template.images,
+            template.shape,
+            priority,
+            self.sources.name(source) if source else "",
+            bool(flags & LATEST),
+            timeout,
+            min(outside, _MOST_OUTSIDE_S) if outside > 0.0 else 0.0,  # NaN too
+            template.wanted,
+            sent if 0.0 < sent <= now else now,
+            place,
+            seat,
+            template.encoded,
+        )
+        if flags & COMING:
+            work.ready_at = now + coming
+        self._works[call] = work
+        if self._taken and template.key != self._key:
+            self.submit()
+        self._key = template.key
+        self._taken.append(work)
+
+    def submit(self) -> None:
+        """What was taken, which is all for one model."""
+        works = self._taken
+        if not works:
+            return
+        self._taken = []
+        try:
+            self._side.engine.submit(self._key, works)
+        except Exception as error:
+            _log.exception("submit-failed", key=self._key)
+            for work in works:
+                if work.state is NEW and work in self._works.values():  # else the engine has it
+                    self._finished(work, Outcome(error=ModelError(f"the engine failed: {error}")))
+        for work in works:
+            if work.state is OFFERED:
+                self._outbox.put(to_frontend(ADMITTED, _place(work).call, OK))
+
+    def ready(self, call: int) -> None:
+        """Too late for one that was given up while the word was on its way."""
+        work = self._works.get(call)
+        if work is not None and call not in self._cancelled:
+            self._side.engine.ready(work)
+
+    def cancel(self, call: int) -> None:
+        """Too late for one that was answered while the word was on its way."""
+        work = self._works.get(call)
+        if work is not None and call not in self._cancelled:
+            self._cancelled.add(call)
+            self._side.engine.cancel(work)
+
+    def cancel_all(self) -> None:
+        for call in list(self._works):
+            self.cancel(call)
+
+    def _finished(self, work: Work, outcome: Outcome) -> None:
+        """The engine's `done`: once per work, and the last that is known of it here."""
+        place = _place(work)
+        call = place.call
+        if call not in self._works:
+            _log.error("answered-twice", frontend=self._frontend, call=call)
+            return
+        error = outcome.error
+        if error is None and (place.form is None or place.payload):
+            error = self._trouble(place, outcome)
+        if not place.close():
+            self._loop.call_later(_WRITING_S, self._finished, work, outcome)
+            return
+        del self._works[call]
+        if call in self._cancelled:
+            self._cancelled.discard(call)
+            self._outbox.put(to_frontend(DONE, call, GONE))
+            return
+        status, payload = (OK, place.payload) if error is None else write_failure(error)
+        timing = outcome.timing
+        record = _pack_answer(
+            DONE,
+            len(payload),
+            call,
+            status,
+            place.form or 0,
+            timing.batch,
+            timing.queue,
+            timing.input,
+            timing.infer,
+            timing.output,
+            monotonic(),
+        )
+        self._outbox.put(record + payload if payload else record)
+
+    def _trouble(self, place: Placement | Seat, outcome: Outcome) -> CarpoolError | None:
+        """Why outputs that the model gave cannot be sent, if they cannot."""
+        if isinstance(place, Placement):
+            if place.form is None and place.error is None and outcome.outputs is not None:
+                place(outcome.outputs)  # an engine that does not place is served all the same
+            if place.error is not None:
+                return place.error
+        if place.form is None:
+            return ModelError("the engine answered without outputs")
+        if place.payload and self._outbox.full:
+            return Unavailable("the front end does not take its answers", reason="overload")
+        return None
+
+    def _refuse(self, call: int, error: CarpoolError) -> None:
+        status, payload = write_failure(error)
+        self._outbox.put(to_frontend(DONE, call, status, payload))
+
+
+def _place(work: Work) -> Placement | Seat:
+    return work.seat or cast(Placement, work.place)
+
+
+def _check_options(
+    call: int, template: ServedTemplate, deadline: float, timeout: float, flags: int, coming: float
+) -> None:
+    if not (deadline >= 0.0 and 0.0 <= timeout < inf):
+        raise ProtocolError(f"call {call} has no deadline or timeout that is a number")
+    # Of inputs that are to come nothing may be looked at before they are there.
+    if flags & COMING and not (template.plain and not template.encoded and 0.0 <= coming < inf):
+        raise ProtocolError(f"call {call} cannot be offered before its inputs")

@@ -1,0 +1,272 @@
+"""Loading, replacing and unloading models while others, and their own older versions, serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from carpool.config.fingerprint import Fingerprint
+from carpool.config.model import ModelConfig
+from carpool.config.repository import ModelVersion, find_places
+from carpool.engine.models.candidate import Candidate, Override, as_known, fingerprint_of, read_candidate
+from carpool.engine.models.fleet import Fleet
+from carpool.engine.models.model_state import KeptConfig, ModelState
+from carpool.engine.models.served import Served
+from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
+from carpool.link.model_index import IndexLine
+from carpool.observe.logs import logger
+
+log = logger("engine")
+
+Progress = Callable[[str, str], None]
+
+_MOST_NAMED = 20
+
+
+def silent(_model: str, _step: str) -> None:
+    """For those who do not want to know."""
+
+
+class ModelControl:
+    """One load at a time, since each model is measured; what is asked of one model happens in its order."""
+
+    def __init__(
+        self, paths: Sequence[Path], fleet: Fleet, with_promise: Callable[[ModelConfig], ModelConfig]
+    ) -> None:
+        self._paths = paths
+        self._fleet = fleet
+        self._with_promise = with_promise
+        self._models: dict[str, ModelState] = {}
+        self._one_at_a_time = asyncio.Lock()
+        self._last: dict[str, asyncio.Task[None]] = {}  # by model: what was asked last and is not over
+        self._unbegun: dict[str, asyncio.Task[None]] = {}  # by model: a plain load that others may share
+        self.closed = False
+
+    # ---- what is there ----------------------------------------------------------------------------------
+
+    def index(self) -> list[IndexLine]:
+        leaving: dict[str, list[int]] = {}
+        for served in self._fleet.leaving.values():
+            leaving.setdefault(served.name, []).append(int(served.version))
+        models = self._models.values()
+        return [line for model in models for line in model.lines(leaving.get(model.name, ()))]
+
+    async def find(self) -> list[str]:
+        """Look for models, without reading them; returns the names of those that are there."""
+        known = {model.name: model.places for model in self._models.values() if model.places}
+        places, warnings = await asyncio.to_thread(find_places, self._paths, known)
+        before = self.index()
+        for name in places:
+            self._models.setdefault(name, ModelState(name))
+        for model in list(self._models.values()):
+            model.places = places.get(model.name, ())
+            if not model.places and not model.serving and model.name not in self._last:
+                del self._models[model.name]
+        if self.index() != before:
+            for warning in warnings:
+                log.warning("config", message=warning)
+            self._fleet.changed()
+        return list(places)
+
+    def unknown(self, name: str) -> NotFound:
+        there = ", ".join(sorted(self._models)[:_MOST_NAMED]) or "none"
+        return NotFound(f"there is no model '{name[:80]}'; there are {there}", reason="unknown-model")
+
+    # ---- what can be asked for --------------------------------------------------------------------------
+
+    async def load(self, name: str, override: Override | None = None, progress: Progress = silent) -> None:
+        """Load, or load again. What serves goes on until all that replaces it is warm, or if that fails.
+
+        Who asks for a load that has not begun yet shares it.
+        """
+        if override is not None and override.files and override.config is None:
+            raise InvalidInput("a model that comes as files needs its settings too", field="config")
+        task = self._unbegun.get(name) if override is None else None
+        if task is None:
+            task = self._follow(name, lambda: self._load_in_turn(name, override, progress))
+            if override is None:
+                self._unbegun[name] = task
+        await _outcome(task)
+
+    async def unload(self, name: str) -> None:
+        """Stop offering a model, if it is loaded; it is freed when its last rider has left."""
+        await _outcome(self._follow(name, lambda: self._unload(name)))
+
+    async def look(self) -> None:
+        """Follow the folders: load what is new or changed, unload what is gone.
+
+        A model is gone when it was missing twice in a row, since replacing a folder can take a moment.
+        """
+        await self.find()
+        places = {model.name: model.places for model in self._models.values()}
+        seen = await asyncio.to_thread(_fingerprints, places)
+        for name, fingerprint in seen.items():
+            model = self._models.get(name)
+            if model is None:
+                continue  # forgotten while others were loaded
+            model.missed = 0 if model.places else model.missed + 1
+            try:
+                if model.missed > 1:
+                    await self.unload(name)
+                elif model.places and fingerprint != model.tried:
+                    await self.load(name)
+            except CarpoolError as error:
+                log.debug("not-followed", model=name, error=error.message)  # the index has it too
+
+    async def close(self) -> None:
+        """Take no more orders, and give up what is under way."""
+        self.closed = True
+        tasks = list(self._last.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for model in self._models.values():
+            model.now_serves({})
+
+    def _follow(self, name: str, operation: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Do this after whatever else was asked of the same model, whether or not the caller waits."""
+        if self.closed:
+            raise Unavailable("the server is stopping", reason="stopping")
+        before = self._last.get(name)
+        self._unbegun.pop(name, None)
+
+        async def follow() -> None:
+            if before is not None:
+                await asyncio.wait([before])
+            await operation()
+
+        def over(task: asyncio.Task[None]) -> None:
+            if self._last.get(name) is task:
+                del self._last[name]
+            if not task.cancelled():
+                task.exception()  # whoever asked may have gone: nobody else need hear of it
+
+        task = asyncio.get_running_loop().create_task(follow())
+        self._last[name] = task
+        task.add_done_callback(over)
+        return task
+
+    # ---- loading ----------------------------------------------------------------------------------------
+
+    async def _load_in_turn(self, name: str, override: Override | None, progress: Progress) -> None:
+        async with self._one_at_a_time:
+            if self._unbegun.get(name) is asyncio.current_task():
+                del self._unbegun[name]
+            model = await self._model_to_load(name, override)
+            try:
+                await self._load(model, override, progress)
+            except CarpoolError as error:
+                log.error("model-not-loaded", model=name, error=error.message)
+                raise
+            finally:
+                model.loading = ()
+                self._fleet.changed()
+
+    async def _model_to_load(self, name: str, override: Override | None) -> ModelState:
+        if override is not None and override.files:
+            return self._models.setdefault(name, ModelState(name))
+        try:
+            await self.find()
+        except CarpoolError:
+            if name not in self._models:  # else it is another path that cannot be read
+                raise
+        if name not in self._models:
+            raise self.unknown(name)
+        return self._models[name]
+
+    async def _load(self, model: ModelState, override: Override | None, progress: Progress) -> None:
+        model.tried = files = await asyncio.to_thread(fingerprint_of, model.places)
+        if override is None and model.kept is not None and model.kept.files == files:
+            override = Override(model.kept.config)
+        try:
+            found = await asyncio.to_thread(
+                read_candidate, model.name, model.places, override, self._with_promise
+            )
+        except Exception as cause:
+            error = as_known(model.name, cause)
+            model.failed(error.message)
+            raise error from cause
+        try:
+            await self._bring_in(model, found, progress)
+        finally:
+            await asyncio.to_thread(found.close)
+        config = None if override is None or override.files else override.config
+        model.kept = None if config is None else KeptConfig(config, files)
+
+    async def _bring_in(self, model: ModelState, found: Candidate, progress: Progress) -> None:
+        kept: dict[int, Served] = {}
+        fresh: list[ModelVersion] = []
+        for version in found.source.versions:
+            old = model.serving.get(version.number)
+            if old is not None and old.identity == found.identity(version):
+                kept[version.number] = old
+            else:
+                fresh.append(version)
+        model.loading = [version.number for version in fresh]
+        self._fleet.changed()
+        new = await self._load_all(model, found, fresh, progress)
+        # Nothing is waited for from here on: between two requests, all of it changes at once.
+        going = [served for number, served in model.serving.items() if kept.get(number) is not served]
+        for served in kept.values():
+            served.config = replace(served.config, versions=found.source.config.versions)
+        model.loading = ()
+        model.now_serves({**kept, **{int(served.version): served for served in new}})
+        self._fleet.swap(new, going)
+
+    async def _load_all(
+        self, model: ModelState, found: Candidate, fresh: Sequence[ModelVersion], progress: Progress
+    ) -> list[Served]:
+        """All of them, or none and the reason."""
+        new: list[Served] = []
+        at_fault: list[int] = []
+        try:
+            for version in fresh:
+                at_fault = [version.number]
+                new.append(
+                    self._fleet.build(found.source.config, version, found.identity(version), found.upload)
+                )
+                await new[-1].load(lambda step: progress(model.name, step))
+            at_fault = [version.number for version in fresh]
+            await asyncio.to_thread(found.check_unchanged)
+        except BaseException as cause:
+            if not isinstance(cause, CarpoolError | asyncio.CancelledError):
+                log.exception("load-failed", model=model.name)
+            for served in new:
+                await self._fleet.drop(served)
+            if not isinstance(cause, Exception):
+                raise
+            error = await asyncio.to_thread(found.explained, cause)
+            error.while_loading = True
+            model.failed(error.message, at_fault)
+            raise error from cause
+        return new
+
+    # ---- unloading --------------------------------------------------------------------------------------
+
+    async def _unload(self, name: str) -> None:
+        if name not in self._models:
+            await self.find()
+        model = self._models.get(name)
+        if model is None:
+            raise self.unknown(name)
+        going = list(model.serving.values())
+        model.now_serves({})
+        model.kept = None
+        self._fleet.swap((), going)
+
+
+def _fingerprints(places: Mapping[str, Sequence[Path]]) -> dict[str, Fingerprint]:
+    return {name: fingerprint_of(found) for name, found in places.items()}
+
+
+async def _outcome(task: asyncio.Task[None]) -> None:
+    """Of a task that goes on when its caller does not; also when it was given up."""
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if task.cancelled():
+            raise Unavailable("the server is stopping", reason="stopping") from None
+        raise

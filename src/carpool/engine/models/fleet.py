@@ -1,0 +1,139 @@
+"""Every model version in memory: what is offered, and what was replaced but still has riders."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+
+from carpool.config.model import ModelConfig
+from carpool.config.repository import ModelVersion
+from carpool.engine.models.devices import Devices
+from carpool.engine.models.elsewhere import Elsewhere
+from carpool.engine.models.served import Served
+from carpool.engine.models.uploads import Upload
+from carpool.engine.profile.profile_store import ProfileStore
+from carpool.observe.counters import Block, Table
+from carpool.observe.logs import logger
+
+log = logger("engine")
+
+_SEEN_WITHIN_S = 60.0  # a front end that takes longer is stuck, and memory is not kept for it for ever
+
+
+async def _at_once() -> None:
+    """Who sends requests sees every change when it happens."""
+
+
+class Fleet:
+    """Changes go by `swap`, which happens between two requests: there is never less on offer than needed.
+
+    `changed` is told of every change. `seen` waits until everybody who sends requests knows the latest one;
+    until then what was withdrawn is kept, for requests that are on their way.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        block: Block,
+        profiles: ProfileStore | None = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self._table = table
+        self._block = block
+        self._profiles = profiles
+        self._devices = Devices()
+        self._elsewhere = elsewhere
+        self.offered: dict[int, Served] = {}  # by key, a number that is never used again
+        self.leaving: dict[int, Served] = {}
+        self.changed: Callable[[], None] = lambda: None
+        self.seen: Callable[[], Awaitable[None]] = _at_once
+        self._loading: set[Served] = set()
+        self._keys = 0
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    def find(self, key: int) -> Served | None:
+        return self.offered.get(key) or self.leaving.get(key)
+
+    def build(
+        self, config: ModelConfig, version: ModelVersion, identity: object, upload: Upload | None
+    ) -> Served:
+        """A version that is to be loaded, then swapped in or dropped. It counts where its like counted."""
+        slot = self._table.directory.assign(config.name, str(version.number))
+        row, server_row = self._block.row(slot), self._block.server
+        served = Served(
+            config,
+            version,
+            slot,
+            row,
+            server_row,
+            identity=identity,
+            upload=upload,
+            profiles=self._profiles,
+            devices=self._devices,
+            elsewhere=self._elsewhere,
+        )
+        served.changed = lambda: self.changed()
+        if upload is not None:
+            upload.join()
+        self._loading.add(served)
+        return served
+
+    async def drop(self, served: Served) -> None:
+        """It was not needed after all, or did not load."""
+        self._loading.discard(served)
+        await served.unload(0.0)
+        self._forget(served)
+
+    def swap(self, new: Iterable[Served], old: Iterable[Served]) -> None:
+        """From here on these are offered, and those are not."""
+        going = set(old)
+        for key, served in [item for item in self.offered.items() if item[1] in going]:
+            del self.offered[key]
+            served.withdraw()
+            self.leaving[key] = served
+            task = asyncio.get_running_loop().create_task(self._retire(key, served))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+        for served in new:
+            self._loading.discard(served)
+            self._inherit(served, going)
+            served.offer()
+            self._keys += 1
+            self.offered[self._keys] = served
+        self.changed()
+
+    def _inherit(self, served: Served, going: Iterable[Served]) -> None:
+        for before in going:
+            if before.version == served.version and before.name == served.name:
+                served.batches = before.batches
+
+    async def _retire(self, key: int, served: Served) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.seen(), _SEEN_WITHIN_S)
+        await served.retire()
+        del self.leaving[key]
+        self._forget(served)
+        log.info("model-unloaded", model=served.name, version=served.version)
+        self.changed()
+
+    def _forget(self, served: Served) -> None:
+        """Its counters stay as long as anything of its name and version is there."""
+        others = (*self.offered.values(), *self.leaving.values(), *self._loading)
+        if not any(o.name == served.name and o.version == served.version for o in others):
+            self._table.directory.retire(served.name, served.version)
+
+    async def stop(self, timeout: float) -> None:
+        """Finish what was accepted, within this time, and free everything."""
+        retiring = list(self._retiring)
+        for task in retiring:
+            task.cancel()
+        await asyncio.gather(*retiring, return_exceptions=True)
+        self.leaving |= self.offered
+        self.offered.clear()
+        everything = list(self.leaving.values())
+        await asyncio.gather(*(served.unload(timeout) for served in everything))
+        self.leaving.clear()
+        for served in everything:
+            self._forget(served)
+        self.changed()

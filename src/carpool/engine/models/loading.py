@@ -1,0 +1,315 @@
+"""From a version's file to instances that are warm and measured. All of it runs off the loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from math import inf
+
+from carpool import backends
+from carpool.backends.backend import Backend, Finish, OnDevice
+from carpool.clock import now as monotonic
+from carpool.config.model import ModelConfig
+from carpool.config.repository import ModelVersion
+from carpool.core.capacity import promised_batch
+from carpool.core.curve import BatchCurve
+from carpool.core.policy import Promise
+from carpool.engine.inputs import signature_of
+from carpool.engine.models.device_pictures import SAMPLE_TOLD, filling, sample_picture
+from carpool.engine.models.elsewhere import RunsElsewhere
+from carpool.engine.models.labels import read_labels
+from carpool.engine.models.picture_settings import settle
+from carpool.engine.models.placing import choose_on_cpu, choose_on_gpus, instance_count, places
+from carpool.engine.profile.keepable import keepable
+from carpool.engine.profile.layout import Chosen, Layout
+from carpool.engine.profile.measuring import FOR_DEVICES, FOR_SERVING, Effort, Measured, Measuring, sizes
+from carpool.engine.profile.model_profile import Profile, best_piece, choices
+from carpool.engine.profile.profile_store import Key, ProfileStore, profile_key
+from carpool.errors import CarpoolError, ConfigError, ModelError
+from carpool.observe.logs import logger
+from carpool.types import Signature
+from carpool.vision.settings import VisionSettings
+
+log = logger("engine")
+
+_STILL_TRUE = 1.3  # times in a kept profile may be off by this factor, for machines are never quite quiet
+
+Tell = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Ready:
+    """What loading produced, before it serves."""
+
+    config: ModelConfig
+    signature: Signature
+    curve: BatchCurve
+    backends: Sequence[Backend | RunsElsewhere]
+    labels: Mapping[str, Sequence[str]]  # by output
+    vision: VisionSettings | None  # how it answers pictures, if it does
+    profile: Profile
+    piece: int  # a larger batch is run in pieces of this size
+    choices: tuple[str, ...]  # what was chosen and why, in words
+
+    def close(self) -> None:
+        for backend in self.backends:
+            backend.close()
+
+
+class Loading:
+    """Loads one version: all of its instances, and later one that replaces a lost one."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: ModelVersion,
+        profiles: ProfileStore | None = None,
+        now: Callable[[], float] = monotonic,
+    ) -> None:
+        self._config = config
+        self._version = version
+        self._profiles = profiles
+        self._now = now
+        self._threads: int | None = None
+        self._vision: VisionSettings | None = None
+        self._finish: Finish | None = None
+        self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
+
+    def prepare(self, tell: Tell) -> Ready:
+        config, signature, labels = self._settle()
+        vision = self._vision
+        if config.fake is not None:
+            return self._ready(config, signature, labels, vision, *self._fake(config, signature, tell))
+        key = self._key(config)
+        kept = None if key is None or self._profiles is None else self._profiles.read(key)
+        found = None if kept is None else self._reuse(config, signature, kept, tell)
+        if found is None:
+            found = self._measure(config, signature, tell)
+            if key is not None and self._profiles is not None and found[1].points:
+                self._profiles.write(key, found[1])
+        return self._ready(config, signature, labels, vision, *found)
+
+    def resume(self, config: ModelConfig, threads: int | None) -> None:
+        """Be ready for more instances of what was prepared in another process, which is gone."""
+        self._settle()
+        self._threads = threads
+        self._place(config)
+
+    @property
+    def threads(self) -> int | None:
+        """Of each instance, once that was found out."""
+        return self._threads
+
+    def _settle(self) -> tuple[ModelConfig, Signature, Mapping[str, Sequence[str]]]:
+        """The settings with nothing left open. What is wrong is told before anything is loaded."""
+        config = backends.describe(self._config, self._version)
+        signature = signature_of(config)
+        labels = read_labels(config)
+        config, signature, self._vision, self._finish = settle(config, signature, labels)
+        return config, signature, labels
+
+    def backend(
+        self,
+        config: ModelConfig,
+        index: int,
+        count: int,
+        tell: Tell = lambda _: None,
+        *,
+        hurry: bool = False,
+        plain: bool = False,
+    ) -> Backend:
+        """One more instance; how many threads it has was found out at the first."""
+        threads = self._threads or backends.default_threads(count, _cores())
+        gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
+        return backends.load(
+            config,
+            self._version,
+            instance=index,
+            threads=threads,
+            gpu=gpu,
+            fill=filling(config, self._vision),
+            finish=self._finish,
+            tell=tell,
+            hurry=hurry,
+            plain=plain,
+        )
+
+    # ---- instances --------------------------------------------------------------------------------------
+
+    def open(self, config: ModelConfig, layout: Layout, tell: Tell = lambda _: None) -> list[Backend]:
+        self._threads = layout.threads
+        self._place(config)
+        opened: list[Backend] = []
+        try:
+            for index in range(layout.instances):
+                tell(f"loading instance {index + 1} of {layout.instances}")
+                opened.append(self.backend(config, index, layout.instances, tell))
+        except BaseException:
+            _close(opened)
+            raise
+        return opened
+
+    def _place(self, config: ModelConfig) -> None:
+        """Instances beyond those that the settings ask for go where the first ones went, in turn."""
+        devices = backends.devices(config)
+        self._gpus = places(config, devices) if devices else ()
+
+    def choose(self, config: ModelConfig, signature: Signature, tell: Tell) -> Chosen:
+        """Instances and threads: as the settings say, else as trying them says."""
+        self._place(config)
+        if self._gpus:
+            self._threads = 1
+
+            def open_one(index: int) -> Backend:
+                tell(f"loading instance {index + 1}")
+                return self.backend(config, index, 1, tell)
+
+            def measuring(opened: Sequence[Backend], effort: Effort) -> Measuring:
+                return self._measuring(opened, signature, effort)
+
+            return choose_on_gpus(config, self._gpus, _slo(config), open_one, measuring)
+        return choose_on_cpu(config, _cores(), signature, lambda it: self.open(config, it), tell, self._now)
+
+    def _fake(
+        self, config: ModelConfig, signature: Signature, tell: Tell
+    ) -> tuple[list[Backend], Profile, BatchCurve]:
+        """Its curve is known: nobody need wait for it."""
+        assert config.fake is not None
+        layout = Layout(instance_count(config), 1)
+        curve = BatchCurve.parse(config.fake.curve, max(1, signature.max_batch))
+        return self.open(config, layout, tell), Profile(layout, "as the settings say"), curve
+
+    # ---- measuring --------------------------------------------------------------------------------------
+
+    def _key(self, config: ModelConfig) -> Key | None:
+        if self._profiles is None:
+            return None
+        try:
+            return profile_key(config, self._version)
+        except (OSError, CarpoolError) as error:
+            log.warning("profile-not-kept", model=config.name, error=str(error))
+            return None
+
+    def _reuse(
+        self, config: ModelConfig, signature: Signature, kept: Profile, tell: Tell
+    ) -> tuple[list[Backend], Profile, BatchCurve] | None:
+        """With the instances it was measured with, if a few runs still take what it says."""
+        largest = max(1, signature.max_batch)
+        curve = kept.measured.curve(largest, config.pytorch.buckets)
+        wanted = {1, promised_batch(curve, _slo(config)) or 1}
+        opened = self.open(config, kept.layout, tell)
+        try:
+            tell("checking the kept profile")
+            ratios = self._measuring(opened, signature).ratios(sorted(wanted), curve, _STILL_TRUE)
+        except ModelError as error:
+            log.warning("profile-outdated", model=config.name, error=error.message)
+            _close(opened)
+            return None
+        except BaseException:
+            _close(opened)
+            raise
+        off = max(ratios.values(), key=lambda ratio: max(ratio, 1 / ratio))
+        if max(off, 1 / off) > _STILL_TRUE:
+            log.warning("profile-outdated", model=config.name, ratio=round(off, 3), of=kept.measured_at)
+            _close(opened)
+            return None
+        log.info("profile-reused", model=config.name, ratio=round(off, 3), of=kept.measured_at)
+        said = f"The profile of {kept.measured_at} was used again: batches take {off:.3g} × what it says."
+        return opened, kept.after_check(said), curve
+
+    def _measure(
+        self, config: ModelConfig, signature: Signature, tell: Tell
+    ) -> tuple[list[Backend], Profile, BatchCurve]:
+        chosen = self.choose(config, signature, tell)
+        self._threads = chosen.layout.threads
+        opened = list(chosen.backends) or self.open(config, chosen.layout, tell)
+        profile = Profile(chosen.layout, chosen.reason)
+        largest = max(1, signature.max_batch)
+        try:
+            measured = self._look(config, opened, signature, tell)
+            if measured.points[0].seconds > _slo(config):  # before saying no: it may only be the machine
+                again = self._look(config, opened, signature, tell)
+                measured = min(measured, again, key=lambda found: found.points[0].seconds)
+        except ModelError as error:
+            if isinstance(config.policy, Promise) or not all(backend.alive for backend in opened):
+                _close(opened)
+                raise _unmeasured(config, error) from error
+            log.warning("warm-up-failed", model=config.name, error=error.message)
+            return opened, profile, BatchCurve.linear(0.001, 0.001, largest)
+        except BaseException:
+            _close(opened)
+            raise
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        points = ",".join(f"{point.size}:{point.seconds * 1e3:.4g}" for point in measured.points)
+        log.info("profile-measured", model=config.name, layout=str(chosen.layout), curve=points)
+        return (
+            opened,
+            replace(profile, measured=measured, measured_at=at),
+            measured.curve(largest, config.pytorch.buckets),
+        )
+
+    def _look(
+        self, config: ModelConfig, opened: Sequence[Backend], signature: Signature, tell: Tell
+    ) -> Measured:
+        measuring = self._measuring(opened, signature, FOR_DEVICES if self._gpus else FOR_SERVING)
+        wanted = config.pytorch.buckets or sizes(max(1, signature.max_batch))
+        return measuring.points(wanted, _slo(config), lambda size: tell(f"measuring a batch of {size}"))
+
+    def _measuring(
+        self, opened: Sequence[Backend], signature: Signature, effort: Effort = FOR_SERVING
+    ) -> Measuring:
+        """With pictures, where the device decodes them."""
+        encoded = self._vision is not None and self._vision.encoded
+        picture = sample_picture() if encoded else None
+        return Measuring(opened, signature, effort, now=self._now, picture=picture)
+
+    def _ready(
+        self,
+        config: ModelConfig,
+        signature: Signature,
+        labels: Mapping[str, Sequence[str]],
+        vision: VisionSettings | None,
+        opened: list[Backend],
+        profile: Profile,
+        curve: BatchCurve,
+    ) -> Ready:
+        try:
+            config, grown = keepable(config, curve)
+        except ConfigError:
+            _close(opened)
+            raise
+        slo = config.policy.slo if isinstance(config.policy, Promise) else None
+        if profile.layout.instances != instance_count(config):
+            group = replace(config.instances[0], count=profile.layout.instances)
+            config = replace(config, instances=(group,))
+        piece = curve.max_batch if config.fake is not None else best_piece(curve)
+        told = SAMPLE_TOLD if vision is not None and vision.encoded else ""
+        said = choices(profile, curve, piece, slo, told) + ((grown,) if grown else ())
+        if isinstance(opened[0], OnDevice):
+            said += tuple(opened[0].notes)
+        for sentence in said:
+            log.info("choice", model=config.name, why=sentence)
+        return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
+
+
+def _unmeasured(config: ModelConfig, error: ModelError) -> ModelError:
+    if not isinstance(config.policy, Promise):
+        return error
+    return ModelError(
+        f"{config.name}: a promise needs a measured model, and warming up failed: {error.message}"
+    )
+
+
+def _close(opened: Sequence[Backend]) -> None:
+    for backend in opened:
+        backend.close()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _slo(config: ModelConfig) -> float:
+    return config.policy.slo if isinstance(config.policy, Promise) else inf

@@ -1,0 +1,360 @@
+"""One version of one model, from loading to unloading: its instances, its scheduler and its figures."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic, time
+from typing import ParamSpec, TypeVar
+
+from carpool.backends.backend import Backend
+from carpool.config.model import ModelConfig
+from carpool.config.repository import ModelVersion
+from carpool.core.curve import BatchCurve
+from carpool.core.instance import Batch, Instance
+from carpool.core.job import Reason
+from carpool.core.numerals import numeral
+from carpool.core.policy import Knobs, Promise
+from carpool.core.scheduler import Scheduler
+from carpool.engine.batch_run import BatchResult
+from carpool.engine.driver import Driver
+from carpool.engine.executor import Executes, Executor
+from carpool.engine.models.devices import Devices
+from carpool.engine.models.elsewhere import Elsewhere, Loads, RunsElsewhere
+from carpool.engine.models.loading import Loading, Ready
+from carpool.engine.models.uploads import Upload
+from carpool.engine.profile.model_profile import Profile
+from carpool.engine.profile.profile_store import ProfileStore
+from carpool.engine.profile.recent import RecentBatches
+from carpool.errors import CarpoolError, Unavailable
+from carpool.observe import columns
+from carpool.observe.counters import Row
+from carpool.observe.directory import Slot
+from carpool.observe.logs import logger
+from carpool.observe.statistics import BatchStatistics
+from carpool.types import Signature
+from carpool.vision.settings import VisionSettings
+
+log = logger("engine")
+
+_FIRST_RETRY_S = 0.2
+_LAST_RETRY_S = 30.0
+_PATIENCE_S = 10.0  # for so long requests without a promise wait for an instance that is being replaced
+_TIMES_AS_LONG, _SHORTEST_TIMEOUT_S = 100.0, 10.0  # as its largest batch: then a batch is given up
+_LOOK_S = 0.25  # between two looks at processes that have nothing to do
+_CLOSE_S = 10.0  # for an idle instance to give back what it has
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class State(enum.StrEnum):
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+class Served:
+    """Watches its driver: counts what it did, and replaces the instances it lost."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: ModelVersion,
+        slot: Slot,
+        row: Row,
+        server_row: Row,
+        *,
+        identity: object = None,
+        upload: Upload | None = None,
+        profiles: ProfileStore | None = None,
+        devices: Devices | None = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self.name = config.name
+        self.version = str(version.number)
+        self.config = config
+        self.state = State.LOADING
+        self.signature = Signature(config.name, (), ())
+        self.labels: Mapping[str, Sequence[str]] = {}  # by output
+        self.vision: VisionSettings | None = None  # how it answers pictures, if it does
+        self.identity = identity  # equal for what is made of the same files and settings
+        self.upload = upload
+        self.batches = BatchStatistics()
+        self.recent = RecentBatches()
+        self.promises = False
+        self.profile: Profile | None = None  # as it was loaded; what is believed now is the scheduler's
+        self.choices: Sequence[str] = ()  # what was chosen for it and why, in words
+        self.gate: Callable[[Scheduler, float], None] = lambda _scheduler, _now: None
+        self.changed: Callable[[], None] = lambda: None  # told when it becomes able or unable to run anything
+        self._was_able = True
+        self.slot = slot  # where its counters are
+        self.row = row
+        self._server_row = server_row
+        there = None if elsewhere is None else elsewhere.loading(config, version)
+        self.elsewhere = there is not None  # it runs in another process
+        self._loading: Loads = there or Loading(config, version, profiles)
+        self._devices = devices or Devices()
+        self._leave_devices: Callable[[], None] = lambda: None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._driver: Driver | None = None
+        self._piece = 1
+        self._closed = False
+        self._looking: asyncio.TimerHandle | None = None
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{config.name}-loader")
+
+    @property
+    def driver(self) -> Driver:
+        assert self._driver is not None
+        return self._driver
+
+    # ---- loading ----------------------------------------------------------------------------------------
+
+    async def load(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Load, warm up and measure, off the loop; it serves once it is offered. Raises what went wrong."""
+        began = monotonic()
+        self._loop = asyncio.get_running_loop()
+        try:
+            ready = await self._off_the_loop(Ready.close, self._loading.prepare, progress)
+        except CarpoolError:
+            self.state = State.UNAVAILABLE
+            raise
+        self._begin(ready)
+        seconds = monotonic() - began
+        self.row.set(columns.LOAD_SECONDS, seconds)
+        log.info("model-ready", model=self.name, version=self.version, seconds=round(seconds, 3))
+
+    async def _off_the_loop(
+        self, drop: Callable[[T], None], work: Callable[P, T], *args: P.args, **named: P.kwargs
+    ) -> T:
+        """Work in the loader's thread. What it made is dropped when nobody waits for it any more."""
+        future = self._loader.submit(work, *args, **named)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(
+                lambda done: None if done.cancelled() or done.exception() else drop(done.result())
+            )
+            raise
+
+    def _begin(self, ready: Ready) -> None:
+        assert self._loop is not None
+        self.config, self.signature, self.labels = ready.config, ready.signature, ready.labels
+        self.vision = ready.vision
+        self.profile, self.choices, self._piece = ready.profile, ready.choices, ready.piece
+        policy = ready.config.policy
+        self.promises = isinstance(policy, Promise)
+        scheduler = Scheduler(ready.curve, policy, len(ready.backends))
+        knobs = isinstance(policy, Knobs)
+        timeout, chosen = execution_timeout(ready.config, ready.curve)
+        if chosen:
+            log.info("choice", model=self.name, why=chosen)
+            self.choices = (*self.choices, chosen)
+        self._driver = driver = Driver(self.name, scheduler, knobs, self, self._loop, timeout)
+        weight = ready.config.device_weight
+        self._leave_devices = self._devices.join(scheduler, ready.backends, weight, driver.wake)
+        for instance, backend in zip(scheduler.instances, ready.backends, strict=True):
+            self._driver.place(instance, self._executor(backend))
+        if ready.config.backend == "python":
+            self._look_at_idle()
+
+    def _executor(self, backend: Backend | RunsElsewhere) -> Executes:
+        if isinstance(backend, RunsElsewhere):
+            return backend.serve(self._piece, self.driver)
+        largest = max(1, self.signature.max_batch)
+        return Executor(backend, self.signature, largest, self._piece, self.driver.report)
+
+    # ---- what the driver sees ---------------------------------------------------------------------------
+
+    def batch_ended(self, result: BatchResult, batch: Batch) -> None:
+        self._watch_speed(batch)
+        if result.out_of_memory:
+            self.row.add(columns.OUT_OF_MEMORY, result.out_of_memory)
+        good = [outcome.timing.queue for outcome in result.outcomes if outcome.error is None]
+        if not good:
+            return
+        timing = result.timing
+        self.row.add_batch(
+            batch.images,
+            good,
+            input_s=timing.input,
+            infer_s=timing.infer,
+            output_s=timing.output,
+            ended_ms=time() * 1e3,
+        )
+        nanoseconds = (round(part * 1e9) for part in (timing.input, timing.infer, timing.output))
+        self.batches.add(batch.images, *nanoseconds)
+        if result.clean:
+            self.recent.add(batch.images, result.seconds, monotonic())
+
+    def _watch_speed(self, batch: Batch) -> None:
+        """A promise rests on the profile: when that stops being true, whoever watches should know, once for
+        each kind of work."""
+        if not self.promises or self.state is not State.READY:
+            return
+        self.row.set(columns.SPEED_RATIO, self.driver.scheduler.drift.factor)
+        factor = batch.belief.drift.news(monotonic())
+        if factor is not None:
+            shape = batch.jobs[0].shape
+            which = {} if shape is None else {"shape": str(shape)}  # told where requests may differ
+            factor = round(factor, 3)
+            log.warning("profile-drift", model=self.name, version=self.version, factor=factor, **which)
+
+    def turned(self, scheduler: Scheduler, now: float) -> None:
+        if self.state is not State.READY:
+            return  # its successor writes to the same row
+        self.row.set(columns.PENDING, scheduler.lanes.requests)
+        if self.promises:
+            self.row.set(columns.SATURATION, scheduler.saturation(now))
+            self.gate(scheduler, now)
+
+    def refused_elsewhere(self, requests: int, reason: Reason, source: str) -> None:
+        """Front ends said no on our advice: their traffic counts all the same, and they need it fresh."""
+        if self._driver is not None:
+            scheduler, now = self.driver.scheduler, monotonic()
+            scheduler.refused_elsewhere(requests, requests, reason, now, source)
+            self.turned(scheduler, now)
+
+    @property
+    def able(self) -> bool:
+        """Whether any instance could run a batch now: what readiness means."""
+        return self._driver is not None and self._driver.able
+
+    def look_at_instances(self) -> None:
+        """One of them was lost or placed, or the process that runs them has stalled or moves again."""
+        able = self.able
+        if able:
+            self.driver.accept_again()
+        elif self.promises:  # a restart takes longer than what is promised; without that, one may wait
+            self._refuse_if_down()
+        elif self._was_able and self._loop is not None:
+            self._loop.call_later(_PATIENCE_S, self._refuse_if_down)
+        if able != self._was_able:
+            self._was_able = able
+            self.changed()
+
+    def _look_at_idle(self) -> None:
+        """A process that dies while it has nothing to do tells nobody."""
+        assert self._loop is not None
+        self._looking = self._loop.call_later(_LOOK_S, self._look_at_idle)
+        self.driver.look_at_idle()
+
+    def instance_lost(self, instance: Instance, why: str) -> None:
+        log.warning("instance-lost", model=self.name, version=self.version, instance=instance.index, why=why)
+        if not self._closed:
+            self.look_at_instances()
+            task = asyncio.get_running_loop().create_task(self._replace(instance))
+            self._replacing.add(task)
+            task.add_done_callback(self._replacing.discard)
+
+    async def _replace(self, instance: Instance) -> None:
+        """Load a new instance, with patience: whatever killed the last one may do so again."""
+        delay = _FIRST_RETRY_S
+        while not self._closed:
+            try:
+                await self._load_in_place_of(instance)
+            except Exception as error:  # also no memory, no process, no thread: the usual reasons why it died
+                if isinstance(error, CarpoolError):
+                    log.error("instance-not-replaced", model=self.name, error=error.message, retry_s=delay)
+                else:
+                    log.exception("instance-not-replaced", model=self.name, retry_s=delay)
+                self._refuse_if_down()
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _LAST_RETRY_S)
+                continue
+            if self.config.backend == "python":
+                self._server_row.add(columns.RESTARTS["worker"])
+            log.info("instance-replaced", model=self.name, version=self.version, instance=instance.index)
+            return
+
+    async def _load_in_place_of(self, instance: Instance) -> None:
+        count = len(self.driver.scheduler.instances)
+        backend = await self._off_the_loop(
+            lambda late: late.close(), self._loading.backend, self.config, instance.index, count
+        )
+        try:
+            executor = self._executor(backend)
+        except BaseException:
+            backend.close()
+            raise
+        self.driver.place(instance, executor)
+        self.look_at_instances()
+
+    def _refuse_if_down(self) -> None:
+        if not self._closed and not self.able:
+            why = f"{self.name} is down and is being restarted"
+            self.driver.refuse_until_placed(Unavailable(why, reason="restarting"))
+
+    # ---- coming and going -------------------------------------------------------------------------------
+
+    def offer(self) -> None:
+        self.state = State.READY
+        if self.promises:
+            self.row.set(columns.SPEED_RATIO, 1.0)
+
+    def withdraw(self) -> None:
+        """Not offered any more; whoever comes all the same is still served."""
+        self.state = State.UNLOADING
+
+    async def retire(self) -> None:
+        """Free the model when its last rider has left, however long that takes."""
+        if self._driver is not None:
+            while not await self.driver.drained(None):
+                """Somebody came while it was being said that nobody was there."""
+        await self._close()
+
+    async def unload(self, timeout: float) -> None:
+        """Finish what was accepted, within this time, and free the model."""
+        self.withdraw()
+        if self._driver is not None:
+            self.driver.refuse_from_now_on(Unavailable(f"{self.name} is being unloaded", reason="unloading"))
+            if not await self.driver.drained(timeout):
+                waiting = self.driver.scheduler.lanes.requests
+                log.warning("drain-timeout", model=self.name, waiting=waiting)
+        await self._close()
+
+    async def _close(self) -> None:
+        self._closed = True
+        self.state = State.UNAVAILABLE
+        if self._looking is not None:
+            self._looking.cancel()
+        for task in list(self._replacing):
+            task.cancel()
+        if self._driver is not None:
+            idle = self._driver.idle
+            executors = self._driver.close()
+            self._leave_devices()
+            if idle:  # else a thread is stuck in the model, and nobody should wait for it
+                await asyncio.to_thread(_join, executors)
+        self._loader.shutdown(wait=False)
+        if self.upload is not None:
+            await asyncio.to_thread(self.upload.leave)
+            self.upload = None
+
+
+def _join(executors: Sequence[Executes]) -> None:
+    end = monotonic() + _CLOSE_S
+    for executor in executors:
+        executor.join(max(0.0, end - monotonic()))
+
+
+def execution_timeout(config: ModelConfig, curve: BatchCurve) -> tuple[float | None, str]:
+    """After how long a batch is given up, and the words for it where that was chosen here.
+
+    A promise knows what a batch should take; a hundred times that is no batch any more. Models without a
+    promise are not measured, and may be meant to take minutes.
+    """
+    told = config.execution_timeout
+    if told is not None:
+        return told or None, ""  # 0: never
+    if not isinstance(config.policy, Promise):
+        return None, ""
+    seconds = max(_SHORTEST_TIMEOUT_S, _TIMES_AS_LONG * curve.times[curve.max_batch])
+    return seconds, (
+        f"A batch that takes longer than {numeral(seconds)} s is given up ({_TIMES_AS_LONG:g} times what the "
+        f"largest takes, at least {_SHORTEST_TIMEOUT_S:g} s); execution_timeout_ms changes that."
+    )

@@ -1,0 +1,193 @@
+"""Decides whether a request may pass, for both doors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import monotonic
+
+from carpool.config.server import ServerSettings
+from carpool.errors import CarpoolError, ConfigError, Forbidden, Unauthenticated
+from carpool.frontend.access.keys import Keys, Principal, read_keys
+from carpool.frontend.access.origins import Names
+from carpool.frontend.access.restricted import (
+    GRPC_PREFIX,
+    Restrictions,
+    check_restricted,
+    read_restrictions,
+)
+from carpool.frontend.access.route_rules import Kind, Rule
+from carpool.observe.logs import logger
+
+log = logger("access")
+
+AUTHORIZATION, API_KEY = "authorization", "x-api-key"
+
+_OPEN = (Kind.HEALTH, Kind.PAGE)
+_BEARER = b"bearer "
+_TELL_EVERY_S = 1.0
+
+
+class Guard:
+    """One per front end, used in its loop's thread only.
+
+    `generation` changes with the keys: what was decided under another one has to be decided again.
+    """
+
+    def __init__(
+        self,
+        names: Names | None = None,
+        *,
+        api_key_file: str = "",
+        admin_key_file: str = "",
+        metrics_key: bool = False,
+        restricted: Restrictions | None = None,
+    ) -> None:
+        """Raises `ConfigError` for a key file that will not do."""
+        self._restricted = restricted or {}
+        self._names = names or Names()
+        self._files = api_key_file, admin_key_file
+        self._metrics_key = metrics_key
+        self.has_keys = bool(api_key_file or admin_key_file)
+        self.generation = 0
+        self._keys = read_keys(*self._files) if self.has_keys else Keys()
+        self._tell_at = 0.0
+        self._untold = 0
+
+    @property
+    def looks_at_fields(self) -> bool:
+        """Whether what a call says beside its message decides whether it may pass."""
+        return self.has_keys or bool(self._restricted)
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """For inference."""
+        return bool(self._files[0])
+
+    def reload(self) -> None:
+        """The files have changed. Those that will not do leave the keys as they were."""
+        try:
+            keys = read_keys(*self._files)
+        except ConfigError as error:
+            log.error("keys-not-read", error=error.message, keeps="the keys as they were")
+            return
+        self._keys = keys
+        self.generation += 1
+        log.info("keys-read", keys=len(keys))
+
+    # ---- HTTP -------------------------------------------------------------------------------------------
+
+    def check_host(self, headers: Mapping[bytes, bytes]) -> None:
+        """Whatever is asked for: an answer is read by whoever has sent the request."""
+        try:
+            self._names.check_host(headers)
+        except Forbidden as error:
+            self._tell_refused(error, "")
+            raise
+
+    def check_http(
+        self, rule: Rule, headers: Mapping[bytes, bytes], what: str, model: str = ""
+    ) -> Principal | None:
+        """Whose key it is, if it takes one; raises `Unauthenticated` or `Forbidden`."""
+        if rule.changes:
+            try:
+                self._names.check_site(headers)
+            except Forbidden as error:
+                self._tell_refused(error, what)
+                raise
+        bearer, key = headers.get(b"authorization"), headers.get(b"x-api-key")
+        who = self.check(rule, presented(bearer, key), what, model)
+        self.check_restricted(rule, lambda name: headers.get(name.encode()), what)
+        if rule.changes:
+            tell_change(what, model, who)
+        return who
+
+    def check_restricted(self, rule: Rule, field: Callable[[str], bytes | None], what: str) -> None:
+        try:
+            check_restricted(self._restricted, rule.api, field)
+        except Forbidden as error:
+            self._tell_refused(error, what)
+            raise
+
+    # ---- both doors -------------------------------------------------------------------------------------
+
+    def check(self, rule: Rule, key: bytes | None, what: str, model: str | None = "") -> Principal | None:
+        """`model` is None where only the message will tell it: see `check_model`."""
+        try:
+            who = self._holder(rule, key)
+            if model is not None:
+                check_model(who, model, whole_server=rule.kind is Kind.CONTROL)
+        except CarpoolError as error:
+            self._tell_refused(error, what)
+            raise
+        return who
+
+    def _holder(self, rule: Rule, key: bytes | None) -> Principal | None:
+        if not self.has_keys:
+            return None
+        who = None if key is None else self._keys.find(key)
+        if rule.kind in _OPEN:
+            return who
+        if who is None:
+            if not self._needs_key(rule.kind):
+                return None
+            sentence = "a key is needed: " if key is None else "this key is not known: "
+            raise Unauthenticated(f"{sentence}send one as 'Authorization: Bearer …' or 'X-API-Key: …'")
+        if rule.kind is Kind.CONTROL and not who.admin:
+            raise Forbidden(f"the key of {who.name} is for inference: this takes a key of --admin-key-file")
+        return who
+
+    def _needs_key(self, kind: Kind) -> bool:
+        """Keys for inference alone close control to all; keys for control alone leave inference open."""
+        if kind is Kind.METRICS:
+            return self._metrics_key
+        return kind is Kind.CONTROL or self.asks_for_keys
+
+    def _tell_refused(self, error: CarpoolError, what: str) -> None:
+        """Not once for each: whoever tries keys out must not fill the disk."""
+        self._untold += 1
+        now = monotonic()
+        if now >= self._tell_at:
+            self._tell_at = now + _TELL_EVERY_S
+            count, self._untold = self._untold, 0
+            log.warning("refused", what=what, reason=error.reason, why=error.message, count=count)
+
+
+def tell_change(what: str, model: str, who: Principal | None) -> None:
+    """Into the log: what somebody is about to change, and with whose key."""
+    fields = {"model": model} if model else {}
+    log.info("control", what=what, **fields, by="anybody" if who is None else who.name)
+
+
+def check_model(who: Principal | None, model: str, *, whole_server: bool = False) -> None:
+    """Raise `Forbidden` for a model that a key is not for, and with `whole_server` for what is none's own."""
+    if who is None or not who.models:
+        return
+    if not model and whole_server:
+        raise Forbidden(f"the key of {who.name} is for some models, and this concerns the whole server")
+    if model and not who.may_use(model):
+        raise Forbidden(f"the key of {who.name} is not for model '{model[:80]}'")
+
+
+def presented(authorization: bytes | None, api_key: bytes | None) -> bytes | None:
+    """The key in one of the two fields. Another scheme is not ours: a proxy in front may have its own."""
+    if authorization is not None and authorization[: len(_BEARER)].lower() == _BEARER:
+        return authorization[len(_BEARER) :].strip(b" ")
+    return api_key
+
+
+def restrictions_of(settings: ServerSettings, *, over_grpc: bool) -> Restrictions:
+    if over_grpc:
+        given = settings.grpc_restricted_protocol
+        return read_restrictions(given, "grpc_restricted_protocol", GRPC_PREFIX)
+    return read_restrictions(settings.http_restricted_api, "http_restricted_api")
+
+
+def guard_of(settings: ServerSettings, *, loopback: bool, over_grpc: bool = False) -> Guard:
+    """`loopback`: the sockets are this machine's own addresses."""
+    return Guard(
+        Names(loopback=loopback, allowed=settings.allowed_hosts),
+        api_key_file=settings.api_key_file,
+        admin_key_file=settings.admin_key_file,
+        metrics_key=settings.metrics_key,
+        restricted=restrictions_of(settings, over_grpc=over_grpc),
+    )

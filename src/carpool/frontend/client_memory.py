@@ -1,0 +1,258 @@
+"""Clients' shared memory as front ends use it, HTTP and gRPC alike.
+
+    fetch = memory.fetch(head)            # which regions, and where everything will lie in a slot
+    fetch.into(slot.view)                 # copies the inputs; in a thread if `fetch.takes_long`
+    … door.infer(entry, fetch.head, slot, 0, …) …
+    fetch.outlets.put(outputs, …, then)   # copies outputs, long ones in a thread
+
+A request keeps the regions it uses, so that it finishes when they are unregistered meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from carpool.errors import InvalidInput, ModelError, TooLarge, Unsupported
+from carpool.link.door import Catalog, Door, ModelEntry
+from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region
+from carpool.memory.places import aligned
+from carpool.observe.logs import logger
+from carpool.types import Datatype, RequestedOutput, SharedMemory, Tensor
+from carpool.wire.tensors import to_binary
+from carpool.wire.v2 import Placed, RequestHead, TensorHead, as_requested, bind
+
+_AT_ONCE = 4 << 20  # bytes to copy in the loop: about half a millisecond
+_FEW_STRINGS = 4096
+_CACHED_PLANS = 256
+_CHECKED = (Datatype.BYTES, Datatype.BOOL)  # not every sequence of bytes is one of these
+
+_log = logger("memory")
+
+Then: TypeAlias = Callable[[Callable[[], Mapping[str, Placed]] | None], None]
+"""Gets a function that says where the outputs lie, or raises why they do not."""
+
+
+def names_regions(head: RequestHead) -> bool:
+    """Whether an input or an output is in shared memory."""
+    for tensor in head.inputs:
+        if tensor.shared_memory is not None:
+            return True
+    return any(output.shared_memory is not None for output in head.outputs)
+
+
+class ClientMemory:
+    """The regions that the catalogue names, open. For one thread; what it hands out is for any."""
+
+    def __init__(self, door: Door, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._allowed = False
+        self._regions: dict[str, OpenRegion] = {}
+        self._lost: dict[str, tuple[Region, str]] = {}
+        self._plans: dict[int, tuple[Sequence[TensorHead], _Plan]] = {}
+        door.watch(self._renewed)
+
+    def fetch(self, head: RequestHead) -> Fetch:
+        """For a request whose other inputs lie in the first `tail_size` bytes of the slot."""
+        plan = self._plan(head)
+        regions = [self._find(move.place, move.owner) for move in plan.moves]
+        return Fetch(head, plan, regions, self.outlets(head.outputs))
+
+    def outlets(self, outputs: Sequence[RequestedOutput]) -> Outlets | None:
+        """Where the outputs go that are wanted in regions; None when there are none."""
+        if not outputs:
+            return None
+        found = [
+            Outlet(output, output.shared_memory, self._find(output.shared_memory, f"output '{output.name}'"))
+            for output in outputs
+            if output.shared_memory is not None
+        ]
+        return Outlets(found) if found else None
+
+    def _find(self, place: SharedMemory, owner: str) -> OpenRegion:
+        region = self._regions.get(place.region)
+        if region is None:
+            raise self._absent(place.region[:80], owner)
+        region.check(place, owner)
+        return region
+
+    def _absent(self, name: str, owner: str) -> InvalidInput | Unsupported:
+        field = f"{owner}.parameters.shared_memory_region"
+        if not self._allowed:
+            return Unsupported(f"{NOT_ALLOWED} ({owner})", field=field)
+        unable = f"Unable to find shared memory region: '{name}'"
+        if name in self._lost:
+            why = self._lost[name][1]
+            return InvalidInput(f"{unable}, for {owner}; it must be registered again: {why}", field=field)
+        return InvalidInput(f"{unable}, for {owner}; it is not registered", field=field)
+
+    def _plan(self, head: RequestHead) -> _Plan:
+        """Found again by the very list of inputs: clients repeat themselves, and parsed heads are cached."""
+        inputs = head.inputs
+        known = self._plans.get(id(inputs))
+        if known is not None and known[0] is inputs:
+            return known[1]
+        plan = _plan(inputs, head.tail_size)
+        if plan.size > self._max_bytes:
+            raise TooLarge(f"the inputs take {plan.size} bytes, more than the {self._max_bytes} allowed")
+        if len(self._plans) >= _CACHED_PLANS:
+            self._plans.clear()
+        self._plans[id(inputs)] = inputs, plan
+        return plan
+
+    def _renewed(self, catalog: Catalog) -> None:
+        """Open at once what is new: a client may remove its file as soon as it hears of success."""
+        self._allowed = EXTENSION in catalog.extensions
+        known, self._regions = self._regions, {}
+        lost, self._lost = self._lost, {}
+        for name, region in catalog.regions.items():
+            if name in known and known[name].region == region:
+                self._regions[name] = known[name]
+            elif name in lost and lost[name][0] == region:
+                self._lost[name] = lost[name]
+            else:
+                self._open(name, region)
+
+    def _open(self, name: str, region: Region) -> None:
+        try:
+            self._regions[name] = OpenRegion(region)
+        except InvalidInput as error:
+            self._lost[name] = region, error.message
+            _log.warning("region-lost", region=name, key=region.key, error=error.message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """One input, from its region to a slot."""
+
+    owner: str
+    place: SharedMemory
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What all requests with the same inputs have in common."""
+
+    inputs: Sequence[TensorHead]
+    size: int
+    moves: Sequence[_Move]
+    checked: Sequence[TensorHead]
+    takes_long: bool
+
+
+def _plan(inputs: Sequence[TensorHead], tail_size: int) -> _Plan:
+    """Behind the inputs that came with the request, each on a boundary that arrays like."""
+    placed: list[TensorHead] = []
+    moves: list[_Move] = []
+    checked: list[TensorHead] = []
+    end = tail_size
+    for tensor in inputs:
+        place = tensor.shared_memory
+        if place is None:
+            placed.append(tensor)
+            continue
+        start = aligned(end)
+        end = start + place.byte_size
+        placed.append(TensorHead(tensor.name, tensor.datatype, tensor.shape, start, place.byte_size))
+        moves.append(_Move(f"input '{tensor.name}'", place, start, end))
+        if tensor.datatype in _CHECKED:
+            checked.append(placed[-1])
+    strings = sum(math.prod(head.shape) for head in checked if head.datatype is Datatype.BYTES)
+    copied = sum(move.end - move.start for move in moves)
+    return _Plan(placed, end, moves, checked, copied > _AT_ONCE or strings > _FEW_STRINGS)
+
+
+class Fetch:
+    """One request on its way from regions to a slot of `size` bytes, where `head` finds all its inputs."""
+
+    __slots__ = ("_plan", "_regions", "head", "outlets", "size", "takes_long")
+
+    def __init__(
+        self, head: RequestHead, plan: _Plan, regions: Sequence[OpenRegion], outlets: Outlets | None
+    ) -> None:
+        self._plan = plan
+        self._regions = regions
+        self.size = plan.size
+        self.takes_long = plan.takes_long
+        self.outlets = outlets
+        self.head = RequestHead(
+            head.id, plan.inputs, head.outputs, head.options, head.binary_output, plan.size, head.batch
+        )
+
+    def into(self, view: memoryview) -> None:
+        """Copy the inputs and look at those that need it. Safe in any thread; raises `InvalidInput`."""
+        for move, region in zip(self._plan.moves, self._regions, strict=True):
+            region.read(move.place, view[move.start : move.end], move.owner)
+        if self._plan.checked:
+            bind(self._plan.checked, view)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    output: RequestedOutput
+    place: SharedMemory
+    region: OpenRegion
+
+
+class Outlets:
+    """Where the outputs of one request go."""
+
+    __slots__ = ("_outlets",)
+
+    def __init__(self, outlets: Sequence[Outlet]) -> None:
+        self._outlets = outlets
+
+    def put(self, outputs: Sequence[Tensor], entry: ModelEntry, threads: Executor, then: Then) -> bool:
+        """Write them, long ones in a thread: whether that is so. `then` gets the outcome, or None if the
+        thread never came to it."""
+        write = partial(self.write, outputs, entry.labels, batched=entry.signature.max_batch > 0)
+        if not self._take_long(outputs):
+            then(write)
+            return False
+        work = asyncio.get_running_loop().run_in_executor(threads, write)
+        work.add_done_callback(lambda work: then(None if work.cancelled() else work.result))
+        return True
+
+    def _take_long(self, outputs: Sequence[Tensor]) -> bool:
+        wanted = {outlet.output.name for outlet in self._outlets}
+        return sum(tensor.data.nbytes for tensor in outputs if tensor.name in wanted) > _AT_ONCE
+
+    def write(
+        self, outputs: Sequence[Tensor], labels: Mapping[str, Sequence[str]], *, batched: bool
+    ) -> dict[str, Placed]:
+        """Write them all, or none if one has no room; what the answer says of each. Safe in any thread."""
+        produced = {tensor.name: tensor for tensor in outputs}
+        ready = []
+        for outlet in self._outlets:
+            name = outlet.output.name
+            if name not in produced:
+                raise ModelError(f"the model gave no output '{name}'", field=f"output '{name}'")
+            tensor = as_requested(outlet.output, produced[name], labels.get(name, ()), batched=batched)
+            data = to_binary(tensor)
+            if len(data) > outlet.place.byte_size:
+                raise _too_small(outlet, len(data))
+            ready.append((outlet, tensor, data))
+        placed = {}
+        for outlet, tensor, data in ready:
+            place = outlet.place
+            outlet.region.write(place, data, f"output '{tensor.name}'")
+            written = SharedMemory(place.region, len(data), place.offset)
+            placed[tensor.name] = Placed(tensor.datatype, tensor.shape, written)
+        return placed
+
+
+def _too_small(outlet: Outlet, needed: int) -> InvalidInput:
+    owner = f"output '{outlet.output.name}'"
+    place = outlet.place
+    return InvalidInput(
+        f"shared memory size specified with the request for {owner} ({place.byte_size} bytes) should be at"
+        f" least {needed} bytes to hold the results; the region is '{place.region}'",
+        field=f"{owner}.parameters.shared_memory_byte_size",
+    )

@@ -1,0 +1,313 @@
+"""The front end's end of its link to one engine: calls become records, records become answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import orjson
+
+from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
+from carpool.frontend.remote_call import RemoteCall
+from carpool.link.answer_placement import read_places
+from carpool.link.asked_fields import Sender
+from carpool.link.catalogs import read_catalog
+from carpool.link.door import Answer
+from carpool.link.link_failures import read_failure
+from carpool.link.records import (
+    ADMITTED,
+    ANSWER,
+    AS_DECLARED,
+    ASK,
+    CANCEL,
+    CATALOG,
+    COMING,
+    DONE,
+    INLINE,
+    LATEST,
+    MAX_ASK_BYTES,
+    MAX_ASKS,
+    MAX_PRIORITY,
+    OK,
+    READY,
+    SEEN,
+    SUBMIT,
+    TO_ENGINE,
+    TO_FRONTEND,
+    Fields,
+    Outbox,
+    ProtocolError,
+    RecordReader,
+    to_engine,
+)
+from carpool.link.source_numbers import SaidSources
+from carpool.link.templates import Templates
+from carpool.memory.places import Place, end_of
+from carpool.observe.logs import logger
+from carpool.types import RequestOptions, Tensor, Timing
+from carpool.wire.v2 import TensorHead, bind
+
+if TYPE_CHECKING:
+    from carpool.frontend.remote_door import RemoteDoor
+
+_log = logger("link")
+_HIGH_WATER = 1 << 20  # some 16,000 submissions that the engine has not read: no use in adding to them
+_LIST_BYTES = 16 << 20  # beside the tensors themselves: lists of outputs, catalogues, answers to questions
+_DEADLINE_GRACE_S, _PROMISE_GRACE_S = 0.25, 1.0
+_LONGEST_S = 1e9
+_LOST = "the engine stopped before it answered; try again"
+_pack = TO_ENGINE.pack
+_ndarray = np.ndarray
+
+
+class FrontLink(asyncio.Protocol):
+    """Lives as long as the engine at its other end."""
+
+    def __init__(self, door: RemoteDoor, loop: asyncio.AbstractEventLoop, max_answer_bytes: int) -> None:
+        self._door = door
+        self._loop = loop
+        self._memory = door.arena.memory
+        self._transport: asyncio.Transport | None = None
+        self._reader = RecordReader(TO_FRONTEND, max_answer_bytes + _LIST_BYTES)
+        self._outbox = Outbox(loop)
+        self.templates = Templates(self._outbox.put)
+        self._sources = SaidSources(self._outbox.put)
+        self.writable = True
+        self._calls: dict[int, RemoteCall] = {}
+        self._asks: dict[int, asyncio.Future[Any]] = {}
+        self._number = 0
+        self._error: str | None = None
+
+    # Towards the engine.
+
+    def submit(
+        self,
+        call: RemoteCall,
+        offset: int,
+        arrived: float,
+        deadline: float,
+        options: RequestOptions,
+        sender: Sender,
+        ready_in: float | None = None,
+    ) -> None:
+        self._number = number = self._number + 1
+        call.number = number
+        call.link = self
+        self._calls[number] = call
+        output = call.output
+        at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
+        template = call.template
+        call.expires = expiry(template.entry.slo, arrived, deadline)
+        flags = LATEST if sender.latest else 0
+        coming = 0.0
+        if ready_in is not None:
+            flags |= COMING
+            coming = min(ready_in, _LONGEST_S)
+        timeout, priority = options.timeout, sender.bounded(options.priority)
+        record = _pack(
+            SUBMIT,
+            0,
+            number,
+            template.number,
+            offset,
+            at,
+            capacity,
+            arrived,
+            deadline,
+            monotonic(),
+            template.outside.seconds,
+            min(timeout, _LONGEST_S) if timeout else 0.0,
+            coming,
+            priority if priority < MAX_PRIORITY else MAX_PRIORITY,
+            self._sources.number(sender.source) if sender.source else 0,
+            flags,
+        )
+        self._outbox.put(record)
+
+    def ready(self, call: RemoteCall) -> None:
+        self._outbox.put(to_engine(READY, call.number))
+
+    def cancel(self, call: RemoteCall) -> None:
+        self._outbox.put(to_engine(CANCEL, call.number))
+
+    async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        if len(self._asks) >= MAX_ASKS:
+            raise Unavailable("too many questions are open already", reason="overload")
+        question = orjson.dumps((what, arguments))
+        if len(question) > MAX_ASK_BYTES:  # the engine would give up the link
+            raise TooLarge(f"{what} takes {len(question)} bytes, more than the {MAX_ASK_BYTES} that it may")
+        self._number = number = self._number + 1
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._asks[number] = future  # until it is answered, even if nobody waits: the engine counts as well
+        self._outbox.put(to_engine(ASK, number, question))
+        return await future
+
+    def look_at_time(self, now: float, *, hopeless: bool) -> None:
+        """Answer who should have had an answer by now; everybody, if there is no hope for the engine."""
+        if hopeless:
+            for call in [call for call in self._calls.values() if call.wanted]:
+                call.give_up(stalled())
+            for future in self._asks.values():
+                if not future.done():
+                    future.set_exception(stalled())
+            return
+        for call in [call for call in self._calls.values() if call.expires < now and call.wanted]:
+            call.give_up(_too_late(call.template.entry.name))
+
+    def close(self) -> None:
+        self._outbox.close()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # The connection.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER)
+        self._outbox.open(self._transport)
+        self._door.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Every call that waits gets one clear error; the memory is nobody's now but ours."""
+        self._transport = None
+        self._outbox.close()
+        self._door.lost(self, self._error)
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.finish(_lost())
+        asks, self._asks = self._asks, {}
+        for future in asks.values():
+            if not future.done():
+                future.set_exception(Unavailable(_LOST, reason="engine-restarted"))
+
+    def eof_received(self) -> None:
+        self.close()
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for fields, payload in self._reader.feed(data):
+                if fields[0] == DONE:
+                    self._done(fields, payload)
+                else:
+                    self._obey(fields, payload)
+        except ProtocolError as error:
+            self._error = str(error)
+            self.close()
+        except Exception as error:
+            _log.exception("link-failed")
+            self._error = str(error)
+            self.close()
+
+    # From the engine.
+
+    def _done(self, fields: Fields, payload: bytes) -> None:
+        _, _, number, status, form, batch, queue, input_s, infer_s, output_s, sent = fields
+        call = self._calls.pop(number, None)
+        if call is None:
+            raise ProtocolError(f"an answer to call {number}, which is not open")
+        answer = Answer(timing=Timing(queue, input_s, infer_s, output_s, batch), sent=sent)
+        if sent > 0.0:
+            answer.outside = call.template.outside
+        if call.wanted:
+            try:
+                if status != OK:
+                    answer.error = read_failure(status, payload, call.template.entry.name)
+                elif form == AS_DECLARED:
+                    answer.outputs = self._declared(call)
+                else:
+                    answer.outputs = self._listed(call, form, payload)
+            except CarpoolError as error:
+                answer.error = error
+            except Exception:
+                call.finish(_lost())
+                raise
+        call.finish(answer)
+
+    def _admitted(self, number: int) -> None:
+        call = self._calls.get(number)
+        if call is None:
+            raise ProtocolError(f"call {number} is let in, which is not open")
+        admitted, call.admitted = call.admitted, None
+        if admitted is not None and call.wanted:
+            admitted()
+
+    def _declared(self, call: RemoteCall) -> Sequence[Tensor]:
+        places, output = call.template.places, call.output
+        if places is None or output is None:
+            raise ProtocolError(f"outputs of call {call.number} where there are none")
+        memory, start = self._memory, output.offset
+        return [
+            Tensor(name, datatype, shape, _ndarray(shape, datatype.dtype, memory, start + offset))
+            for name, datatype, shape, offset, _ in places
+        ]
+
+    def _listed(self, call: RemoteCall, form: int, payload: bytes) -> Sequence[Tensor]:
+        if form == INLINE:
+            length = 4 + int.from_bytes(payload[:4], "little")
+            places = read_places(payload[4:length])
+            memory: memoryview = memoryview(payload)[length:]
+            room = len(memory)
+            call.template.capacity = max(call.template.capacity, end_of(places))  # for the next one
+        else:
+            places = read_places(payload)
+            room = 0 if call.output is None else call.output.capacity
+            start = 0 if call.output is None else call.output.offset
+            memory = memoryview(self._memory)[start : start + room]
+        if end_of(places) > room:
+            raise ProtocolError(f"outputs of call {call.number} reach beyond their slot")
+        return bind([_head(place) for place in places], memory, "output")
+
+    def _obey(self, fields: Fields, payload: bytes) -> None:
+        kind, number, status = fields[0], fields[2], fields[3]
+        if kind == ADMITTED:
+            self._admitted(number)
+        elif kind == CATALOG:
+            self._door.renewed(read_catalog(number, payload, self._door.known))
+            self._outbox.put(to_engine(SEEN, number))
+        elif kind == ANSWER:
+            future = self._asks.pop(number, None)
+            if future is None:
+                raise ProtocolError(f"an answer to question {number}, which is not open")
+            if not future.done():
+                _settle(future, status, payload)
+        else:
+            raise ProtocolError(f"a record of kind {kind}")
+
+
+def expiry(slo: float | None, arrived: float, deadline: float) -> float:
+    """When the front end answers by itself. The engine is the one to say that a deadline passed, and an
+    answer that comes a little late is worth more than none: this is for an engine or a batch that hangs."""
+    own = deadline + _DEADLINE_GRACE_S
+    return own if slo is None else min(own, arrived + slo + max(slo, _PROMISE_GRACE_S))
+
+
+def stalled() -> Unavailable:
+    return Unavailable("the engine does not respond; try again later", reason="engine-stalled")
+
+
+def _too_late(model: str) -> DeadlineExceeded:
+    return DeadlineExceeded(f"{model} has not answered, and the time for it is over", reason="deadline")
+
+
+def _lost() -> Answer:
+    return Answer(error=Unavailable(_LOST, reason="engine-restarted"))
+
+
+def _settle(future: asyncio.Future[Any], status: int, payload: bytes) -> None:
+    if status == OK:
+        future.set_result(orjson.loads(payload))
+    else:
+        future.set_exception(read_failure(status, payload))
+
+
+def _head(place: Place) -> TensorHead:
+    return TensorHead(place.name, place.datatype, place.shape, place.offset, place.size)

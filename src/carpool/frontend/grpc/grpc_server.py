@@ -1,0 +1,160 @@
+"""The gRPC server: its limits, its ports, and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import grpc
+
+from carpool.config.server import ServerSettings
+from carpool.errors import ConfigError
+from carpool.frontend.access.access import Access
+from carpool.frontend.access.tls import Pair, Tls
+from carpool.frontend.grpc.grpc_handlers import Handlers
+from carpool.frontend.grpc.grpc_service import Service, log
+from carpool.frontend.grpc.largest_message import largest_message
+from carpool.frontend.pictures.workers import threads_for
+from carpool.link.door import Catalog, Door
+from carpool.observe.counters import Block
+
+_STREAMS_PER_CONNECTION = 1024
+_AHEAD = 1 << 20  # a tensor comes in one piece, without a pause for permission: about a tenth less work
+_KEEPALIVE_MS = 60_000  # a client that is gone is noticed within this and the next
+_KEEPALIVE_TIMEOUT_MS = 20_000
+_CLIENT_PINGS_MS = 10_000  # clients may ask as often whether we are there
+_LAST_MOMENT_S = 0.25  # for answers that are written already
+
+
+def options(settings: ServerSettings, largest: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 1),
+        ("grpc.max_receive_message_length", largest),
+        ("grpc.max_send_message_length", -1),  # answers are bounded where they are made
+        ("grpc.max_metadata_size", settings.max_header_bytes),
+        ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
+        ("grpc.max_concurrent_streams", _STREAMS_PER_CONNECTION),
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.http2.lookahead_bytes", _AHEAD),
+        ("grpc.http2.max_frame_size", _AHEAD),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _CLIENT_PINGS_MS),
+    ]
+
+
+class GrpcServer:
+    """Serves from behind a door until it is stopped. To be used from its loop's thread.
+
+    A model that takes longer messages than those before it needs another server of the library: both listen
+    on the same ports for a moment, then the first is stopped, and its calls have time to end.
+    """
+
+    def __init__(
+        self, door: Door, block: Block, settings: ServerSettings, access: Access | None = None
+    ) -> None:
+        threads = threads_for(settings.grpc_frontends)
+        self.service = Service(door, block, settings.max_body_bytes, threads)
+        self._access = access
+        self._door = door
+        self._settings = settings
+        self._addresses: Sequence[str] = ()
+        self._largest = 0
+        self._servers: list[Any] = []  # the last one is in service
+        self._renewing: asyncio.Task[None] | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    async def start(self, reserved: Sequence[socket.socket]) -> None:
+        """Listen where these sockets are bound. They only held the port: gRPC makes its own."""
+        self._addresses = addresses(reserved)
+        await self._listen()
+        for sock in reserved:
+            sock.close()
+        self._door.watch(self._look)
+
+    async def _listen(self) -> None:
+        largest = largest_message(self._door.catalog, self._settings)
+        server = grpc.aio.server(
+            handlers=[Handlers(self.service, None if self._access is None else self._access.guard)],
+            options=options(self._settings, largest),
+            maximum_concurrent_rpcs=self._settings.max_connections,
+        )
+        for address in self._addresses:
+            try:
+                if self._access is None or self._access.tls is None:
+                    server.add_insecure_port(address)
+                else:
+                    server.add_secure_port(address, credentials(self._access.tls))
+            except RuntimeError as error:
+                raise ConfigError(f"cannot listen on {address}: {error}") from error
+        await server.start()
+        self._largest = largest
+        self._servers.append(server)
+
+    def _look(self, catalog: Catalog) -> None:
+        """Another catalogue: its models may take more. What they take less than before stays allowed."""
+        if largest_message(catalog, self._settings) > self._largest and self._renewing is None:
+            self._renewing = asyncio.get_running_loop().create_task(self._renew())
+
+    async def _renew(self) -> None:
+        try:
+            while largest_message(self._door.catalog, self._settings) > self._largest:
+                await self._listen()
+                self._retire(self._servers[-2])
+        except ConfigError as error:
+            log.error("messages-stay-limited", bytes=self._largest, error=error.message)
+        finally:
+            self._renewing = None
+
+    def _retire(self, server: Any) -> None:
+        """It takes no new connections; its calls have time to end."""
+        task = asyncio.get_running_loop().create_task(server.stop(self._settings.drain_s))
+        task.add_done_callback(lambda _task: self._servers.remove(server))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    async def stop(self, within_s: float) -> int:
+        """Refuse what is new, finish what has begun, cut off the rest; returns how many were cut off."""
+        service = self.service
+        service.stopping.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(service.idle.wait(), within_s)
+        cut_off = service.running
+        if self._renewing is not None:
+            self._renewing.cancel()
+        await asyncio.gather(*(server.stop(_LAST_MOMENT_S) for server in self._servers))
+        service.close()
+        return cut_off
+
+
+def credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Asked for the pair in force at every handshake, in threads of the library."""
+    pair = tls.pair
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal pair
+        if tls.pair is pair:
+            return None
+        pair = tls.pair
+        return _configuration(pair)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(pair), changed, require_client_authentication=bool(pair.client_ca)
+    )
+
+
+def _configuration(pair: Pair) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pair.key, pair.cert)], pair.client_ca or None)
+
+
+def addresses(sockets: Iterable[socket.socket]) -> list[str]:
+    """Of each, as gRPC writes it."""
+    found = []
+    for sock in sockets:
+        host, port = sock.getsockname()[:2]
+        found.append(f"[{host}]:{port}" if sock.family == socket.AF_INET6 else f"{host}:{port}")
+    return found

@@ -1,0 +1,193 @@
+"""How a front end divides its own time between those who ask: who is turned away, and who is told later.
+
+Everything that is decided is decided in `core`; here are the loop's clock, the connections and the prices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import Protocol
+
+from carpool.core.backlog import FairBacklog
+from carpool.core.constants import CONSTANTS
+from carpool.core.front_shares import FrontLane, LaneKey
+from carpool.core.pacing import Pacer
+from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, TooLarge, Unsupported, without_stack
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
+from carpool.frontend.http.http_refusals import answer_error, rendered
+from carpool.frontend.http.limits import KIB, MIB
+from carpool.frontend.http.routes import WrongMethod
+from carpool.link.asked_fields import Sender
+from carpool.link.door import ModelEntry
+from carpool.observe.logs import logger
+
+log = logger("http")
+
+_LOOK_S = 0.002  # so often, while something waits
+_UNMET_S = 0.5  # for so long after its refusals had to wait, a lane is taken to want more than it asked for
+_NO_PROMISE_WAIT_S = 0.1
+_DOCUMENT_WAIT_S = 1.0
+_PACED = (Refused, InvalidInput, NotFound, TooLarge, Unsupported, WrongMethod)
+"""Errors that clients bring upon themselves, or that come in floods. The others are told at once."""
+
+_REFUSAL_S = 80e-6
+_DOCUMENT_S = 30e-6  # around what its handler takes
+_SECONDS_PER_BYTE = 2e-10
+_BYTES_OF_A_REQUEST = 64 * KIB  # take as long to read as the rest of a request
+_REFUSAL_PART = 0.4  # of what serving it would have taken
+_MOST_NEW_ONES = 128
+_DRAINABLE = 8 * MIB  # a longer body ends its connection: nothing is gained by waiting
+
+
+class Waits(Protocol):
+    """How long requests lately lay in their sockets before this front end read them."""
+
+    seconds: float
+
+
+class Excuse(Protocol):
+    """Makes the refusal of a front end that is behind, and counts it."""
+
+    def __call__(self, entry: ModelEntry, now: float, source: str, waited: float) -> Refused: ...
+
+
+class Fairness:
+    """One per front end, used in its loop's thread only. Without `behind` nobody is turned away here."""
+
+    def __init__(self, waits: Waits | None = None, behind: Excuse | None = None) -> None:
+        self._waits = waits
+        self._behind = behind
+        self._backlog = FairBacklog()
+        self._pacer: Pacer[Callable[[], object]] = Pacer(monotonic())
+        self._document_s = _DOCUMENT_S
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def held(self) -> int:
+        """Answers that wait for their turn."""
+        return self._pacer.waiting
+
+    def judge(
+        self, entry: ModelEntry, exchange: Exchange, sender: Sender, refusal: CarpoolError | None
+    ) -> CarpoolError | None:
+        """What becomes of a newcomer whom the engine would let in, or would refuse with `refusal`."""
+        now = exchange.head_at
+        backlog = self._backlog
+        lane = backlog.shares.lane(_lane(entry, exchange, sender.source), now)
+        work = 1.0 + (exchange.head.content_length or 0) / _BYTES_OF_A_REQUEST
+        lane.asks(work, now)
+        if refusal is None and self._waits is not None and self._behind is not None:
+            waited = self._waits.seconds
+            if backlog.turns_away(entry.key, entry.slo, lane, waited, now):
+                refusal = self._behind(entry, now, sender.source, waited)
+        backlog.shares.did(work if refusal is None else work * _REFUSAL_PART, now)
+        return refusal
+
+    def tell(
+        self,
+        exchange: Exchange,
+        error: CarpoolError,
+        entry: ModelEntry | None = None,
+        source: str = "",
+        more_fields: bytes = b"",
+    ) -> None:
+        """Answer with an error: at once, or in its turn if such answers take too much of this front end."""
+        if not isinstance(error, _PACED):
+            answer_error(exchange, error, more_fields)
+            return
+        now = monotonic()
+        key = ("", exchange.payer) if entry is None else _lane(entry, exchange, source)
+        lane = self._backlog.shares.lane(key, now)
+        cost = _REFUSAL_S + (exchange.head.content_length or 0) * _SECONDS_PER_BYTE
+        if self._pacer.is_free(lane.key, now) or not self._can_wait(exchange):
+            self._pacer.spend(lane.key, cost, now)
+            answer_error(exchange, error, more_fields)
+            return
+        without_stack(error)  # which would keep the body that it was found in
+        status, fields, body = rendered(error)
+        slo = None if entry is None else entry.slo
+        wait = _NO_PROMISE_WAIT_S if slo is None else CONSTANTS.paced_wait * slo
+        exchange.on_disconnect = _nothing
+        self._hold(lane, partial(exchange.respond, status, fields + more_fields, body), cost, now, wait)
+
+    def document(self, exchange: Exchange, handle: Callable[[], BodyPlan], cost: float = 0.0) -> BodyPlan:
+        """Do what a small route does: at once, or in its turn. `cost` is what it costs somebody else."""
+        now = exchange.head_at
+        lane = self._backlog.shares.lane(("", exchange.payer), now)
+        if self._pacer.is_free(lane.key, now) or exchange.head.has_body or not self._can_wait(exchange):
+            try:
+                return handle()
+            finally:
+                took = monotonic() - now
+                self._document_s += 0.1 * (min(took, 0.05) + _DOCUMENT_S - self._document_s)
+                self._pacer.spend(lane.key, took + _DOCUMENT_S + cost, now)
+        self._hold(lane, _Later(exchange, handle), self._document_s + cost, now, _DOCUMENT_WAIT_S)
+        return None
+
+    def _can_wait(self, exchange: Exchange) -> bool:
+        """Whether its body can be read past meanwhile, and its connection go on afterwards.
+
+        Connections that are new may be one for each request: held, they would soon be all that there can be.
+        """
+        if exchange.first and self._pacer.waiting >= _MOST_NEW_ONES:
+            return False
+        head = exchange.head
+        if not head.has_body:
+            return True
+        length = head.content_length
+        return length is not None and length <= _DRAINABLE and not head.expects_continue
+
+    def _hold(self, lane: FrontLane, act: Callable[[], object], cost: float, now: float, wait: float) -> None:
+        lane.waits_for_more(now + _UNMET_S)
+        self._pacer.hold(lane.key, act, cost, now, wait, strict=self._backlog.is_to_blame(lane, now))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._go_on)
+
+    def _go_on(self) -> None:
+        self._timer = None
+        for act in self._pacer.due(monotonic()):
+            act()
+        if self._pacer.waiting and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._go_on)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Later:
+    """A small route whose turn came after its head: there is nobody further up who would answer for it."""
+
+    __slots__ = ("_exchange", "_handle")
+
+    def __init__(self, exchange: Exchange, handle: Callable[[], BodyPlan]) -> None:
+        self._exchange = exchange
+        self._handle = handle
+
+    def __call__(self) -> None:
+        exchange = self._exchange
+        if not exchange.pending:
+            return
+        try:
+            plan = self._handle()
+            if isinstance(plan, Collect):
+                plan.done(b"", monotonic())
+        except CarpoolError as error:
+            answer_error(exchange, error)
+        except Exception:
+            log.exception("request-failed", path=exchange.head.path)
+            answer_error(exchange, CarpoolError("the server failed on this request"))
+
+
+def _lane(entry: ModelEntry, exchange: Exchange, source: str) -> LaneKey:
+    """Who pays: a key's holder, who cannot take more by making up sources; else whoever named itself, or else
+    where it comes from."""
+    return entry.name, exchange.payer if exchange.head.who is not None else source or exchange.peer
+
+
+def _nothing() -> None:
+    """The client left: there is nothing to save, and nobody to tell."""

@@ -1,0 +1,170 @@
+"""Listening sockets, and the server that lives on them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Sequence
+
+from carpool.config.server import LOCALHOST
+from carpool.errors import ConfigError
+from carpool.frontend.http.connection import Connection
+from carpool.frontend.http.exchange import App
+from carpool.frontend.http.limits import Limits
+from carpool.frontend.http.shared import Shared
+from carpool.frontend.http.unread import Unread
+from carpool.observe.descriptors import Descriptors
+
+_BACKLOG = 1024
+_ATTEMPTS = 16
+
+
+def listen(host: str, port: int, *, accepting: bool = True) -> list[socket.socket]:
+    """Sockets bound to every address of `host`, all on one port, which other processes can share.
+
+    Port 0 picks a free one. `::` takes IPv4 as well. Raises `ConfigError` when an address cannot be had.
+    Those that are not `accepting` only hold the port, for a library that makes its own sockets.
+    """
+    for attempt in range(_ATTEMPTS):
+        sockets: list[socket.socket] = []
+        try:
+            for family, address in _addresses(host, port):
+                if port == 0 and sockets:
+                    address = (address[0], sockets[0].getsockname()[1], *address[2:])
+                sockets.append(_bound(family, address, shared=True, accepting=accepting))
+            return sockets
+        except OSError as error:
+            for opened in sockets:
+                opened.close()
+            # Free on one address, and somebody's on the other: another one then.
+            if port or not sockets or attempt == _ATTEMPTS - 1:
+                raise _cannot_listen(host, port, error) from error
+    raise AssertionError("the last attempt returns or raises")
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise `ConfigError` if someone listens there: sharing the port would silently split the traffic."""
+    try:
+        for family, address in _addresses(host, port):
+            _bound(family, address, shared=False).close()
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}")
+
+
+def _addresses(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
+    if host == LOCALHOST:  # both, whatever the machine's own table says
+        found_here: list[tuple[int, tuple[object, ...]]] = [(socket.AF_INET, ("127.0.0.1", port))]
+        if _has_ipv6():
+            found_here.append((socket.AF_INET6, ("::1", port, 0, 0)))
+        return found_here
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def _has_ipv6() -> bool:
+    """Containers often go without."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as trial:
+            trial.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+def _bound(
+    family: int, address: tuple[object, ...], *, shared: bool, accepting: bool = True
+) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted connections inherit it
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
+        bound.setblocking(False)
+        bound.bind(address)
+        if accepting:
+            bound.listen(_BACKLOG)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+class HttpServer:
+    """Serves one app on some sockets until it is stopped. To be used from its loop's thread."""
+
+    def __init__(self, app: App, limits: Limits | None = None, unread: Unread | None = None) -> None:
+        """`unread` is told how long requests wait to be read, for whoever else wants to know."""
+        self._app = app
+        self._unread = unread or Unread()
+        self._limits = limits or Limits()
+        self._descriptors = Descriptors()
+        self._listeners: list[asyncio.Server] = []
+        self._shared: Shared
+        self._timer: asyncio.TimerHandle
+
+    async def start(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> None:
+        """Begin to accept; the sockets are the server's from now on."""
+        loop = asyncio.get_running_loop()
+        shared = self._shared = Shared(self._app, self._limits, loop, self._unread)
+        self._timer = loop.call_later(self._limits.sweep_s, self._sweep)
+
+        def accepted() -> Connection:
+            self._descriptors.connected(len(shared.connections))
+            return Connection(shared)
+
+        for listening in sockets:
+            listener = await loop.create_server(
+                accepted,
+                sock=listening,
+                backlog=_BACKLOG,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else self._limits.header_timeout_s,
+                ssl_shutdown_timeout=None if tls is None else self._limits.linger_timeout_s,
+            )
+            self._listeners.append(listener)
+
+    @property
+    def connections(self) -> int:
+        """Open ones, with those that only linger."""
+        return len(self._shared.connections)
+
+    @property
+    def answered_here(self) -> dict[str, int]:
+        """Answers that the app has not seen, by reason: bad requests, timeouts, connections turned away."""
+        return dict(self._shared.answered_here)
+
+    def stop_accepting(self) -> None:
+        """Refuse new connections, close idle ones, and let the others finish what they have begun."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        self._shared.stopping = True
+        for connection in list(self._shared.connections):
+            connection.retire()
+
+    async def stop(self, within_s: float) -> int:
+        """Stop accepting, wait for what is in flight, cut off the rest; returns how many were cut off."""
+        self.stop_accepting()
+        shared = self._shared
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(shared.emptied.wait(), within_s)
+        left = list(shared.connections)
+        for connection in left:
+            connection.abort()
+        await shared.emptied.wait()
+        self._timer.cancel()
+        shared.close()
+        return len(left)
+
+    def _sweep(self) -> None:
+        self._shared.sweep()
+        self._timer = self._shared.loop.call_later(self._limits.sweep_s, self._sweep)

@@ -1,0 +1,220 @@
+"""The picture routes as an OpenAPI 3.1 document, made from what the code reads and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from carpool import __version__
+from carpool.config.model import Task
+from carpool.frontend.http.image_body import MAX_PICTURES
+from carpool.frontend.http.image_route import TASK_ROUTES, in_order
+from carpool.frontend.pictures.picture_models import task_of
+from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE
+from carpool.link.door import Catalog
+from carpool.vision import draw, options, results
+from carpool.wire.parameters import MAX_SOURCE_CHARS
+
+Document = dict[str, Any]
+
+_SUMMARIES = {
+    Task.DETECT: "Find objects",
+    Task.CLASSIFY: "Say what a picture shows",
+    Task.SEGMENT: "Cut things out",
+    Task.EMBED: "Turn a picture into a vector",
+}
+_NAMES = {
+    Task.DETECT: "Detections",
+    Task.CLASSIFY: "Classes",
+    Task.SEGMENT: "Masks",
+    Task.EMBED: "Embedding",
+    Task.RAW: "Outputs",
+}
+_REFUSALS: Mapping[str, str] = {
+    "400": "The picture, a name or a value cannot be used; `field` says which.",
+    "401": "The server asks for a key, and this is none of its own.",
+    "403": "The key is not for this model.",
+    "404": "There is no such model, or none for this task.",
+    "409": "A newer picture of the same source took its place.",
+    "413": "The body or the picture is too large.",
+    "429": "Refused, to keep the promise made to others; `Retry-After` says when to come back.",
+    "503": "Loading, stopping, or out of memory for requests; try again.",
+    "504": "The deadline passed before there was an answer.",
+}
+
+
+_KEYS: Document = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "A key of the server's --api-key-file."},
+    "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same key."},
+}
+
+
+def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
+    """`with_keys`: the server asks for one."""
+    models = [(entry.name, entry.version, task) for entry in in_order(catalog) if (task := task_of(entry))]
+    paths: Document = {}
+    for task, path in TASK_ROUTES.items():
+        served = [name for name, _, of in models if of is task]
+        paths[path] = {"post": _operation(task, served)}
+    paths["/models/{model}/predict"] = {"post": _predict([name for name, _, _ in models])}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Carpool: pictures",
+            "version": __version__,
+            "summary": "Pictures in, typed answers out.",
+            "description": "Tensors go over the v2 inference protocol at `/v2`, which is not part of this "
+            "document.",
+        },
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "security": [{name: []} for name in _KEYS] if with_keys else [],
+        "components": {"schemas": _schemas(), "responses": _responses(), "securitySchemes": _KEYS},
+        "x-carpool-models": [
+            {"name": name, "version": version, "task": str(task)} for name, version, task in models
+        ],
+    }
+
+
+def _operation(task: Task, models: Sequence[str]) -> Document:
+    known: Document = {"type": "string", **({"enum": list(models)} if models else {})}
+    default = f"`{models[0]}` without it." if models else "No model here is for this task now."
+    who = [
+        _parameter("model", f"Which model answers; {default}", known),
+        _parameter("version", "Which version of it; the newest without it.", {"type": "string"}),
+    ]
+    return {
+        "operationId": str(task),
+        "summary": _SUMMARIES[task],
+        "parameters": [*who, *options.parameters(task), *_header_parameters()],
+        "requestBody": _request_body(),
+        "responses": _answers([task], drawn="overlay" in options.names(task)),
+    }
+
+
+def _predict(models: Sequence[str]) -> Document:
+    known: Document = {"type": "string", **({"enum": list(models)} if models else {})}
+    path = {"name": "model", "in": "path", "required": True, "description": "The model.", "schema": known}
+    version = _parameter("version", "Which version of it; the newest without it.", {"type": "string"})
+    return {
+        "operationId": "predict",
+        "summary": "Ask one model, whatever its task",
+        "description": "Options that mean nothing to the model's task are refused.",
+        "parameters": [path, version, *options.parameters(), *_header_parameters()],
+        "requestBody": _request_body(),
+        "responses": _answers(list(_NAMES), drawn=True),
+    }
+
+
+def _parameter(name: str, description: str, schema: Document) -> Document:
+    return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
+
+
+def _header_parameters() -> list[Document]:
+    return [
+        {
+            "name": DEADLINE,
+            "in": "header",
+            "description": "Milliseconds that the client will wait, from the head of its request on.",
+            "schema": {"type": "number", "exclusiveMinimum": 0},
+        },
+        {
+            "name": SOURCE,
+            "in": "header",
+            "description": "Who is asking, a camera or a tenant: sources get fair shares of a busy model.",
+            "schema": {"type": "string", "maxLength": MAX_SOURCE_CHARS},
+        },
+        {
+            "name": LATEST,
+            "in": "header",
+            "description": "1: a newer picture of the same source takes its place while it waits.",
+            "schema": {"type": "string", "enum": ["0", "1"]},
+        },
+    ]
+
+
+def _request_body() -> Document:
+    text = {"type": "string", "contentEncoding": "base64", "description": "a picture, or a data: URL of one"}
+    file = {"type": "string", "format": "binary"}
+    form = {
+        "type": "object",
+        "required": ["file"],
+        "properties": {"file": {"type": "array", "items": file, "minItems": 1, "maxItems": MAX_PICTURES}},
+        "description": "Options may stand here as well, as fields of the form.",
+    }
+    many = {"type": "array", "items": text, "minItems": 1, "maxItems": MAX_PICTURES}
+    json = {"oneOf": [_object({"image": text}), _object({"images": many})]}
+    return {
+        "required": True,
+        "description": "One picture or several; its own bytes say what format it has.",
+        "content": {
+            "multipart/form-data": {"schema": form},
+            "application/json": {"schema": json},
+            "image/*": {"schema": file},
+            "application/octet-stream": {"schema": file},
+        },
+    }
+
+
+def _object(properties: Document) -> Document:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _answers(tasks: Sequence[Task], *, drawn: bool) -> Document:
+    one = [{"$ref": f"#/components/schemas/{_NAMES[task]}"} for task in tasks]
+    several = _object({"results": {"type": "array", "items": {"anyOf": [*one, _ref("PictureError")]}}})
+    content: Document = {
+        "application/json": {
+            "schema": {"anyOf": [*one, several]},
+            "examples": {str(task): {"value": results.EXAMPLES[task]} for task in tasks},
+        }
+    }
+    if drawn:
+        for kind in draw.FORMATS:
+            content[f"image/{kind}"] = {"schema": {"type": "string", "format": "binary"}}
+    good = {
+        "description": "The answer, in pixels of the picture as it is seen. Several pictures give a list in "
+        "their order; where one failed, its place holds the error.",
+        "headers": {"Server-Timing": {"description": "Milliseconds by part.", "schema": {"type": "string"}}},
+        "content": content,
+    }
+    return {"200": good, **{status: {"$ref": f"#/components/responses/E{status}"} for status in _REFUSALS}}
+
+
+def _ref(name: str) -> Document:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _schemas() -> Document:
+    error = {
+        "type": "object",
+        "title": "Why there is no answer",
+        "properties": {
+            "error": {"type": "string", "description": "one sentence"},
+            "reason": {"type": "string", "description": "a word for programs, which stays the same"},
+            "field": {"type": "string", "description": "what in the request it is about"},
+            "predicted_ms": {"type": "number", "description": "how long it would have taken"},
+            "retry_after_s": {"type": "number", "description": "when to try again"},
+        },
+        "required": ["error", "reason"],
+    }
+    status = {"type": "integer", "description": "the HTTP status that it would have had alone"}
+    alone: Document = {"allOf": [_ref("Error"), {"properties": {"status": status}, "required": ["status"]}]}
+    return {
+        **{name: results.schema(task) for task, name in _NAMES.items()},
+        "Error": error,
+        "PictureError": alone,
+    }
+
+
+def _responses() -> Document:
+    content = {"application/json": {"schema": _ref("Error")}}
+    return {
+        f"E{status}": {"description": description, "content": content}
+        for status, description in _REFUSALS.items()
+    }

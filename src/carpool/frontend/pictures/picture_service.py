@@ -1,0 +1,95 @@
+"""What pictures need of a front end: the door, prepared models, threads, and a bound on what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cv2
+
+from carpool.errors import CarpoolError
+from carpool.frontend.pictures.picture_decoding import weight_of_size
+from carpool.frontend.pictures.picture_models import PictureModel, PictureModels
+from carpool.frontend.pictures.workers import Workers
+from carpool.frontend.tracing import Tracer
+from carpool.link.asked_fields import Sender
+from carpool.link.door import Catalog, Door, ModelEntry
+from carpool.observe.counters import Row
+from carpool.types import Timing
+from carpool.vision.pixel_budget import MOST_PIXELS_WAITING
+
+_MOST_HELD_BYTES = 512 << 20
+_LEARNING = 0.2  # how much the newest batch counts in what they take
+
+
+class PictureService:
+    """One per front end, used in its loop's thread only."""
+
+    def __init__(self, door: Door, row: Callable[[ModelEntry], Row], tracer: Tracer, threads: int) -> None:
+        cv2.setNumThreads(1)  # pictures are spread over threads already
+        self.door = door
+        self.row = row
+        self.tracer = tracer
+        self.workers = Workers(threads)
+        self._after: dict[int, float] = {}  # by the model's key: what its batches take, seconds
+        self._models = PictureModels()
+        self._held = 0
+        self._pixels = 0
+        door.watch(self._renewed)
+
+    def _renewed(self, catalog: Catalog) -> None:
+        self._models.renew(catalog)
+        known = {entry.key for entry in (*catalog.entries.values(), *catalog.leaving)}
+        self._after = {key: seconds for key, seconds in self._after.items() if key in known}
+
+    def model(self, entry: ModelEntry) -> PictureModel:
+        """Raises `InvalidInput` for a model that takes no pictures."""
+        return self._models.find(entry)
+
+    def refuses(
+        self, entry: ModelEntry, deadline: float, now: float, sender: Sender, size: int
+    ) -> CarpoolError | None:
+        """Before anything is done for so many bytes of pictures: the gate's word, and that of the threads."""
+        refusal = self.door.refuses(entry, deadline, now, sender)
+        if refusal is not None or self._models.find(entry).encoded:
+            return refusal  # one that the device decodes waits for no thread
+        return self.cannot_decode(entry, promised(entry, now, deadline), now, weight_of_size(size))
+
+    def cannot_decode(
+        self, entry: ModelEntry, until: float, now: float, weight: float
+    ) -> CarpoolError | None:
+        """The threads' word on so much to decode, whose answer has to be there by then."""
+        return self.workers.refuses(entry.name, until, now, weight, self._after.get(entry.key, 0.0))
+
+    def ran(self, entry: ModelEntry, timing: Timing) -> None:
+        """A picture was answered: so long a batch of its model takes now."""
+        took = timing.input + timing.infer + timing.output
+        before = self._after.get(entry.key, took)
+        self._after[entry.key] = before + _LEARNING * (took - before)
+
+    def hold(self, size: int) -> bool:
+        """Count the bytes of a body whose pictures are under way; False when there are too many."""
+        if self._held and self._held + size > _MOST_HELD_BYTES:
+            return False
+        self._held += size
+        return True
+
+    def let_go(self, size: int) -> None:
+        self._held -= size
+
+    def hold_pixels(self, pixels: int) -> bool:
+        """Count pixels that are to be decoded; False when too many are already."""
+        if self._pixels and self._pixels + pixels > MOST_PIXELS_WAITING:
+            return False
+        self._pixels += pixels
+        return True
+
+    def let_pixels_go(self, pixels: int) -> None:
+        self._pixels -= pixels
+
+    def close(self) -> None:
+        self.workers.close()
+
+
+def promised(entry: ModelEntry, arrived: float, deadline: float) -> float:
+    """The client's deadline or the end of the promise, whichever comes first."""
+    return deadline if entry.slo is None else min(deadline, arrived + entry.slo)

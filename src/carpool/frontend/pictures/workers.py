@@ -1,0 +1,224 @@
+"""Threads for what would hold up the loop: decoding pictures, and making answers of outputs.
+
+What finishes a picture goes before what begins one, so that answers leave as soon as they can; of those that
+begin, the earliest deadline goes first. How many may wait to begin is bounded, and whoever would be late is
+told so at once, before any work is done for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any, TypeAlias
+
+from carpool.core.decode_forecast import DecodeForecast
+from carpool.core.job import INFINITY
+from carpool.core.numerals import numeral
+from carpool.errors import Refused
+
+Then: TypeAlias = Callable[[Any, BaseException | None], None]
+"""Gets what the work returned, or what it raised; in the loop's thread."""
+
+_MOST_WAITING_EACH = 64
+_NAME = "pictures"
+_COMPACT_AT = 64
+
+
+def threads_for(frontends: int) -> int:
+    """An equal share of the cores for each of so many front ends."""
+    return max(1, len(os.sched_getaffinity(0)) // max(1, frontends))
+
+
+class Job:
+    """Work for a thread. `weight`, of what begins a picture, is how much there is to decode."""
+
+    __slots__ = ("begun", "then", "weight", "work")
+
+    def __init__(self, work: Callable[[], Any] | None, then: Then, weight: float = 0.0) -> None:
+        self.work = work  # None: it is not wanted any more
+        self.then = then
+        self.weight = weight
+        self.begun = False
+
+
+def _nobody(*_: object) -> None:
+    """Who gets the result of a job that was dropped."""
+
+
+class Workers:
+    """To be used in the loop's thread. The threads are started by the first work they get.
+
+    The queues and the forecast are shared with the threads, and touched only with the lock: a job is begun by
+    one thread or dropped by the loop, never both.
+    """
+
+    def __init__(self, threads: int, most_waiting: int | None = None) -> None:
+        self.threads = threads
+        self.most_waiting = most_waiting or threads * _MOST_WAITING_EACH
+        self._lock = threading.Lock()
+        self._forecast = DecodeForecast(threads)
+        self._beginning: list[tuple[float, int, Job]] = []  # a heap, by deadline and then by arrival
+        self._finishing: deque[Job] = deque()
+        self._tokens: SimpleQueue[None] = SimpleQueue()  # one for each job, or to end a thread
+        self._over: deque[tuple[Then, Any, BaseException | None]] = deque()
+        self._told = False  # the loop will look at what is over
+        self._waiting = 0  # to begin
+        self._sequence = 0
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many wait to begin."""
+        return self._waiting
+
+    def foresee(self, weight: float, now: float) -> float:
+        """Seconds until one that comes now would be decoded."""
+        with self._lock:
+            return self._forecast.seconds(weight, now)
+
+    def refuses(
+        self, who: str, deadline: float, now: float, weight: float = 1.0, then_s: float = 0.0
+    ) -> Refused | None:
+        """Whether there is no sense in beginning one more now, which takes `then_s` after it is decoded."""
+        waiting = self._waiting
+        wait = self.foresee(weight, now)
+        if waiting >= self.most_waiting:
+            why = f"{waiting} pictures wait to be decoded already"
+            return Refused(f"{who}: {why}", reason="queue-full", retry_after_s=wait)
+        if waiting and now + wait + then_s > deadline:
+            predicted = (wait + then_s) * 1e3
+            why = (
+                f"would finish in {numeral(predicted)} ms, after its deadline: "
+                f"it would be decoded in {numeral(wait * 1e3)} ms, {waiting} pictures wait for that"
+            )
+            return Refused(f"{who} {why}", reason="cannot-finish", predicted_ms=predicted, retry_after_s=wait)
+        return None
+
+    def begin(
+        self, work: Callable[[], Any], then: Then, deadline: float = INFINITY, weight: float = 1.0
+    ) -> Job:
+        """Do the first part of a picture's work in a thread, after those whose deadline is earlier."""
+        job = Job(work, then, weight)
+        with self._lock:
+            self._sequence += 1
+            self._forecast.joined(weight)
+            self._waiting += 1
+            heappush(self._beginning, (deadline, self._sequence, job))
+        self._put()
+        return job
+
+    def drop(self, job: Job) -> bool:
+        """Nobody wants it any more. False if a thread has begun it, or has done it: then `then` is called."""
+        with self._lock:
+            if job.begun or job.work is None:
+                return False
+            # It holds a picture and whoever wanted it; its place in the heap is skipped.
+            job.work, job.then = None, _nobody
+            self._waiting -= 1
+            self._forecast.left(job.weight)
+            if len(self._beginning) > _COMPACT_AT + 2 * self._waiting:
+                self._beginning = [entry for entry in self._beginning if entry[2].work is not None]
+                heapify(self._beginning)
+        return True
+
+    def finish(self, work: Callable[[], Any], then: Then) -> None:
+        """Do the last part, before anything else begins."""
+        with self._lock:
+            self._finishing.append(Job(work, then))
+        self._put()
+
+    def close(self) -> None:
+        """End the threads after what they are at; the rest is over too, as if it had been cancelled."""
+        with self._lock:
+            self._closed = True
+            jobs = [*self._finishing, *(job for _, _, job in sorted(self._beginning, key=lambda e: e[:2]))]
+            self._finishing.clear()
+            self._beginning.clear()
+            self._waiting = 0
+        for job in jobs:
+            if job.work is not None:
+                job.begun = True
+                job.then(None, asyncio.CancelledError())
+        for _ in range(self.threads):
+            self._tokens.put(None)
+
+    def _put(self) -> None:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            for number in range(self.threads):
+                threading.Thread(target=self._live, name=f"{_NAME}-{number}", daemon=True).start()
+        self._tokens.put(None)
+
+    # ── in the threads ──
+
+    def _live(self) -> None:
+        while True:
+            self._tokens.get()
+            job, work = self._next()
+            if work is None or job is None:
+                if self._closed:
+                    return
+                continue  # it was dropped
+            result, error = None, None
+            started = monotonic()
+            try:
+                result = work()
+            except BaseException as raised:
+                error = raised
+            if job.weight:
+                now = monotonic()
+                with self._lock:
+                    self._forecast.ended(job.weight, now - started)
+            self._over.append((job.then, result, error))
+            del job, work, result, error  # they hold pictures, and the next job may be long in coming
+            if not self._tell():
+                return
+
+    def _next(self) -> tuple[Job | None, Callable[[], Any] | None]:
+        with self._lock:
+            if self._finishing:
+                job = self._finishing.popleft()
+                work, job.work = job.work, None
+                return job, work
+            while self._beginning:
+                job = heappop(self._beginning)[2]
+                if job.work is not None:
+                    job.begun = True
+                    self._waiting -= 1
+                    self._forecast.began(job.weight)
+                    work, job.work = job.work, None
+                    return job, work
+        return None, None
+
+    def _tell(self) -> bool:
+        """Have the loop look, unless it is about to; False when there is no loop any more."""
+        if self._told:
+            return True
+        self._told = True
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:
+            return False
+        return True
+
+    # ── in the loop ──
+
+    def came_true(self, foreseen: float, taken: float, now: float) -> None:
+        """A tensor is there, and the loop knows: so long that was to take from its offer on, and took."""
+        with self._lock:
+            self._forecast.came_true(foreseen, taken, now)
+
+    def _deliver(self) -> None:
+        self._told = False
+        over = self._over
+        while over:
+            then, result, error = over.popleft()
+            then(result, error)

@@ -1,0 +1,215 @@
+"""The door of a front end whose engine lives in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from carpool.core.job import INFINITY
+from carpool.errors import CarpoolError, NotFound, Unavailable
+from carpool.frontend.front_link import FrontLink, stalled
+from carpool.frontend.remote_call import RemoteCall
+from carpool.link.advice import Gate, open_gate
+from carpool.link.asked_fields import NOBODY, Sender
+from carpool.link.door import Answer, Catalog, ModelEntry, Slot
+from carpool.link.templates import Template
+from carpool.memory.arena import Arena, ArenaSlot, check_fits
+from carpool.memory.pulse import HOPELESS_S, STALE_S
+from carpool.observe.logs import logger
+from carpool.wire.v2 import RequestHead
+
+_log = logger("link")
+
+
+class RemoteDoor:
+    """Implements `Door`. `broken` is called when the engine cannot be understood: only a restart helps."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        *,
+        max_answer_bytes: int,
+        broken: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.arena = arena
+        self._max_answer_bytes = max_answer_bytes
+        self._gate: Gate = open_gate
+        self._broken = broken
+        self._loop = asyncio.get_running_loop()
+        self._link: FrontLink | None = None
+        self._catalog = Catalog()
+        self._known: Mapping[int, ModelEntry] = {}
+        self._draining = False
+        self._still = 0.0  # for how long the engine has stood still
+        self._listeners: list[Callable[[Catalog], None]] = []
+
+    @property
+    def catalog(self) -> Catalog:
+        return self._catalog
+
+    @property
+    def serving(self) -> bool:
+        return (
+            self._link is not None
+            and self._catalog.number > 0
+            and not self._draining
+            and self._still < STALE_S
+        )
+
+    def watch(self, listener: Callable[[Catalog], None]) -> None:
+        self._listeners.append(listener)
+        listener(self._catalog)
+
+    def advise(self, gate: Gate) -> None:
+        """Ask this before a body is read."""
+        self._gate = gate
+
+    def engine_stood_still(self, seconds: float) -> None:
+        """Told every `BEAT_S`: an engine that hangs has not closed its link, and may never do so."""
+        if (seconds >= STALE_S) != (self._still >= STALE_S):
+            _log.warning("engine-stalled" if seconds >= STALE_S else "engine-moves-again")
+        self._still = seconds
+        if self._link is not None:
+            self._link.look_at_time(monotonic(), hopeless=seconds >= HOPELESS_S)
+
+    def drain(self) -> None:
+        """Not serving any more, although what has begun is still carried through."""
+        self._draining = True
+
+    async def attach(self, sock: socket.socket) -> None:
+        """A new engine: the one before, if there was any, is dead."""
+        self.close()
+        link = FrontLink(self, self._loop, self._max_answer_bytes)
+        await self._loop.create_unix_connection(lambda: link, sock=sock)
+
+    def close(self) -> None:
+        """End the link, and with it whatever still waits."""
+        if self._link is not None:
+            self._link.close()
+
+    def slot(self, size: int) -> ArenaSlot | None:
+        check_fits(self.arena, size)
+        return self.arena.allocate(size)
+
+    def memory_left(self, size: int) -> float:
+        return self.arena.left_with(size)
+
+    def refuses(
+        self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
+    ) -> CarpoolError | None:
+        return self._gate(entry, deadline, now, sender, certain)
+
+    def turned_away(
+        self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
+    ) -> None:
+        """Nobody asks for them here: `RecordingDoor` does."""
+
+    def infer(
+        self,
+        entry: ModelEntry,
+        head: RequestHead,
+        slot: Slot,
+        tail: int,
+        done: Callable[[Answer], None],
+        *,
+        arrived: float,
+        deadline: float = INFINITY,
+        sender: Sender = NOBODY,
+        ready_in: float | None = None,
+        admitted: Callable[[], None] | None = None,
+    ) -> RemoteCall:
+        link = self._link
+        call = RemoteCall(slot if ready_in is None else None, done, admitted)
+        if link is None or not link.writable or self._still >= STALE_S:
+            return self._fail(call, _restarted() if link is None else self._trouble())
+        try:
+            if self._known.get(entry.key) is not entry:
+                entry = self._current(entry)
+            template = link.templates.find(entry, head) or self._learn(link, entry, head)
+        except CarpoolError as error:
+            return self._fail(call, error)
+        if type(slot) is not ArenaSlot or template.extent > len(slot.view) - tail:
+            return self._fail(call, CarpoolError("the tensors do not lie in a slot of this door"))
+        call.template = template
+        # Without room for its outputs they come over the socket, which is slower but still an answer.
+        call.output = self.arena.allocate(template.capacity)
+        link.submit(call, slot.offset + tail, arrived, deadline, head.options, sender, ready_in)
+        return call
+
+    async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        if self._link is None:
+            raise _restarted()
+        if self._still >= STALE_S:
+            raise stalled()
+        return await self._link.ask(what, arguments)
+
+    # For the link.
+
+    def opened(self, link: FrontLink) -> None:
+        self._link = link
+        self._still = 0.0
+        self._forget()
+
+    def renewed(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        entries = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
+        self._known = {entry.key: entry for entry in entries}
+        for listener in self._listeners:
+            listener(catalog)
+
+    @property
+    def known(self) -> Mapping[int, ModelEntry]:
+        return self._known
+
+    def lost(self, link: FrontLink, error: str | None) -> None:
+        """`error` says what the engine did wrong; without it, it has died."""
+        if self._link is link:
+            self._link = None
+            self._forget()
+        if error is not None:
+            _log.error("link-broken", error=error)
+            self._broken()
+
+    def _forget(self) -> None:
+        """The old catalogue can still be looked at, but nothing is served from it."""
+        self._catalog = replace(self._catalog, number=0, ready=False)
+        self._known = {}
+
+    # The less common ways of a request.
+
+    def _fail(self, call: RemoteCall, error: CarpoolError) -> RemoteCall:
+        self._loop.call_soon(call.finish, Answer(error=error))
+        return call
+
+    def _trouble(self) -> Unavailable:
+        return stalled() if self._still >= STALE_S else _busy()
+
+    def _learn(self, link: FrontLink, entry: ModelEntry, head: RequestHead) -> Template:
+        """The template of a head that was not seen before."""
+        if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
+            raise CarpoolError("tensors come through the door in a slot, and in no other way")
+        return link.templates.learn(entry, head)
+
+    def _current(self, entry: ModelEntry) -> ModelEntry:
+        """A request can outlive what it was meant for: a model that was loaded again and has no riders left,
+        or the engine itself, and another one numbers anew. What serves in its place may take it."""
+        if not self._catalog.number:
+            raise _restarted()
+        now = self._catalog.entries.get((entry.name, entry.version))
+        if now is None:
+            raise NotFound(f"model '{entry.name}' version {entry.version} is not loaded any more")
+        if not now.signature.is_like(entry.signature):
+            raise Unavailable(f"model '{entry.name}' was replaced; try again", reason="model-replaced")
+        return now
+
+
+def _restarted() -> Unavailable:
+    return Unavailable("the engine is being restarted; try again", reason="engine-restarted")
+
+
+def _busy() -> Unavailable:
+    return Unavailable("the engine does not take requests fast enough", reason="overload")

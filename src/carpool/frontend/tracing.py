@@ -1,0 +1,144 @@
+"""Traces as a front end writes them: where the time of single requests went, one JSON line for each.
+
+Which requests is for the trace settings to say; they come with the catalogue. Each front end counts its own
+requests, and asks the engine for a place in the file only where the number of traces is limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from carpool.errors import CarpoolError
+from carpool.link.door import Catalog, Door, ModelEntry
+from carpool.observe.logs import logger
+from carpool.types import Timing
+from carpool.wire.v2 import RequestHead
+
+TIMESTAMPS = "TIMESTAMPS"
+
+_MOST_WAITING = 1024  # lines, while the engine says how many of them it wants
+
+_log = logger("trace")
+
+
+class _Scope(NamedTuple):
+    """What holds for one model, or for all that have nothing of their own."""
+
+    file: str
+    rate: int
+    limited: bool
+
+
+class Tracer:
+    """One per front end. `on` is all that a request looks at while nothing is traced."""
+
+    def __init__(self, door: Door) -> None:
+        self.on = False
+        self._door = door
+        self._scopes: dict[str, _Scope | None] = {}
+        self._seen: Counter[str] = Counter()
+        self._written = 0
+        self._waiting: dict[tuple[str, str], list[bytes]] = {}  # by model and file
+        self._asking: asyncio.Task[None] | None = None
+        door.watch(self._renewed)
+
+    def answered(
+        self, entry: ModelEntry, head: RequestHead, timing: Timing, arrived: float, offered: float, now: float
+    ) -> None:
+        """A request was answered well; the three times are `time.monotonic()`."""
+        name = entry.name
+        scope = self._scopes.get(name if name in self._scopes else "")
+        if scope is None:
+            return
+        self._seen[name] += 1
+        if self._seen[name] % scope.rate:
+            return
+        line = self._line(entry, head, timing, arrived, offered, now)
+        if scope.limited:
+            self._wait(name, scope.file, line)
+        else:
+            _write(scope.file, line)
+
+    def _line(
+        self, entry: ModelEntry, head: RequestHead, timing: Timing, arrived: float, offered: float, now: float
+    ) -> bytes:
+        self._written += 1
+        times = _timestamps(timing, arrived, offered, now)
+        document = {
+            "id": f"{os.getpid()}-{self._written}",
+            "model": entry.name,
+            "version": entry.version,
+            "request_id": head.id,
+            "images": head.batch,
+            "batch": timing.batch,
+            "timestamps": [{"name": name, "ns": ns} for name, ns in times],
+        }
+        return orjson.dumps(document) + b"\n"
+
+    def _wait(self, model: str, file: str, line: bytes) -> None:
+        lines = self._waiting.setdefault((model, file), [])
+        if len(lines) < _MOST_WAITING:
+            lines.append(line)
+        if self._asking is None:
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
+
+    async def _ask(self) -> None:
+        try:
+            while self._waiting:
+                (model, file), lines = self._waiting.popitem()
+                granted = await self._door.ask("trace-places", {"model": model, "wanted": len(lines)})
+                for line in lines[: int(granted)]:
+                    _write(file, line)
+        except CarpoolError as error:
+            _log.warning("traces-lost", error=error.message)
+        finally:
+            self._asking = None
+
+    def _renewed(self, catalog: Catalog) -> None:
+        self._scopes = {name: _scope(settings) for name, settings in catalog.tracing.items()}
+        self.on = any(self._scopes.values())
+
+
+def _scope(settings: Mapping[str, Any]) -> _Scope | None:
+    if TIMESTAMPS not in settings["trace_level"] or settings["trace_count"] == "0":
+        return None
+    return _Scope(settings["trace_file"], int(settings["trace_rate"]), settings["trace_count"] != "-1")
+
+
+def _timestamps(timing: Timing, arrived: float, offered: float, now: float) -> list[tuple[str, int]]:
+    """In nanoseconds since 1970, so that files of several machines can be laid side by side.
+
+    `arrived`, `offered` and `now` are of this process. The engine tells how long things took and starts to
+    count when the request arrived, so what it says falls in between; rounding must not let times run back.
+    """
+    started = arrived + timing.queue
+    steps = (
+        ("REQUEST_START", arrived),
+        ("QUEUE_START", min(offered, started)),
+        ("COMPUTE_START", started),
+        ("COMPUTE_INPUT_END", started + timing.input),
+        ("COMPUTE_OUTPUT_START", started + timing.input + timing.infer),
+        ("COMPUTE_END", started + timing.input + timing.infer + timing.output),
+        ("REQUEST_END", now),
+    )
+    epoch = time.time_ns() - time.monotonic_ns()
+    return [(name, epoch + int(min(at, now) * 1e9)) for name, at in steps]
+
+
+def _write(file: str, line: bytes) -> None:
+    """One write at the end of the file that all front ends share; opened anew, since it may be moved away."""
+    try:
+        fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, line)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        _log.warning("trace-not-written", file=file, error=error.strerror)

@@ -1,0 +1,187 @@
+"""The gate's advice: what the engine would say to a newcomer now, so that front ends can say it at once.
+
+The engine writes its verdict after every turn; a front end that refuses on it spares reading the body. It is
+advice only: whatever passes is offered to the engine, whose word is law. Refusals are reported in bulk, so
+that the engine still knows the rate that is asked of it. What a front end says that is itself behind is here
+too, because it is counted with them; when it says so is for `http.fairness` to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from carpool.core.job import Job, Reason, Refusal
+from carpool.core.refusal_words import refused
+from carpool.core.shares import ORDINARY
+from carpool.errors import CarpoolError, Refused
+from carpool.link.asked_fields import Sender
+from carpool.link.door import ModelEntry
+from carpool.memory.gates import MAX_VALUES
+
+if TYPE_CHECKING:
+    from carpool.core.scheduler import Scheduler  # front ends have none
+
+WriteGate: TypeAlias = Callable[..., None]
+ReadGate: TypeAlias = Callable[[int], tuple[float, ...] | None]
+Gate: TypeAlias = Callable[[ModelEntry, float, float, Sender, bool], CarpoolError | None]
+"""Takes what `Door.refuses` takes, and refuses what the engine would refuse as well."""
+
+
+_REASONS = list(Reason)
+_WORDS = [reason.value for reason in Reason]
+_OVERLOAD = _REASONS.index(Reason.OVERLOAD)
+_STALE_S = 0.05  # an engine that is busy turns far more often: older advice says nothing
+_REPORT_S = 0.02
+_MOST_SAID = 256
+_SAME_S = 0.005  # for so long one sentence does for all who are refused for the same reason
+_VERDICT = 7  # numbers of one: see `_verdict`
+_MOST_SOURCES = (MAX_VALUES - 2) // _VERDICT  # that are told apart: those who flood
+
+
+def open_gate(*_: object) -> None:
+    """Nothing is known: everybody is offered to the engine."""
+
+
+def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> None:
+    """Write the verdicts on newcomers with the whole promise ahead of them.
+
+    Without sources there is one, on everybody. With them, each that was lately refused has its own, so that
+    a flood of one is turned away at the door while the others are not. Who is more urgent than the others
+    can only be seen by the engine: as long as such requests come, it decides alone.
+    """
+    lanes = list(scheduler.lanes)
+    verdicts: list[float] = []
+    nameless = not any(lane.source for lane in lanes)
+    if all(lane.level == ORDINARY for lane in lanes):
+        since = now - _STALE_S
+        lately = [lane.source for lane in lanes if lane.refused > since and lane.source != "*"]
+        for source in [""] if nameless else lately[:_MOST_SOURCES]:
+            verdicts += _verdict(scheduler, source, now)
+    write(key, now, float(nameless), *verdicts)
+
+
+def _verdict(scheduler: Scheduler, source: str, now: float) -> tuple[float, ...]:
+    """Nothing, or a refusal in numbers."""
+    refusal = scheduler.refuses(scheduler.newcomer(source, now), now)
+    if refusal is None:
+        return ()
+    code = float(_REASONS.index(refusal.reason))
+    times = (refusal.predicted_finish - now, refusal.retry_after)
+    return _number(source), code, *times, float(refusal.waiting), refusal.asked, refusal.answerable
+
+
+def _number(source: str) -> float:
+    """The source as a number that a double holds exactly; 0 for requests that name none."""
+    if not source:
+        return 0.0
+    return 1.0 + int.from_bytes(blake2b(source.encode(errors="replace"), digest_size=6).digest())
+
+
+class Advice:
+    """A front end's reading of the gate, and what it says when it cannot keep up itself."""
+
+    def __init__(self, read: ReadGate, ask: Callable[[str, Any], Coroutine[Any, Any, Any]]) -> None:
+        self._read = read
+        self._ask = ask
+        self._loop = asyncio.get_running_loop()
+        self._refused: Counter[tuple[int, str, str]] = Counter()
+        self._said: dict[tuple[int, str | None, int], tuple[float, Refused]] = {}
+        self._report: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __call__(
+        self, entry: ModelEntry, deadline: float, now: float, sender: Sender, certain: bool
+    ) -> CarpoolError | None:
+        if entry.slo is None or sender.latest:  # a newer frame asks for no more room than the one it replaces
+            return None
+        row = self._read(entry.key)
+        if row is None or len(row) < 2 + _VERDICT or now - row[0] > _STALE_S:
+            return None
+        nameless = row[1]
+        if not (sender.source or nameless or (certain and not sender.priority)):
+            return None
+        number = _number(sender.source)
+        for at in range(2, len(row), _VERDICT):
+            if row[at] == number:
+                return self._refuse(entry, deadline, now, sender.source, row[at : at + _VERDICT])
+        return None
+
+    def behind(self, entry: ModelEntry, now: float, source: str, waited: float) -> Refused:
+        """The refusal of a front end that cannot read all that comes, counted as the engine's are."""
+        self._count(entry, source, _OVERLOAD)
+        said = self._said_before(entry, None, _OVERLOAD, now)
+        return said or self._keep(entry, None, _OVERLOAD, now, _behind(entry, waited))
+
+    def _refuse(
+        self, entry: ModelEntry, deadline: float, now: float, source: str, verdict: tuple[float, ...]
+    ) -> CarpoolError:
+        assert entry.slo is not None
+        code = int(verdict[1])
+        self._count(entry, source, code)
+        whole = deadline >= now + entry.slo
+        said = self._said_before(entry, source, code, now) if whole else None
+        if said is not None:
+            return said
+        error = _error(entry, Job(now, min(deadline, now + entry.slo)), _REASONS[code], verdict)
+        if whole and isinstance(error, Refused):
+            return self._keep(entry, source, code, now, error)
+        return error
+
+    def _said_before(self, entry: ModelEntry, source: str | None, code: int, now: float) -> Refused | None:
+        """A flood is told the same sentence many times: it is kept, and so is what its clients are sent."""
+        said = self._said.get((entry.key, source, code))
+        return said[1].again() if said is not None and now < said[0] else None
+
+    def _keep(self, entry: ModelEntry, source: str | None, code: int, now: float, error: Refused) -> Refused:
+        """`source` is None for a sentence that names none of anybody's numbers."""
+        error.rendered = {}
+        if len(self._said) >= _MOST_SAID:
+            self._said.clear()
+        self._said[entry.key, source, code] = now + _SAME_S, error
+        return error.again()
+
+    def _count(self, entry: ModelEntry, source: str, code: int) -> None:
+        self._refused[entry.key, source, _WORDS[code]] += 1
+        if self._report is None:
+            self._report = self._loop.call_later(_REPORT_S, self._send_report)
+
+    def _send_report(self) -> None:
+        self._report = None
+        counts = [[*what, count] for what, count in self._refused.items()]
+        self._refused.clear()
+        task = self._loop.create_task(self._tell({"refused": counts}))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, counts: dict[str, Any]) -> None:
+        try:
+            await self._ask("refused", counts)
+        except CarpoolError:
+            """The engine is gone: the next one starts with its own count."""
+
+
+def _error(entry: ModelEntry, job: Job, reason: Reason, verdict: tuple[float, ...]) -> CarpoolError:
+    _, _, predicted, retry_after, waiting, asked, answerable = verdict
+    refusal = Refusal(
+        reason,
+        job.arrived + predicted,
+        retry_after,
+        waiting=int(waiting),
+        asked=asked,
+        answerable=answerable,
+    )
+    return refused(entry.name, job, refusal, knobs=False)
+
+
+def _behind(entry: ModelEntry, waited: float) -> Refused:
+    wait_ms = waited * 1e3
+    said = f"{entry.name}: more comes than this front end can read; requests wait {wait_ms:.0f} ms for that"
+    numbers = {"unread_ms": round(wait_ms, 3)}
+    if entry.slo is not None:
+        said += f", of the {entry.slo * 1e3:g} ms promised"
+        numbers["deadline_ms"] = round(entry.slo * 1e3, 3)
+    return Refused(said, retry_after_s=waited, numbers=numbers)

@@ -1,0 +1,99 @@
+"""Errors across the link: the class as a number, the rest as the JSON that clients get, or in numbers."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from carpool.core.job import Reason, Refusal
+from carpool.core.refusal_words import Unspoken, in_words
+from carpool.errors import (
+    Cancelled,
+    CarpoolError,
+    ConfigError,
+    DeadlineExceeded,
+    Forbidden,
+    InvalidInput,
+    ModelError,
+    NotFound,
+    Refused,
+    Replaced,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    Unsupported,
+)
+from carpool.link.records import GONE
+from carpool.wire.head import load_object
+from carpool.wire.v2 import encode_error
+
+_CLASSES: tuple[type[CarpoolError], ...] = (
+    CarpoolError,
+    InvalidInput,
+    ConfigError,
+    NotFound,
+    Unsupported,
+    TooLarge,
+    Refused,
+    Replaced,
+    DeadlineExceeded,
+    Cancelled,
+    Unavailable,
+    ModelError,
+    Forbidden,
+    Unauthenticated,
+)
+_UNSPOKEN = GONE + 1 + len(_CLASSES)
+_REASONS = list(Reason)
+_unspoken = Struct("<Iqqddddd")
+"""Reason, images that wait and the most that may; seconds: its time, when it would have finished, when to
+come back; images per second: asked for, and answerable."""
+_NUMBERS = {kind: number for number, kind in enumerate(_CLASSES, GONE + 1)}
+
+
+def write_failure(error: CarpoolError) -> tuple[int, bytes]:
+    """A status and a payload. A class that the other side may not know goes as the nearest it does."""
+    if isinstance(error, Unspoken):
+        told = error.refusal
+        return _UNSPOKEN, _unspoken.pack(
+            _REASONS.index(told.reason),
+            told.waiting,
+            told.most,
+            error.budget,
+            error.predicted,
+            told.retry_after,
+            told.asked,
+            told.answerable,
+        )
+    for kind in type(error).__mro__:
+        if kind in _NUMBERS:
+            return _NUMBERS[kind], encode_error(error)
+    raise TypeError(f"{type(error).__name__} is no CarpoolError")
+
+
+def read_failure(status: int, payload: bytes, model: str = "the model") -> CarpoolError:
+    if status == _UNSPOKEN:
+        return _read_unspoken(payload, model)
+    number = status - GONE - 1
+    kind = _CLASSES[number] if 0 <= number < len(_CLASSES) else CarpoolError
+    document = load_object(payload, "error")
+    message, reason = str(document.pop("error", "")), str(document.pop("reason", kind.reason))
+    field, predicted, retry = (
+        document.pop(name, None) for name in ("field", "predicted_ms", "retry_after_s")
+    )
+    numbers = {name: value for name, value in document.items() if type(value) in (int, float)}
+    if kind is Refused:
+        return Refused(message, reason=reason, predicted_ms=predicted, retry_after_s=retry, numbers=numbers)
+    return kind(message, reason=reason, field=field, numbers=numbers)
+
+
+def _read_unspoken(payload: bytes, model: str) -> CarpoolError:
+    reason, waiting, most, budget, predicted, retry_after, asked, answerable = _unspoken.unpack(payload)
+    refusal = Refusal(
+        _REASONS[reason],
+        retry_after=retry_after,
+        waiting=waiting,
+        most=most,
+        asked=asked,
+        answerable=answerable,
+    )
+    return in_words(model, budget, predicted, refusal)

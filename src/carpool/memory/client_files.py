@@ -1,0 +1,117 @@
+"""The files behind clients' shared memory: opened with care, read and written without ever being mapped.
+
+A client can shrink its memory whenever it likes, and a process that touches a map beyond the end of its file
+is killed for it. `pread` and `pwrite` only come back short. For 150 KB they take 4 µs more than a map.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+
+from carpool.errors import InvalidInput
+from carpool.types import SharedMemory
+from carpool.wire.v2 import Buffer
+
+FOLDER = "/dev/shm"
+
+_KEY = re.compile(r"/?([A-Za-z0-9._-]{1,200})")
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+EXTENSION = "system_shared_memory"
+NOT_ALLOWED = "Client shared memory is disabled. Start the server with '--allow-client-shm' to enable."
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Shared memory that a client registered: `byte_size` bytes from `offset` on in `/dev/shm/{key}`."""
+
+    number: int  # never used again, so that a name registered anew is a new region
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    inode: int  # of the file that was registered: another may take its name
+
+
+def open_file(key: str) -> int:
+    """A descriptor of shared memory that a client made with `shm_open`; raises `InvalidInput`."""
+    found = _KEY.fullmatch(key)
+    if found is None or ".." in key or found[1] == ".":
+        raise InvalidInput(
+            "key must be the name of shared memory: letters, digits, '.', '_' and '-', at most 200 of them,"
+            " with or without one '/' before them",
+            field="key",
+        )
+    try:
+        fd = os.open(f"{FOLDER}/{found[1]}", _FLAGS)
+    except OSError as error:
+        raise InvalidInput(
+            f"Unable to open shared memory region: '{key}' (for reading and writing): {error.strerror}",
+            field="key",
+        ) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise InvalidInput(f"'{key}' is not shared memory", field="key")
+    return fd
+
+
+class OpenRegion:
+    """A registered region, open. Whoever has this object can use it, registered still or not.
+
+    The file is closed with the last reference, so that a request under way, perhaps in a thread, never finds
+    its descriptor closed or another's.
+    """
+
+    __slots__ = ("_fd", "region")
+
+    def __init__(self, region: Region) -> None:
+        self._fd = -1
+        self.region = region
+        self._fd = open_file(region.key)
+        if os.fstat(self._fd).st_ino != region.inode:
+            raise InvalidInput(f"shared memory '{region.key}' was replaced by another", field="key")
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def check(self, place: SharedMemory, owner: str) -> None:
+        """That the place lies in the region; `owner` is the tensor."""
+        size = self.region.byte_size
+        if place.offset + place.byte_size > size:
+            offset = "offset" if place.offset >= size else "offset + byte size"
+            raise InvalidInput(
+                f"Invalid {offset} for shared memory region: '{self.region.name}'; {owner} takes"
+                f" {place.byte_size} bytes from {place.offset} on, but the region has {size} bytes",
+                field=f"{owner}.parameters.shared_memory_byte_size",
+            )
+
+    def read(self, place: SharedMemory, into: memoryview, owner: str) -> None:
+        """Fill `into`, which is as long as the place. Safe in any thread."""
+        start, wanted, done = self.region.offset + place.offset, len(into), 0
+        while done < wanted:
+            try:
+                count = os.preadv(self._fd, [into[done:]], start + done)
+            except OSError as error:
+                raise self._unusable(owner, f"cannot be read: {error.strerror}") from None
+            if not count:
+                raise self._unusable(owner, f"has shrunk: {done} of {wanted} bytes are there")
+            done += count
+
+    def write(self, place: SharedMemory, data: Buffer, owner: str) -> None:
+        """Put the bytes at the start of the place, which has room for them. Safe in any thread."""
+        view = memoryview(data)
+        start, wanted, done = self.region.offset + place.offset, len(view), 0
+        if os.fstat(self._fd).st_size < start + wanted:  # or writing would make it longer
+            raise self._unusable(owner, f"has shrunk: it has no room for {wanted} bytes any more")
+        while done < wanted:
+            try:
+                done += os.pwrite(self._fd, view[done:], start + done)
+            except OSError as error:
+                raise self._unusable(owner, f"cannot be written: {error.strerror}") from None
+
+    def _unusable(self, owner: str, why: str) -> InvalidInput:
+        field = f"{owner}.parameters.shared_memory_region"
+        return InvalidInput(f"{owner}: region '{self.region.name}' {why}", field=field)

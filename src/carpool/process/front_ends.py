@@ -1,0 +1,109 @@
+"""What runs in each front end: its protocol's server behind a door. Nothing of the engine is loaded here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import carpool
+from carpool.config.server import ServerSettings
+from carpool.frontend.access.access import Access, all_loopback
+from carpool.frontend.http.fairness import Fairness
+from carpool.frontend.http.http_server import HttpServer
+from carpool.frontend.http.limits import Limits
+from carpool.frontend.http.metrics_page import MetricsApp
+from carpool.frontend.http.shared_page import SharedPage
+from carpool.frontend.http.unread import Unread
+from carpool.frontend.pictures.workers import threads_for
+from carpool.link.advice import Advice
+from carpool.observe.columns import CONNECTIONS
+from carpool.observe.counters import Row
+from carpool.observe.families import chosen
+from carpool.observe.prometheus import Exposition
+from carpool.process.processes import Frontend, FrontendParts
+from carpool.process.recording import Recording
+
+if TYPE_CHECKING:
+    from carpool.frontend.http.app import HttpApp
+
+_COUNT_EVERY_S = 1.0
+
+
+def limits_of(settings: ServerSettings) -> Limits:
+    return Limits(
+        max_header_bytes=settings.max_header_bytes,
+        max_body_bytes=settings.max_body_bytes,
+        max_connections=settings.max_connections,
+        header_timeout_s=settings.header_timeout_s,
+        body_timeout_s=settings.body_timeout_s,
+        idle_timeout_s=settings.idle_timeout_s,
+    )
+
+
+class HttpFrontend:
+    """The protocol's port and the metrics' port, stopped together."""
+
+    def __init__(self, app: HttpApp, servers: Sequence[HttpServer], row: Row, access: Access) -> None:
+        self._app = app
+        self._access = access
+        access.watch()
+        self._servers = servers
+        self._row = row
+        self._counting: asyncio.Handle = asyncio.get_running_loop().call_soon(self._count)
+
+    def _count(self) -> None:
+        self._row.set(CONNECTIONS, sum(server.connections for server in self._servers))
+        self._counting = asyncio.get_running_loop().call_later(_COUNT_EVERY_S, self._count)
+
+    async def stop(self, within_s: float) -> int:
+        self._counting.cancel()
+        self._access.close()
+        cut_off = await asyncio.gather(*(server.stop(within_s) for server in self._servers))
+        self._app.close()
+        return sum(cut_off)
+
+
+async def http(parts: FrontendParts) -> Frontend:
+    from carpool.frontend.http.app import HttpApp  # those for gRPC run this file too
+
+    unread = Unread()
+    advice = Advice(parts.gates.read, parts.door.ask)
+    parts.door.advise(advice)
+    fair = Fairness(unread, advice.behind)
+    recording = Recording(parts.settings, parts.began)
+    families = chosen(parts.settings.metrics)
+    page = SharedPage(Exposition(parts.table, version=carpool.__version__, families=families).pieces)
+    block = parts.table.block(parts.block)
+    access = Access(parts.settings, loopback=all_loopback(parts.sockets["http"]))
+    app = HttpApp(
+        recording.door(parts.door),
+        block,
+        page,
+        table=parts.table,
+        max_body_bytes=parts.settings.max_body_bytes,
+        picture_threads=threads_for(parts.settings.frontends),
+        fair=fair,
+        guard=access.guard,
+    )
+    limits = limits_of(parts.settings)
+    metrics = HttpServer(MetricsApp(page, fair, access.guard), limits)
+    servers = {"http": HttpServer(app, limits, unread), "metrics": metrics}
+    for name, server in servers.items():
+        await server.start(parts.sockets[name], access.context)
+    return recording.frontend(HttpFrontend(app, list(servers.values()), block.server, access))
+
+
+async def grpc(parts: FrontendParts) -> Frontend:
+    from carpool.frontend.grpc.grpc_server import (
+        GrpcServer,  # those for HTTP run this file too, without grpcio
+    )
+
+    parts.door.advise(Advice(parts.gates.read, parts.door.ask))
+    recording = Recording(parts.settings, parts.began)
+    access = Access(parts.settings, loopback=all_loopback(parts.sockets["grpc"]), over_grpc=True)
+    block = parts.table.block(parts.block)
+    server = GrpcServer(recording.door(parts.door), block, parts.settings, access)
+    await server.start(parts.sockets["grpc"])
+    access.watch()
+    return recording.frontend(server)

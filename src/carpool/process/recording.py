@@ -1,0 +1,214 @@
+"""Arrivals as they come, written to a file (`--record`), so that they can be played against other settings.
+
+Each front end writes to the end of one file whatever is asked of it: also what it refuses before the engine
+sees it, since without that an overload would look harmless when it is replayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from carpool.config.server import ServerSettings
+from carpool.errors import CarpoolError, ConfigError, DeadlineExceeded, Refused, Unavailable
+from carpool.link.asked_fields import NOBODY, Sender
+from carpool.link.door import Answer, Call, Catalog, Door, ModelEntry, Slot
+from carpool.observe.logs import logger
+from carpool.process.processes import Frontend
+from carpool.wire.v2 import RequestHead
+
+_FLUSH_S = 1.0
+_PIECE = 256  # lines made in one go: the loop's thread waits for no more than these
+_MOST_WAITING = 200_000  # arrivals, while the disk does not take them
+_CLOSE_S = 5.0
+_OPEN = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+
+_FOR_WANT_OF_ROOM = (Refused, Unavailable, DeadlineExceeded)
+
+_log = logger("record")
+
+
+def claim(file: str) -> Path:
+    """The file to record to: made here, or there and empty. What somebody recorded before is not touched."""
+    path = Path(file).absolute()
+    try:
+        fd = os.open(path, _OPEN | os.O_CREAT, 0o644)
+        try:
+            found = os.fstat(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise ConfigError(f"cannot record to {path}: {error.strerror}", field="record") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"cannot record to {path}: it is not a plain file", field="record")
+    if found.st_size:
+        raise ConfigError(
+            f"{path} holds {found.st_size:,} bytes already: name a new file to record to, or move that away",
+            field="record",
+        )
+    return path
+
+
+class _Arrival(NamedTuple):
+    at: float
+    model: str
+    images: int
+    source: str
+
+
+class Recorder:
+    """Writes from a thread of its own: `note` only appends. `began` is on the clock of `time.monotonic()`."""
+
+    def __init__(self, path: Path, began: float, limit_bytes: int) -> None:
+        self._path = path
+        self._began = began
+        self._limit = limit_bytes
+        self._waiting: deque[_Arrival] = deque()
+        self._lost = 0
+        self._over = threading.Event()
+        self._fd = os.open(path, _OPEN | os.O_CREAT, 0o644)
+        self._thread = threading.Thread(target=self._live, name="record", daemon=True)
+        self._thread.start()
+
+    def note(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
+        if self._over.is_set():
+            return
+        if len(self._waiting) < _MOST_WAITING:
+            self._waiting.append(_Arrival(arrived, entry.name, images, source))
+        else:
+            self._lost += 1
+
+    def close(self) -> None:
+        """Write what waits, and end. Waits for a disk that is stuck, but not for ever."""
+        self._over.set()
+        self._thread.join(_CLOSE_S)
+
+    # ── in the thread ──
+
+    def _live(self) -> None:
+        try:
+            while not self._over.wait(_FLUSH_S):
+                self._flush()
+            self._flush()
+        except OSError as error:
+            self._stop(str(error.strerror or error))
+        finally:
+            os.close(self._fd)
+
+    def _flush(self) -> None:
+        while self._waiting:
+            count = min(_PIECE, len(self._waiting))
+            piece = b"".join(self._line(self._waiting.popleft()) for _ in range(count))
+            if os.fstat(self._fd).st_size + len(piece) > self._limit:
+                self._stop(f"it would be over {self._limit / 1e6:g} MB: --record-limit-mb allows more")
+                return
+            _write(self._fd, piece)
+        if self._lost:
+            _log.warning("record-incomplete", file=str(self._path), lost=self._lost)
+            self._lost = 0
+
+    def _line(self, arrival: _Arrival) -> bytes:
+        line: dict[str, object] = {
+            "time": round(arrival.at - self._began, 6),
+            "model": arrival.model,
+            "images": arrival.images,
+        }
+        if arrival.source:
+            line["source"] = arrival.source
+        return orjson.dumps(line) + b"\n"
+
+    def _stop(self, why: str) -> None:
+        self._over.set()
+        self._waiting.clear()
+        _log.warning("record-stopped", file=str(self._path), why=why)
+
+
+def _write(fd: int, piece: bytes) -> None:
+    """All of it: half a line would spoil the file."""
+    while piece:
+        piece = piece[os.write(fd, piece) :]
+
+
+class RecordingDoor:
+    """A door that notes whoever comes, whether it lets them in or not."""
+
+    def __init__(self, door: Door, recorder: Recorder) -> None:
+        self._door = door
+        self._recorder = recorder
+        self.watch = door.watch
+        self.refuses = door.refuses
+        self.slot = door.slot
+        self.memory_left = door.memory_left
+        self.ask = door.ask
+
+    @property
+    def catalog(self) -> Catalog:
+        return self._door.catalog
+
+    @property
+    def serving(self) -> bool:
+        return self._door.serving
+
+    def turned_away(
+        self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
+    ) -> None:
+        """With another server, or other settings, they might have been let in; what is wrong stays wrong."""
+        if isinstance(error, _FOR_WANT_OF_ROOM):
+            self._recorder.note(entry, arrived, images, source)
+
+    def infer(
+        self,
+        entry: ModelEntry,
+        head: RequestHead,
+        slot: Slot,
+        tail: int,
+        done: Callable[[Answer], None],
+        *,
+        arrived: float,
+        sender: Sender = NOBODY,
+        **more: Any,
+    ) -> Call:
+        images = head.batch if entry.signature.max_batch else 1
+        self._recorder.note(entry, arrived, images, sender.source or head.options.source)
+        return self._door.infer(entry, head, slot, tail, done, arrived=arrived, sender=sender, **more)
+
+
+class Recording:
+    """What `--record` makes of a front end's door, and of its end; without it, both stay as they are."""
+
+    def __init__(self, settings: ServerSettings, began: float) -> None:
+        self._recorder: Recorder | None = None
+        if settings.record:
+            limit = int(settings.record_limit_mb * 1e6)
+            self._recorder = Recorder(Path(settings.record), began, limit)
+
+    def door(self, door: Door) -> Door:
+        return door if self._recorder is None else RecordingDoor(door, self._recorder)
+
+    def frontend(self, frontend: Frontend) -> Frontend:
+        return frontend if self._recorder is None else _RecordedFrontend(frontend, self)
+
+    async def close(self) -> None:
+        """Write the last arrivals: nobody can come any more."""
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
+
+
+class _RecordedFrontend:
+    def __init__(self, frontend: Frontend, recording: Recording) -> None:
+        self._frontend = frontend
+        self._recording = recording
+
+    async def stop(self, within_s: float) -> int:
+        try:
+            return await self._frontend.stop(within_s)
+        finally:
+            await self._recording.close()

@@ -1,0 +1,363 @@
+"""The first process: starts one engine and the front ends, restarts what dies, and stops them in order.
+
+It owns what must outlive them: the listening sockets, the memory of each front end, the counters. A front end
+that dies takes its connections with it and nothing else: those that the kernel has queued for it wait for the
+next one, since its socket stays open here. When it keeps dying and others are there, its socket is closed and
+made anew instead, so that the kernel sends clients elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from carpool.config.server import ServerSettings
+from carpool.errors import ConfigError
+from carpool.frontend.http.http_server import check_free, listen
+from carpool.link.child_process import Child
+from carpool.link.control_messages import Message
+from carpool.memory.arena import create_memory, map_memory
+from carpool.memory.gates import GATE_BYTES
+from carpool.memory.pulse import Beats, Pulses, pulse_bytes
+from carpool.observe.columns import RESTARTS
+from carpool.observe.counters import Table, table_bytes
+from carpool.observe.logs import logger
+from carpool.process.log_settings import apply_log_settings
+from carpool.process.processes import ENGINE_BLOCK, EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED, written
+from carpool.process.watchdog import Watchdog
+
+_PROCESSES = "carpool.process.processes"
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
+_STABLE_S = 10.0  # a process that lived so long starts with a clean sheet
+_DIVERT_S = 1.0  # with a longer delay, clients are better sent to another front end
+_FRONTENDS_SHARE = 0.9  # of the time to drain; the rest is the engine's
+
+_log = logger("supervisor")
+
+
+Ready = Callable[[Mapping[str, int], Mapping[str, str], Mapping[str, float]], None]
+"""Told the ports in use, and by the models' names the tasks of those that take pictures and the milliseconds
+that they promise, each time that an engine has warmed them up."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendKind:
+    """Front ends that are alike: how many, on which ports (0 takes a free one), and what starts them."""
+
+    name: str  # as in the metrics: http or grpc
+    start: str  # module:function, a StartFrontend
+    count: int
+    ports: Mapping[str, int]
+    accepts: bool = True  # on our sockets; else they only hold the port, and the child makes its own
+
+
+@dataclass(slots=True, eq=False)
+class Post:
+    """A place that is filled by one process after another."""
+
+    role: str
+    block: int  # of the counters
+    child: Child | None = None
+    was_up: bool = False
+    error: str = ""
+    delay: float = _FIRST_DELAY_S
+    kind: FrontendKind | None = None  # None for the engine
+    arena: int = -1
+    sockets: dict[str, list[socket.socket]] = field(default_factory=dict)
+
+    def close(self) -> None:
+        for listening in self.sockets.values():
+            for sock in listening:
+                sock.close()
+        self.sockets = {}
+        if self.arena >= 0:
+            os.close(self.arena)
+            self.arena = -1
+
+
+class Supervisor:
+    """`ports` holds the numbers that are really listened on, once `run` has begun."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        paths: Sequence[str],
+        *,
+        engine: str,
+        frontends: Sequence[FrontendKind],
+        ready: Ready = lambda _ports, _tasks, _promises: None,
+        loading: Callable[[str, str], None] = lambda _model, _step: None,
+    ) -> None:
+        """`loading` is told each step while the engine loads its models: which model, and what is done."""
+        self._settings = settings
+        self._began = time.monotonic()
+        self._paths = list(paths)
+        self._start_engine = engine
+        self._ready = ready
+        self._loading = loading
+        self._engine = Post("engine", ENGINE_BLOCK)
+        kinds = [kind for kind in frontends for _ in range(kind.count)]
+        self._posts = [
+            Post(kind.name, ENGINE_BLOCK + 1 + index, kind=kind) for index, kind in enumerate(kinds)
+        ]
+        self.ports: dict[str, int] = {}
+        self._stopping = asyncio.Event()
+        self._finished: asyncio.Future[int]
+        self._keepers: dict[Post, asyncio.Task[None]] = {}
+        self._draining: asyncio.Task[None] | None = None
+        self._cut_off = False
+        self._warm: Mapping[str, Any] | None = None  # what is ready, until that was announced
+
+    async def run(self) -> int:
+        """Serve until a signal or until it is clear that nothing can be served; returns the exit code."""
+        self._finished = asyncio.get_running_loop().create_future()
+        with contextlib.ExitStack() as stack:
+            try:
+                for post in self._posts:
+                    stack.callback(post.close)
+                    self._listen(post)
+            except ConfigError as error:
+                _log.error("cannot-serve", error=error.message)
+                return EXIT_CONFIG
+            self._table_fd = self._memory(stack, "carpool-metrics", table_bytes(2 + len(self._posts)))
+            self._gates_fd = self._memory(stack, "carpool-gates", GATE_BYTES)
+            self._pulses_fd = self._memory(stack, "carpool-pulses", pulse_bytes(2 + len(self._posts)))
+            self._watchdog = Watchdog(Pulses(map_memory(self._pulses_fd)), self._settings.watchdog_s)
+            self._table = Table(map_memory(self._table_fd))
+            self._block = self._table.block(0)
+            stack.enter_context(self._signals())
+            _log.info("listening", host=self._settings.host, **self.ports)
+            self._beats = Beats(self._watchdog.look)
+            stack.callback(self._beats.stop)
+            for post in (self._engine, *self._posts):
+                self._keepers[post] = asyncio.create_task(self._keep(post))
+            code = await self._finished
+            await self._end_all()
+        _log.info("stopped", code=code)
+        return code
+
+    # Processes.
+
+    async def _keep(self, post: Post) -> None:
+        """One process after the other, until it is time to stop."""
+        while not self._stopping.is_set():
+            try:
+                child = post.child = self._fill(post)
+            except Exception as error:  # no process, no memory, no descriptor: there may be one later
+                await self._could_not_start(post, error)
+                continue
+            self._watchdog.begin(post.block, post.role, child)
+            code = await child.watch(lambda message: self._hear(post, message))
+            self._watchdog.end(post.block)
+            post.child = None
+            self._table.block(post.block)  # its gauges are not true any more
+            if self._stopping.is_set():
+                self._cut_off |= code != 0
+            else:
+                await self._pause(post, child, code)
+
+    async def _could_not_start(self, post: Post, error: Exception) -> None:
+        post.child = None
+        if not post.was_up:
+            _log.exception("cannot-serve", role=post.role, error=str(error))
+            self._finish(EXIT_FAILED)
+            await self._stopping.wait()
+            return
+        delay, post.delay = post.delay, min(2 * post.delay, _LONGEST_DELAY_S)
+        _log.exception("process-not-started", role=post.role, error=str(error), again_in_s=delay)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), delay)
+
+    async def _pause(self, post: Post, child: Child, code: int) -> None:
+        """After a death: back off, or give up if it has never been any better."""
+        if not post.was_up:
+            _log.error("cannot-serve", role=post.role, error=post.error or _ending(code))
+            self._finish(EXIT_CONFIG if code == EXIT_CONFIG else EXIT_FAILED)
+            await self._stopping.wait()
+            return
+        if child.age >= _STABLE_S:
+            post.delay = _FIRST_DELAY_S
+        delay, post.delay = post.delay, min(2 * post.delay, _LONGEST_DELAY_S)
+        if delay >= _DIVERT_S and sum(other.kind is post.kind for other in self._posts) > 1:
+            post.close()
+        fields = {"child": child.pid, "ending": _ending(code), "restart_in_s": delay}
+        _log.error("process-died", role=post.role, **fields, **({"error": post.error} if post.error else {}))
+        self._block.server.add(RESTARTS[post.role])
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), delay)
+
+    def _fill(self, post: Post) -> Child:
+        post.error = ""
+        if post.kind is None:
+            child = Child(_PROCESSES, "engine")
+        else:
+            self._renew(post)
+            child = Child(_PROCESSES, "frontend")
+        try:
+            self._introduce(post, child)
+        except BaseException:
+            post.child = None
+            child.abandon()
+            raise
+        return child
+
+    def _introduce(self, post: Post, child: Child) -> None:
+        """Tell it what it is, and join it with those that it works with."""
+        shared = [self._table_fd, self._gates_fd, self._pulses_fd]
+        if post.kind is None:
+            self._brief(child, post, shared, start=self._start_engine, paths=self._paths)
+        else:
+            listening = [sock.fileno() for socks in post.sockets.values() for sock in socks]
+            counts = {name: len(socks) for name, socks in post.sockets.items()}
+            files = [post.arena, *shared, *listening]
+            self._brief(child, post, files, start=post.kind.start, sockets=counts)
+        _log.info("process-started", role=post.role, child=child.pid)
+        post.child = child
+        engine = self._engine.child
+        for frontend in self._posts if post.kind is None else (post,):
+            if engine is not None and frontend.child is not None:
+                _connect(engine, frontend)
+
+    def _brief(self, child: Child, post: Post, files: Sequence[int], **fields: object) -> None:
+        common = {"settings": written(self._settings), "block": post.block, "began": self._began}
+        child.control.send("start", files, **common, **fields)
+
+    def _hear(self, post: Post, message: Message) -> None:
+        try:
+            self._heard(post, message)
+        except Exception:  # a child that says nonsense is no reason to lose sight of it
+            _log.exception("not-understood", role=post.role, word=message.word)
+
+    def _heard(self, post: Post, message: Message) -> None:
+        if message.word == "up":
+            post.was_up = True
+            self._watchdog.came_up(post.block)
+            _log.info("process-up", role=post.role, child=post.child.pid if post.child else None)
+            self._announce()
+        elif message.word == "ready":
+            self._warm = message.body
+            self._announce()
+        elif message.word == "loading":
+            self._loading(str(message.body["model"]), str(message.body["step"]))
+        elif message.word == "logging":
+            apply_log_settings(message.body["settings"])
+        elif message.word == "failed":
+            post.error = str(message.body["error"])
+        elif message.word == "dropped":
+            # The engine may still write to slots of a link that it gave up, so they must not be used again.
+            for frontend in self._posts:
+                if frontend.child is not None and frontend.child.pid == message.body["frontend"]:
+                    frontend.child.kill()
+
+    def _announce(self) -> None:
+        """Once the models are warm and every port is served: whoever reads it may ask at once."""
+        if self._warm is not None and all(post.was_up for post in self._posts):
+            warm, self._warm = self._warm, None
+            _log.info("ready", models=" ".join(warm["models"]), host=self._settings.host, **self.ports)
+            self._ready(self.ports, warm["tasks"], warm["promises"])
+
+    def _finish(self, code: int) -> None:
+        if not self._finished.done():
+            self._finished.set_result(code)
+
+    async def _end_all(self) -> None:
+        """Whatever still lives is killed, and everything is collected."""
+        self._stopping.set()
+        if self._draining is not None:
+            self._draining.cancel()
+        for post in (*self._posts, self._engine):  # front ends first: nobody need hear of the engine's end
+            if post.child is not None:
+                post.child.kill()
+        await asyncio.wait(self._keepers.values())
+
+    # Stopping.
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self._signalled, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._draining is not None:
+            self._finish(128 + number)
+            return
+        _log.info("stopping", signal=number.name, within_s=self._settings.drain_s)
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        """Front ends first, so that nothing new comes in; the engine when nobody asks it any more."""
+        self._stopping.set()
+        for post in self._posts:
+            post.close()
+        total = self._settings.drain_s
+        end = asyncio.get_running_loop().time() + total
+        share = total * _FRONTENDS_SHARE
+        for post in self._posts:
+            if post.child is not None:
+                post.child.control.send("drain", within_s=share)
+        # They cut off what is late themselves, and then need a moment to end.
+        in_time = await self._gone(self._posts, end - (total - share) / 2)
+        if self._engine.child is not None:
+            left = max(0.0, end - asyncio.get_running_loop().time())
+            self._engine.child.control.send("drain", within_s=left)
+        in_time &= await self._gone([self._engine], end)
+        self._finish(0 if in_time and not self._cut_off else EXIT_CUT_OFF)
+
+    async def _gone(self, posts: Sequence[Post], end: float) -> bool:
+        keepers = [self._keepers[post] for post in posts]
+        if not keepers:
+            return True
+        timeout = max(0.0, end - asyncio.get_running_loop().time())
+        _, left = await asyncio.wait(keepers, timeout=timeout)
+        return not left
+
+    # What outlives the processes.
+
+    def _memory(self, stack: contextlib.ExitStack, name: str, size: int) -> int:
+        fd = create_memory(name, size)
+        stack.callback(os.close, fd)
+        return fd
+
+    def _listen(self, post: Post) -> None:
+        assert post.kind is not None
+        for name, port in post.kind.ports.items():
+            known = self.ports.get(name)
+            if known is None and port:
+                check_free(self._settings.host, port)
+            post.sockets[name] = listen(self._settings.host, known or port, accepting=post.kind.accepts)
+            self.ports[name] = post.sockets[name][0].getsockname()[1]
+
+    def _renew(self, post: Post) -> None:
+        """A new front end gets memory that nothing can still write to: the engine may not be done yet."""
+        if post.arena >= 0:
+            os.close(post.arena)
+        post.arena = create_memory("carpool-slots", self._settings.slots * self._settings.slot_bytes)
+        if not post.sockets:
+            self._listen(post)
+
+
+def _connect(engine: Child, frontend: Post) -> None:
+    """Give each its end of a new link. If one is gone, the other sees the end of the link at once."""
+    assert frontend.child is not None
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        engine.control.send("link", [ours.fileno(), frontend.arena], frontend=frontend.child.pid)
+        frontend.child.control.send("link", [theirs.fileno()])
+
+
+def _ending(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit status {code}"

@@ -1,0 +1,287 @@
+"""The runner: `python -m carpool.runner.runner_process [MODULE …] CONTROL_FD`, started by the engine.
+
+It is told everything over its control socket, loads in threads of its own, and lives no longer than the
+engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, cast
+from weakref import WeakSet, WeakValueDictionary
+
+from carpool.backends.backend import Backend, SharesDevice
+from carpool.backends.device_memory import limit_device_memory
+from carpool.engine.hosted.imported_packages import imported_packages
+from carpool.engine.hosted.runner_messages import (
+    Asked,
+    Failure,
+    OpenedAs,
+    Opening,
+    Prepared,
+    as_file,
+    from_file,
+)
+from carpool.engine.models.loading import Loading, Ready, Tell
+from carpool.engine.profile.profile_store import ProfileStore
+from carpool.errors import CarpoolError, ModelError
+from carpool.link.control_messages import Control, Message
+from carpool.link.door import ModelEntry
+from carpool.link.link_failures import write_failure
+from carpool.memory.arena import map_memory
+from carpool.memory.pulse import Beats, Pulses
+from carpool.observe.logs import configure, finish, logger
+from carpool.observe.output import keep_stream
+from carpool.process.interpreter import belong_to_parent, spare_the_collector, switch_often
+from carpool.process.log_settings import apply_log_settings
+from carpool.runner.later_preparation import Later
+from carpool.runner.runner_arenas import Arenas
+from carpool.runner.runner_instance import RunnerInstance
+from carpool.vision.settings import write as write_vision
+
+T = TypeVar("T")
+Work: TypeAlias = Callable[[dict[str, Any], T, Tell], object]
+_log = logger("runner")
+_SERVED_S, _LOOK_S = 60.0, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An instance that is loaded and does not serve yet."""
+
+    backend: Backend
+    ready: Ready
+    loading: Loading  # kept for as long as an instance of it lives
+
+
+class RunnerProcess:
+    def __init__(self, control: Control, first: Message) -> None:
+        self._control = control
+        self._loop = asyncio.get_running_loop()
+        settings = first.body
+        cache_dir = settings["cache_dir"]
+        self._profiles = None if cache_dir is None else ProfileStore(Path(cache_dir))
+        self._most: int = settings["max_answer_bytes"]
+        limit_device_memory(settings["device_memory_gb"])
+        self._arenas = Arenas()
+        self._numbers = count(settings["first"])
+        self._loadings: WeakValueDictionary[int, Loading] = WeakValueDictionary()
+        self._opened: dict[int, Opened] = {}
+        self._serving: dict[int, tuple[RunnerInstance, Opened]] = {}
+        self._resumed: WeakSet[Loading] = WeakSet()  # their first instances are opened in a hurry
+        self._later = Later()
+        self._words: dict[str, Callable[[Message], None]] = {
+            "arena": self._map,
+            "forget": lambda message: self._arenas.forget(message.body["number"]),
+            "logging": lambda message: apply_log_settings(message.body["settings"]),
+            "prepare": lambda message: self._work(message, Asked, self._prepare),
+            "open": lambda message: self._work(message, Opening, self._open),
+            "serve": self._serve,
+            "drop": self._drop,
+            "abort": self._abort,
+        }
+
+    async def run(self) -> None:
+        while (message := await self._control.receive()) is not None:
+            self._words[message.word](message)
+
+    def _map(self, message: Message) -> None:
+        (file,) = message.files
+        try:
+            self._arenas.add(message.body["number"], map_memory(file))
+        finally:
+            os.close(file)
+
+    # ---- loading, in threads ----------------------------------------------------------------------------
+
+    def _work(self, message: Message, kind: type[T], what: Work[T]) -> None:
+        thread = threading.Thread(target=self._do, args=(message, kind, what), name="loader", daemon=True)
+        thread.start()
+
+    def _do(self, message: Message, kind: type[T], what: Work[T]) -> None:
+        with self._later.held():
+            self._answer(message, kind, what)
+
+    def _answer(self, message: Message, kind: type[T], what: Work[T]) -> None:
+        ask = message.body["ask"]
+
+        def tell(step: str) -> None:
+            self._loop.call_soon_threadsafe(partial(self._control.send, "told", ask=ask, step=step))
+
+        try:
+            word, document = "answer", what(message.body, from_file(kind, message.files[0]), tell)
+        except CarpoolError as error:
+            word, document = "failure", _failure(error)
+        except BaseException as error:  # a model's code may raise anything, and somebody waits
+            _log.exception("load-failed")
+            word, document = "failure", _failure(ModelError(f"{type(error).__name__}: {error}"))
+        self._loop.call_soon_threadsafe(self._reply, word, ask, document)
+
+    def _reply(self, word: str, ask: int, document: object) -> None:
+        with as_file(document) as file:
+            self._control.send(word, [file], ask=ask)
+
+    def _prepare(self, fields: dict[str, Any], asked: Asked, tell: Tell) -> Prepared:
+        loading = Loading(asked.config, asked.version, self._profiles)
+        ready = loading.prepare(tell)
+        self._loadings[fields["loading"]] = loading
+        backends = [cast(Backend, backend) for backend in ready.backends]
+        ready = replace(ready, backends=())
+        kept = [self._keep(backend, ready, loading) for backend in backends]
+        return Prepared(ready, loading.threads, kept, imported_packages())
+
+    def _open(self, fields: dict[str, Any], opening: Opening, tell: Tell) -> OpenedAs:
+        config, version, ready = opening.asked.config, opening.asked.version, opening.ready
+        loading = self._loadings.get(fields["loading"])
+        if loading is None:  # of a process before this one
+            loading = Loading(config, version, self._profiles)
+            loading.resume(ready.config, opening.threads)
+            self._loadings[fields["loading"]] = loading
+            self._resumed.add(loading)
+        place = (ready.config, fields["index"], fields["count"])
+        hurry = loading in self._resumed
+        backend = loading.backend(*place, tell, hurry=hurry)
+        kept = self._keep(backend, ready, loading)
+        if hurry:
+            use = partial(self._swap, kept.number)
+            if kept.device and ready.config.pytorch.compile != "off":
+                self._later.add(config.name, partial(loading.backend, *place, plain=True), use, whole=False)
+            self._later.add(config.name, partial(loading.backend, *place), use)
+        return kept
+
+    def _swap(self, number: int, backend: Backend) -> None:
+        """The instance has by now what makes it fast; in vain for one that has left."""
+        end = time.monotonic() + _SERVED_S
+        while number in self._opened and time.monotonic() < end:
+            time.sleep(_LOOK_S)  # the engine has not said yet that it is to serve
+        known = self._serving.get(number)
+        if known is None:
+            backend.close()
+        else:
+            known[0].swap(backend)
+
+    def _keep(self, backend: Backend, ready: Ready, loading: Loading) -> OpenedAs:
+        number = next(self._numbers)
+        self._opened[number] = Opened(backend, ready, loading)
+        return OpenedAs(number, backend.device if isinstance(backend, SharesDevice) else "")
+
+    # ---- instances --------------------------------------------------------------------------------------
+
+    def _serve(self, message: Message) -> None:
+        number = message.body["instance"]
+        sock = socket.socket(fileno=message.files[0])
+        opened = self._opened.pop(number, None)
+        if opened is None:  # of a runner before this one
+            sock.close()
+            return
+        instance = RunnerInstance(
+            opened.backend,
+            _entry(opened.ready),
+            self._arenas,
+            sock,
+            message.body["piece"],
+            self._most,
+            partial(self._left, number),
+        )
+        self._serving[number] = (instance, opened)
+
+    def _left(self, number: int) -> None:
+        self._loop.call_soon_threadsafe(self._serving.pop, number, None)
+
+    def _drop(self, message: Message) -> None:
+        opened = self._opened.pop(message.body["instance"], None)
+        if opened is not None:
+            threading.Thread(target=opened.backend.close, name="closer", daemon=True).start()
+
+    def _abort(self, message: Message) -> None:
+        threading.Thread(
+            target=self._settle, args=(message.body["instance"],), name="aborter", daemon=True
+        ).start()
+
+    def _settle(self, number: int) -> None:
+        known = self._serving.get(number)
+        if known is not None:
+            known[0].abort()
+        self._loop.call_soon_threadsafe(partial(self._control.send, "settled", instance=number))
+
+
+def _failure(error: CarpoolError) -> Failure:
+    status, payload = write_failure(error)
+    return Failure(status, payload.decode())
+
+
+def _entry(ready: Ready) -> ModelEntry:
+    """As much of it as templates are checked against."""
+    return ModelEntry(
+        key=0,
+        name=ready.config.name,
+        version="",
+        signature=ready.signature,
+        platform="",
+        mode="",
+        slo=None,
+        config={},
+        vision=None if ready.vision is None else write_vision(ready.vision),
+    )
+
+
+def _as_runner(record: logging.LogRecord) -> bool:
+    record.name = "carpool.runner"
+    return True
+
+
+async def _live(fd: int, names: Sequence[str], stream: int) -> None:
+    control = Control(socket.socket(fileno=fd))
+    # Before anybody says what for: one that stands by has this behind it when it is needed. What is made at
+    # import stays for ever.
+    for name in ("torch", *names):
+        with suppress(Exception):  # a model that needs it says so
+            importlib.import_module(name)
+    spare_the_collector()
+    first = await control.receive()
+    if first is None:
+        return
+    configure(first.body["log_format"], first.body["log_level"], stream)
+    logging.getLogger("carpool.engine").addFilter(_as_runner)  # the code that loads is the engine's as well
+    (pulse_file,) = first.files
+    pulses = Pulses(map_memory(pulse_file))
+    os.close(pulse_file)
+    beats = Beats(lambda: pulses.beat(0))
+    await RunnerProcess(control, first).run()
+    beats.stop()
+
+
+def main(arguments: list[str]) -> int:
+    *names, last = arguments
+    fd = int(last)
+    belong_to_parent()
+    stream = keep_stream()
+    os.set_inheritable(fd, False)
+    switch_often()
+    try:
+        asyncio.run(_live(fd, names, stream))
+    except Exception:
+        _log.exception("process-failed")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    finish()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # no thread that is stuck in a model may keep us

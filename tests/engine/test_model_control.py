@@ -1,0 +1,197 @@
+"""The three modes at the engine's end: what is loaded at the start, after a crash, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.config.server import ServerSettings
+from carpool.engine.engine import Engine
+from carpool.engine.engine_host import EngineHost
+from carpool.engine.model_control import ControlDesk
+from carpool.errors import ConfigError, InvalidInput, ModelError, NotFound, Unavailable
+from carpool.observe.columns import RESTARTS
+from carpool.observe.counters import Table, table_bytes
+from engine.scripted import Stage, ask, model, run, scripted_stage, states, until, weights
+
+__all__ = ["scripted_stage"]
+
+
+def desk_of(home: Path, table: Table | None = None, **given: Any) -> tuple[ControlDesk, EngineHost]:
+    engine = Engine(home, table=table)
+    host = EngineHost(engine)
+    return ControlDesk(host, ServerSettings(**given)), host
+
+
+def quiet(_model: str, _step: str) -> None:
+    """Nobody watches."""
+
+
+def ready(host: EngineHost) -> list[tuple[str, str]]:
+    return sorted(host.catalog.entries)
+
+
+@pytest.mark.parametrize(
+    ("given", "served"),
+    [
+        ({}, ["a", "b"]),
+        ({"model_control_mode": "poll"}, ["a", "b"]),
+        ({"model_control_mode": "explicit"}, []),
+        ({"model_control_mode": "explicit", "load_models": ("b",)}, ["b"]),
+        ({"model_control_mode": "explicit", "load_models": ("*",)}, ["a", "b"]),
+    ],
+)
+def test_what_each_mode_starts_with(
+    tmp_path: Path, stage: Stage, given: dict[str, Any], served: list[str]
+) -> None:
+    model(tmp_path, "a", v1=1.0)
+    model(tmp_path, "b", v1=2.0)
+
+    async def story() -> None:
+        desk, host = desk_of(tmp_path, **given)
+        await desk.open(quiet)
+        assert [name for name, _ in ready(host)] == served
+        assert {line.name for line in host.catalog.index} == {"a", "b"}
+        await host.drain(5.0)
+        assert desk._looking is None or desk._looking.cancelled() or desk._looking.cancelling()
+
+    run(story())
+
+
+@pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
+def test_a_model_that_fails_at_the_start_is_an_error(tmp_path: Path, stage: Stage, mode: str) -> None:
+    model(tmp_path, "a", v1=1.0)
+    model(tmp_path, "b", v1=1.0)
+    weights(tmp_path, "b", 1, "broken")
+    given = {"load_models": ("b",)} if mode == "explicit" else {}
+
+    async def story() -> None:
+        desk, host = desk_of(tmp_path, model_control_mode=mode, **given)
+        with pytest.raises(ModelError, match="broken weights"):
+            await desk.open(quiet)
+        assert ready(host) == []
+        assert stage.open == []
+
+    run(story())
+
+
+def test_a_model_to_start_with_must_exist(tmp_path: Path, stage: Stage) -> None:
+    model(tmp_path, "detector", v1=1.0)
+
+    async def story() -> None:
+        desk, _ = desk_of(tmp_path, model_control_mode="explicit", load_models=("detectr",))
+        with pytest.raises(ConfigError, match='did you mean "detector"'):
+            await desk.open(quiet)
+
+    run(story())
+
+
+def test_an_engine_that_comes_back_has_what_the_last_one_had(tmp_path: Path, stage: Stage) -> None:
+    for number, name in enumerate(("a", "b", "c", "d")):
+        model(tmp_path, name, v1=number)
+    table = Table(bytearray(table_bytes(2)))
+    given = {"model_control_mode": "explicit", "load_models": ("a", "b")}
+
+    async def before() -> None:
+        desk, host = desk_of(tmp_path, table, **given)
+        await desk.open(quiet)
+        await host.ask("load", {"model": "c"})
+        await host.ask("load", {"model": "d"})
+        await host.ask("unload", {"model": "a"})
+        await until(lambda: not host.engine.fleet.leaving)
+
+    async def after() -> None:
+        table.block(1).server.add(RESTARTS["engine"])
+        weights(tmp_path, "d", 1, "broken")
+        desk, host = desk_of(tmp_path, table, **given)
+        await desk.open(quiet)
+        assert ready(host) == [("b", "1"), ("c", "1")]
+        assert "broken" in states(host.engine, "d")["1"]
+        assert sorted(table.directory.live().values()) == [("b", "1"), ("c", "1")]
+        assert await ask(host.engine, "c") == 2.0
+        await host.drain(5.0)
+
+    async def both() -> None:
+        await before()  # and then it dies, without a word
+        await after()
+
+    run(both())
+
+
+def test_a_restart_is_patient_where_models_can_be_mended(tmp_path: Path, stage: Stage) -> None:
+    model(tmp_path, "a", v1=1.0)
+    model(tmp_path, "b", v1=1.0)
+    weights(tmp_path, "b", 1, "broken")
+    table = Table(bytearray(table_bytes(2)))
+    table.block(1).server.add(RESTARTS["engine"])
+
+    async def story() -> None:
+        desk, host = desk_of(tmp_path, table, model_control_mode="poll")
+        await desk.open(quiet)
+        assert ready(host) == [("a", "1")]
+        weights(tmp_path, "b", 1, 2.0)
+        await desk.look()
+        assert ready(host) == [("a", "1"), ("b", "1")]
+        await host.drain(5.0)
+        weights(tmp_path, "b", 1, "broken")
+        desk, host = desk_of(tmp_path, table)
+        with pytest.raises(ModelError):
+            await desk.open(quiet)
+
+    run(story())
+
+
+def test_questions_are_answered_when_it_is_done(tmp_path: Path, stage: Stage) -> None:
+    model(tmp_path, v1=1.0)
+
+    async def story() -> None:
+        desk, host = desk_of(tmp_path, model_control_mode="explicit")
+        await desk.open(quiet)
+        stage.hold_loads()
+        loading = asyncio.ensure_future(host.ask("load", {"model": "m"}))
+        await until(lambda: stage.waiting)
+        assert not loading.done()
+        assert states(host.engine) == {"1": "LOADING"}
+        stage.loading.set()
+        assert await loading == {}
+        assert ready(host) == [("m", "1")]
+        for question, error in [
+            ({"model": "x"}, NotFound),
+            ({"model": "m", "config": 3}, InvalidInput),
+            ({"model": "m", "files": {"1/a": None}}, InvalidInput),
+        ]:
+            with pytest.raises(error):
+                await host.ask("load", question)
+        assert await host.ask("unload", {"model": "m", "dependents": True}) == {}
+        assert ready(host) == []
+        await host.drain(5.0)
+        with pytest.raises(Unavailable, match="stopping"):
+            await host.ask("load", {"model": "m"})
+
+    run(story())
+
+
+def test_a_folder_that_cannot_be_read_is_told_of_once(
+    tmp_path: Path, stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = tmp_path / "models"
+    model(home, v1=1.0)
+
+    async def story() -> None:
+        desk, host = desk_of(home, model_control_mode="poll")
+        await desk.open(quiet)
+        home.rename(tmp_path / "away")
+        for _ in range(3):
+            await desk.look()
+        assert caplog.text.count("repository-not-read") == 1
+        assert await ask(host.engine) == 1.0
+        (tmp_path / "away").rename(home)
+        weights(home, "m", 1, 2.0)
+        await desk.look()
+        assert await ask(host.engine) == 2.0
+        await host.drain(5.0)
+
+    run(story())

@@ -1,0 +1,283 @@
+"""A door without an engine behind it: Python functions answer, and the test can see and hold everything."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from carpool.core.job import INFINITY
+from carpool.core.outside import Outside
+from carpool.errors import CarpoolError, NotFound
+from carpool.frontend.pictures.picture_models import PictureModel
+from carpool.link.asked_fields import NOBODY, Sender
+from carpool.link.door import Answer, Catalog, IndexEntry, ModelEntry, Slot
+from carpool.memory.slot_files import bind_file
+from carpool.observe import statistics
+from carpool.observe.counters import Table, table_bytes
+from carpool.types import Array, Datatype, Signature, Tensor, TensorSpec, Timing
+from carpool.wire.v2 import RequestHead, bind
+
+Function = Callable[[Mapping[str, Array]], Mapping[str, Any]]
+TIMING = Timing(queue=0.002, input=0.0005, infer=0.004, output=0.0005, batch=17)
+
+
+@dataclass
+class FakeModel:
+    """`function` takes the inputs by name and returns the outputs by name, or raises a `CarpoolError`."""
+
+    name: str
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+    function: Function
+    version: str = "1"
+    max_batch: int = 8
+    mode: str = "promise"
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    vision: Mapping[str, Any] | None = None
+
+    def entry(self, key: int, row: tuple[int, int] = (0, 0)) -> ModelEntry:
+        signature = Signature(self.name, tuple(self.inputs), tuple(self.outputs), self.max_batch)
+        config = {
+            "name": self.name,
+            "platform": "",
+            "backend": "fake",
+            "max_batch_size": self.max_batch,
+            "input": [_config_tensor(spec) for spec in self.inputs],
+            "output": [_config_tensor(spec) for spec in self.outputs],
+            "model_transaction_policy": {"decoupled": False},
+        }
+        slo = 0.05 if self.mode == "promise" else None
+        return ModelEntry(
+            key,
+            self.name,
+            self.version,
+            signature,
+            "fake",
+            self.mode,
+            slo,
+            config,
+            self.labels,
+            row,
+            self.vision,
+        )
+
+
+def _config_tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "data_type": f"TYPE_{spec.datatype.value}", "dims": list(spec.shape)}
+
+
+def echo(name: str, datatype: Datatype, shape: tuple[int, ...] = (-1,), **settings: Any) -> FakeModel:
+    """Gives its input `x` back as its output `y`."""
+    given, wanted = TensorSpec("x", datatype, shape), TensorSpec("y", datatype, shape)
+    return FakeModel(name, [given], [wanted], lambda inputs: {"y": inputs["x"]}, **settings)
+
+
+@dataclass(eq=False)
+class FakeSlot:
+    """Memory that is scribbled over on release, so that whoever still reads it notices."""
+
+    view: memoryview
+    door: FakeDoor
+
+    def release(self) -> None:
+        assert self in self.door.slots_in_use, "a slot was released twice"
+        self.door.slots_in_use.remove(self)
+        self.view[:] = b"\xee" * len(self.view)
+
+
+@dataclass(eq=False)
+class FakeCall:
+    """One inference, as the front end asked for it."""
+
+    door: FakeDoor
+    entry: ModelEntry
+    head: RequestHead
+    slot: Slot
+    tail: int
+    done: Callable[[Answer], None]
+    arrived: float
+    deadline: float
+    sender: Sender
+    ready_in: float | None = None
+    admitted: Callable[[], None] | None = None
+    cancelled: bool = False
+    released: bool = False
+    answered: bool = False
+
+    @property
+    def source(self) -> str:
+        return self.sender.source
+
+    def inputs(self) -> dict[str, Array]:
+        if self.head.encoded:
+            return self._decoded()
+        return {tensor.name: tensor.data for tensor in bind(self.head.inputs, self.slot.view[self.tail :])}
+
+    def _decoded(self) -> dict[str, Array]:
+        """As a device would see the file."""
+        file = bind_file(self.slot.view, self.tail)
+        model = PictureModel(self.entry)
+        into = np.empty((1, *model.transform.shape), np.uint8)
+        model.prepare(file.data, memoryview(into).cast("B"))
+        return {self.head.inputs[0].name: into}
+
+    def finish(self, error: CarpoolError | None = None) -> None:
+        """Answer now, in the loop's thread; without an error, with what the model's function says."""
+        if self.cancelled or self.answered:
+            return
+        answer = Answer(error=error, timing=TIMING) if error else self._run()
+        answer.sent, answer.outside = monotonic(), self.door.outside
+        self.answered = True
+        self.done(answer)
+
+    def _run(self) -> Answer:
+        model = self.door.models[self.entry.name, self.entry.version]
+        try:
+            outputs = model.function(self.inputs())
+        except CarpoolError as error:
+            return Answer(error=error, timing=TIMING)
+        return Answer([_tensor(spec, outputs[spec.name]) for spec in model.outputs], timing=TIMING)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready_in is None
+
+    def let_in(self) -> None:
+        if self.admitted is not None and not (self.cancelled or self.answered):
+            self.admitted()
+
+    def ready(self, slot: Slot) -> None:
+        assert self.ready_in is not None
+        assert slot is self.slot
+        self.ready_in = None
+        if self.answered or self.cancelled:
+            slot.release()
+        elif not self.door.held:
+            asyncio.get_running_loop().call_soon(self.finish)
+
+    def cancel(self) -> None:
+        assert not self.answered
+        assert not self.cancelled
+        self.cancelled = True
+        if self.is_ready:
+            self.slot.release()
+
+    def release(self) -> None:
+        assert self.answered
+        assert not self.released
+        self.released = True
+        if self.is_ready:
+            self.slot.release()
+
+
+def _tensor(spec: TensorSpec, values: Any) -> Tensor:
+    data = np.asarray(values, spec.datatype.dtype)
+    return Tensor(spec.name, spec.datatype, data.shape, data)
+
+
+class FakeDoor:
+    """Answers each call in the loop's next turn, or when the test says so if `held`."""
+
+    def __init__(self, *models: FakeModel, slots: int = 64, table: Table | None = None) -> None:
+        self.models = {(model.name, model.version): model for model in models}
+        self.serving = True
+        self.held = False
+        self.admits = True  # what is offered before its tensors
+        self.refusal: CarpoolError | None = None
+        self.slots = slots
+        self.left = 1.0  # of all memory
+        self.slots_in_use: list[FakeSlot] = []
+        self.calls: list[FakeCall] = []
+        self.gate_deadlines: list[float] = []
+        self.late_refusal: CarpoolError | None = None  # of who has sent everything
+        self.outside = Outside()
+        self.turned: list[tuple[str, str, int, str]] = []
+        self.answers: dict[str, Callable[[Mapping[str, Any]], Any]] = {"statistics": self._statistics}
+        self.table = Table(bytearray(table_bytes(1))) if table is None else table
+        self.listeners: list[Callable[[Catalog], None]] = []
+        self.catalog = self._catalog()
+
+    def _catalog(self) -> Catalog:
+        entries: dict[tuple[str, str], ModelEntry] = {}
+        newest: dict[str, ModelEntry] = {}
+        for key, (name, model) in enumerate(sorted(self.models.items())):
+            entry = model.entry(key, self.table.directory.assign(*name))
+            entries[name] = newest[model.name] = entry
+        index = [IndexEntry(name, version, "READY") for name, version in entries]
+        return Catalog(1, True, entries, newest, index)
+
+    def watch(self, listener: Callable[[Catalog], None]) -> None:
+        self.listeners.append(listener)
+        listener(self.catalog)
+
+    def renew(self, **fields: Any) -> None:
+        """The next catalogue, with these fields changed; in the loop's thread."""
+        self.catalog = replace(self.catalog, number=self.catalog.number + 1, **fields)
+        for listener in self.listeners:
+            listener(self.catalog)
+
+    def slot(self, size: int) -> FakeSlot | None:
+        if len(self.slots_in_use) == self.slots:
+            return None
+        slot = FakeSlot(memoryview(bytearray(size + 7)), self)  # slots may be longer than asked for
+        self.slots_in_use.append(slot)
+        return slot
+
+    def memory_left(self, size: int) -> float:
+        return self.left
+
+    def refuses(
+        self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
+    ) -> CarpoolError | None:
+        self.gate_deadlines.append(deadline - now)
+        return self.refusal or (self.late_refusal if certain else None)
+
+    def turned_away(
+        self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
+    ) -> None:
+        self.turned.append((entry.name, error.reason, images, source))
+
+    def infer(
+        self,
+        entry: ModelEntry,
+        head: RequestHead,
+        slot: Slot,
+        tail: int,
+        done: Callable[[Answer], None],
+        *,
+        arrived: float,
+        deadline: float = INFINITY,
+        sender: Sender = NOBODY,
+        ready_in: float | None = None,
+        admitted: Callable[[], None] | None = None,
+    ) -> FakeCall:
+        call = FakeCall(self, entry, head, slot, tail, done, arrived, deadline, sender, ready_in, admitted)
+        self.calls.append(call)
+        if ready_in is not None and not self.admits:
+            pass  # the test decides
+        elif ready_in is not None:
+            asyncio.get_running_loop().call_soon(call.let_in)
+        elif not self.held:
+            asyncio.get_running_loop().call_soon(call.finish)
+        return call
+
+    async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        answer = self.answers[what](arguments)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def _statistics(self, arguments: Mapping[str, Any]) -> Any:
+        wanted = (arguments["name"], arguments["version"])
+        found = [
+            statistics.model_statistics(row, statistics.BatchStatistics())
+            for row in self.table.models()
+            if wanted[0] in ("", row.model) and wanted[1] in ("", row.version)
+        ]
+        if not found:
+            raise NotFound(f"no statistics for {wanted}")
+        return statistics.statistics(found)

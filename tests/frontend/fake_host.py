@@ -1,0 +1,26 @@
+"""What the engine's settings and registries see of the engine, joined to a fake door instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from carpool.link.door import Catalog
+from frontend.fake_door import FakeDoor
+
+
+class FakeHost:
+    """Questions that are taught to it are answered by the door; what it publishes, the door has at once."""
+
+    def __init__(self, door: FakeDoor) -> None:
+        self.door = door
+        self.extra: dict[str, Any] = {}
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.door.catalog
+
+    def teach(self, what: str, answer: Any) -> None:
+        self.door.answers[what] = answer
+
+    def publish(self) -> None:
+        self.door.renew(**self.extra)

@@ -1,0 +1,128 @@
+"""Which encoding an answer gets, and what undoing one may cost."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import tracemalloc
+import zlib
+
+import pytest
+
+from carpool.frontend.http.body import Ledger
+from carpool.frontend.http.compression import MOST_MEMBERS, Inflater, choose_encoding, compress
+from carpool.frontend.http.responses import Fault
+from frontend.http.harness import post, serving, until
+
+GZIP = b"Content-Encoding: gzip\r\n"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "chosen"),
+    [
+        (None, None),
+        (b"", None),
+        (b"identity", None),
+        (b"br", None),
+        (b"gzip", b"gzip"),
+        (b"x-gzip", b"gzip"),
+        (b"deflate", b"deflate"),
+        (b"GZIP;q=0.5, deflate", b"deflate"),
+        (b"gzip, deflate, br", b"gzip"),
+        (b"gzip;q=0, deflate;q=0.1", b"deflate"),
+        (b"gzip;q=0", None),
+        (b"*", b"gzip"),
+        (b"*;q=0.5, gzip;q=0", b"deflate"),
+        (b"identity, gzip;q=0.5", None),
+        (b"gzip;q=nonsense", None),
+        (b"gzip; level=9", b"gzip"),
+    ],
+)
+def test_the_clients_preference_decides(accepted: bytes | None, chosen: bytes | None) -> None:
+    assert choose_encoding(accepted) == chosen
+
+
+def test_what_was_compressed_can_be_read_back() -> None:
+    body = b"the same again " * 100
+    assert gzip.decompress(compress(body, b"gzip")) == body
+    assert zlib.decompress(compress(body, b"deflate", level=1)) == body
+
+
+def finish(inflater: Inflater) -> None:
+    while not inflater.turn():
+        pass
+
+
+def inflated(body: bytes, limit: int = 1 << 20, encoding: bytes = b"gzip") -> bytes:
+    inflater = Inflater(encoding, body, limit, Ledger(1 << 30))
+    finish(inflater)
+    return bytes(inflater.body)
+
+
+def test_members_follow_each_other() -> None:
+    parts = [bytes([number % 256]) * (2000 + number) for number in range(200)]
+    assert inflated(b"".join(map(gzip.compress, parts))) == b"".join(parts)
+    few = [b"", b"a", b"", b"bc"] * 16
+    assert inflated(b"".join(map(gzip.compress, few))) == b"".join(few)
+
+
+def test_a_body_much_longer_than_a_window_comes_out_whole() -> None:
+    body = random.Random(7).randbytes(300_000)
+    assert inflated(gzip.compress(body) * 2) == body * 2
+    assert inflated(zlib.compress(body), encoding=b"deflate") == body
+
+
+def test_members_are_counted() -> None:
+    block = gzip.compress(bytes(1024))
+    assert len(inflated(block * MOST_MEMBERS, 4 << 20)) == 1024 * MOST_MEMBERS
+    with pytest.raises(Fault, match=f"more than {MOST_MEMBERS} members"):
+        inflated(block * (MOST_MEMBERS + 1), 4 << 20)
+    with pytest.raises(Fault, match="members of under 1024 bytes"):
+        inflated(gzip.compress(b"") * 65)
+
+
+def test_members_that_wait_are_not_copied_for_each_one_before_them() -> None:
+    """Three million members take as many steps as are allowed, and no memory to speak of."""
+    inflater = Inflater(b"gzip", gzip.compress(b"") * 3_000_000, 1 << 20, Ledger(1 << 30))
+    tracemalloc.start()
+    try:
+        with pytest.raises(Fault, match="members"):
+            finish(inflater)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_comes_out_is_counted_while_it_is_there() -> None:
+    ledger = Ledger(1 << 20)
+    inflater = Inflater(b"gzip", gzip.compress(bytes(1 << 19)), 1 << 20, ledger)
+    finish(inflater)
+    assert ledger.held == 1 << 19
+    del inflater
+    assert ledger.held == 0
+
+
+def test_what_is_too_much_for_all_bodies_is_refused() -> None:
+    inflater = Inflater(b"gzip", gzip.compress(bytes(1 << 21)), 1 << 22, Ledger(1 << 20))
+    with pytest.raises(Fault, match="too many bodies"):
+        finish(inflater)
+
+
+def test_work_for_a_client_that_left_ends() -> None:
+    with serving() as server:
+        app = server.app
+        app.limit = 1 << 30
+        with server.connect() as client:
+            client.send(post("/hold", gzip.compress(bytes(200 << 20), 1), GZIP))
+            app.held.get()
+            shared = server.server._shared
+            until(lambda: shared.inflating == 1)
+        until(lambda: shared.inflating == 0 and shared.ledger.held == 0)
+
+
+def test_so_many_compressed_bodies_wait_and_no_more() -> None:
+    with serving(max_inflating=0) as server, server.connect() as client:
+        refused = client.post("/echo", gzip.compress(bytes(1 << 20)), GZIP)
+        assert refused.status == 503
+        assert b"too many compressed bodies" in refused.body
+        assert client.post("/echo", gzip.compress(b"short"), GZIP).body == b"short"

@@ -1,0 +1,86 @@
+"""Heads that differ only in their Content-Length are parsed once, and never taken for one another."""
+
+import pytest
+
+from carpool.frontend.http.known_heads import KnownHeads
+from carpool.frontend.http.limits import Limits
+from carpool.frontend.http.parsing import HeadFinder, RequestHead
+from carpool.frontend.http.responses import Fault
+
+LIMITS = Limits()
+
+
+def head(lines: bytes, path: bytes = b"/detect") -> bytes:
+    return b"POST " + path + b" HTTP/1.1\r\nHost: a\r\n" + lines + b"\r\n"
+
+
+def read(known: KnownHeads, raw: bytes) -> RequestHead:
+    return known.read(raw, HeadFinder(LIMITS))
+
+
+def everything(found: RequestHead) -> dict[str, object]:
+    return {name: getattr(found, name) for name in RequestHead.__slots__}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Content-Length: %b\r\nAccept: */*\r\n",
+        b"Accept: */*\r\ncontent-length:%b\r\n",
+        b"CONTENT-LENGTH: \t%b \r\nExpect: 100-continue\r\nConnection: close\r\n",
+    ],
+)
+def test_another_length_is_all_that_differs(lines: bytes) -> None:
+    known = KnownHeads(LIMITS)
+    first = read(known, head(lines % b"100"))
+    first.derived = "the app's"
+    second = read(known, head(lines % b"7"))
+    anew = read(KnownHeads(LIMITS), head(lines % b"7"))
+    anew.derived = "the app's"
+    assert everything(second) == everything(anew)
+    assert second.content_length == 7
+    assert first.content_length == 100
+    assert first.headers[b"content-length"] == b"100"
+
+
+def test_what_differs_in_more_shares_nothing() -> None:
+    known = KnownHeads(LIMITS)
+    first = read(known, head(b"Content-Length: 5\r\n"))
+    first.derived = "the app's"
+    assert read(known, head(b"Content-Length: 5\r\n", b"/classify")).derived is None
+    assert read(known, head(b"Content-Length: 5\r\nAccept: */*\r\n")).derived is None
+    assert read(known, head(b"")).derived is None
+    empty = read(known, head(b"Content-Length: 0\r\n"))
+    assert empty.derived is None  # no body is not another length
+    assert not empty.has_body
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (b"Content-Length: \r\n", 400),
+        (b"Content-Length: 5x\r\n", 400),
+        (b"Content-Length: +5\r\n", 400),
+        (b"Content-Length : 5\r\n", 400),
+        (b"Content-Length: 5\r\nContent-Length: 5\r\n", 400),
+        (b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", 400),
+        (b"Content-Length: " + b"9" * 20 + b"\r\n", 413),
+    ],
+)
+def test_a_good_head_before_does_not_excuse_a_bad_one(lines: bytes, status: int) -> None:
+    known = KnownHeads(LIMITS)
+    read(known, head(b"Content-Length: 5\r\n"))
+    for _ in range(2):
+        with pytest.raises(Fault) as fault:
+            read(known, head(lines))
+        assert fault.value.status == status
+
+
+def test_no_more_are_kept_than_some() -> None:
+    known = KnownHeads(LIMITS)
+    for number in range(1000):
+        read(known, head(b"Content-Length: 5\r\nX-Number: %d\r\n" % number))
+    long = b"X-Long: " + b"x" * 3000 + b"\r\n"
+    read(known, head(b"Content-Length: 5\r\n" + long)).derived = "the app's"
+    assert read(known, head(b"Content-Length: 6\r\n" + long)).derived is None
+    assert len(known) <= 256

@@ -1,0 +1,297 @@
+"""Clients that are slow, silent, many or greedy: each meets its bound while the others are served."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+
+import pytest
+
+from carpool.frontend.http.exchange import Exchange
+from frontend.http.harness import PATIENCE, QUICK, SPOKEN, Client, PathApp, Serving, post, serving, until
+
+WINDOWS_S = (0.4, 1.6, 6.4)  # the first is enough, unless the machine holds the test itself up
+
+
+class Punctual:
+    """Notices when the test itself was held up for so long that the server was right to give up on it."""
+
+    def __init__(self, window_s: float) -> None:
+        self._most = window_s / 2
+        self._last = time.monotonic()
+        self._was_late = False
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+        self._was_late = self.was_late
+        self._last = time.monotonic()
+
+    @property
+    def was_late(self) -> bool:
+        return self._was_late or time.monotonic() - self._last > self._most
+
+
+def test_a_head_that_never_ends_is_a_408() -> None:
+    with serving(**QUICK) as server, server.connect() as slow:
+        slow.send(b"GET / HTTP/1.1\r\n")
+        closed = threading.Event()
+        feeder = threading.Thread(target=_drip, args=(slow.socket, closed))
+        feeder.start()
+        until(server.serves)
+        answer = slow.response()
+        assert (answer.status, answer.fields["connection"]) == (408, "close")
+        closed.set()
+        feeder.join(PATIENCE)
+
+
+def _drip(target: socket.socket, stop: threading.Event) -> None:
+    """A slowloris: one more byte of a field, again and again."""
+    target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        while not stop.wait(0.02):
+            target.send(b"a")
+    except OSError:
+        pass
+
+
+def _repeat(client: Client, data: bytes, pause_s: float = 0.0) -> None:
+    give_up = time.monotonic() + PATIENCE
+    while time.monotonic() < give_up:
+        client.send(data)
+        time.sleep(pause_s)
+
+
+def test_a_connection_that_says_nothing_is_closed() -> None:
+    with serving(**QUICK) as server, server.connect() as client:
+        assert client.is_closed()
+
+
+def test_an_idle_connection_is_closed_without_an_answer() -> None:
+    with serving(**SPOKEN) as server, server.connect() as client:
+        assert client.get().status == 200
+        assert client.is_closed()
+
+
+def test_empty_lines_do_not_keep_a_connection_open() -> None:
+    with serving(**QUICK) as server, server.connect() as client, pytest.raises(ConnectionError):
+        _repeat(client, b"\r\n", pause_s=0.005)
+
+
+@pytest.mark.parametrize("path", ["/hold", "/place_hold"])
+def test_a_body_that_stands_still_is_a_408(path: str) -> None:
+    app = PathApp()
+    with serving(app, **SPOKEN) as server, server.connect() as client:
+        client.send(
+            b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n" % path.encode() + b"x" * 9000
+        )
+        assert client.response().status == 408
+        assert client.is_closed()
+        assert app.left.get(timeout=PATIENCE) in ("hold", "place")
+
+
+def test_a_body_may_take_long_if_it_moves() -> None:
+    assert any(_slow_body_is_taken(window) for window in WINDOWS_S)
+
+
+def _slow_body_is_taken(window_s: float) -> bool:
+    limits = SPOKEN | {"min_body_rate": 10, "body_timeout_s": window_s}
+    with serving(**limits) as server, server.connect() as client:
+        body = b"x" * 1000
+        punctual = Punctual(window_s)
+        try:
+            client.send(post("/echo", body)[: -len(body)])
+            for start in range(0, 1000, 20):
+                client.send(body[start : start + 20])
+                punctual.pause(window_s / 20)  # more than two windows in all
+            assert client.response().body == body
+        except (OSError, AssertionError):
+            assert punctual.was_late
+            return False
+        return True
+
+
+def test_waiting_for_the_app_has_no_timeout_of_its_own() -> None:
+    app = PathApp()
+    with serving(app, **QUICK) as server, contextlib.ExitStack() as clients:
+        client, exchange = _held(server, app, clients)
+        assert clients.enter_context(server.connect()).is_closed()  # every timeout has passed by now
+        assert server.call(exchange.respond, 200)
+        assert client.response().status == 200
+
+
+def _held(server: Serving, app: PathApp, clients: contextlib.ExitStack) -> tuple[Client, Exchange]:
+    """A request that waits for the app. A client that is slow to say it is closed, and asks again."""
+    give_up = time.monotonic() + PATIENCE
+    while time.monotonic() < give_up:
+        client = clients.enter_context(server.connect())
+        with contextlib.suppress(OSError, queue.Empty):
+            client.send(b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n")
+            return client, app.held.get(timeout=2.0)
+    raise AssertionError("nothing was held")
+
+
+def test_a_refused_body_that_never_comes_ends_the_connection() -> None:
+    with serving(**SPOKEN) as server, server.connect() as client:
+        client.send(b"POST /refuse HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n")
+        assert client.response().status == 429
+        assert client.is_closed()
+
+
+def test_lingering_ends() -> None:
+    with serving(**SPOKEN) as server, server.connect() as client:
+        client.send(b"nonsense\r\n")
+        assert client.response().status == 400
+        server.until_connections(0)
+
+
+def test_lingering_does_not_read_for_ever() -> None:
+    with serving(drain_bytes=100_000, linger_timeout_s=60) as server, server.connect() as client:
+        client.send(b"nonsense\r\n")
+        assert client.response().status == 400
+        with pytest.raises(ConnectionError):
+            _repeat(client, b"x" * 10_000)
+
+
+# ── slow readers ──
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_its_buffer_free_at_once() -> None:
+    app = PathApp()
+    limits = SPOKEN | {"write_timeout_s": 0.3}
+    with (
+        serving(app, **limits) as server,
+        server.connect(receive_buffer=4096) as slow,
+        server.connect() as other,
+    ):
+        slow.send(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert other.get().status == 200
+        server.until_connections(0)
+        with pytest.raises((AssertionError, ConnectionResetError)):
+            slow.response()
+
+
+def test_a_client_may_read_slowly_if_it_reads() -> None:
+    assert any(_slow_reader_is_served(window) for window in WINDOWS_S)
+
+
+def _slow_reader_is_served(window_s: float) -> bool:
+    limits = SPOKEN | {"write_timeout_s": window_s}
+    with serving(PathApp(), **limits) as server, server.connect(receive_buffer=1 << 17) as slow:
+        slow.send(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
+        punctual = Punctual(window_s)
+        received = 0
+        try:
+            while received < 8 << 20:
+                data = slow.socket.recv(1 << 17)
+                assert data
+                received += len(data)
+                punctual.pause(0.03 * window_s)  # some windows in all
+        except (OSError, AssertionError):
+            assert punctual.was_late
+            return False
+        return True
+
+
+def test_a_slow_reader_gets_the_bytes_that_were_answered() -> None:
+    """The app overwrites its buffer right after answering, long before the client reads."""
+    app = PathApp()
+    with serving(app) as server, server.connect(receive_buffer=1 << 17) as slow:
+        slow.send(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+        for _ in range(2):
+            body = slow.response().body
+            assert body == b"<" + b"a" * (8 << 20) + b">"
+        assert slow.get().status == 200
+
+
+def test_the_next_request_waits_until_the_answer_is_read() -> None:
+    app = PathApp()
+    with serving(app) as server, server.connect(receive_buffer=1 << 17) as slow, server.connect() as other:
+        slow.send(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+        assert other.get().status == 200
+        assert len(app.heads) == 2  # the first big one, and the other client's
+        assert [len(slow.response().body) for _ in range(3)] == [(8 << 20) + 2] * 3
+
+
+def test_unread_answers_share_one_budget() -> None:
+    app = PathApp()
+    with serving(app, max_unsent_bytes=8 << 20) as server:
+        clients = [server.connect(receive_buffer=4096) for _ in range(4)]
+        for client in clients:
+            client.send(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
+        server.until_connections(1)
+        for client in clients:
+            client.socket.close()
+
+
+# ── many ──
+
+
+def test_one_connection_too_many_gets_a_503() -> None:
+    with serving(max_connections=3) as server:
+        clients = [server.connect() for _ in range(3)]
+        assert [client.get().status for client in clients] == [200] * 3
+        with server.connect() as extra:
+            answer = extra.get()
+            assert (answer.status, answer.fields["connection"]) == (503, "close")
+            assert extra.is_closed()
+        clients.pop().socket.close()
+        server.until_connections(2)
+        with server.connect() as again:
+            assert again.get().status == 200
+        for client in clients:
+            client.socket.close()
+
+
+def test_a_flood_of_connections_is_bounded() -> None:
+    with serving(max_connections=2, max_lingering=5) as server, server.connect() as client:
+        assert client.get().status == 200
+        with contextlib.ExitStack() as flood:
+            for _ in range(60):
+                flood.enter_context(server.connect())
+            assert client.get().status == 200
+            until(lambda: server.server.connections <= 2 + 5)
+        server.until_connections(1)
+        assert client.get().status == 200
+
+
+def test_a_client_with_endless_pipelined_requests_takes_turns(server: Serving) -> None:
+    stop = threading.Event()
+
+    def flood() -> None:
+        with server.connect() as greedy:
+            greedy.socket.settimeout(0.05)
+            requests = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 500
+            while not stop.is_set():
+                try:
+                    greedy.socket.send(requests)
+                    greedy.socket.recv(1 << 20)
+                except TimeoutError:
+                    pass
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        with server.connect() as client:
+            assert [client.get().status for _ in range(50)] == [200] * 50
+    finally:
+        stop.set()
+        thread.join(PATIENCE)
+
+
+def test_an_idle_server_costs_next_to_nothing() -> None:
+    with serving() as server, contextlib.ExitStack() as clients:
+        for _ in range(200):
+            clients.enter_context(server.connect())
+        server.until_connections(200)
+        assert server.thread.ident is not None
+        clock = time.pthread_getcpuclockid(server.thread.ident)
+
+        def is_quiet() -> bool:
+            before = time.clock_gettime(clock)
+            time.sleep(1.0)  # two sweeps
+            return time.clock_gettime(clock) - before < 0.01
+
+        until(is_quiet)

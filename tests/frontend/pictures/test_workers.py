@@ -1,0 +1,111 @@
+"""Threads for pictures: order, bounds, refusals before work, and an end that tells everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from carpool.errors import CarpoolError
+from carpool.frontend.pictures.workers import Workers, threads_for
+
+PATIENCE_S = 30.0
+
+
+async def over(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def test_results_and_errors_come_back_in_the_loop() -> None:
+    async def main() -> None:
+        workers = Workers(2)
+        loop_thread = threading.get_ident()
+        seen: list[Any] = []
+
+        def then(result: Any, error: BaseException | None) -> None:
+            seen.append((result, error, threading.get_ident() == loop_thread))
+
+        def broken() -> None:
+            raise CarpoolError("no")
+
+        workers.begin(lambda: 7, then)
+        await over(lambda: len(seen) == 1)
+        workers.finish(broken, then)
+        await over(lambda: len(seen) == 2)
+        assert seen[0] == (7, None, True)
+        assert isinstance(seen[1][1], CarpoolError)
+        assert seen[1][2]
+        workers.close()
+
+    asyncio.run(main())
+
+
+def test_what_finishes_goes_before_what_begins() -> None:
+    async def main() -> None:
+        workers, go, order = Workers(1), threading.Event(), list[str]()
+        workers.begin(lambda: go.wait(PATIENCE_S), lambda *_: None)
+        for name in ("begin 1", "begin 2"):
+            workers.begin(lambda name=name: order.append(name), lambda *_: None)
+        workers.finish(lambda: order.append("finish"), lambda *_: None)
+        go.set()
+        await over(lambda: len(order) == 3)
+        assert order == ["finish", "begin 1", "begin 2"]
+        workers.close()
+
+    asyncio.run(main())
+
+
+def test_a_full_queue_and_a_turn_that_comes_too_late_are_refused() -> None:
+    async def main() -> None:
+        workers, go, done = Workers(1, most_waiting=2), threading.Event(), list[int]()
+        assert workers.refuses("m", 0.0, 1.0) is None  # nobody waits: who is late is told in its turn
+        workers.begin(lambda: go.wait(PATIENCE_S), lambda *_: done.append(0))
+        await over(lambda: workers.waiting == 0)
+        workers.begin(lambda: None, lambda *_: done.append(1))
+        assert workers.refuses("m", float("inf"), 1.0) is None
+        late = workers.refuses("m", 0.0, 1.0)
+        assert late is not None
+        assert late.reason == "cannot-finish"
+        workers.begin(lambda: None, lambda *_: done.append(2))
+        full = workers.refuses("m", float("inf"), 1.0)
+        assert full is not None
+        assert full.reason == "queue-full"
+        go.set()
+        await over(lambda: len(done) == 3)
+        assert workers.refuses("m", float("inf"), 1.0) is None
+        workers.close()
+
+    asyncio.run(main())
+
+
+def test_closing_tells_those_that_have_not_begun() -> None:
+    async def main() -> None:
+        workers, go, began = Workers(1), threading.Event(), threading.Event()
+        errors: list[BaseException | None] = []
+
+        def first() -> None:
+            began.set()
+            go.wait(PATIENCE_S)
+
+        workers.begin(first, lambda _result, error: errors.append(error))
+        assert began.wait(PATIENCE_S)
+        workers.begin(lambda: None, lambda _result, error: errors.append(error))
+        workers.close()
+        assert len(errors) == 1
+        assert isinstance(errors[0], asyncio.CancelledError)
+        go.set()
+        await over(lambda: len(errors) == 2)
+        assert errors[1] is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("frontends", [1, 2, 1000])
+def test_cores_are_shared_between_front_ends_and_none_has_nothing(frontends: int) -> None:
+    assert threads_for(frontends) >= 1
+    assert threads_for(frontends) <= threads_for(1)

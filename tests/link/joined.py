@@ -1,0 +1,154 @@
+"""A front end's door and an engine's side in one process, joined by a real link."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import uvloop
+
+from carpool.engine.links.engine_link import EngineLink
+from carpool.engine.links.engine_side import EngineSide
+from carpool.frontend.remote_call import RemoteCall
+from carpool.frontend.remote_door import RemoteDoor
+from carpool.link.asked_fields import Sender
+from carpool.link.door import Answer, ModelEntry
+from carpool.memory.arena import Arena, create_memory, map_memory
+from carpool.types import Array, InferRequest, RequestOptions, Tensor
+from carpool.wire.v2 import RequestHead, encode_request, read_head
+from link.echo import EchoEngine
+
+MAX_ANSWER = 4 << 20
+LONG = 40.0
+T = TypeVar("T")
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    return uvloop.run(asyncio.wait_for(main, 180.0))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop turn until it is so; a condition that never comes is a failure."""
+    end = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(0)
+
+
+@dataclass
+class Asked:
+    """One inference as a test sees it."""
+
+    call: RemoteCall
+    answers: list[Answer] = field(default_factory=list)
+
+    async def answer(self) -> Answer:
+        await until(lambda: self.answers)
+        (answer,) = self.answers
+        return answer
+
+    async def output(self) -> Any:
+        answer = await self.answer()
+        assert answer.error is None, answer.error
+        values = np.array(answer.outputs[0].data).tolist()
+        self.call.release()
+        return values
+
+
+class Client:
+    """Asks through a door."""
+
+    def __init__(self, door: RemoteDoor, arena: int) -> None:
+        self.door = door
+        self.arena = arena  # its file, kept for the next engine
+
+    def model(self, name: str) -> ModelEntry:
+        return self.door.catalog.newest[name]
+
+    def infer(
+        self, model: str | ModelEntry, x: Array, source: str = "", *, options: RequestOptions | None = None
+    ) -> Asked:
+        entry = self.model(model) if isinstance(model, str) else model
+        body, head, tail = packed(entry, x, options)
+        slot = self.door.slot(len(body))
+        assert slot is not None
+        slot.view[:] = body
+        asked: list[Asked] = []
+        call = self.door.infer(
+            entry,
+            head,
+            slot,
+            tail,
+            lambda answer: asked[0].answers.append(answer),
+            arrived=time.monotonic(),
+            sender=Sender(source).with_options(head.options),
+        )
+        asked.append(Asked(call))
+        return asked[0]
+
+
+def packed(
+    entry: ModelEntry, x: Array, options: RequestOptions | None = None
+) -> tuple[bytes, RequestHead, int]:
+    """A body as a client sends it, its parsed head and where its tensors begin."""
+    spec = entry.signature.inputs[0]
+    tensor = Tensor(spec.name, spec.datatype, x.shape, x)
+    request = InferRequest(entry.name, [tensor], options=options or RequestOptions(), binary_output=True)
+    encoded = encode_request(request)
+    body = b"".join(encoded.buffers)
+    tail = encoded.header_length or 0
+    return body, read_head(body[:tail], entry.signature), tail
+
+
+@dataclass
+class Joined:
+    engine: EchoEngine
+    side: EngineSide
+    dropped: list[int]
+    clients: list[Client] = field(default_factory=list)
+
+    async def door(self, size: int = 64 << 20, broken: Callable[[], None] = lambda: None) -> Client:
+        """One more front end."""
+        arena = create_memory("test-arena", size)
+        door = RemoteDoor(Arena(map_memory(arena)), max_answer_bytes=MAX_ANSWER, broken=broken)
+        client = Client(door, arena)
+        self.clients.append(client)
+        await self.connect(client)
+        await until(lambda: door.serving)
+        return client
+
+    async def connect(self, client: Client) -> EngineLink:
+        ours, theirs = socket.socketpair()
+        await client.door.attach(theirs)
+        return await self.side.attach(7, ours, os.dup(client.arena))
+
+    async def raw(self, size: int = 1 << 20) -> tuple[socket.socket, EngineLink]:
+        """A front end that a test plays itself, on a bare socket."""
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        link = await self.side.attach(13, ours, create_memory("test-arena", size))
+        return theirs, link
+
+
+@asynccontextmanager
+async def joined() -> AsyncIterator[Joined]:
+    dropped: list[int] = []
+    engine = EchoEngine()
+    side = EngineSide(engine, max_answer_bytes=MAX_ANSWER, dropped=dropped.append)
+    together = Joined(engine, side, dropped)
+    try:
+        yield together
+    finally:
+        side.close()
+        for client in together.clients:
+            client.door.close()
+            os.close(client.arena)
+        await until(lambda: not side.links)
+        await until(lambda: not any(client.door._link for client in together.clients))

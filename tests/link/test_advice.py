@@ -1,0 +1,184 @@
+"""The gate's advice with sources: who floods is turned away at the door, the others are not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from carpool.core.curve import BatchCurve
+from carpool.core.job import Job, Reason
+from carpool.core.policy import Promise
+from carpool.core.scheduler import Scheduler
+from carpool.errors import CarpoolError, Refused
+from carpool.link.advice import Advice, publish
+from carpool.link.asked_fields import NOBODY, Sender
+from carpool.link.door import ModelEntry
+from carpool.memory.gates import GATE_BYTES, GateTable
+from carpool.types import Signature
+
+ENTRY = ModelEntry(3, "m", "1", Signature("m", (), ()), "fake", "promise", 0.05, {})
+FLOOD, MODEST = Sender("flood"), Sender("modest")
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.core = Scheduler(BatchCurve.parse("4+1"), Promise(0.05, 64))
+        self.table = GateTable(bytearray(GATE_BYTES))
+        self.reports: list[Mapping[str, Any]] = []
+        self.now = 0.0
+        self.advice = Advice(self.table.read, self._ask)
+
+    async def _ask(self, _what: str, counts: Mapping[str, Any]) -> None:
+        self.reports.append(counts)
+
+    def flood(self, source: str, count: int = 300, priority: int = 0) -> None:
+        for _ in range(count):
+            self.now += 1e-4
+            self.core.offer(Job(self.now, source=source, priority=priority), self.now)
+            self.core.decide(self.now)
+        publish(self.table.write, ENTRY.key, self.core, self.now)
+
+    def ask(self, sender: Sender, *, certain: bool = True, later: float = 0.0) -> CarpoolError | None:
+        return self.advice(ENTRY, float("inf"), self.now + later, sender, certain)
+
+
+def with_gate(story: Any) -> None:
+    async def main() -> None:
+        await story(Gate())
+
+    asyncio.run(main())
+
+
+def test_without_sources_one_verdict_is_for_everybody_who_names_none() -> None:
+    async def story(gate: Gate) -> None:
+        gate.flood("")
+        error = gate.ask(NOBODY, certain=False)
+        assert isinstance(error, Refused)
+        assert error.retry_after_s is not None
+        assert error.numbers["waiting"] > 0
+        assert gate.ask(NOBODY, certain=False) is not error  # raised twice, one would keep both stacks
+        assert gate.ask(NOBODY, later=0.06) is None  # old advice says nothing
+        assert gate.ask(MODEST) is None
+        gate.advice._send_report()
+        await asyncio.gather(*gate.advice._tasks)
+        assert gate.reports == [{"refused": [[3, "", error.reason, 2]]}]
+
+    with_gate(story)
+
+
+def test_the_advice_counts_what_is_outside_as_the_engine_does() -> None:
+    async def story(gate: Gate) -> None:
+        answers = []
+        for outside in (0.0, 0.010):
+            gate.core = Scheduler(BatchCurve.parse("4+1"), Promise(0.05, 64))
+            gate.now += 1.0
+            for _ in range(60):  # every newcomer moves what is thought of those who come
+                gate.core.offer(Job(gate.now, outside=outside), gate.now)
+            running = gate.core.decide(gate.now).batch
+            assert running is not None
+            for job in [job for lane in gate.core.lanes for line in lane.lines.values() for job in line]:
+                gate.core.cancel(job, gate.now)
+            gate.now += running.instance.free_at - gate.now - 0.037
+            publish(gate.table.write, ENTRY.key, gate.core, gate.now)
+            advised = gate.ask(NOBODY)
+            decided = gate.core.offer(Job(gate.now, outside=outside), gate.now)
+            assert (advised is None) == (decided is None)
+            answers.append(advised)
+        assert answers[0] is None
+        assert isinstance(answers[1], Refused)
+        assert answers[1].predicted_ms > answers[1].numbers["deadline_ms"] == 50.0
+
+    with_gate(story)
+
+
+def test_with_sources_only_the_one_that_floods_is_turned_away() -> None:
+    async def story(gate: Gate) -> None:
+        gate.flood("modest", 2)
+        gate.flood("flood")
+        assert isinstance(gate.ask(FLOOD), Refused)
+        assert gate.ask(MODEST) is None
+        assert gate.ask(NOBODY) is None
+
+    with_gate(story)
+
+
+def test_a_flood_without_a_name_beside_sources_is_turned_away_where_no_body_can_name_one() -> None:
+    async def story(gate: Gate) -> None:
+        gate.flood("modest", 2)
+        gate.flood("")
+        assert isinstance(gate.ask(NOBODY), Refused)
+        assert gate.ask(NOBODY, certain=False) is None
+
+    with_gate(story)
+
+
+def test_frames_that_may_replace_one_another_are_for_the_engine_to_judge() -> None:
+    async def story(gate: Gate) -> None:
+        gate.flood("flood")
+        assert gate.ask(FLOOD._replace(latest=True)) is None
+
+    with_gate(story)
+
+
+def test_while_urgent_requests_come_the_engine_decides_alone() -> None:
+    async def story(gate: Gate) -> None:
+        gate.flood("", 1, priority=1)
+        gate.flood("")
+        assert gate.ask(NOBODY) is None
+
+    with_gate(story)
+
+
+def test_what_was_refused_here_counts_for_its_source() -> None:
+    core = Scheduler(BatchCurve.parse("4+1"), Promise(0.05, 64))
+    core.refused_elsewhere(5, 5, Reason.OVERLOAD, 1.0, "flood")
+    lane = next(iter(core.lanes))
+    assert (lane.source, core.ledger.refused[Reason.OVERLOAD]) == ("flood", 5)
+    assert lane.rate.at(1.0) > 0
+
+
+def test_what_a_front_end_says_that_is_behind_is_counted_and_said_once() -> None:
+    knobs = ENTRY.__class__(5, "knobs", "1", Signature("knobs", (), ()), "fake", "knobs", None, {})
+
+    async def story(gate: Gate) -> None:
+        error = gate.advice.behind(ENTRY, 1.0, "modest", 0.03)
+        assert error.reason == "overload"
+        assert error.retry_after_s == 0.03
+        assert error.numbers == {"unread_ms": 30.0, "deadline_ms": 50.0}
+        assert "30 ms" in error.message
+        again = gate.advice.behind(ENTRY, 1.001, "other", 0.04)
+        assert again is not error
+        assert again.message == error.message
+        unpromised = gate.advice.behind(knobs, 1.0, "", 0.03)
+        assert unpromised.numbers == {"unread_ms": 30.0}
+        assert "promised" not in unpromised.message
+        gate.advice._send_report()
+        await asyncio.gather(*gate.advice._tasks)
+        assert gate.reports == [
+            {"refused": [[3, "modest", "overload", 1], [3, "other", "overload", 1], [5, "", "overload", 1]]}
+        ]
+
+    with_gate(story)
+
+
+def test_one_sentence_does_for_all_who_are_refused_in_the_same_moment() -> None:
+    async def turn() -> None:
+        gate = Gate()
+        row = (float(list(Reason).index(Reason.OVERLOAD)), 0.03, 0.5)
+
+        def told(waiting: int) -> Refused:
+            gate.now += 0.001
+            gate.table.write(ENTRY.key, gate.now, 1.0, 0.0, *row, float(waiting), 900.0, 400.0)
+            refusal = gate.advice(ENTRY, gate.now + 1.0, gate.now, NOBODY, True)
+            assert isinstance(refusal, Refused)
+            return refusal
+
+        first, second = told(5), told(6)
+        assert second is not first  # one that is raised twice would keep both stacks
+        assert (second.message, second.numbers) == (first.message, first.numbers)
+        assert second.rendered is first.rendered is not None  # and what clients are sent is made once
+        gate.now += 0.01
+        assert "(7 images wait)" in told(7).message
+
+    asyncio.run(turn())
