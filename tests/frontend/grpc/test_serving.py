@@ -11,8 +11,7 @@ import pytest
 
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
-from carpool.frontend.grpc.grpc_server import GrpcServer, addresses, options
-from carpool.frontend.grpc.largest_message import largest_message
+from carpool.frontend.grpc.grpc_server import GrpcServer, addresses, largest_message, options
 from carpool.frontend.http.http_server import listen
 from carpool.link.door import Catalog
 from carpool.wire.proto import message_class
