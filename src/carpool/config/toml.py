@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from carpool.config import rules
 from carpool.config.model import (
@@ -33,6 +34,8 @@ from carpool.config.table import Table
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES
+
+Section = TypeVar("Section")
 
 BACKENDS = ("onnxruntime", "pytorch", "openvino", "python", "fake")
 MAX_VERSION = 10**18
@@ -100,14 +103,14 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         response_cache=top.flag("response_cache", False),
         device_weight=_weight(top),
         parameters=_parameters(top),
-        onnxruntime=_onnxruntime(top.table("onnxruntime")),
-        pytorch=_pytorch(top.table("pytorch")),
-        image=_image(top.table("image")),
-        detect=_detect(top.table("detect")),
-        classify=_classify(top.table("classify")),
-        segment=_segment(top.table("segment")),
-        embed=_embed(top.table("embed")),
-        fake=_fake(top.table("fake")),
+        onnxruntime=_section(top, "onnxruntime", _onnxruntime) or OnnxruntimeSettings(),
+        pytorch=_section(top, "pytorch", _pytorch) or PytorchSettings(),
+        image=_section(top, "image", _image),
+        detect=_section(top, "detect", _detect),
+        classify=_section(top, "classify", _classify),
+        segment=_section(top, "segment", _segment),
+        embed=_section(top, "embed", _embed),
+        fake=_section(top, "fake", _fake),
     )
     if max_batch is None:
         return config
@@ -280,9 +283,12 @@ def _tensor(table: Table, max_batch: int | None) -> TensorConfig:
 # ---- tables that describe pictures and runtimes ------------------------------------------------------------
 
 
-def _image(table: Table | None) -> ImageSettings | None:
-    if table is None:
-        return None
+def _section(top: Table, key: str, read: Callable[[Table], Section]) -> Section | None:
+    table = top.table(key)
+    return None if table is None else read(table)
+
+
+def _image(table: Table) -> ImageSettings:
     default = ImageSettings()
     resize = table.text("resize", RESIZES) or default.resize
     _check_only_for(table, resize, {"pad": "letterbox", "anchor": "letterbox", "crop": "crop"})
@@ -327,9 +333,7 @@ def _per_channel(table: Table, key: str, values: tuple[float, ...] | None) -> tu
     return values
 
 
-def _detect(table: Table | None) -> DetectSettings | None:
-    if table is None:
-        return None
+def _detect(table: Table) -> DetectSettings:
     default = DetectSettings()
     score, iou = table.number("score", 0, 1), table.number("iou", 0, 1)
     return DetectSettings(
@@ -343,13 +347,11 @@ def _detect(table: Table | None) -> DetectSettings | None:
     )
 
 
-def _classify(table: Table | None) -> ClassifySettings | None:
-    return None if table is None else ClassifySettings(table.text("activation", CLASS_ACTIVATIONS))
+def _classify(table: Table) -> ClassifySettings:
+    return ClassifySettings(table.text("activation", CLASS_ACTIVATIONS))
 
 
-def _segment(table: Table | None) -> SegmentSettings | None:
-    if table is None:
-        return None
+def _segment(table: Table) -> SegmentSettings:
     threshold = table.number("threshold", 0, 1)
     return SegmentSettings(
         activation=table.text("activation", MAP_ACTIVATIONS),
@@ -358,13 +360,11 @@ def _segment(table: Table | None) -> SegmentSettings | None:
     )
 
 
-def _embed(table: Table | None) -> EmbedSettings | None:
-    return None if table is None else EmbedSettings(table.flag("normalize", EmbedSettings().normalize))
+def _embed(table: Table) -> EmbedSettings:
+    return EmbedSettings(table.flag("normalize", EmbedSettings().normalize))
 
 
-def _fake(table: Table | None) -> FakeSettings | None:
-    if table is None:
-        return None
+def _fake(table: Table) -> FakeSettings:
     curve = table.text("curve") or FakeSettings().curve
     if not _CURVE.fullmatch(curve):
         raise table.error(
@@ -374,9 +374,7 @@ def _fake(table: Table | None) -> FakeSettings | None:
     return FakeSettings(curve, table.text("device") or "")
 
 
-def _onnxruntime(table: Table | None) -> OnnxruntimeSettings:
-    if table is None:
-        return OnnxruntimeSettings()
+def _onnxruntime(table: Table) -> OnnxruntimeSettings:
     return OnnxruntimeSettings(
         providers=table.texts("providers"),
         intra_op_threads=table.integer("intra_op_threads", 1, MAX_THREADS),
@@ -384,9 +382,7 @@ def _onnxruntime(table: Table | None) -> OnnxruntimeSettings:
     )
 
 
-def _pytorch(table: Table | None) -> PytorchSettings:
-    if table is None:
-        return PytorchSettings()
+def _pytorch(table: Table) -> PytorchSettings:
     default = PytorchSettings()
     device = table.text("device") or default.device
     if not _DEVICE.fullmatch(device):
