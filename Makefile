@@ -7,7 +7,7 @@ SERVING := $(VENV)/.serving
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test browser check format bench conformance docs clean
+.PHONY: help setup serve test browser check format bench conformance docs proto clean
 
 help: ## show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -64,6 +64,11 @@ conformance: setup ## Triton's own clients and perf_analyzer against a server st
 
 docs: setup ## redraw the pictures in docs/
 	$(BIN)/python docs/draw.py
+
+PROTO := src/carpool/wire/proto
+proto: setup ## write the message descriptors again after a change of a .proto file
+	$(BIN)/python -m grpc_tools.protoc -I $(PROTO) --descriptor_set_out=$(PROTO)/descriptors.binpb \
+	  model_config.proto grpc_service.proto health.proto
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

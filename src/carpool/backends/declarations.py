@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from carpool.config.model import DATATYPES, DYNAMIC, ModelSignature, TensorSignature
+from carpool.config.model import DYNAMIC, ModelSignature, TensorSignature
 from carpool.config.rules import MAX_BATCH, check_dims, nearest
 from carpool.errors import ConfigError, ModelError
+from carpool.types import DATATYPES
 
 _TRITONS = "triton_python_backend_utils"
 _FORM = '{"name": ("FP32", [3, 224, 224])}'

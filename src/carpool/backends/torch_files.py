@@ -19,7 +19,7 @@ import torch
 
 from carpool.backends.user_model import explain
 from carpool.config.model import ModelConfig
-from carpool.config.toml_pytorch import BUILD
+from carpool.config.toml import BUILD
 from carpool.errors import CarpoolError, ConfigError, ModelError, Unsupported
 
 _MOST_ENTRIES = 1 << 16

@@ -12,8 +12,7 @@ import torch
 
 from carpool.backends.torch_datatypes import PRECISIONS, TORCH_TYPES
 from carpool.backends.torch_names import Call, flatten, places_of
-from carpool.config.model import ImageSettings, ModelConfig, TensorConfig
-from carpool.config.pixels import values_on_device
+from carpool.config.model import ImageSettings, ModelConfig, TensorConfig, values_on_device
 from carpool.types import DATATYPES, Datatype
 
 Convert = Callable[[torch.Tensor], torch.Tensor]

@@ -29,8 +29,9 @@ from carpool.config.model import (
     ModelSignature,
     TensorConfig,
     TensorSignature,
+    values_on_device,
+    values_told,
 )
-from carpool.config.pixels import values_on_device, values_told
 from carpool.errors import ModelError, Unsupported
 from carpool.types import DATATYPES, Datatype
 

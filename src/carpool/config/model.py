@@ -12,23 +12,6 @@ from carpool.core.policy import Knobs, Promise
 DEFAULT_MAX_BATCH = 32  # for a model that can batch when nobody said how far
 DYNAMIC = -1  # a dimension that differs from request to request
 
-DATATYPES = (
-    "BOOL",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "FP16",
-    "FP32",
-    "FP64",
-    "BF16",
-    "BYTES",
-)
-
 
 class Mode(enum.StrEnum):
     """Who decides when a batch leaves."""
@@ -240,3 +223,16 @@ class ModelSignature:
     def can_batch(self) -> bool:
         """True when the first dimension of every tensor varies; what has a default does not count."""
         return all(t.shape[:1] == (DYNAMIC,) for t in self.inputs + self.outputs if not t.optional)
+
+
+def values_told(image: ImageSettings) -> bool:
+    """True where [image] says anything about values."""
+    return image.scale is not None or set(image.mean) != {0.0} or set(image.std) != {1.0}
+
+
+def values_on_device(config: ModelConfig) -> bool:
+    """True for a PyTorch model whose input is declared as bytes although [image] makes other values of them:
+    then pixels travel as bytes, and scale, mean and std are applied on the device. The tensors are known."""
+    if config.backend != "pytorch" or config.image is None or len(config.inputs) != 1:
+        return False
+    return config.inputs[0].datatype == "UINT8" and values_told(config.image)

@@ -18,11 +18,27 @@ from carpool.config.model import (
     ModelConfig,
     VersionPolicy,
 )
-from carpool.config.model_files import DEFAULT_FILES, find_file, is_for, is_model_file
 from carpool.config.toml import read_toml
 from carpool.config.triton import read_pbtxt
 from carpool.core.policy import Promise
 from carpool.errors import ConfigError
+
+# What each backend can run, and the name it looks for when the settings name no file.
+SUFFIXES = {
+    "onnxruntime": (".onnx",),
+    "pytorch": (".pt", ".pt2", ".py", ".pth", ".safetensors"),
+    "openvino": (".xml", ".onnx"),
+    "python": (".py",),
+}
+DEFAULT_FILES = ("model.onnx", "model.pt", "model.pt2", "model.xml", "model.py")
+
+_HOME = {".onnx": "onnxruntime", ".pt": "pytorch", ".pt2": "pytorch", ".xml": "openvino", ".py": "python"}
+_FOREIGN = {
+    ".plan": "a TensorRT engine",
+    ".engine": "a TensorRT engine",
+    ".graphdef": "a TensorFlow graph",
+    ".savedmodel": "a TensorFlow model",
+}
 
 PBTXT = "config.pbtxt"
 TOML = "model.toml"
@@ -178,7 +194,7 @@ def read_model_file(
         folder = path.parent.parent if versioned else path.parent
         name = folder.name if versioned or path.stem == "model" else path.stem
         config, warnings = (settings or _settings)(folder, name)
-        if not is_for(config, path):
+        if not _is_for(config, path):
             warnings = [f"{path}: served without the settings beside it, which are for {config.file}"]
             config = ModelConfig(name=rules.check_name(name, str(path)), path=folder)
         number = int(path.parent.name) if versioned else 1
@@ -245,7 +261,7 @@ def _wanted(policy: VersionPolicy, present: list[int]) -> Sequence[int]:
 
 def _source(config: ModelConfig, chosen: dict[int, Path], gpus: int) -> tuple[ModelSource, list[str]]:
     _check_labels(config)
-    found = {number: find_file(folder, config) for number, folder in chosen.items()}
+    found = {number: _find_file(folder, config) for number, folder in chosen.items()}
     backends = sorted({backend for _, backend in found.values()})
     if len(backends) > 1:
         raise ConfigError(f"{config.name}: its versions need different backends: {', '.join(backends)}")
@@ -299,3 +315,75 @@ def with_promise(config: ModelConfig, slo_ms: float) -> tuple[ModelConfig, list[
         old = config.policy.slo * 1e3
         warnings.append(f"{config.name}: a promise of {slo_ms:g} ms replaces the {old:g} ms of its settings")
     return replace(config, mode=Mode.PROMISE, policy=policy, slo_may_grow=False), warnings
+
+
+# ---- which file of a folder is the model, and which backend runs it ----------------------------------------
+
+
+def is_model_file(path: Path) -> bool:
+    return path.suffix in _HOME
+
+
+def _is_for(config: ModelConfig, path: Path) -> bool:
+    """False when the settings name another file that could run here."""
+    return config.file in (None, path.name) or Path(str(config.file)).suffix in _FOREIGN
+
+
+def _find_file(folder: Path, config: ModelConfig) -> tuple[Path | None, str]:
+    """The model file in one version's folder and the backend for it; no file for a fake model."""
+    if config.backend == "fake":
+        return None, "fake"
+    asked = config.file or config.pytorch.weights
+    if asked is not None and Path(asked).suffix not in _FOREIGN:
+        return _named(folder, config, asked)
+    names = [name for name in DEFAULT_FILES if _fits(config.backend, name)]
+    own = _existing(folder, names)
+    found = own or _existing(folder, DEFAULT_FILES)
+    if not found:
+        raise ConfigError(_nothing(folder, config, names or list(DEFAULT_FILES)))
+    if config.backend is None and len(found) > 1:
+        listed = " and ".join(path.name for path in found)
+        raise ConfigError(f"{config.name}: {folder} holds {listed}; choose one by setting the backend")
+    return found[0], _backend(config, found[0])
+
+
+def _fits(backend: str | None, name: str) -> bool:
+    return backend in SUFFIXES and Path(name).suffix in SUFFIXES[backend]
+
+
+def _backend(config: ModelConfig, path: Path) -> str:
+    """The backend asked for where it can run the file, else the one at home with it."""
+    if config.backend is not None and _fits(config.backend, path.name):
+        return config.backend
+    return _HOME[path.suffix]
+
+
+def _existing(folder: Path, names: list[str] | tuple[str, ...]) -> list[Path]:
+    return [path for path in (_inner(folder / name) for name in names) if path.is_file()]
+
+
+def _inner(path: Path) -> Path:
+    """A model with its weights beside it may be a folder of the model file's name."""
+    return path / path.name if path.is_dir() else path
+
+
+def _named(folder: Path, config: ModelConfig, name: str) -> tuple[Path, str]:
+    path = _inner(folder / name)
+    if not path.is_file():
+        raise ConfigError(_nothing(folder, config, [name]))
+    if path.suffix in _HOME:
+        return path, _backend(config, path)
+    if config.backend in SUFFIXES:
+        return path, config.backend
+    endings = ", ".join(sorted(_HOME))
+    raise ConfigError(
+        f"{config.name}: {path} has none of the endings {endings}; set the backend that runs it"
+    )
+
+
+def _nothing(folder: Path, config: ModelConfig, names: list[str]) -> str:
+    message = f"{config.name}: no model file in {folder}: looked for {', '.join(names)}"
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.suffix in _FOREIGN:
+            return f"{message}; {path.name} is {_FOREIGN[path.suffix]}, which cannot run here: add model.onnx"
+    return message

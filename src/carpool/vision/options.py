@@ -9,7 +9,7 @@ from typing import Any
 
 from carpool.config.model import Task
 from carpool.config.rules import nearest, shown
-from carpool.config.toml_sections import MAX_DETECTIONS
+from carpool.config.toml import MAX_DETECTIONS
 from carpool.errors import InvalidInput
 
 MAX_TOP_K = 1000

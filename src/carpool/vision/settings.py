@@ -15,8 +15,8 @@ from carpool.config.model import (
     ModelConfig,
     SegmentSettings,
     Task,
+    values_on_device,
 )
-from carpool.config.pixels import values_on_device
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES, Signature, TensorSpec
 from carpool.vision import recognise

@@ -9,7 +9,7 @@ import pytest
 from carpool.errors import InvalidInput
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import HeadFinder, RequestHead, parse_head
-from carpool.lab.load.calls import tensor_calls
+from carpool.lab.load.grpc_client import tensor_calls
 from carpool.lab.load.inputs import Filling, InputSpec, make_tensors
 from carpool.lab.load.messages import Asking, check_headers, check_source, picture_messages, tensor_messages
 from carpool.lab.load.mix import Draw, Mix

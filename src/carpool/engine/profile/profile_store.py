@@ -19,8 +19,7 @@ from typing import Any
 
 from carpool.backends import device_names
 from carpool.config.fingerprint import content_digest
-from carpool.config.model import ModelConfig
-from carpool.config.pixels import values_on_device
+from carpool.config.model import ModelConfig, values_on_device
 from carpool.config.repository import ModelVersion
 from carpool.core.policy import Promise
 from carpool.engine.hardware import Hardware, hardware

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from carpool.errors import ModelError
-from carpool.frontend.grpc.schema import message_class
 from carpool.frontend.server_timing import Times
 from carpool.link.door import ModelEntry
 from carpool.types import RequestedOutput, Tensor
 from carpool.wire.encode import check_array
 from carpool.wire.parameters import write_shared_memory
+from carpool.wire.proto import message_class
 from carpool.wire.tensors import to_binary
 from carpool.wire.v2 import Buffer, Placed, as_requested
 

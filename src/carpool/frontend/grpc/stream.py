@@ -18,9 +18,9 @@ from carpool.frontend.grpc.answers import final_parameter, in_stream
 from carpool.frontend.grpc.asking import Asking, Metadata, read_metadata
 from carpool.frontend.grpc.grpc_inference import Asked, Inference
 from carpool.frontend.grpc.grpc_service import Service
-from carpool.frontend.grpc.schema import message_class
 from carpool.frontend.grpc.statuses import Failure, details_of, metadata_of, refuse
 from carpool.frontend.grpc.unary import deadline_of
+from carpool.wire.proto import message_class
 
 MOST_UNANSWERED = 256
 

@@ -194,8 +194,7 @@ def _check(status: int, body: bytes) -> None:
 
 
 def _grpc(aim: Aim, address: Address) -> Target:
-    from carpool.lab.load.calls import tensor_calls
-    from carpool.lab.load.grpc_client import GrpcTarget
+    from carpool.lab.load.grpc_client import GrpcTarget, tensor_calls
 
     if aim.pictures or address.path:
         raise InvalidInput(

@@ -15,7 +15,6 @@ import orjson
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.lab.load.inputs import InputSpec
 from carpool.lab.load.messages import Header
-from carpool.lab.load.protobuf import fields, integer, shape_of, strings, text
 from carpool.types import DATATYPES
 from carpool.wire.v2 import decode_error
 
@@ -166,24 +165,27 @@ class GrpcFacts:
         self._said = tuple((name.lower(), value) for name, value in headers)
 
     def check_ready(self) -> None:
-        ready = dict(fields(self.ask("ServerReady", b"")))
-        if ready.get(1) != 1:
+        if not self._read("ServerReady").ready:
             raise Unreachable(f"{self._where} is not ready: ServerReady answered false. Nothing was sent")
 
     def models(self) -> list[str]:
-        listed = [
-            entry for number, entry in fields(self.ask("RepositoryIndex", integer(2, 1))) if number == 1
-        ]
-        return [name for entry in listed if isinstance(entry, bytes) for name in strings(entry, 1)]
+        return [model.name for model in self._read("RepositoryIndex", ready=True).models]
 
     def inputs(self, model: str, version: str) -> list[InputSpec]:
-        answer = self.ask("ModelMetadata", text(1, model) + text(2, version))
-        listed = [entry for number, entry in fields(answer) if number == 4]
-        return [
-            input_spec("".join(strings(entry, 1)), "".join(strings(entry, 2)), shape_of(entry, 3))
-            for entry in listed
-            if isinstance(entry, bytes)
-        ]
+        described = self._read("ModelMetadata", name=model, version=version)
+        return [input_spec(entry.name, entry.datatype, tuple(entry.shape)) for entry in described.inputs]
+
+    def _read(self, method: str, **fields: object) -> Any:
+        """The response to a request with these fields."""
+        from google.protobuf.message import DecodeError
+
+        from carpool.wire.proto import message_class
+
+        answer = self.ask(method, message_class(f"{method}Request")(**fields).SerializeToString())
+        try:
+            return message_class(f"{method}Response").FromString(answer)
+        except DecodeError:
+            raise Unreachable(f"{self._where} answers {method} with what is no {method}Response") from None
 
     def ask(self, method: str, message: bytes, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
         import grpc

@@ -1,8 +1,9 @@
-"""The tables say exactly what Triton's own descriptors say."""
+"""Our .proto files say exactly what Triton's own descriptors say, and the descriptors what the files say."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.json_format import ParseDict
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+import carpool.wire.proto
 from carpool.frontend.grpc.grpc_calls import CALLS
-from carpool.frontend.grpc.schema import POOL, health_class, message_class
+from carpool.wire.proto import POOL, message_class
 
 
 def messages(file: FileDescriptor) -> Iterator[Descriptor]:
@@ -28,6 +30,7 @@ def enums(file: FileDescriptor) -> Iterator[EnumDescriptor]:
         yield from message.enum_types
 
 
+FOLDER = Path(carpool.wire.proto.__file__).parent
 FILES = (service_pb2.DESCRIPTOR, model_config_pb2.DESCRIPTOR)
 MESSAGES = [message for file in FILES for message in messages(file)]
 ENUMS = [enum for file in FILES for enum in enums(file)]
@@ -87,8 +90,10 @@ def test_every_call_of_the_service_is_there_with_its_messages() -> None:
 
 
 def test_health_messages_have_the_numbers_that_everybody_knows() -> None:
-    assert health_class("HealthCheckRequest")(service="x").SerializeToString() == b"\x0a\x01x"
-    assert health_class("HealthCheckResponse")(status=1).SerializeToString() == b"\x08\x01"
+    assert (
+        message_class("HealthCheckRequest", "grpc.health.v1")(service="x").SerializeToString() == b"\x0a\x01x"
+    )
+    assert message_class("HealthCheckResponse", "grpc.health.v1")(status=1).SerializeToString() == b"\x08\x01"
 
 
 def test_a_config_document_makes_a_message() -> None:

@@ -1,4 +1,4 @@
-"""Messages written by hand are those that Triton's own client writes and reads."""
+"""The generator's messages are those that Triton's own client writes and reads."""
 
 from __future__ import annotations
 
@@ -9,48 +9,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from carpool.errors import InvalidInput
-from carpool.lab.load.grpc_client import read_answer, read_error
+from carpool.lab.load.grpc_client import infer_request, read_answer, read_error
 from carpool.lab.load.outcome import PLAIN_ANSWER, Answer, Kind, Timing, failed
-from carpool.lab.load.protobuf import fields, infer_request, shape_of, signed, strings, varint
 from carpool.types import Datatype, Tensor
 
 
 @settings(deadline=None)
 @given(
     st.text(max_size=20),
-    st.lists(st.integers(0, 2**40), max_size=4),
-    st.binary(max_size=300),
+    st.lists(st.integers(0, 5), max_size=4),
     st.integers(0, 9),
 )
-def test_a_request_reads_as_it_was_meant(name: str, shape: list[int], raw: bytes, priority: int) -> None:
-    tensor = Tensor(name, Datatype.FP32, tuple(shape), np.zeros(0, np.float32))
-    written = infer_request("model", "3", [tensor], [raw], priority=priority)
+def test_a_request_reads_as_it_was_meant(name: str, shape: list[int], priority: int) -> None:
+    tensor = Tensor(name, Datatype.FP32, tuple(shape), np.ones(shape, np.float32))
+    written = infer_request("model", "3", [tensor], priority)
     read = service_pb2.ModelInferRequest.FromString(written)
     assert (read.model_name, read.model_version) == ("model", "3")
     assert (read.inputs[0].name, read.inputs[0].datatype) == (name, "FP32")
     assert list(read.inputs[0].shape) == shape
-    assert list(read.raw_input_contents) == [raw]
+    assert list(read.raw_input_contents) == [np.ones(shape, np.float32).tobytes()]
     assert read.parameters["priority"].int64_param == priority
-
-
-@settings(deadline=None)
-@given(st.integers(-(2**63), 2**63 - 1))
-def test_numbers_go_there_and_back(number: int) -> None:
-    ((_, value),) = fields(varint(5 << 3) + varint(number))
-    assert signed(value) == number
-
-
-def test_metadata_is_read() -> None:
-    metadata = service_pb2.ModelMetadataResponse(name="m", versions=["1", "2"])
-    metadata.inputs.add(name="x", datatype="UINT8", shape=[-1, 3, 224])
-    written = metadata.SerializeToString()
-    assert strings(written, 2) == ["1", "2"]
-    (entry,) = [value for number, value in fields(written) if number == 4]
-    assert isinstance(entry, bytes)
-    assert (strings(entry, 1), strings(entry, 2), shape_of(entry, 3)) == (["x"], ["UINT8"], (-1, 3, 224))
-    unpacked = b"".join(varint(3 << 3) + varint(length) for length in (-1, 7))
-    assert shape_of(unpacked, 3) == (-1, 7)
 
 
 def test_an_answer_says_where_its_time_went() -> None:
@@ -74,8 +52,6 @@ def test_any_bytes_are_an_answer_or_malformed(message: bytes) -> None:
 
 @pytest.mark.parametrize("message", [b"\x0a\xff", b"\x0b\x00", b"\xff" * 12, b"\x09\x00"])
 def test_what_is_no_message_is_malformed(message: bytes) -> None:
-    with pytest.raises(InvalidInput):
-        list(fields(message))
     assert read_answer(message) == failed("malformed")
 
 
