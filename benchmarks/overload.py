@@ -25,8 +25,8 @@ from pathlib import Path
 
 from carpool.core.capacity import fluid_bound, slo_capacity
 from carpool.core.curve import BatchCurve
+from carpool.lab.load.load_report import Report
 from carpool.lab.load.processes import spare_the_collector
-from carpool.lab.load.report import Report
 from load.disturbance import Disturbance, is_quiet
 from load.offer import broken, gave_up, left, offer
 from load.overload_plot import draw

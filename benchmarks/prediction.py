@@ -45,9 +45,9 @@ from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
 from carpool.demo import demo_models
 from carpool.errors import CarpoolError
+from carpool.lab.fleet_plan import ENOUGH, Question, max_batch, suffices
 from carpool.lab.machine import UNSHARED, Machine
-from carpool.lab.plan import ENOUGH, Question, max_batch, suffices
-from carpool.lab.scenario import Scenario, measure
+from carpool.sim.scenario import Scenario, measure
 from load import open_loop, processes
 from load.burst import LoadError
 from load.carpool_server import CarpoolServer, FakeModel, carpool_server, starting, wait_ready

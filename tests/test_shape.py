@@ -18,7 +18,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     {"types", "errors", "clock", "console"},
     {"core", "demo"},
-    {"config"},
+    {"config", "sim"},
     {"backends", "vision", "wire", "observe"},
     {"rollout", "cache", "pipelines"},
     {"engine"},

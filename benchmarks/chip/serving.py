@@ -15,9 +15,9 @@ from typing import Any
 import uvloop
 
 from carpool.lab.load.aim import Aim
-from carpool.lab.load.plan import Closed, Open, Plan
+from carpool.lab.load.load_plan import Closed, Open, Plan
+from carpool.lab.load.load_report import Report
 from carpool.lab.load.processes import run_shared
-from carpool.lab.load.report import Report
 from carpool.lab.load.schedule import Phase
 from chip.account import Account
 from chip.cores import Cores, placed

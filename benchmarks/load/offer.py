@@ -2,9 +2,9 @@
 
 import uvloop
 
-from carpool.lab.load.plan import Closed, Open, Plan
-from carpool.lab.load.report import Report
-from carpool.lab.load.run import run
+from carpool.lab.load.generator import run
+from carpool.lab.load.load_plan import Closed, Open, Plan
+from carpool.lab.load.load_report import Report
 from carpool.lab.load.schedule import Phase
 from load.visitors import LEFT, Visitors, http_message
 from load.wrk import Target

@@ -11,11 +11,11 @@ from pathlib import Path
 import uvloop
 
 from carpool.lab.load.aim import Aim, take_aim
-from carpool.lab.load.outcome import Answer, Ticket
-from carpool.lab.load.plan import Closed, Open, Plan
-from carpool.lab.load.report import Counts, Report
-from carpool.lab.load.run import run
+from carpool.lab.load.generator import run
+from carpool.lab.load.load_plan import Closed, Open, Plan
+from carpool.lab.load.load_report import Counts, Report
 from carpool.lab.load.schedule import Phase
+from carpool.lab.load.ticket import Answer, Ticket
 from load import processes
 from load.carpool_server import CarpoolServer
 from load.disturbance import Disturbance, is_quiet

@@ -14,11 +14,11 @@ import pytest
 
 import gpu
 from carpool.lab.load.aim import Aim
+from carpool.lab.load.generator import Part
 from carpool.lab.load.histogram import Histogram
-from carpool.lab.load.outcome import Answer, Kind, Ticket, Timing
-from carpool.lab.load.report import Report, report
-from carpool.lab.load.run import Part
+from carpool.lab.load.load_report import Report, report
 from carpool.lab.load.tally import Tally
+from carpool.lab.load.ticket import Answer, Kind, Ticket, Timing
 from chip import draw_processes, isolation
 from chip.isolation import Flood
 from chip.serving import Load, row

@@ -38,11 +38,11 @@ def test_every_verb_and_option_is_documented(verb: str) -> None:
 def test_every_json_key_is_documented() -> None:
     from dataclasses import fields
 
-    from carpool.lab.plan import Plan
-    from carpool.lab.profile import Budget, Report, Row
-    from carpool.lab.scenario import Outcome
-    from carpool.lab.sweep.findings import Row as SweepRow
+    from carpool.lab.batch_profile import Budget, Report, Row
+    from carpool.lab.fleet_plan import Plan
     from carpool.lab.sweep.results import Results
+    from carpool.lab.sweep.sweep_results import Row as SweepRow
+    from carpool.sim.scenario import Outcome
 
     for verb, kind in (
         ("simulate", Outcome),

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from carpool.cli import load_given
-from carpool.cli.load import Load
-from carpool.cli.load_show import Window, line
+from carpool.cli.load_command import Load
+from carpool.cli.load_display import Window, line
 from carpool.cli.main import app
-from carpool.lab.load.plan import Closed, Open
+from carpool.lab.load.load_plan import Closed, Open
 from carpool.lab.load.schedule import Constant, Phase
 from carpool.lab.load.tally import Slice
 from carpool.lab.traffic import Bursty, Cameras
@@ -145,8 +145,8 @@ def test_every_key_of_the_report_is_documented() -> None:
     from dataclasses import fields
 
     from carpool.lab.load.lateness import Generator
+    from carpool.lab.load.load_report import Counts, Report
     from carpool.lab.load.recorder import COLUMNS
-    from carpool.lab.load.report import Counts, Report
     from carpool.lab.load.spread import Spread
 
     text = (Path(__file__).parents[2] / "docs" / "load.md").read_text("utf-8")

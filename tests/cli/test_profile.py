@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from carpool.cli import profile_run
 from carpool.cli.main import app
-from carpool.lab.profile import Question, Report, profile
+from carpool.lab.batch_profile import Question, Report, profile
 from engine import repositories
 
 

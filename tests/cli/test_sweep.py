@@ -8,9 +8,9 @@ from typer.testing import CliRunner, Result
 
 from carpool.cli import sweep_given
 from carpool.cli.main import app
-from carpool.cli.sweep import Sweep, SweepMode
+from carpool.cli.sweep_command import Sweep, SweepMode
 from carpool.cli.sweep_show import Lines, lasting
-from carpool.lab.sweep.grid import AS_IS
+from carpool.lab.sweep.sweep_order import AS_IS
 from engine import repositories
 from lab.sweep.samples import run
 

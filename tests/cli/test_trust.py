@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from carpool.cli.main import app
-from carpool.cli.trust_options import VARIABLE, trust
+from carpool.cli.running_server import VARIABLE, trust
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim, take_aim
 from carpool.lab.load.facts import Unreachable
-from carpool.lab.load.plan import Closed, Plan
-from carpool.lab.load.run import run
+from carpool.lab.load.generator import run
+from carpool.lab.load.load_plan import Closed, Plan
 from carpool.lab.load.trust import Trust
 from engine.scripted import Stage, model, scripted_stage
 from servers.access.key_files import ALICE, ROOT, admin_keys, api_keys, write

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from carpool.core.arrivals import TraceError, bursty, cameras, poisson, trace
+from carpool.sim.arrivals import TraceError, bursty, cameras, poisson, trace
 
 
 def test_poisson_has_its_rate() -> None:

@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 
-from carpool.core.arrivals import Arrival, cameras, poisson
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.core.simulation import Device, Simulation, percentile, report
+from carpool.sim.arrivals import Arrival, cameras, poisson
+from carpool.sim.simulation import Device, Simulation, percentile, report
 
 CURVE = BatchCurve.parse("4+1", 8)
 EXACT = Device(CURVE, noise=0.0, stall_share=0.0)

@@ -9,8 +9,8 @@ import pytest
 
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve
+from carpool.lab.fleet_plan import Question, plan
 from carpool.lab.machine import UNSHARED, Machine
-from carpool.lab.plan import Question, plan
 
 CURVE = BatchCurve.parse("1:13,8:85")
 TWO_CORES = Machine(cores=2, infer_cores=2, decode=0.0025, protocol=0.0005)
@@ -18,9 +18,9 @@ TWO_CORES = Machine(cores=2, infer_cores=2, decode=0.0025, protocol=0.0005)
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.lab.plan._REQUESTS", 1_500)
-    monkeypatch.setattr("carpool.lab.plan._SECONDS", 4.0)
-    monkeypatch.setattr("carpool.lab.plan._AFFORDED", 6_000)
+    monkeypatch.setattr("carpool.lab.fleet_plan._REQUESTS", 1_500)
+    monkeypatch.setattr("carpool.lab.fleet_plan._SECONDS", 4.0)
+    monkeypatch.setattr("carpool.lab.fleet_plan._AFFORDED", 6_000)
     monkeypatch.setattr("carpool.lab.surge._WANTED", 1_000)
 
 

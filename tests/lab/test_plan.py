@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carpool.core.curve import BatchCurve
-from carpool.lab.plan import ENOUGH, Plan, Question, plan
+from carpool.lab.fleet_plan import ENOUGH, Plan, Question, plan
 
 EXERCISE = BatchCurve.parse("4+1")
 RESNET = BatchCurve.parse("1:6.2,4:9.1,16:21,64:74")
@@ -15,9 +15,9 @@ YOLO = BatchCurve.parse("1:8,8:12,32:22,64:35,128:60")
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorter checks, for answers that do not hang on the last permille."""
-    monkeypatch.setattr("carpool.lab.plan._REQUESTS", 3_000)
-    monkeypatch.setattr("carpool.lab.plan._SECONDS", 4.0)
-    monkeypatch.setattr("carpool.lab.plan._AFFORDED", 15_000)
+    monkeypatch.setattr("carpool.lab.fleet_plan._REQUESTS", 3_000)
+    monkeypatch.setattr("carpool.lab.fleet_plan._SECONDS", 4.0)
+    monkeypatch.setattr("carpool.lab.fleet_plan._AFFORDED", 15_000)
 
 
 def _check(found: Plan, slo_ms: float) -> None:

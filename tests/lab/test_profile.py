@@ -11,9 +11,9 @@ from carpool.config.model import ModelConfig
 from carpool.engine import measuring
 from carpool.engine.measuring import Measuring, Point
 from carpool.errors import ConfigError, InvalidInput
-from carpool.lab import profile as lab
+from carpool.lab import batch_profile as lab
+from carpool.lab.batch_profile import Question, Report, profile
 from carpool.lab.plots import batch_profile
-from carpool.lab.profile import Question, Report, profile
 from engine import repositories
 from engine.timed import Clock, Timed
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from carpool.cli import checks
-from carpool.cli.simulate import Simulate
+from carpool.cli.simulate_command import Simulate
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import InvalidInput
-from carpool.lab.scenario import Scenario
 from carpool.lab.traffic import Bursty, Cameras, Poisson, Recording, Traffic
+from carpool.sim.scenario import Scenario
 
 _SECONDS = 60.0
 

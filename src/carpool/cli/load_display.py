@@ -16,7 +16,7 @@ from carpool.lab.load.tally import Slice
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from carpool.lab.load.report import Counts, Report
+    from carpool.lab.load.load_report import Counts, Report
 
 _WINDOW_S = 5.0  # what is shown is of the last seconds
 _LINE_EVERY_S = 5.0  # where nobody watches a terminal

@@ -6,14 +6,14 @@ import resource
 from pathlib import Path
 
 from carpool.cli import checks
-from carpool.cli.load import Load
-from carpool.cli.trust_options import trust
+from carpool.cli.load_command import Load
+from carpool.cli.running_server import trust
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim
-from carpool.lab.load.inputs import Filling
+from carpool.lab.load.load_plan import Closed, Open, Plan
 from carpool.lab.load.messages import LATEST, Header, check_headers, check_source
 from carpool.lab.load.mix import Mix
-from carpool.lab.load.plan import Closed, Open, Plan
+from carpool.lab.load.request_data import Filling
 from carpool.lab.load.schedule import MOST_REQUESTS, Constant, Phase, check_length
 from carpool.lab.traffic import Bursty, Cameras, Poisson, Recording, Traffic
 

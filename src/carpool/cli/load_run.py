@@ -11,17 +11,17 @@ from contextlib import nullcontext
 
 import uvloop
 
-from carpool.cli import checks, load_given, load_show, show
-from carpool.cli.load import Load
+from carpool.cli import checks, load_display, load_given, show
+from carpool.cli.load_command import Load
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim, read_url, take_aim
 from carpool.lab.load.facts import Unreachable
-from carpool.lab.load.plan import Closed, Plan
+from carpool.lab.load.generator import Watch
+from carpool.lab.load.generator import run as run_load
+from carpool.lab.load.load_plan import Closed, Plan
+from carpool.lab.load.load_report import Report
 from carpool.lab.load.processes import LostPart, run_shared, spare_the_collector
 from carpool.lab.load.recorder import Recorder
-from carpool.lab.load.report import Report
-from carpool.lab.load.run import Watch
-from carpool.lab.load.run import run as run_load
 
 _MOST_PROCESSES = 64
 
@@ -40,7 +40,7 @@ def run(given: Load) -> bool:
         raise InvalidInput("--save needs --processes 1: single requests are not passed on", field="--save")
     read_url(aim.url)
     try:
-        with load_show.progress(_seconds(plan), given.slo_ms) as watch:
+        with load_display.progress(_seconds(plan), given.slo_ms) as watch:
             found = uvloop.run(_load(plan, aim, given, watch))
     except (Unreachable, LostPart) as error:
         print(f"carpool: {error.message}", file=sys.stderr)
@@ -82,7 +82,7 @@ def _show(given: Load, found: Report) -> None:
     g = found.generator
     early = ", ended early" if found.stopped_early else ""
     show.paragraph(f"{found.target}: {found.loop} loop, {found.total.seconds:g} s{early}.")
-    load_show.report(found)
+    load_display.report(found)
     show.paragraph(
         f"The generator used {100 * g.busiest_core_share:.0f} % of a core, "
         f"{g.processor_us_per_request:.0f} µs for a request, {g.connections} connections; "

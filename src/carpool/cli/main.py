@@ -9,14 +9,14 @@ import typer
 from typer.core import TyperGroup
 
 from carpool import __version__
-from carpool.cli.load import Load
-from carpool.cli.models import ModelsVerb
-from carpool.cli.plan import PlanVerb
-from carpool.cli.predict import Predict
-from carpool.cli.profile import ProfileVerb
-from carpool.cli.serve import Serve
-from carpool.cli.simulate import Simulate
-from carpool.cli.sweep import Sweep
+from carpool.cli.load_command import Load
+from carpool.cli.models_command import ModelsVerb
+from carpool.cli.plan_command import PlanVerb
+from carpool.cli.predict_command import Predict
+from carpool.cli.profile_command import ProfileVerb
+from carpool.cli.serve_command import Serve
+from carpool.cli.simulate_command import Simulate
+from carpool.cli.sweep_command import Sweep
 from carpool.cli.verb import as_command
 from carpool.errors import CarpoolError
 

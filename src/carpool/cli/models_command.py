@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from carpool.cli import options as o
-from carpool.cli import trust_options as t
+from carpool.cli import running_server as t
+from carpool.cli import shared_options as o
 
 
 class Action(StrEnum):

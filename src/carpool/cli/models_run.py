@@ -8,8 +8,8 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from carpool.cli.models import Action, ModelsVerb
-from carpool.cli.trust_options import trust
+from carpool.cli.models_command import Action, ModelsVerb
+from carpool.cli.running_server import trust
 from carpool.config.rules import read_settings
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.lab.load.trust import TRUSTING, Trust

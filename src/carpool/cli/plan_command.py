@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import typer
 
-from carpool.cli import options as o
+from carpool.cli import shared_options as o
 
 
 @dataclass(frozen=True, kw_only=True)

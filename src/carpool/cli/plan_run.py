@@ -6,10 +6,10 @@ import json
 from math import inf
 
 from carpool.cli import checks, show
-from carpool.cli.plan import PlanVerb
+from carpool.cli.plan_command import PlanVerb
 from carpool.errors import InvalidInput
+from carpool.lab.fleet_plan import Plan, Question, plan
 from carpool.lab.machine import Machine
-from carpool.lab.plan import Plan, Question, plan
 
 
 def run(options: PlanVerb) -> bool:

@@ -17,8 +17,8 @@ from urllib.parse import quote, urlencode
 
 from carpool.cli import show
 from carpool.cli.models_run import Failed, Server
-from carpool.cli.predict import Predict
-from carpool.cli.trust_options import trust
+from carpool.cli.predict_command import Predict
+from carpool.cli.running_server import trust
 from carpool.errors import InvalidInput
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from carpool.cli import checks, show
-from carpool.cli.profile import ProfileVerb
+from carpool.cli.profile_command import ProfileVerb
 from carpool.engine.numerals import numeral
 from carpool.errors import InvalidInput
-from carpool.lab.profile import Question, Report, profile
+from carpool.lab.batch_profile import Question, Report, profile
 
 _MOST_BUDGETS = 16
 _SOME_CORES = 0.1  # less is not worth a word

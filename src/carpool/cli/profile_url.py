@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from carpool.cli import show
 from carpool.cli.models_run import Failed, Server
-from carpool.cli.profile import ProfileVerb
-from carpool.cli.trust_options import trust
+from carpool.cli.profile_command import ProfileVerb
+from carpool.cli.running_server import trust
 from carpool.engine.numerals import numeral
 from carpool.errors import InvalidInput
 

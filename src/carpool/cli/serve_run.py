@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvloop
 
-from carpool.cli.serve import Serve
+from carpool.cli.serve_command import Serve
 from carpool.cli.serve_progress import LoadingProgress
 from carpool.config.repository import ModelSource, find_models
 from carpool.config.server import ServerSettings, server_settings

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from carpool.lab.scenario import Outcome
+    from carpool.sim.scenario import Outcome
 
 _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("offered", lambda o: f"{o.offered_rps:,.1f} /s"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.cli import options as o
+from carpool.cli import shared_options as o
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 
 from carpool.cli import checks, given, show
-from carpool.cli.simulate import Simulate
+from carpool.cli.simulate_command import Simulate
 from carpool.errors import InvalidInput
-from carpool.lab.scenario import LOADS, Outcome, Scenario, contenders, measure, sweep
+from carpool.sim.scenario import LOADS, Outcome, Scenario, contenders, measure, sweep
 
 
 def run(options: Simulate) -> None:

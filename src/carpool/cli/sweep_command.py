@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from carpool.cli import options as o
+from carpool.cli import shared_options as o
 
 _SETTINGS, _TRAFFIC, _RUN = "Settings", "Traffic", "The run"
 

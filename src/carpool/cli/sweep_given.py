@@ -9,7 +9,7 @@ from pathlib import Path
 
 from carpool.cli import checks
 from carpool.cli.load_given import read_shape
-from carpool.cli.sweep import Sweep
+from carpool.cli.sweep_command import Sweep
 from carpool.config.repository import ModelSource, find_models
 from carpool.config.server import server_settings
 from carpool.core.policy import Promise
@@ -19,8 +19,8 @@ from carpool.demo.recipes import RECIPES
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import read_pictures, read_url
 from carpool.lab.load.schedule import Phase, check_length
-from carpool.lab.sweep.grid import AS_IS, Setting, settings_of
 from carpool.lab.sweep.order import SLO_MS, Order
+from carpool.lab.sweep.sweep_order import AS_IS, Setting, settings_of
 from carpool.lab.sweep.variant import check_place
 
 DEMO_DETECTOR = "nanodet"

@@ -13,7 +13,7 @@ from pathlib import Path
 import uvloop
 
 from carpool.cli import show, sweep_given, sweep_show
-from carpool.cli.sweep import Sweep
+from carpool.cli.sweep_command import Sweep
 from carpool.errors import InvalidInput
 from carpool.lab.load.facts import Unreachable
 from carpool.lab.load.processes import spare_the_collector

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from carpool.cli import show
 from carpool.engine.numerals import numeral
 from carpool.lab.sweep.conduct import Audience
-from carpool.lab.sweep.measured import Measured
 from carpool.lab.sweep.results import Results
+from carpool.lab.sweep.sweep_runs import Measured
 
 _OVERHEAD_S = 0.5  # between two runs, until it is known better
 

@@ -10,9 +10,9 @@ from carpool.core.capacity import expected_p99, promised_batch
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise
 from carpool.lab.machine import UNSHARED, Machine
-from carpool.lab.reasons import cannot, reasons
-from carpool.lab.scenario import Scenario, measure
+from carpool.lab.plan_words import cannot, reasons
 from carpool.lab.surge import Surge, surge_outcome
+from carpool.sim.scenario import Scenario, measure
 
 ENOUGH = 0.99  # of what is offered must be answered in time: the promise is a p99
 _REQUESTS = 15_000  # at least, in a checking run: its 99th percentile then rests on 150 of them

@@ -9,7 +9,7 @@ from carpool.engine.numerals import numeral as _n
 from carpool.lab.machine import UNSHARED
 
 if TYPE_CHECKING:
-    from carpool.lab.plan import Check, Plan, Question
+    from carpool.lab.fleet_plan import Check, Plan, Question
 
 
 def reasons(q: Question, plan: Plan, needed: int, *, group: int, p99: float) -> Iterator[str]:

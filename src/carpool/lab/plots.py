@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carpool.errors import InvalidInput
-from carpool.lab.profile import CAUTION, Budget, Report
-from carpool.lab.scenario import Outcome
+from carpool.lab.batch_profile import CAUTION, Budget, Report
+from carpool.sim.scenario import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 from random import Random
 
-from carpool.core.arrivals import Arrival, poisson
-from carpool.core.simulation import percentile
-from carpool.lab.scenario import Scenario, play
+from carpool.sim.arrivals import Arrival, poisson
+from carpool.sim.scenario import Scenario, play
+from carpool.sim.simulation import percentile
 
 _LONGEST = 10.0  # seconds: the scheduler's memory is shorter, so that a longer surge goes on as this one does
 _WANTED, _AFFORDED = 10_000, 40_000  # requests inside surges, and in a whole run

@@ -7,9 +7,9 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from carpool.core import arrivals as core
-from carpool.core.arrivals import Arrival
 from carpool.errors import InvalidInput
+from carpool.sim import arrivals as core
+from carpool.sim.arrivals import Arrival
 
 
 class Traffic(Protocol):

@@ -11,9 +11,9 @@ from carpool.core.capacity import fluid_bound, slo_capacity
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.core.simulation import Device, Report, Run, Simulation, report
 from carpool.errors import InvalidInput
 from carpool.lab.traffic import Poisson, Traffic
+from carpool.sim.simulation import Device, Report, Run, Simulation, report
 
 LOADS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 2.5, 3.0)
 SWEEP_SECONDS = 20.0  # per point: enough for a curve, and a sweep ends while somebody watches

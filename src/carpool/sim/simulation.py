@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from math import ceil, exp, inf
 from random import Random
 
-from carpool.core.arrivals import Arrival
 from carpool.core.curve import BatchCurve
-from carpool.core.decode_stage import Decoder, DecodeStage
 from carpool.core.instance import Batch
 from carpool.core.job import Job, Reason
 from carpool.core.scheduler import Scheduler
+from carpool.sim.arrivals import Arrival
+from carpool.sim.decode_stage import Decoder, DecodeStage
 
 
 @dataclass(frozen=True, slots=True)

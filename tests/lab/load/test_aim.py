@@ -11,9 +11,9 @@ import pytest
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.lab.load.aim import Address, Aim, read_url, take_aim
 from carpool.lab.load.facts import Unreachable
-from carpool.lab.load.plan import Closed, Plan
-from carpool.lab.load.report import Report
-from carpool.lab.load.run import run
+from carpool.lab.load.generator import run
+from carpool.lab.load.load_plan import Closed, Plan
+from carpool.lab.load.load_report import Report
 from lab.load.stub import ANSWER, Exchange, Stub, fine, in_loop
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from carpool.lab.load.generator import run
 from carpool.lab.load.http_client import HttpTarget
-from carpool.lab.load.plan import Closed, Open, Plan
-from carpool.lab.load.report import Report
-from carpool.lab.load.run import run
+from carpool.lab.load.load_plan import Closed, Open, Plan
+from carpool.lab.load.load_report import Report
 from carpool.lab.load.schedule import Constant, Phase
 from carpool.lab.load.tally import Slice
 from lab.load.stub import ANSWER, TIMING, Exchange, Handle, Stub, fine, in_loop

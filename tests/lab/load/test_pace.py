@@ -7,11 +7,11 @@ from math import inf
 import pytest
 
 from carpool.lab.load.ledger import Ledger
-from carpool.lab.load.outcome import PLAIN_ANSWER, Answer, Ticket
+from carpool.lab.load.load_plan import Closed, Open
 from carpool.lab.load.pace import ClosedLoop, OpenLoop, Pace, pace_of
-from carpool.lab.load.plan import Closed, Open
 from carpool.lab.load.schedule import Constant, Phase
 from carpool.lab.load.tally import Tally
+from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Ticket
 from lab.load.playing import play
 
 

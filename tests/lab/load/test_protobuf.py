@@ -11,8 +11,8 @@ from tritonclient.grpc import service_pb2
 
 from carpool.errors import InvalidInput
 from carpool.lab.load.grpc_client import read_answer, read_error
-from carpool.lab.load.outcome import PLAIN_ANSWER, Answer, Kind, Timing, failed
 from carpool.lab.load.protobuf import fields, infer_request, shape_of, signed, strings, varint
+from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Kind, Timing, failed
 from carpool.types import Datatype, Tensor
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from carpool.lab.load.histogram import Histogram
-from carpool.lab.sweep.grid import KNOBS, PROMISE, Setting
-from carpool.lab.sweep.measured import Measured, pack
 from carpool.lab.sweep.predict import Predicted
 from carpool.lab.sweep.results import Results
+from carpool.lab.sweep.sweep_order import KNOBS, PROMISE, Setting
+from carpool.lab.sweep.sweep_runs import Measured, pack
 
 SLO_MS = 50.0
 CAPACITY = 100.0

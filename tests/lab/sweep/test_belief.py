@@ -7,12 +7,12 @@ import pytest
 from carpool.core.curve import BatchCurve
 from carpool.errors import InvalidInput
 from carpool.lab.load.facts import Unreachable
-from carpool.lab.load.outcome import PLAIN_ANSWER, Answer, Kind, Ticket, Timing
-from carpool.lab.sweep.belief import SERVER, Belief, from_answers, rates_of, read_profile
+from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Kind, Ticket, Timing
 from carpool.lab.sweep.found import Found, read_found
-from carpool.lab.sweep.grid import AS_IS, KNOBS, PROMISE, Setting
-from carpool.lab.sweep.measured import Watcher
 from carpool.lab.sweep.predict import predict
+from carpool.lab.sweep.sweep_order import AS_IS, KNOBS, PROMISE, Setting
+from carpool.lab.sweep.sweep_prediction import SERVER, Belief, from_answers, rates_of, read_profile
+from carpool.lab.sweep.sweep_runs import Watcher
 
 BELIEF = Belief(BatchCurve.parse("40+10", 16), 1, SERVER)
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from carpool.lab.sweep.findings import best_of, noise_of, noise_words, rows_of, sentences
-from carpool.lab.sweep.measured import read_measured
+from carpool.lab.sweep.sweep_results import best_of, noise_of, noise_words, rows_of, sentences
+from carpool.lab.sweep.sweep_runs import read_measured
 from lab.sweep.samples import DELAYED, PROMISED, SLO_MS, results, run, runs
 
 NAMES = [PROMISED.name, DELAYED.name]

@@ -11,12 +11,12 @@ from carpool.errors import InvalidInput
 from carpool.lab.load.facts import Facts, GrpcFacts, HttpFacts, Unreachable, only_model
 from carpool.lab.load.http_answer import REFUSALS
 from carpool.lab.load.http_client import HttpTarget
-from carpool.lab.load.inputs import Filling, make_tensors
 from carpool.lab.load.messages import Asking, Header, picture_messages, tensor_messages
 from carpool.lab.load.mix import Draw, Mix
-from carpool.lab.load.outcome import Ticket
-from carpool.lab.load.regions import ClientRegion, RegionTarget, region_messages
+from carpool.lab.load.region_target import ClientRegion, RegionTarget, region_messages
+from carpool.lab.load.request_data import Filling, make_tensors
 from carpool.lab.load.target import Target
+from carpool.lab.load.ticket import Ticket
 from carpool.lab.load.trust import TRUSTING, Trust
 from carpool.types import Tensor
 from carpool.wire.v2 import decode_error, decode_response, read_header_length

@@ -8,8 +8,8 @@ from functools import lru_cache
 from carpool.lab.load.grpc_client import Call, Metadata
 from carpool.lab.load.messages import Asking, Bodies, asked_headers
 from carpool.lab.load.mix import Draw
-from carpool.lab.load.outcome import Ticket
 from carpool.lab.load.protobuf import infer_request
+from carpool.lab.load.ticket import Ticket
 from carpool.wire.tensors import to_binary
 
 _KEPT = 64  # messages: each has its tensors in it

@@ -12,12 +12,12 @@ from math import ceil
 from carpool.lab.load.alarm import Alarm
 from carpool.lab.load.histogram import Histogram
 from carpool.lab.load.ledger import Ledger, Record
-from carpool.lab.load.outcome import Answer, Ticket
+from carpool.lab.load.load_plan import Closed, Plan
+from carpool.lab.load.load_report import Report, report
 from carpool.lab.load.pace import Pace, pace_of
-from carpool.lab.load.plan import Closed, Plan
-from carpool.lab.load.report import Report, report
 from carpool.lab.load.tally import Slice, Tally
 from carpool.lab.load.target import Target
+from carpool.lab.load.ticket import Answer, Ticket
 
 Watch = Callable[[float, Slice], None]
 """Called a few times a second with the time since the start and what happened since the last call."""

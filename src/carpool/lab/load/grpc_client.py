@@ -11,9 +11,9 @@ import grpc
 
 from carpool.errors import InvalidInput
 from carpool.lab.load.http_answer import read_timing
-from carpool.lab.load.outcome import PLAIN_ANSWER, Answer, Kind, Ticket, Timing, failed
 from carpool.lab.load.protobuf import numbers
 from carpool.lab.load.target import Clock, Tell
+from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Kind, Ticket, Timing, failed
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 _PARAMETERS = 4  # the field of ModelInferResponse

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from carpool.errors import CarpoolError
-from carpool.lab.load.outcome import PLAIN_ANSWER, Answer, Kind, Timing
+from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Kind, Timing
 from carpool.wire.v2 import decode_error
 
 REFUSALS = frozenset({408, 409, 429, 503, 504})

@@ -11,8 +11,8 @@ from typing import cast
 
 from carpool.lab.load.http_answer import AnswerReader, Malformed
 from carpool.lab.load.messages import Message
-from carpool.lab.load.outcome import Answer, Ticket, failed
 from carpool.lab.load.target import Clock, Tell
+from carpool.lab.load.ticket import Answer, Ticket, failed
 
 _CONNECT_S = 10.0
 

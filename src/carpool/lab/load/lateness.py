@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.lab.load.plan import Closed, Plan
+from carpool.lab.load.load_plan import Closed, Plan
 from carpool.lab.load.spread import Spread
 
 LATE_MS = 5.0  # the 99th percentile of the lag may be this, or a tenth of the SLO if that is more

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from carpool.lab.load.outcome import Answer, Kind, Ticket
 from carpool.lab.load.tally import Slice, Tally
+from carpool.lab.load.ticket import Answer, Kind, Ticket
 
 Record = Callable[[Ticket, float, Answer], None]
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from carpool.lab.load.histogram import Histogram
 from carpool.lab.load.lateness import Generator, judge
-from carpool.lab.load.plan import Closed, Plan
+from carpool.lab.load.load_plan import Closed, Plan
 from carpool.lab.load.schedule import Phase
 from carpool.lab.load.spread import Spread, milliseconds, spread
 from carpool.lab.load.tally import Tally
 
 if TYPE_CHECKING:
-    from carpool.lab.load.run import Part
+    from carpool.lab.load.generator import Part
 
 
 @dataclass(frozen=True, slots=True)

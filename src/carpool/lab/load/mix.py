@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
-from carpool.lab.load.outcome import Ticket
+from carpool.lab.load.ticket import Ticket
 
 _DRAWN = 4093  # a prime, so that names and bodies, which go round too, meet in every combination
 

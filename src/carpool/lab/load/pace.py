@@ -6,9 +6,9 @@ from bisect import insort
 from math import inf
 from typing import Protocol
 
-from carpool.lab.load.outcome import Ticket
-from carpool.lab.load.plan import Closed, Open
+from carpool.lab.load.load_plan import Closed, Open
 from carpool.lab.load.schedule import Schedule
+from carpool.lab.load.ticket import Ticket
 
 
 class Pace(Protocol):

@@ -18,10 +18,10 @@ import uvloop
 
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.lab.load.aim import Aim, take_aim
+from carpool.lab.load.generator import Part, Watch, run_part
+from carpool.lab.load.load_plan import Plan
+from carpool.lab.load.load_report import Report, report
 from carpool.lab.load.pace import pace_of
-from carpool.lab.load.plan import Plan
-from carpool.lab.load.report import Report, report
-from carpool.lab.load.run import Part, Watch, run_part
 from carpool.lab.load.tally import Slice
 
 _AFTER_S = 0.2  # from the last process that is ready to the common start

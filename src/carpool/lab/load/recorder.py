@@ -10,7 +10,7 @@ from typing import IO
 import orjson
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.outcome import Answer, Ticket, Timing
+from carpool.lab.load.ticket import Answer, Ticket, Timing
 
 COLUMNS = (
     "number",

@@ -15,7 +15,7 @@ from carpool.lab.load.facts import HttpFacts
 from carpool.lab.load.http_client import HttpTarget
 from carpool.lab.load.messages import Asking, Message, head_and_body
 from carpool.lab.load.mix import Draw
-from carpool.lab.load.outcome import Ticket
+from carpool.lab.load.ticket import Ticket
 from carpool.types import Datatype, Tensor
 
 _FOLDER = Path("/dev/shm")

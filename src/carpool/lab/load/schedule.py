@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from math import ceil, floor
 from random import Random
 
-from carpool.core.arrivals import Arrival
 from carpool.errors import InvalidInput
 from carpool.lab.traffic import Bursty, Poisson, Traffic
+from carpool.sim.arrivals import Arrival
 
 MOST_REQUESTS = 20_000_000  # in one run: some 200 MB of times
 _AT_ONCE = 500_000  # arrivals made in one piece: as objects they take ten times the memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from carpool.lab.load.histogram import Histogram
-from carpool.lab.load.outcome import Answer, Kind, Ticket
+from carpool.lab.load.ticket import Answer, Kind, Ticket
 
 
 class Slice:

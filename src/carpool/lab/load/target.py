@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from carpool.lab.load.outcome import Answer, Ticket
+from carpool.lab.load.ticket import Answer, Ticket
 
 Tell = Callable[[Ticket, Answer], None]
 """Called once for each ticket, unless it was let go before."""

@@ -21,19 +21,19 @@ from carpool.demo import pictures as demo_pictures
 from carpool.engine.hardware import Steal, hardware
 from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
 from carpool.lab.load.facts import Unreachable, only_model
-from carpool.lab.load.inputs import Filling
-from carpool.lab.load.plan import Open, Plan
-from carpool.lab.load.run import run as run_load
+from carpool.lab.load.generator import run as run_load
+from carpool.lab.load.load_plan import Open, Plan
+from carpool.lab.load.request_data import Filling
 from carpool.lab.load.schedule import Phase
-from carpool.lab.sweep.belief import GIVEN, Belief, ask_server, rates_of, try_out
 from carpool.lab.sweep.found import Found, read_found
-from carpool.lab.sweep.grid import PROMISE, Point, Setting, points
 from carpool.lab.sweep.journal import Journal
-from carpool.lab.sweep.measured import Measured, Watcher, measured
 from carpool.lab.sweep.order import SLO_MS, Order
 from carpool.lab.sweep.own_server import OwnServer
 from carpool.lab.sweep.predict import predict
 from carpool.lab.sweep.results import Results
+from carpool.lab.sweep.sweep_order import PROMISE, Point, Setting, points
+from carpool.lab.sweep.sweep_prediction import GIVEN, Belief, ask_server, rates_of, try_out
+from carpool.lab.sweep.sweep_runs import Measured, Watcher, measured
 from carpool.lab.sweep.variant import make_variant
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Any
 
 from carpool.core.curve import BatchCurve
 from carpool.errors import InvalidInput
-from carpool.lab.sweep.belief import Belief
+from carpool.lab.sweep.sweep_prediction import Belief
 
 
 @dataclass(frozen=True, slots=True)

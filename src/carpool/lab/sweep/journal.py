@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.errors import InvalidInput
-from carpool.lab.sweep.measured import Measured, read_measured
+from carpool.lab.sweep.sweep_runs import Measured, read_measured
 
 _ASKED, _RUNS = "sweep.json", "runs.jsonl"
 _MOST_BYTES = 256 << 20

@@ -11,7 +11,7 @@ from typing import Any
 from carpool import __version__
 from carpool.config.fingerprint import take_fingerprint
 from carpool.config.repository import ModelSource
-from carpool.lab.sweep.grid import Setting
+from carpool.lab.sweep.sweep_order import Setting
 
 SLO_MS = 100.0  # where neither the command nor the model promises anything
 

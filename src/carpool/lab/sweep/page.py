@@ -9,9 +9,9 @@ from pathlib import Path
 
 from carpool.engine.numerals import numeral as _n
 from carpool.lab.plots import FAINT, INK
-from carpool.lab.sweep.charts import PALETTE, PAPER
-from carpool.lab.sweep.findings import Row
 from carpool.lab.sweep.results import Results
+from carpool.lab.sweep.sweep_report import PALETTE, PAPER
+from carpool.lab.sweep.sweep_results import Row
 
 _DARK = ("#3fc1b8", "#f0845f", "#f2c14e", "#b79ce0", "#7fb2e5", "#e58ab0", "#c9a27e", "#a9a9b5")
 _THEMED = {  # what Matplotlib writes → our name for it, and the colour by night
@@ -46,7 +46,7 @@ _TITLES = (
     *("setting", "load", "offered/s", "in time/s", "plan/s", "in time", "p50 ms", "p99 ms"),
     *("plan p99", "batch", "refused", "failed"),
 )
-_STYLE = (Path(__file__).parent / "page.css").read_text("utf-8")
+_STYLE = (Path(__file__).parent / "sweep_report.css").read_text("utf-8")
 _REASONS = 3  # why runs were void: the rest would say the same with other numbers
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 

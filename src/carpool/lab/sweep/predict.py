@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise
-from carpool.lab.scenario import Scenario, measure
-from carpool.lab.sweep.belief import Belief
-from carpool.lab.sweep.grid import AS_IS, Setting
+from carpool.lab.sweep.sweep_order import AS_IS, Setting
+from carpool.lab.sweep.sweep_prediction import Belief
+from carpool.sim.scenario import Scenario, measure
 
 _BETWEEN = 8  # rates of the line, besides those that are measured
 _MOST_REQUESTS = 20_000

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from carpool.errors import InvalidInput
-from carpool.lab.sweep.charts import draw_charts
 from carpool.lab.sweep.page import page
 from carpool.lab.sweep.results import Results
+from carpool.lab.sweep.sweep_report import draw_charts
 
 
 def check_drawing() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from carpool.lab.sweep.findings import Noise, Row, best_of, noise_of, noise_words, rows_of, sentences
-from carpool.lab.sweep.grid import Setting
-from carpool.lab.sweep.measured import Measured
 from carpool.lab.sweep.predict import Predicted
+from carpool.lab.sweep.sweep_order import Setting
+from carpool.lab.sweep.sweep_results import Noise, Row, best_of, noise_of, noise_words, rows_of, sentences
+from carpool.lab.sweep.sweep_runs import Measured
 
 _PLAIN = (
     *("model", "target", "requests", "slo_ms", "curve", "curve_from", "instances", "capacity_rps"),

@@ -12,9 +12,9 @@ from carpool.engine.numerals import numeral
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
 from carpool.lab.load.facts import Unreachable
-from carpool.lab.load.plan import Closed, Plan
-from carpool.lab.load.run import run
-from carpool.lab.sweep.measured import Watcher
+from carpool.lab.load.generator import run
+from carpool.lab.load.load_plan import Closed, Plan
+from carpool.lab.sweep.sweep_runs import Watcher
 
 GIVEN, SERVER, TRIAL = "given with --curve", "measured by the server", "seen in a short trial"
 _TRIALS = (1, 4, 16)  # clients that ask at the same time

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from carpool.engine.numerals import numeral
 from carpool.lab.plots import FAINT, INK, figure
-from carpool.lab.sweep.findings import Row
 from carpool.lab.sweep.results import Results
+from carpool.lab.sweep.sweep_results import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

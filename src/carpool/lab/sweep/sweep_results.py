@@ -9,9 +9,9 @@ from itertools import groupby
 from statistics import fmean, median
 
 from carpool.engine.numerals import numeral as _n
+from carpool.lab.fleet_plan import ENOUGH
 from carpool.lab.load.histogram import Histogram
-from carpool.lab.plan import ENOUGH
-from carpool.lab.sweep.measured import Measured, unpack
+from carpool.lab.sweep.sweep_runs import Measured, unpack
 
 
 @dataclass(frozen=True, slots=True)

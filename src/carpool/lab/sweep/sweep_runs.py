@@ -9,9 +9,9 @@ from typing import Any
 
 from carpool.lab.load.histogram import Histogram
 from carpool.lab.load.ledger import Record
-from carpool.lab.load.outcome import Answer, Kind, Ticket
-from carpool.lab.load.report import Report
-from carpool.lab.sweep.grid import Point
+from carpool.lab.load.load_report import Report
+from carpool.lab.load.ticket import Answer, Kind, Ticket
+from carpool.lab.sweep.sweep_order import Point
 
 
 class Watcher:

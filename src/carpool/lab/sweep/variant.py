@@ -13,7 +13,7 @@ from carpool.config.repository import PBTXT, TOML, VERSION, ModelSource
 from carpool.config.rules import read_settings
 from carpool.config.tokens import TokenKind
 from carpool.errors import InvalidInput
-from carpool.lab.sweep.grid import Setting
+from carpool.lab.sweep.sweep_order import Setting
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 
