@@ -25,8 +25,8 @@ from pathlib import Path
 
 from carpool.core.capacity import fluid_bound, slo_capacity
 from carpool.core.curve import BatchCurve
-from carpool.lab.load.load_report import Report
-from carpool.lab.load.processes import spare_the_collector
+from carpool.lab.load.generator import spare_the_collector
+from carpool.lab.load.load_report import LoadReport
 from load.disturbance import Disturbance, is_quiet
 from load.offer import broken, gave_up, left, offer
 from load.overload_plot import draw
@@ -124,7 +124,9 @@ def measure(
         server.wait_stopped()
 
 
-def row_of(one: pretended.Contender, load: float, found: Report, shares: tuple[float, float, float]) -> Row:
+def row_of(
+    one: pretended.Contender, load: float, found: LoadReport, shares: tuple[float, float, float]
+) -> Row:
     total = found.total
     server, generator, others = shares
     stayed = (total.offered - left(found)) / total.seconds

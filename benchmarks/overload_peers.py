@@ -29,7 +29,7 @@ import numpy as np
 
 from carpool.config.server import server_settings
 from carpool.demo import demo_models, pictures
-from carpool.lab.load.processes import spare_the_collector
+from carpool.lab.load.generator import spare_the_collector
 from load.disturbance import Disturbance, is_quiet
 from load.offer import broken, gave_up, most, offer
 from load.ports import free_port

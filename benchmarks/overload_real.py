@@ -42,8 +42,8 @@ from statistics import median
 from carpool.config.server import server_settings
 from carpool.demo import demo_models, pictures
 from carpool.errors import CarpoolError
+from carpool.lab.load.generator import spare_the_collector
 from carpool.lab.load.load_report import Counts
-from carpool.lab.load.processes import spare_the_collector
 from load import processes
 from load.burst import LoadError
 from load.carpool_server import carpool_server

@@ -32,7 +32,7 @@ from pathlib import Path
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
 from carpool.errors import CarpoolError
-from carpool.lab.traffic import Recording
+from carpool.sim.arrivals import Recording
 from carpool.sim.scenario import Scenario, play
 from carpool.sim.simulation import Ride
 from load import open_loop

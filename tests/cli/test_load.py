@@ -11,10 +11,9 @@ from carpool.cli import load_given
 from carpool.cli.load_command import Load
 from carpool.cli.load_display import Window, line
 from carpool.cli.main import app
-from carpool.lab.load.load_plan import Closed, Open
-from carpool.lab.load.schedule import Constant, Phase
+from carpool.lab.load.load_plan import Closed, Open, Phase
 from carpool.lab.load.tally import Slice
-from carpool.lab.traffic import Bursty, Cameras
+from carpool.sim.arrivals import Bursty, Cameras, Constant
 
 URL = "http://127.0.0.1:1"
 
@@ -144,13 +143,12 @@ def test_connections_follow_the_clients_unless_calls_share_them() -> None:
 def test_every_key_of_the_report_is_documented() -> None:
     from dataclasses import fields
 
-    from carpool.lab.load.lateness import Generator
-    from carpool.lab.load.load_report import Counts, Report
-    from carpool.lab.load.recorder import COLUMNS
-    from carpool.lab.load.spread import Spread
+    from carpool.lab.load.histogram import Spread
+    from carpool.lab.load.load_report import Counts, Generator, LoadReport
+    from carpool.lab.load.tally import COLUMNS
 
     text = (Path(__file__).parents[2] / "docs" / "load.md").read_text("utf-8")
-    names = {field.name for kind in (Counts, Report, Generator, Spread) for field in fields(kind)}
+    names = {field.name for kind in (Counts, LoadReport, Generator, Spread) for field in fields(kind)}
     missing = [name for name in (names - {"total"}) | set(COLUMNS) if f"`{name}`" not in text]
     assert not missing
 

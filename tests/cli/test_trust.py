@@ -13,10 +13,9 @@ from carpool.cli.main import app
 from carpool.cli.running_server import VARIABLE, trust
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim, take_aim
-from carpool.lab.load.facts import Unreachable
+from carpool.lab.load.facts import Trust, Unreachable
 from carpool.lab.load.generator import run
 from carpool.lab.load.load_plan import Closed, Plan
-from carpool.lab.load.trust import Trust
 from engine.scripted import Stage, model, scripted_stage
 from servers.access.key_files import ALICE, ROOT, admin_keys, api_keys, write
 from servers.grpc.front_end import front_end as grpc_front_end

@@ -10,7 +10,7 @@ from carpool.cli.simulate_command import Simulate
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import InvalidInput
-from carpool.lab.traffic import Bursty, Cameras, Poisson, Recording, Traffic
+from carpool.sim.arrivals import Bursty, Cameras, Poisson, Recording, Traffic
 from carpool.sim.scenario import Scenario
 
 _SECONDS = 60.0

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from carpool.cli.show import percent
-from carpool.lab.load.spread import Spread
+from carpool.lab.load.histogram import Spread
 from carpool.lab.load.tally import Slice
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from carpool.lab.load.load_report import Counts, Report
+    from carpool.lab.load.load_report import Counts, LoadReport
 
 _WINDOW_S = 5.0  # what is shown is of the last seconds
 _LINE_EVERY_S = 5.0  # where nobody watches a terminal
@@ -122,7 +122,7 @@ def _screen(window: Window, total_s: float | None, slo_ms: float | None) -> Tabl
 # ---- the end
 
 
-def report(found: Report) -> None:
+def report(found: LoadReport) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

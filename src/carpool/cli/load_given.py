@@ -10,12 +10,10 @@ from carpool.cli.load_command import Load
 from carpool.cli.running_server import trust
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim
-from carpool.lab.load.load_plan import Closed, Open, Plan
+from carpool.lab.load.load_plan import MOST_REQUESTS, Closed, Open, Phase, Plan, check_length
 from carpool.lab.load.messages import LATEST, Header, check_headers, check_source
-from carpool.lab.load.mix import Mix
-from carpool.lab.load.request_data import Filling
-from carpool.lab.load.schedule import MOST_REQUESTS, Constant, Phase, check_length
-from carpool.lab.traffic import Bursty, Cameras, Poisson, Recording, Traffic
+from carpool.lab.load.request_data import Filling, Mix
+from carpool.sim.arrivals import Bursty, Cameras, Constant, Poisson, Recording, Traffic
 
 _SECONDS = 10.0
 _FASTEST = 100_000.0  # requests per second

@@ -16,12 +16,11 @@ from carpool.cli.load_command import Load
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim, read_url, take_aim
 from carpool.lab.load.facts import Unreachable
-from carpool.lab.load.generator import Watch
+from carpool.lab.load.generator import LostPart, Watch, run_shared, spare_the_collector
 from carpool.lab.load.generator import run as run_load
 from carpool.lab.load.load_plan import Closed, Plan
-from carpool.lab.load.load_report import Report
-from carpool.lab.load.processes import LostPart, run_shared, spare_the_collector
-from carpool.lab.load.recorder import Recorder
+from carpool.lab.load.load_report import LoadReport
+from carpool.lab.load.tally import Recorder
 
 _MOST_PROCESSES = 64
 
@@ -49,7 +48,7 @@ def run(given: Load) -> bool:
     return True
 
 
-async def _load(plan: Plan, aim: Aim, given: Load, watch: Watch) -> Report:
+async def _load(plan: Plan, aim: Aim, given: Load, watch: Watch) -> LoadReport:
     """Ctrl-C ends it early and still reports; the second one does not wait for anything."""
     stop = asyncio.Event()
 
@@ -75,7 +74,7 @@ def _seconds(plan: Plan) -> float | None:
     return sum(phase.seconds for phase in plan.load.phases)
 
 
-def _show(given: Load, found: Report) -> None:
+def _show(given: Load, found: LoadReport) -> None:
     if given.as_json:
         print(json.dumps(found.as_json() | {"settings": _settings(given)}, indent=2))
         return

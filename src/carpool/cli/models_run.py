@@ -12,7 +12,7 @@ from carpool.cli.models_command import Action, ModelsVerb
 from carpool.cli.running_server import trust
 from carpool.config.rules import read_settings
 from carpool.errors import CarpoolError, InvalidInput
-from carpool.lab.load.trust import TRUSTING, Trust
+from carpool.lab.load.facts import TRUSTING, Trust
 
 _ANSWER_S = 30.0
 _LOADING_S = 3600.0  # a large model takes its time, and whoever waits can stop waiting

@@ -8,8 +8,8 @@ from math import inf
 from carpool.cli import checks, show
 from carpool.cli.plan_command import PlanVerb
 from carpool.errors import InvalidInput
-from carpool.lab.fleet_plan import Plan, Question, plan
-from carpool.lab.machine import Machine
+from carpool.lab.fleet_plan import plan
+from carpool.lab.fleet_question import FleetPlan, FleetQuestion, Machine
 
 
 def run(options: PlanVerb) -> bool:
@@ -24,10 +24,10 @@ def run(options: PlanVerb) -> bool:
     return answer.replicas is not None
 
 
-def _question(options: PlanVerb) -> Question:
+def _question(options: PlanVerb) -> FleetQuestion:
     curve = checks.batch_curve(options.curve, options.max_batch, options.buckets)
     price = options.price_per_hour
-    return Question(
+    return FleetQuestion(
         curve,
         checks.slo(options.slo_ms, curve),
         checks.number("--rate", options.rate, above=0, most=1e7),
@@ -55,7 +55,7 @@ def _machine(options: PlanVerb) -> Machine:
     return Machine(cores, busy, decode / 1e3, protocol / 1e3)
 
 
-def _settings(options: PlanVerb, question: Question) -> dict[str, object]:
+def _settings(options: PlanVerb, question: FleetQuestion) -> dict[str, object]:
     return {
         "curve": options.curve,
         "slo_ms": options.slo_ms,
@@ -75,7 +75,7 @@ def _settings(options: PlanVerb, question: Question) -> dict[str, object]:
     }
 
 
-def _print(answer: Plan, question: Question) -> None:
+def _print(answer: FleetPlan, question: FleetQuestion) -> None:
     if answer.replicas is None:
         show.paragraph("No plan.")
     else:
@@ -85,7 +85,7 @@ def _print(answer: Plan, question: Question) -> None:
         show.paragraph(sentence, "· ")
 
 
-def _facts(answer: Plan, question: Question, replicas: int) -> dict[str, str]:
+def _facts(answer: FleetPlan, question: FleetQuestion, replicas: int) -> dict[str, str]:
     fleet = replicas * answer.capacity_rps
     spare = f", {question.redundancy} of them to spare" if question.redundancy else ""
     facts = {

@@ -10,7 +10,7 @@ from carpool.cli import checks, show
 from carpool.cli.profile_command import ProfileVerb
 from carpool.engine.numerals import numeral
 from carpool.errors import InvalidInput
-from carpool.lab.batch_profile import Question, Report, profile
+from carpool.lab.batch_profile import ProfileQuestion, ProfileReport, profile
 
 _MOST_BUDGETS = 16
 _SOME_CORES = 0.1  # less is not worth a word
@@ -31,9 +31,9 @@ def run(options: ProfileVerb) -> None:
         print("carpool: these numbers are doubtful: the machine was not quiet", file=sys.stderr)
 
 
-def _question(options: ProfileVerb) -> Question:
+def _question(options: ProfileVerb) -> ProfileQuestion:
     instances, threads = options.instances, options.threads
-    return Question(
+    return ProfileQuestion(
         Path(options.model),
         options.name,
         checks.sizes("--sizes", options.sizes),
@@ -55,7 +55,7 @@ def _slos(text: str) -> tuple[float, ...]:
     return tuple(checks.number("--slo-ms", ms, above=0, most=1e7) / 1e3 for ms in found)
 
 
-def _draw(options: ProfileVerb, report: Report) -> None:
+def _draw(options: ProfileVerb, report: ProfileReport) -> None:
     from carpool.lab.plots import batch_profile
 
     assert options.plot is not None
@@ -65,7 +65,7 @@ def _draw(options: ProfileVerb, report: Report) -> None:
         raise InvalidInput(f"--plot: {error.message}", field="--plot") from None
 
 
-def _print(report: Report) -> None:
+def _print(report: ProfileReport) -> None:
     instances = "1 instance" if report.instances == 1 else f"{report.instances} instances"
     threads = "1 thread" if report.threads == 1 else f"{report.threads} threads"
     show.paragraph(f"{report.model} on {report.backend}, {instances} × {threads}; {report.hardware}.")

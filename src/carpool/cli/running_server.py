@@ -13,7 +13,7 @@ import typer
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from carpool.lab.load.trust import Trust
+    from carpool.lab.load.facts import Trust
 
 VARIABLE = "CARPOOL_API_KEY"
 
@@ -48,7 +48,7 @@ def trust(
     api_key_file: Path | None, ca: Path | None, insecure: bool, environ: Mapping[str, str] | None = None
 ) -> Trust:
     """A key is never an option: other users of the machine see those."""
-    from carpool.lab.load.trust import Trust  # not needed to show the help
+    from carpool.lab.load.facts import Trust  # not needed to show the help
 
     key = (os.environ if environ is None else environ).get(VARIABLE, "").strip()
     if api_key_file is not None:

@@ -18,16 +18,15 @@ from carpool.demo.cache import prepare
 from carpool.demo.recipes import RECIPES
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import read_pictures, read_url
-from carpool.lab.load.schedule import Phase, check_length
-from carpool.lab.sweep.order import SLO_MS, Order
-from carpool.lab.sweep.sweep_order import AS_IS, Setting, settings_of
+from carpool.lab.load.load_plan import Phase, check_length
+from carpool.lab.sweep.sweep_order import AS_IS, SLO_MS, Setting, SweepOrder, settings_of
 from carpool.lab.sweep.variant import check_place
 
 DEMO_DETECTOR = "nanodet"
 _MOST_SETTINGS, _MOST_RATES, _MOST_RUNS = 16, 64, 2000
 
 
-def order(given: Sweep) -> Order:
+def order(given: Sweep) -> SweepOrder:
     url = given.target if "://" in given.target else ""
     place, source = (None, None) if url else _model(given)
     slo_ms = _slo_ms(given, source)
@@ -46,7 +45,7 @@ def order(given: Sweep) -> Order:
     read_pictures(pictures)
     if pictures and given.shapes:
         raise InvalidInput("--shape goes with tensors, not with --image", field="--shape")
-    found = Order(
+    found = SweepOrder(
         settings=settings,
         model=source.config.name if source is not None else given.name,
         url=url,

@@ -16,12 +16,12 @@ from carpool.cli import show, sweep_given, sweep_show
 from carpool.cli.sweep_command import Sweep
 from carpool.errors import InvalidInput
 from carpool.lab.load.facts import Unreachable
-from carpool.lab.load.processes import spare_the_collector
+from carpool.lab.load.generator import spare_the_collector
 from carpool.lab.sweep.conduct import Audience, conduct
-from carpool.lab.sweep.order import Order
 from carpool.lab.sweep.own_server import NoServer
-from carpool.lab.sweep.report import check_drawing, write_report
-from carpool.lab.sweep.results import Results
+from carpool.lab.sweep.sweep_order import SweepOrder
+from carpool.lab.sweep.sweep_report import check_drawing, write_report
+from carpool.lab.sweep.sweep_results import Results
 
 
 def run(given: Sweep) -> int:
@@ -52,12 +52,12 @@ def run(given: Sweep) -> int:
     return 0
 
 
-def _folder(order: Order) -> Path:
+def _folder(order: SweepOrder) -> Path:
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", order.model or "server")[:64]
     return Path(f"carpool-sweep-{name}-{datetime.now():%Y%m%d-%H%M%S}")
 
 
-async def _sweep(order: Order, folder: Path, audience: Audience) -> Results | None:
+async def _sweep(order: SweepOrder, folder: Path, audience: Audience) -> Results | None:
     """Ctrl-C ends it and still reports; the second one does not."""
     stop = asyncio.Event()
     task = asyncio.current_task()

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from carpool.cli import show
 from carpool.engine.numerals import numeral
 from carpool.lab.sweep.conduct import Audience
-from carpool.lab.sweep.results import Results
-from carpool.lab.sweep.sweep_runs import Measured
+from carpool.lab.sweep.sweep_results import Results
+from carpool.lab.sweep.sweep_runs import MeasuredRun
 
 _OVERHEAD_S = 0.5  # between two runs, until it is known better
 
@@ -39,7 +39,7 @@ class Lines:
         before = f" ({done} are done already)" if done else ""
         self._write(f"{left} runs{before}, about {lasting(left * self._each)}")
 
-    def ended(self, run: Measured) -> None:
+    def ended(self, run: MeasuredRun) -> None:
         self._done += 1
         self._left -= 1
         self._made += 1

@@ -36,7 +36,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BatchRow:
     """One batch size. `spread`: how far the middle half of the runs lies apart; `sure`: ± of `ms`; shares."""
 
     batch: int
@@ -61,7 +61,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ProfileReport:
     """The field names are the keys of `--json`."""
 
     model: str
@@ -70,7 +70,7 @@ class Report:
     instances: int
     threads: int
     infer_cores: float  # that a batch kept busy while it ran, as `--infer-cores` of plan takes it
-    rows: tuple[Row, ...]
+    rows: tuple[BatchRow, ...]
     fixed_ms: float
     per_image_ms: float
     line_from: int  # the line holds for batches from here
@@ -87,7 +87,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ProfileQuestion:
     """`sizes` none: powers of two up to the model's largest. Times in seconds."""
 
     path: Path
@@ -100,7 +100,7 @@ class Question:
     backend: str | None = None
 
 
-def profile(question: Question, tell: Tell = lambda _: None) -> Report:
+def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileReport:
     q = question
     source = _the_model(q)
     version = source.versions[-1]
@@ -141,12 +141,12 @@ def profile(question: Question, tell: Tell = lambda _: None) -> Report:
     )
 
 
-def _each(q: Question) -> int:
+def _each(q: ProfileQuestion) -> int:
     """Runs of one size in one pass."""
     return max(2, ceil(q.repeats / _PASSES))
 
 
-def _the_model(q: Question) -> ModelSource:
+def _the_model(q: ProfileQuestion) -> ModelSource:
     found, _ = find_models([q.path], gpus=gpu_count(), only=None if q.name is None else [q.name])
     if len(found) > 1:
         names = ", ".join(source.config.name for source in found)
@@ -157,7 +157,7 @@ def _the_model(q: Question) -> ModelSource:
     return source
 
 
-def _sizes(q: Question, signature: Signature, buckets: Sequence[int]) -> Sequence[int]:
+def _sizes(q: ProfileQuestion, signature: Signature, buckets: Sequence[int]) -> Sequence[int]:
     if not signature.max_batch:
         if q.sizes not in ((), (1,)):
             raise InvalidInput(f"--sizes: {signature.model} takes no batches: only 1 can be measured")
@@ -166,7 +166,7 @@ def _sizes(q: Question, signature: Signature, buckets: Sequence[int]) -> Sequenc
 
 
 def _open(
-    q: Question, config: ModelConfig, version: ModelVersion, signature: Signature, tell: Tell
+    q: ProfileQuestion, config: ModelConfig, version: ModelVersion, signature: Signature, tell: Tell
 ) -> Chosen:
     """As asked, else as the server would."""
     loading = Loading(config, version)
@@ -180,10 +180,12 @@ def _open(
     return replace(chosen, backends=chosen.backends or loading.open(config, chosen.layout))
 
 
-def _report(points: Sequence[Point], curve: BatchCurve, slos: Sequence[float], layout: Layout) -> Report:
+def _report(
+    points: Sequence[Point], curve: BatchCurve, slos: Sequence[float], layout: Layout
+) -> ProfileReport:
     shape = shape_of([(point.size, point.seconds) for point in points])
     off = dict(shape.residuals)
-    return Report(
+    return ProfileReport(
         model="",
         backend="",
         hardware="",
@@ -204,8 +206,8 @@ def _report(points: Sequence[Point], curve: BatchCurve, slos: Sequence[float], l
     )
 
 
-def _row(point: Point, off_line: float, instances: int) -> Row:
-    return Row(
+def _row(point: Point, off_line: float, instances: int) -> BatchRow:
+    return BatchRow(
         point.size,
         point.seconds * 1e3,
         point.spread,
@@ -246,7 +248,7 @@ def _line(shape: Shape) -> str:
     return f"{said}, and every point within {worst:.0%} of it."
 
 
-def _findings(report: Report, curve: BatchCurve) -> list[str]:
+def _findings(report: ProfileReport, curve: BatchCurve) -> list[str]:
     alone = curve.throughput(1)
     best = max(curve.points, key=lambda point: point[0] / point[1])[0]
     gain = curve.throughput(best) / alone

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from math import ceil, inf
+from dataclasses import replace
+from math import ceil
 
 from carpool.core.capacity import expected_p99, promised_batch
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise
-from carpool.lab.machine import UNSHARED, Machine
+from carpool.lab.fleet_question import Check, FleetPlan, FleetQuestion
 from carpool.lab.plan_words import cannot, reasons
-from carpool.lab.surge import Surge, surge_outcome
-from carpool.sim.scenario import Scenario, measure
+from carpool.sim.scenario import Scenario, Surge, measure, surge_outcome
 
-ENOUGH = 0.99  # of what is offered must be answered in time: the promise is a p99
 _REQUESTS = 15_000  # at least, in a checking run: its 99th percentile then rests on 150 of them
 _SECONDS, _AFFORDED = 20.0, 60_000  # and for so long, unless that takes more requests than this
 _SLOWEST = 1e-3  # requests per second: slower traffic never meets itself, and would take clocks too far
@@ -25,78 +23,7 @@ _WORTH = 0.05  # a delay helps if it takes this share off the p99 without adding
 Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """Times in seconds; `surge` multiplies the rate for `surge_seconds` now and then. The curve is that of a
-    model that has the machine for itself; `machine` is what one replica shares with decoding and protocol."""
-
-    curve: BatchCurve
-    slo: float
-    rate: float
-    surge: float = 1.0
-    surge_seconds: float = 60.0
-    price_per_hour: float | None = None
-    redundancy: int = 0
-    noise: float = 0.05
-    seed: int = 1
-    machine: Machine = UNSHARED
-
-    @property
-    def capacity(self) -> float:
-        """Images per second that one replica can promise."""
-        return self.machine.capacity(self.curve, self.slo)
-
-    def has_cores_for(self, rate: float) -> bool:
-        """Whether decoding and protocol of so many leave one replica anything for its batches."""
-        return self.machine.stretch(rate) < inf
-
-    def curve_at(self, rate: float) -> BatchCurve:
-        """Batch times of one replica that gets this rate."""
-        return self.machine.curve(self.curve, rate)
-
-    @property
-    def peak(self) -> float:
-        """The rate to have capacity for: a surge shorter than the promise is over before it is late."""
-        return self.rate * self.surge if self.surge_seconds > self.slo else self.rate
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One simulated run of a plan."""
-
-    what: str
-    replicas: int
-    rate_rps: float
-    attainment: float
-    p50_ms: float
-    p99_ms: float
-
-    def holds(self, slo: float) -> bool:
-        return self.attainment >= ENOUGH and self.p99_ms <= slo * 1e3
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The answer; the field names are the keys of `--json`. `replicas` is None if no number is enough."""
-
-    replicas: int | None
-    max_batch: int | None
-    promised_batch: int | None
-    max_delay_ms: float | None
-    delay_helps: bool | None
-    p50_ms: float | None
-    p99_ms: float | None
-    capacity_rps: float  # of one replica
-    headroom: float | None
-    cost_per_1000: float | None
-    checks: tuple[Check, ...]
-    why: tuple[str, ...]
-
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
-
-
-def plan(question: Question, tell: Tell = lambda _: None) -> Plan:
+def plan(question: FleetQuestion, tell: Tell = lambda _: None) -> FleetPlan:
     """The smallest fleet that keeps the promise in calm and in surges, with the spares asked for on top."""
     q = question
     capacity = q.capacity
@@ -118,7 +45,7 @@ def plan(question: Question, tell: Tell = lambda _: None) -> Plan:
     return _no_plan(q, capacity, tuple(checks), _longer_slo(q, guess))
 
 
-def suffices(question: Question, replicas: int) -> bool:
+def suffices(question: FleetQuestion, replicas: int) -> bool:
     """Whether so many would keep the promise, in calm and in surges."""
     return all(check.holds(question.slo) for check in _check(question, replicas))
 
@@ -131,7 +58,7 @@ def _candidates(guess: int) -> Iterator[int]:
         replicas += max(1, replicas // 20)
 
 
-def _scenario(q: Question, replicas: int, busiest: float | None = None) -> Scenario:
+def _scenario(q: FleetQuestion, replicas: int, busiest: float | None = None) -> Scenario:
     """A group of the fleet with its part of the traffic, long enough to count. `busiest` is the rate at which
     decoding and protocol take most from the batches."""
     group = min(replicas, _GROUP)
@@ -160,7 +87,7 @@ def max_batch(curve: BatchCurve, slo: float) -> int:
     return curve.efficient[curve.fits(slo)]
 
 
-def _check(q: Question, replicas: int) -> Iterator[Check]:
+def _check(q: FleetQuestion, replicas: int) -> Iterator[Check]:
     """The steady state first: if that fails, nobody need ask about surges."""
     if not q.has_cores_for(q.rate / replicas):
         yield Check("steady", replicas, q.rate, 0.0, 0.0, 0.0)
@@ -178,7 +105,7 @@ def _check(q: Question, replicas: int) -> Iterator[Check]:
         yield Check("surge", replicas, most, attainment, p50, p99)
 
 
-def _describe(q: Question, needed: int, checks: list[Check], tell: Tell) -> Plan:
+def _describe(q: FleetQuestion, needed: int, checks: list[Check], tell: Tell) -> FleetPlan:
     replicas = needed + q.redundancy
     tell("checking whether a delay would help")
     steady = checks[-1] if checks[-1].what == "steady" else checks[-2]
@@ -192,7 +119,7 @@ def _describe(q: Question, needed: int, checks: list[Check], tell: Tell) -> Plan
     normal = next(check for check in reversed(checks) if check.what == "steady")
     capacity = q.capacity
     cost = None if q.price_per_hour is None else replicas * q.price_per_hour / (q.rate * 3.6)
-    answer = Plan(
+    answer = FleetPlan(
         replicas=replicas,
         max_batch=max_batch(q.curve, q.slo),
         promised_batch=promised_batch(q.curve_at(capacity), q.slo - q.machine.outside(capacity)),
@@ -211,7 +138,7 @@ def _describe(q: Question, needed: int, checks: list[Check], tell: Tell) -> Plan
     return replace(answer, why=tuple(reasons(q, answer, needed, group=_GROUP, p99=p99)))
 
 
-def _with_delay(q: Question, replicas: int, steady: Check) -> tuple[Check, bool]:
+def _with_delay(q: FleetQuestion, replicas: int, steady: Check) -> tuple[Check, bool]:
     """The best of two small delays with fixed knobs, and whether it beats not waiting."""
     scenario = _scenario(q, replicas)
     tried = []
@@ -227,7 +154,7 @@ def _with_delay(q: Question, replicas: int, steady: Check) -> tuple[Check, bool]
     return best, more_in_time or (as_many and sooner)
 
 
-def _separate(q: Question, replicas: int) -> Check:
+def _separate(q: FleetQuestion, replicas: int) -> Check:
     """The same fleet as servers with a queue each, behind something that spreads requests at random."""
     rate = q.peak / replicas
     alone = replace(_scenario(q, replicas, q.peak), instances=1, rate=rate, seconds=_long_enough(rate))
@@ -235,7 +162,7 @@ def _separate(q: Question, replicas: int) -> Check:
     return Check("separate servers", replicas, q.peak, out.attainment, out.p50_ms, out.p99_ms)
 
 
-def _longer_slo(q: Question, replicas: int) -> float | None:
+def _longer_slo(q: FleetQuestion, replicas: int) -> float | None:
     """The first of a few longer promises that as many replicas would keep."""
     for factor in (1.1, 1.25, 1.5, 2.0, 3.0, 5.0):
         longer = replace(q, slo=q.slo * factor)
@@ -244,8 +171,8 @@ def _longer_slo(q: Question, replicas: int) -> float | None:
     return None
 
 
-def _no_plan(q: Question, capacity: float, checks: tuple[Check, ...], longer: float | None) -> Plan:
-    return Plan(
+def _no_plan(q: FleetQuestion, capacity: float, checks: tuple[Check, ...], longer: float | None) -> FleetPlan:
+    return FleetPlan(
         replicas=None,
         max_batch=None,
         promised_batch=None,

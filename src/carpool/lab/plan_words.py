@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from carpool.engine.numerals import numeral as _n
-from carpool.lab.machine import UNSHARED
-
-if TYPE_CHECKING:
-    from carpool.lab.fleet_plan import Check, Plan, Question
+from carpool.lab.fleet_question import UNSHARED, Check, FleetPlan, FleetQuestion
 
 
-def reasons(q: Question, plan: Plan, needed: int, *, group: int, p99: float) -> Iterator[str]:
+def reasons(q: FleetQuestion, plan: FleetPlan, needed: int, *, group: int, p99: float) -> Iterator[str]:
     """Why this many replicas, this batch and no delay."""
     yield from _capacity(q, plan)
     yield from _cores(q, plan)
@@ -24,7 +20,7 @@ def reasons(q: Question, plan: Plan, needed: int, *, group: int, p99: float) -> 
     yield from _money(q, plan)
 
 
-def cannot(q: Question, checks: Iterable[Check], longer: float | None) -> Iterator[str]:
+def cannot(q: FleetQuestion, checks: Iterable[Check], longer: float | None) -> Iterator[str]:
     """Why no number of replicas is enough, and what would be."""
     alone = q.curve.times[1] * 1e3
     slo = q.slo * 1e3
@@ -50,7 +46,7 @@ def cannot(q: Question, checks: Iterable[Check], longer: float | None) -> Iterat
         yield f"What would help: a device with less noise, or an SLO of about {_n(longer * 1e3)} ms."
 
 
-def _capacity(q: Question, plan: Plan) -> Iterator[str]:
+def _capacity(q: FleetQuestion, plan: FleetPlan) -> Iterator[str]:
     batch = plan.promised_batch or 1
     takes = q.curve_at(plan.capacity_rps).times[batch] * 1e3
     yield (
@@ -60,7 +56,7 @@ def _capacity(q: Question, plan: Plan) -> Iterator[str]:
     )
 
 
-def _cores(q: Question, plan: Plan) -> Iterator[str]:
+def _cores(q: FleetQuestion, plan: FleetPlan) -> Iterator[str]:
     machine, most = q.machine, plan.capacity_rps
     if not machine.beside:
         return
@@ -82,7 +78,7 @@ def _cores(q: Question, plan: Plan) -> Iterator[str]:
     yield said + "."
 
 
-def _replicas(q: Question, plan: Plan, needed: int, p99: float) -> Iterator[str]:
+def _replicas(q: FleetQuestion, plan: FleetPlan, needed: int, p99: float) -> Iterator[str]:
     steady = [c for c in plan.checks if c.what == "steady" and c.replicas <= needed]
     if len(steady) > 1 and not steady[-2].holds(q.slo):
         worse = steady[-2]
@@ -96,7 +92,7 @@ def _replicas(q: Question, plan: Plan, needed: int, p99: float) -> Iterator[str]
     )
 
 
-def _surge(q: Question, plan: Plan, needed: int) -> Iterator[str]:
+def _surge(q: FleetQuestion, plan: FleetPlan, needed: int) -> Iterator[str]:
     surges = [c for c in plan.checks if c.what == "surge" and c.replicas <= needed]
     if not surges:
         return
@@ -114,7 +110,7 @@ def _surge(q: Question, plan: Plan, needed: int) -> Iterator[str]:
     )
 
 
-def _spares(q: Question, needed: int) -> Iterator[str]:
+def _spares(q: FleetQuestion, needed: int) -> Iterator[str]:
     if q.redundancy:
         yield (
             f"{q.redundancy} more to spare: the promise holds with {q.redundancy} gone, which is what was "
@@ -122,7 +118,7 @@ def _spares(q: Question, needed: int) -> Iterator[str]:
         )
 
 
-def _queues(plan: Plan, needed: int, group: int) -> Iterator[str]:
+def _queues(plan: FleetPlan, needed: int, group: int) -> Iterator[str]:
     apart = next((c for c in plan.checks if c.what == "separate servers"), None)
     if apart is None:
         return
@@ -134,7 +130,7 @@ def _queues(plan: Plan, needed: int, group: int) -> Iterator[str]:
     )
 
 
-def _knobs(q: Question, plan: Plan, needed: int) -> Iterator[str]:
+def _knobs(q: FleetQuestion, plan: FleetPlan, needed: int) -> Iterator[str]:
     yield (
         f"Max batch {plan.max_batch}: the largest useful one that ends within {_n(q.slo * 1e3)} ms. It is a "
         f"safety cap, not a knob to tune; with fixed knobs instead of a promise take {plan.promised_batch}."
@@ -158,7 +154,7 @@ def _knobs(q: Question, plan: Plan, needed: int) -> Iterator[str]:
         )
 
 
-def _money(q: Question, plan: Plan) -> Iterator[str]:
+def _money(q: FleetQuestion, plan: FleetPlan) -> Iterator[str]:
     if plan.cost_per_1000 is not None and q.price_per_hour is not None:
         yield (
             f"{plan.replicas} × {q.price_per_hour:g} an hour for {_n(q.rate)}/s is "

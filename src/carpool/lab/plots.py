@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carpool.errors import InvalidInput
-from carpool.lab.batch_profile import CAUTION, Budget, Report
+from carpool.lab.batch_profile import CAUTION, Budget, ProfileReport
 from carpool.sim.scenario import Outcome
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def operating_curve(path: Path, sweeps: Mapping[str, Sweep], *, slo_ms: float, t
         right.set_title("Latency of what was answered" if len(sweeps) == 1 else "p99 of what was answered")
 
 
-def batch_profile(path: Path, report: Report) -> None:
+def batch_profile(path: Path, report: ProfileReport) -> None:
     """Batch times with the line through them, and the rate they give, with the knee and the promises."""
     sizes = [row.batch for row in report.rows]
     with figure(path, columns=2, width=11.0) as (left, right):

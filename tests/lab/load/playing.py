@@ -8,8 +8,8 @@ from collections.abc import Callable
 from itertools import count
 from math import inf
 
-from carpool.lab.load.ledger import Ledger
-from carpool.lab.load.pace import Pace
+from carpool.lab.load.load_plan import Pace
+from carpool.lab.load.tally import Ledger
 from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Ticket
 
 Serve = Callable[[Ticket, float], tuple[float, Answer]]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.lab.load.http_answer import AnswerReader, Malformed, outcome
+from carpool.lab.load.http_client import AnswerReader, Malformed, outcome
 from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Kind, Timing
 
 TIMING = b'decode;dur=0.061, queue;dur=3.204, infer;dur=8.117, post;dur=0.094, batch;desc="17"'

@@ -7,10 +7,9 @@ from collections import Counter
 import pytest
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.calls import tensor_calls
+from carpool.lab.load.grpc_client import tensor_calls
 from carpool.lab.load.messages import Asking, check_headers, check_source, picture_messages, tensor_messages
-from carpool.lab.load.mix import Draw, Mix
-from carpool.lab.load.request_data import Filling, InputSpec, make_tensors
+from carpool.lab.load.request_data import Draw, Filling, InputSpec, Mix, make_tensors
 from carpool.lab.load.ticket import Ticket
 from carpool.servers.http.limits import Limits
 from carpool.servers.http.parsing import HeadFinder, RequestHead, parse_head

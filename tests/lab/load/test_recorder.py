@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.recorder import COLUMNS, Recorder
+from carpool.lab.load.tally import COLUMNS, Recorder
 from carpool.lab.load.ticket import Answer, Kind, Ticket, Timing
 
 

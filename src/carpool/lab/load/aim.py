@@ -8,16 +8,12 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.facts import Facts, GrpcFacts, HttpFacts, Unreachable, only_model
-from carpool.lab.load.http_answer import REFUSALS
-from carpool.lab.load.http_client import HttpTarget
+from carpool.lab.load.facts import TRUSTING, Facts, GrpcFacts, HttpFacts, Trust, Unreachable, only_model
+from carpool.lab.load.http_client import REFUSALS, HttpTarget
 from carpool.lab.load.messages import Asking, Header, picture_messages, tensor_messages
-from carpool.lab.load.mix import Draw, Mix
 from carpool.lab.load.region_target import ClientRegion, RegionTarget, region_messages
-from carpool.lab.load.request_data import Filling, make_tensors
-from carpool.lab.load.target import Target
-from carpool.lab.load.ticket import Ticket
-from carpool.lab.load.trust import TRUSTING, Trust
+from carpool.lab.load.request_data import Draw, Filling, Mix, make_tensors
+from carpool.lab.load.ticket import Target, Ticket
 from carpool.types import Tensor
 from carpool.wire.v2 import decode_error, decode_response, read_header_length
 
@@ -194,8 +190,7 @@ def _check(status: int, body: bytes) -> None:
 
 
 def _grpc(aim: Aim, address: Address) -> Target:
-    from carpool.lab.load.calls import tensor_calls
-    from carpool.lab.load.grpc_client import GrpcTarget
+    from carpool.lab.load.grpc_client import GrpcTarget, tensor_calls
 
     if aim.pictures or address.path:
         raise InvalidInput(

@@ -1,23 +1,71 @@
-"""A run: the clock, the target and the ledger brought together. The one place of the generator that waits."""
+"""A run: the clock, the target and the ledger brought together, in one process or shared by several."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
+import gc
+import multiprocessing
+import os
+import signal
+import struct
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from math import ceil
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
 
-from carpool.lab.load.alarm import Alarm
+import uvloop
+
+from carpool.errors import CarpoolError, InvalidInput
+from carpool.lab.load.aim import Aim, take_aim
 from carpool.lab.load.histogram import Histogram
-from carpool.lab.load.ledger import Ledger, Record
-from carpool.lab.load.load_plan import Closed, Plan
-from carpool.lab.load.load_report import Report, report
-from carpool.lab.load.pace import Pace, pace_of
-from carpool.lab.load.tally import Slice, Tally
-from carpool.lab.load.target import Target
-from carpool.lab.load.ticket import Answer, Ticket
+from carpool.lab.load.load_plan import Closed, Pace, Plan, pace_of
+from carpool.lab.load.load_report import LoadReport, Part, report
+from carpool.lab.load.tally import Ledger, Record, Slice
+from carpool.lab.load.ticket import Answer, Target, Ticket
+
+_MONOTONIC = 1  # CLOCK_MONOTONIC, which time.monotonic() reads
+_ABSOLUTE = 1  # TFD_TIMER_ABSTIME
+_TIMES = struct.Struct("@qqqq")  # interval and first time, each in seconds and nanoseconds
+
+
+class Alarm:
+    """One time at which `ring` is called; setting it again forgets the earlier one."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._set_time = libc.timerfd_settime
+        self._buffer = ctypes.create_string_buffer(_TIMES.size)
+        self._loop = loop
+        self._ring = ring
+        self._again = False
+        self._fd: int = libc.timerfd_create(_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        loop.add_reader(self._fd, self._rung)
+
+    def set(self, at: float) -> None:
+        """`at` is on the clock of `time.monotonic()`; what has passed rings at once."""
+        self._again = True
+        at = max(at, 1e-9)  # zero would turn it off
+        seconds = int(at)
+        _TIMES.pack_into(self._buffer, 0, 0, 0, seconds, int((at - seconds) * 1e9))
+        self._set_time(self._fd, _ABSOLUTE, self._buffer, None)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+    def _rung(self) -> None:
+        self._again = False
+        self._ring()
+        if not self._again:  # setting it anew also makes it silent, and saves a call
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._fd, 8)
+
 
 Watch = Callable[[float, Slice], None]
 """Called a few times a second with the time since the start and what happened since the last call."""
@@ -28,20 +76,6 @@ _WATCH_S = 0.25
 _OPEN_AT_FIRST = 16  # connections of an open loop, at least, before its first request; more come when needed
 
 
-@dataclass
-class Part:
-    """What one generating process found."""
-
-    tallies: list[Tally]
-    seconds: float  # from the start until nothing more was due
-    last_answer: float
-    stopped_early: bool
-    processor_seconds: float
-    wall_seconds: float
-    loop_lag: Histogram
-    facts: dict[str, int] = field(default_factory=dict)
-
-
 async def run(
     plan: Plan,
     target: Target,
@@ -49,7 +83,7 @@ async def run(
     watch: Watch | None = None,
     stop: asyncio.Event | None = None,
     record: Record | None = None,
-) -> Report:
+) -> LoadReport:
     """Send what the plan says to the target and tell what came back. `stop` ends it early."""
     part = await run_part(plan, target, pace_of(plan.load), watch=watch, stop=stop, record=record)
     return report(plan, [part], target.name)
@@ -211,3 +245,153 @@ class _Generator:
     def _show(self) -> None:
         if self._watch is not None:
             self._watch(self.clock(), self._ledger.cut())
+
+
+_AFTER_S = 0.2  # from the last process that is ready to the common start
+_STARTING_S = 60.0
+_COLLECT_AT = (50_000, 20, 100)  # requests leave no cycles behind: look for garbage rarely
+
+_STOP = "stop"
+
+Result = TypeVar("Result")
+
+
+class LostPart(CarpoolError):
+    """A generating process ended without a result."""
+
+    reason = "generator-died"
+
+
+async def run_shared(
+    plan: Plan, aim: Aim, processes: int, *, watch: Watch | None = None, stop: asyncio.Event | None = None
+) -> LoadReport:
+    """The same as `run`, by `processes` others that each make their part of the schedule's requests."""
+    spawn = multiprocessing.get_context("spawn")
+    children: list[tuple[Any, Connection]] = []
+    try:
+        for part in range(processes):
+            ours, theirs = spawn.Pipe()
+            child = spawn.Process(target=_generate, args=(theirs, plan, aim, part, processes), daemon=True)
+            child.start()
+            theirs.close()
+            children.append((child, ours))
+        pipes = [pipe for _, pipe in children]
+        async with asyncio.timeout(_STARTING_S):
+            names = await _together(_receive(pipe) for pipe in pipes)
+        start_at = time.monotonic() + _AFTER_S
+        for pipe in pipes:
+            pipe.send(start_at)
+        parts = await _collect(pipes, watch, stop or asyncio.Event())
+        return report(plan, parts, str(names[0]))
+    finally:
+        for child, pipe in children:
+            pipe.close()
+            child.join(1.0)
+            if child.is_alive():
+                child.kill()
+                child.join(5.0)
+            child.close()
+
+
+async def _collect(pipes: list[Connection], watch: Watch | None, stop: asyncio.Event) -> list[Part]:
+    async def tell_stop() -> None:
+        await stop.wait()
+        for pipe in pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(_STOP)
+
+    async def collect(pipe: Connection) -> Part:
+        while True:
+            said = await _receive(pipe)
+            if isinstance(said, Part):
+                return said
+            elapsed, seen = said
+            if watch is not None:
+                watch(elapsed, seen)
+
+    stopping = asyncio.ensure_future(tell_stop())
+    try:
+        return await _together(collect(pipe) for pipe in pipes)
+    finally:
+        stopping.cancel()
+
+
+async def _together(waiting: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """All of them; the first error ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in waiting]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _receive(pipe: Connection) -> Any:
+    """The next thing that a process says; its error, if it had one."""
+    readable = asyncio.Event()
+    _watch(pipe, readable.set)
+    try:
+        await readable.wait()
+        said = pipe.recv()
+    except (EOFError, OSError):  # between two messages, or within one
+        raise LostPart("a process of the generator died, so that there is no result") from None
+    finally:
+        asyncio.get_running_loop().remove_reader(pipe.fileno())
+    if isinstance(said, CarpoolError):
+        raise said
+    return said
+
+
+def _watch(pipe: Connection, readable: Callable[[], None]) -> None:
+    """Call it while there is something to read. The pipe blocks as before, which uvloop would change: a
+    report that is longer than the socket's buffer comes, and goes, in several pieces."""
+    asyncio.get_running_loop().add_reader(pipe.fileno(), readable)
+    os.set_blocking(pipe.fileno(), True)
+
+
+def spare_the_collector() -> None:
+    """A collection of everything takes milliseconds, in which no request is sent."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AT)
+
+
+def _generate(pipe: Connection, plan: Plan, aim: Aim, part: int, of: int) -> None:
+    """One of the processes. Ctrl-C is the parent's to hear."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        found = uvloop.run(_generate_part(pipe, plan, aim, part, of))
+    except CarpoolError as error:
+        pipe.send(_plain(error))
+        return
+    pipe.send(found)
+
+
+def _plain(error: CarpoolError) -> CarpoolError:
+    """One that can be pickled, whatever arguments its kind takes."""
+    kind = InvalidInput if isinstance(error, InvalidInput) else LostPart
+    return kind(error.message)
+
+
+async def _generate_part(pipe: Connection, plan: Plan, aim: Aim, part: int, of: int) -> Part:
+    target = take_aim(aim)
+    pace = pace_of(plan.load, part, of)
+    spare_the_collector()
+    pipe.send(target.name)
+    start_at = pipe.recv()
+    stop = asyncio.Event()
+    _watch(pipe, partial(_listen, pipe, stop.set))
+
+    def watch(elapsed: float, seen: Slice) -> None:
+        pipe.send((elapsed, seen))
+
+    return await run_part(plan, target, pace, of=of, start_at=start_at, watch=watch, stop=stop)
+
+
+def _listen(pipe: Connection, stop: Callable[[], None]) -> None:
+    """The parent says stop, or is gone: then nobody wants the rest."""
+    try:
+        pipe.recv()
+        stop()
+    except EOFError:
+        os._exit(1)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import grpc
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.http_answer import read_timing
-from carpool.lab.load.protobuf import numbers
-from carpool.lab.load.target import Clock, Tell
-from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Kind, Ticket, Timing, failed
+from carpool.lab.load.http_client import read_timing
+from carpool.lab.load.messages import Asking, Bodies, asked_headers
+from carpool.lab.load.protobuf import infer_request, numbers
+from carpool.lab.load.request_data import Draw
+from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Clock, Kind, Tell, Ticket, Timing, failed
+from carpool.wire.tensors import to_binary
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 _PARAMETERS = 4  # the field of ModelInferResponse
@@ -129,3 +132,29 @@ def read_error(code: grpc.StatusCode, trailing: Mapping[str, str]) -> Answer:
     timing = read_timing(trailing.get("server-timing", "").encode())
     word = reason if told else f"grpc-{code.name.lower().replace('_', '-')}"
     return Answer(Kind.REFUSED if refused else Kind.FAILED, word, timing)
+
+
+_KEPT = 64  # messages: each has its tensors in it
+_SOURCES = 8192
+
+
+def tensor_calls(
+    asking: Asking, model: str, version: str, bodies: Bodies, draw: Draw
+) -> Callable[[Ticket], Call]:
+    made = lru_cache(maxsize=_KEPT)(bodies)
+
+    @lru_cache(maxsize=_KEPT)
+    def build(images: int, number: int, priority: int) -> bytes:
+        tensors = made(images)[number]
+        raw = [to_binary(tensor) for tensor in tensors]
+        return infer_request(model, version, tensors, raw, priority=priority)
+
+    @lru_cache(maxsize=_SOURCES)
+    def metadata(source: str) -> Metadata:
+        return tuple((name.lower(), value) for name, value in asked_headers(asking, source))
+
+    def call(ticket: Ticket) -> Call:
+        number = ticket.number % len(made(ticket.images))
+        return build(ticket.images, number, draw.priority(ticket)), metadata(draw.source(ticket))
+
+    return call

@@ -1,21 +1,88 @@
-"""What a run found, in numbers with names. The names are the keys of `--json`."""
+"""What a run found, in numbers with names (the keys of --json), and whether they are the server's at all."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
 
-from carpool.lab.load.histogram import Histogram
-from carpool.lab.load.lateness import Generator, judge
-from carpool.lab.load.load_plan import Closed, Plan
-from carpool.lab.load.schedule import Phase
-from carpool.lab.load.spread import Spread, milliseconds, spread
+from carpool.lab.load.histogram import Histogram, Spread, milliseconds, spread
+from carpool.lab.load.load_plan import Closed, Phase, Plan
 from carpool.lab.load.tally import Tally
 
-if TYPE_CHECKING:
-    from carpool.lab.load.generator import Part
+LATE_MS = 5.0  # the 99th percentile of the lag may be this, or a tenth of the SLO if that is more
+_WORKING = 0.5  # of a core: one that is late with less is kept from running
+BUSY = 0.9  # of a core: a loop that is so busy answers itself late
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """What the generating side did and cost. Lags are from the intended time."""
+
+    processes: int
+    processor_seconds: float
+    busiest_core_share: float
+    processor_us_per_request: float
+    start_lag_ms: Spread  # until the generator got to a request
+    send_lag_ms: Spread  # until it was on a connection
+    loop_lag_ms: Spread
+    connections: int  # at most at once, over all processes
+    connection_limit: int
+    reconnects: int
+    resent: int
+
+
+@dataclass
+class Part:
+    """What one generating process found."""
+
+    tallies: list[Tally]
+    seconds: float  # from the start until nothing more was due
+    last_answer: float
+    stopped_early: bool
+    processor_seconds: float
+    wall_seconds: float
+    loop_lag: Histogram
+    facts: dict[str, int] = field(default_factory=dict)
+
+
+def bound_ms(slo: float | None) -> float:
+    return max(LATE_MS, (slo or 0.0) * 100)
+
+
+def judge(generator: Generator, plan: Plan) -> list[str]:
+    """Sentences, each a reason to doubt the numbers; none if there is none."""
+    found = []
+    bound = bound_ms(plan.slo)
+    g = generator
+    if g.start_lag_ms.p99 > bound:
+        busy = g.busiest_core_share > _WORKING
+        found.append(
+            f"the generator got to its requests late: p99 {g.start_lag_ms.p99:.1f} ms after their time, with "
+            f"{bound:g} ms allowed, at {100 * g.busiest_core_share:.0f} % of a core. "
+            + (
+                "Give it more --processes"
+                if busy
+                else "Others keep it from running: give it a core of its own"
+            )
+        )
+    elif g.busiest_core_share > BUSY:
+        found.append(
+            f"the generator used {100 * g.busiest_core_share:.0f} % of a core, so that it read answers late: "
+            "give it more --processes"
+        )
+    waited = g.send_lag_ms.p99 - g.start_lag_ms.p99
+    if waited > bound and not isinstance(plan.load, Closed):
+        found.append(
+            f"requests waited for a connection: p99 {waited:.1f} ms, with {g.connections} of them. "
+            + (
+                "Give more --connections"
+                if g.connections >= g.connection_limit
+                else "Opening more took so long"
+            )
+            + ": the wait is in the response time, but the server did not see these requests in time"
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +114,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LoadReport:
     """Everything; `total` is over the phases that count."""
 
     target: str
@@ -68,7 +135,7 @@ class Report:
         return {"target": found.pop("target"), "loop": found.pop("loop"), **total, **found}
 
 
-def report(plan: Plan, parts: Sequence[Part], target: str) -> Report:
+def report(plan: Plan, parts: Sequence[Part], target: str) -> LoadReport:
     """Of one process or of several that shared a plan."""
     phases = plan.load.phases
     tallies = [Tally() for _ in phases]
@@ -83,7 +150,7 @@ def report(plan: Plan, parts: Sequence[Part], target: str) -> Report:
         together.merge(tallies[number])
     generator = _generator(parts, tallies)
     because = judge(generator, plan)
-    return Report(
+    return LoadReport(
         target=target,
         loop="closed" if isinstance(plan.load, Closed) else "open",
         slo_ms=None if plan.slo is None else plan.slo * 1e3,

@@ -14,7 +14,7 @@ from carpool.errors import CarpoolError, InvalidInput
 from carpool.lab.load.facts import HttpFacts
 from carpool.lab.load.http_client import HttpTarget
 from carpool.lab.load.messages import Asking, Message, head_and_body
-from carpool.lab.load.mix import Draw
+from carpool.lab.load.request_data import Draw
 from carpool.lab.load.ticket import Ticket
 from carpool.types import Datatype, Tensor
 

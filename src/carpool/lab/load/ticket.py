@@ -1,9 +1,10 @@
-"""What became of a request, and the words for it."""
+"""One request of the generator, what may become of it, and whom it is sent to."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class Kind(Enum):
@@ -62,3 +63,29 @@ class Ticket:
         self.sent: float | None = None  # when its first byte was handed to a connection
         self.done = False
         self.handle: object = None  # the client's own: what to let go of if nobody waits any more
+
+
+Tell = Callable[[Ticket, Answer], None]
+"""Called once for each ticket, unless it was let go before."""
+Clock = Callable[[], float]
+"""Seconds from the start of the run."""
+
+
+class Target(Protocol):
+    """A client of one server. To be used on one event loop."""
+
+    name: str  # for people: the address and what is asked there
+
+    async def open(self, tell: Tell, clock: Clock, expected: int) -> None:
+        """Get ready for about `expected` requests at once."""
+
+    def send(self, ticket: Ticket) -> None:
+        """Send it now, or when there is a connection; `ticket.sent` is set to when that was."""
+
+    def let_go(self, ticket: Ticket) -> None:
+        """Nobody waits for this one any more."""
+
+    async def close(self) -> None: ...
+
+    def facts(self) -> dict[str, int]:
+        """Numbers of its own for the report, like how many connections there were."""

@@ -1,4 +1,4 @@
-"""How long the model's batches take: as somebody says, as the server measured, or as a short trial shows."""
+"""How long batches take, by whoever knows, and what the simulator then expects at every rate."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve, CurveError
+from carpool.core.policy import Knobs, Promise
 from carpool.engine.numerals import numeral
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
 from carpool.lab.load.facts import Unreachable
 from carpool.lab.load.generator import run
 from carpool.lab.load.load_plan import Closed, Plan
+from carpool.lab.sweep.sweep_order import AS_IS, Setting
 from carpool.lab.sweep.sweep_runs import Watcher
+from carpool.sim.scenario import Scenario, measure
 
 GIVEN, SERVER, TRIAL = "given with --curve", "measured by the server", "seen in a short trial"
 _TRIALS = (1, 4, 16)  # clients that ask at the same time
@@ -24,7 +27,7 @@ _ENOUGH = 3  # answers in batches of a size
 
 
 @dataclass(frozen=True, slots=True)
-class Belief:
+class CurveEstimate:
     """What the prediction rests on. `slo_ms` and `max_delay_ms` are the server's own, where it tells."""
 
     curve: BatchCurve
@@ -43,8 +46,56 @@ class Belief:
         return ",".join(f"{size}:{seconds * 1e3:.4g}" for size, seconds in self.curve.points)
 
 
+@dataclass(frozen=True, slots=True)
+class SweepBasis:
+    """`rates` in requests per second, each with its load."""
+
+    model: str
+    slo_ms: float
+    rates: list[tuple[float, float | None]]
+    belief: CurveEstimate
+    requests: str  # what is sent, in words
+
+    def as_json(self) -> dict[str, Any]:
+        belief = {
+            "points": [list(point) for point in self.belief.curve.points],
+            "max_batch": self.belief.curve.max_batch,
+            "instances": self.belief.instances,
+            "source": self.belief.source,
+            "max_delay_ms": self.belief.max_delay_ms,
+        }
+        return {
+            "model": self.model,
+            "slo_ms": self.slo_ms,
+            "rates": self.rates,
+            "belief": belief,
+            "requests": self.requests,
+        }
+
+
+def read_basis(document: dict[str, Any]) -> SweepBasis:
+    try:
+        known = document["belief"]
+        curve = BatchCurve([(int(s), float(t)) for s, t in known["points"]], int(known["max_batch"]))
+        delay = known["max_delay_ms"]
+        return SweepBasis(
+            model=str(document["model"]),
+            slo_ms=float(document["slo_ms"]),
+            rates=[(float(rate), None if load is None else float(load)) for rate, load in document["rates"]],
+            belief=CurveEstimate(
+                curve,
+                int(known["instances"]),
+                str(known["source"]),
+                max_delay_ms=None if delay is None else float(delay),
+            ),
+            requests=str(document["requests"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise InvalidInput("--out: its sweep.json is damaged: name a new folder", field="--out") from None
+
+
 def rates_of(
-    rates: Sequence[float], loads: Sequence[float], belief: Belief, slo_ms: float
+    rates: Sequence[float], loads: Sequence[float], belief: CurveEstimate, slo_ms: float
 ) -> list[tuple[float, float | None]]:
     """What to offer, in requests per second, each with its load; `loads` count where there are no `rates`."""
     capacity = belief.capacity(slo_ms)
@@ -60,7 +111,7 @@ def rates_of(
     return [(float(f"{load * capacity:.4g}"), load) for load in loads]
 
 
-def ask_server(url: str, model: str) -> Belief | None:
+def ask_server(url: str, model: str) -> CurveEstimate | None:
     """From the server's profile of the model; None if it has none to tell."""
     address = read_url(url)
     if address.over_grpc or not model:
@@ -71,7 +122,7 @@ def ask_server(url: str, model: str) -> Belief | None:
         return None
 
 
-def read_profile(document: Any) -> Belief | None:
+def read_profile(document: Any) -> CurveEstimate | None:
     """What another server answers there may be anything."""
     try:
         points = [(int(size), float(ms) / 1e3) for size, ms in document["curve"]]
@@ -80,12 +131,12 @@ def read_profile(document: Any) -> Belief | None:
         slo_ms = float(promise["slo_ms"]) if promise else None
         delay = float(knobs["max_delay_ms"]) if knobs else None
         largest = min(max(int(document.get("max_batch", 1)), *(size for size, _ in points)), _LARGEST)
-        return Belief(BatchCurve.measured(points, largest), max(1, instances), SERVER, slo_ms, delay)
+        return CurveEstimate(BatchCurve.measured(points, largest), max(1, instances), SERVER, slo_ms, delay)
     except (TypeError, KeyError, ValueError, AttributeError, CurveError):
         return None
 
 
-async def try_out(aim: Aim, max_batch: int | None) -> Belief:
+async def try_out(aim: Aim, max_batch: int | None) -> CurveEstimate:
     """Ask with a few clients at once and look at the times that the answers carry."""
     seen = Watcher(0)
     for clients in _TRIALS:
@@ -94,7 +145,7 @@ async def try_out(aim: Aim, max_batch: int | None) -> Belief:
     return from_answers(seen, max_batch)
 
 
-def from_answers(seen: Watcher, max_batch: int | None) -> Belief:
+def from_answers(seen: Watcher, max_batch: int | None) -> CurveEstimate:
     points = [
         (size, infer.percentile(0.5))
         for size, infer in sorted(seen.infer.items())
@@ -106,4 +157,60 @@ def from_answers(seen: Watcher, max_batch: int | None) -> Belief:
             "give --curve, like 4+1, or --rates"
         )
     largest = max(points[-1][0], max_batch or 1)
-    return Belief(BatchCurve.measured(points, largest), 1, TRIAL)
+    return CurveEstimate(BatchCurve.measured(points, largest), 1, TRIAL)
+
+
+_BETWEEN = 8  # rates of the line, besides those that are measured
+_MOST_REQUESTS = 20_000
+_SEEDS, _FEW = 3, 1000  # so many runs where one would hold few requests
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """One simulated point; the field names are the keys of `prediction` in results.json."""
+
+    setting: str
+    rate: float
+    offered_rps: float  # by the luck of the simulated arrivals
+    goodput_rps: float
+    attainment: float
+    p99_ms: float
+
+
+def predict(
+    settings: Sequence[Setting], rates: Sequence[float], belief: CurveEstimate, slo_ms: float, seconds: float
+) -> list[Predicted]:
+    """As long as the measured runs: a queue that grows without a promise grows for as long as they last."""
+    found = []
+    for setting in settings:
+        for rate in _line(rates):
+            largest = setting.max_batch or belief.curve.max_batch
+            lasts = min(max(seconds, 4 * slo_ms / 1e3, 20 / rate), _MOST_REQUESTS / rate)
+            scenario = Scenario(
+                BatchCurve(belief.curve.points, largest),
+                slo_ms / 1e3,
+                _policy(setting, belief, largest, slo_ms),
+                rate,
+                instances=belief.instances,
+                seconds=lasts,
+                seeds=_SEEDS if lasts * rate < _FEW else 1,
+            )
+            out = measure(scenario)
+            found.append(
+                Predicted(setting.name, rate, out.offered_rps, out.goodput_rps, out.attainment, out.p99_ms)
+            )
+    return found
+
+
+def _line(rates: Sequence[float]) -> list[float]:
+    """The measured rates, and steps from a small one to the highest."""
+    top = max(rates)
+    return sorted({*rates, *(top * (step + 1) / _BETWEEN for step in range(_BETWEEN))})
+
+
+def _policy(setting: Setting, belief: CurveEstimate, largest: int, slo_ms: float) -> Promise | Knobs:
+    """A server that does not say how it batches is taken for one that keeps a promise."""
+    delay_ms = belief.max_delay_ms if setting.kind == AS_IS else setting.max_delay_ms
+    if delay_ms is not None:
+        return Knobs(largest, max_delay=delay_ms / 1e3)
+    return Promise((setting.slo_ms or slo_ms) / 1e3, largest)

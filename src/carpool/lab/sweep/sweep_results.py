@@ -1,21 +1,24 @@
-"""What the runs say together: points over their repeats, the best one of each setting, and the noise."""
+"""What the runs say together: points over their repeats, the best of each setting, and the noise."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from statistics import fmean, median
+from typing import Any
 
 from carpool.engine.numerals import numeral as _n
-from carpool.lab.fleet_plan import ENOUGH
+from carpool.lab.fleet_question import ENOUGH
 from carpool.lab.load.histogram import Histogram
-from carpool.lab.sweep.sweep_runs import Measured, unpack
+from carpool.lab.sweep.sweep_order import Setting
+from carpool.lab.sweep.sweep_prediction import Predicted
+from carpool.lab.sweep.sweep_runs import MeasuredRun, unpack
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PointRow:
     """A setting at a rate over its repeats; void if none of them counts. Keys of `points` in results.json."""
 
     setting: str
@@ -58,7 +61,7 @@ class Noise:
     void_runs: int
 
 
-def rows_of(runs: Iterable[Measured], settings: Sequence[str]) -> list[Row]:
+def rows_of(runs: Iterable[MeasuredRun], settings: Sequence[str]) -> list[PointRow]:
     """In the order of the settings, and of rising rates."""
     known = [run for run in runs if run.setting in settings]
     ordered = sorted(known, key=lambda run: (settings.index(run.setting), run.rate, run.repeat))
@@ -66,7 +69,7 @@ def rows_of(runs: Iterable[Measured], settings: Sequence[str]) -> list[Row]:
     return [_row(list(group)) for _, group in grouped]
 
 
-def _row(runs: list[Measured]) -> Row:
+def _row(runs: list[MeasuredRun]) -> PointRow:
     """Requests of all repeats together, so that the p99 rests on as many as there are."""
     counted = [run for run in runs if not run.void] or runs
     response, batches, refused = Histogram(), Counter[int](), Counter[str]()
@@ -77,7 +80,7 @@ def _row(runs: list[Measured]) -> Row:
     offered, good = sum(run.offered for run in counted), sum(run.good for run in counted)
     failed = sum(run.timed_out + run.unanswered + sum(run.failed.values()) for run in counted)
     p50, p99 = (value * 1e3 for value in response.percentiles((0.5, 0.99)))
-    return Row(
+    return PointRow(
         setting=runs[0].setting,
         rate=runs[0].rate,
         load=runs[0].load,
@@ -105,13 +108,13 @@ def _mean_batch(batches: Counter[int]) -> float:
     return sum(batches.values()) / number if number else 0.0
 
 
-def best_of(rows: Iterable[Row], slo_ms: float) -> Row | None:
+def best_of(rows: Iterable[PointRow], slo_ms: float) -> PointRow | None:
     """The most answered in time among the points that keep the promise; None if none does."""
     kept = [row for row in rows if row.keeps(slo_ms)]
     return max(kept, key=lambda row: row.goodput_rps, default=None)
 
 
-def noise_of(runs: Iterable[Measured]) -> Noise:
+def noise_of(runs: Iterable[MeasuredRun]) -> Noise:
     runs = list(runs)
     ordered = sorted((run for run in runs if not run.void), key=lambda run: (run.setting, run.rate))
     pairs = [list(group) for _, group in groupby(ordered, key=lambda run: (run.setting, run.rate))]
@@ -136,7 +139,7 @@ def _apart(values: Sequence[float]) -> float:
 # ---- in words
 
 
-def sentences(rows: Sequence[Row], settings: Sequence[str], slo_ms: float) -> list[str]:
+def sentences(rows: Sequence[PointRow], settings: Sequence[str], slo_ms: float) -> list[str]:
     """The best point of each setting, and what became of it at the highest rate."""
     found = []
     for name in settings:
@@ -146,7 +149,7 @@ def sentences(rows: Sequence[Row], settings: Sequence[str], slo_ms: float) -> li
     return found
 
 
-def _best_words(own: Sequence[Row], slo_ms: float) -> str:
+def _best_words(own: Sequence[PointRow], slo_ms: float) -> str:
     best = best_of(own, slo_ms)
     if best is not None:
         return f"{_n(best.goodput_rps)}/s within {slo_ms:g} ms {_at(best)}, p99 {_n(best.p99_ms)} ms."
@@ -160,7 +163,7 @@ def _best_words(own: Sequence[Row], slo_ms: float) -> str:
     )
 
 
-def _top_words(own: Sequence[Row], slo_ms: float) -> str:
+def _top_words(own: Sequence[PointRow], slo_ms: float) -> str:
     top = max(own, key=lambda row: row.rate)
     if top.void or top.keeps(slo_ms):
         return ""
@@ -189,9 +192,90 @@ def noise_words(noise: Noise) -> str:
     return " ".join(said)
 
 
-def _at(row: Row) -> str:
+def _at(row: PointRow) -> str:
     return f"at {_n(row.rate)}/s" if row.load is None else f"at load {row.load:g} ({_n(row.rate)}/s)"
 
 
 def _share(share: float) -> str:
     return f"{100 * share:.1f} %"
+
+
+_PLAIN = (
+    *("model", "target", "requests", "slo_ms", "curve", "curve_from", "instances", "capacity_rps"),
+    *("seconds", "planned_runs", "machine", "date", "command", "versions"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The field names are the keys of `--json`; there, `points` have the best of each setting marked."""
+
+    model: str
+    target: str
+    requests: str  # what was sent
+    slo_ms: float
+    curve: str
+    curve_from: str
+    instances: int
+    capacity_rps: float  # as `carpool plan` says, from the curve
+    settings: tuple[Setting, ...]
+    seconds: float
+    planned_runs: int
+    runs: tuple[MeasuredRun, ...]
+    prediction: tuple[Predicted, ...]
+    machine: str
+    date: str
+    command: str
+    versions: dict[str, str]
+
+    @property
+    def names(self) -> list[str]:
+        return [setting.name for setting in self.settings]
+
+    @property
+    def rows(self) -> list[PointRow]:
+        return rows_of(self.runs, self.names)
+
+    @property
+    def noise(self) -> Noise:
+        return noise_of(self.runs)
+
+    def best(self, setting: str) -> PointRow | None:
+        return best_of((row for row in self.rows if row.setting == setting), self.slo_ms)
+
+    def words(self) -> list[str]:
+        """The findings, the best setting first."""
+        rows = self.rows
+        best = best_of(rows, self.slo_ms)
+        order = sorted(self.names, key=lambda name: best is None or name != best.setting)
+        return [*sentences(rows, order, self.slo_ms), *self._unfinished()]
+
+    def _unfinished(self) -> list[str]:
+        left = self.planned_runs - len(self.runs)
+        return [f"Ended early: {left} of {self.planned_runs} runs were not made."] if left > 0 else []
+
+    def noise_words(self) -> str:
+        return noise_words(self.noise)
+
+    def predicted(self, setting: str, rate: float) -> Predicted | None:
+        return next((p for p in self.prediction if p.setting == setting and p.rate == rate), None)
+
+    def as_json(self) -> dict[str, Any]:
+        best = {name: self.best(name) for name in self.names}
+        return {
+            **{name: getattr(self, name) for name in _PLAIN},
+            "settings": [asdict(setting) | {"name": setting.name} for setting in self.settings],
+            "points": [_row_json(row, best[row.setting]) for row in self.rows],
+            "prediction": [asdict(point) for point in self.prediction],
+            "noise": asdict(self.noise),
+            "words": [*self.words(), self.noise_words()],
+            "runs": [run.as_json() for run in self.runs],
+        }
+
+
+def _row_json(row: PointRow, best: PointRow | None) -> dict[str, Any]:
+    names: Sequence[str] = [name for name in PointRow.__dataclass_fields__ if name != "response"]
+    return {name: getattr(row, name) for name in names} | {
+        "void": row.void,
+        "best": best is not None and best.rate == row.rate,
+    }

@@ -1,15 +1,20 @@
-"""One finished run of a sweep, as it is kept in a line of JSON."""
+"""What a sweep learned and which runs are finished, kept in its folder, so that it can go on later."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
+from carpool.errors import InvalidInput
 from carpool.lab.load.histogram import Histogram
-from carpool.lab.load.ledger import Record
-from carpool.lab.load.load_report import Report
+from carpool.lab.load.load_report import LoadReport
+from carpool.lab.load.tally import Record
 from carpool.lab.load.ticket import Answer, Kind, Ticket
 from carpool.lab.sweep.sweep_order import Point
 
@@ -37,7 +42,7 @@ class Watcher:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRun:
     """The field names are the keys of `runs` in results.json. `batches`: answers by their batch's size."""
 
     setting: str
@@ -70,41 +75,38 @@ class Measured:
         return asdict(self) | {"batches": {str(size): count for size, count in self.batches.items()}}
 
 
-def measured(point: Point, at: str, found: Report, seen: Watcher, steal: float) -> Measured:
-    total = found.total
-    return Measured(
+_COUNTED = (
+    *("seconds", "offered", "answered", "good", "refused", "failed", "timed_out", "unanswered"),
+    *("goodput_rps", "attainment"),
+)  # as the generator's report has them
+
+
+def measured(point: Point, at: str, report: LoadReport, seen: Watcher, steal: float) -> MeasuredRun:
+    total = report.total
+    return MeasuredRun(
         setting=point.setting,
         rate=point.rate,
         repeat=point.repeat,
         load=point.load,
         at=at,
-        seconds=total.seconds,
-        offered=total.offered,
-        answered=total.answered,
-        good=total.good,
-        refused=total.refused,
-        failed=total.failed,
-        timed_out=total.timed_out,
-        unanswered=total.unanswered,
-        goodput_rps=total.goodput_rps,
-        attainment=total.attainment,
         p50_ms=total.response_ms.p50,
         p99_ms=total.response_ms.p99,
         steal=round(steal, 4),
-        void=found.late_because,
+        void=report.late_because,
         batches=dict(sorted(seen.batches.items())),
         response=pack(seen.response),
+        **{name: getattr(total, name) for name in _COUNTED},
     )
 
 
-def read_measured(document: Mapping[str, Any]) -> Measured:
+def read_run(document: Mapping[str, Any]) -> MeasuredRun:
     """From a line of JSON; ValueError, KeyError or TypeError if it is none of ours."""
-    values = {name.name: document[name.name] for name in fields(Measured)}
+    values = {name.name: document[name.name] for name in fields(MeasuredRun)}
     values["batches"] = {int(size): int(count) for size, count in document["batches"].items()}
     values["void"] = tuple(str(reason) for reason in document["void"])
-    found = Measured(**values)
-    unpack(found.response)
-    return found
+    run = MeasuredRun(**values)
+    unpack(run.response)
+    return run
 
 
 def pack(histogram: Histogram) -> dict[str, Any]:
@@ -128,3 +130,111 @@ def unpack(document: Mapping[str, Any]) -> Histogram:
         histogram.least, histogram.most = float(document["least"]), float(document["most"])
         histogram.total = float(document["total"])
     return histogram
+
+
+_ASKED, _RUNS = "sweep.json", "runs.jsonl"
+_MOST_BYTES = 256 << 20
+_LEFT = re.compile(r"server-\d+\.log|sweep\.json\.part")  # by a sweep that did not get to its first run
+
+
+def digest(asked: Mapping[str, Any]) -> str:
+    """Runs belong together if this is equal."""
+    text = json.dumps(asked, sort_keys=True, ensure_ascii=False)
+    return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+@dataclass
+class Journal:
+    """`basis` is what was learned before the first run (the rates, the curve): the same for all of them."""
+
+    folder: Path
+    digest: str
+    basis: dict[str, Any] | None
+    runs: list[MeasuredRun]
+
+    @classmethod
+    def open(cls, folder: Path, asked: Mapping[str, Any]) -> Journal:
+        """A new folder, or one in which the same was begun; anything else is refused."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            before = _read_document(folder / _ASKED)
+        except OSError as error:
+            raise InvalidInput(f"--out: {folder}: {error.strerror or error}", field="--out") from None
+        if before is None:
+            if any(not _LEFT.fullmatch(entry.name) for entry in folder.iterdir()):
+                raise InvalidInput(
+                    f"--out: {folder} holds something else than a sweep: name a new folder", field="--out"
+                )
+            return cls(folder, digest(asked), None, [])
+        _check_same(folder, before.get("asked"), asked)
+        own = digest(asked)
+        runs = _read_runs(folder / _RUNS, own)
+        with (folder / _RUNS).open("a", encoding="utf-8") as file:
+            file.write("\n")  # ends a line that was cut off; an empty one is skipped
+        return cls(folder, own, before.get("found"), runs)
+
+    def begin(self, asked: Mapping[str, Any], basis: dict[str, Any]) -> None:
+        """Written once, whole or not at all."""
+        self.basis = basis
+        text = json.dumps({"asked": asked, "found": basis}, indent=2, ensure_ascii=False)
+        part = self.folder / (_ASKED + ".part")
+        part.write_text(text + "\n", "utf-8")
+        part.replace(self.folder / _ASKED)
+
+    def add(self, run: MeasuredRun) -> None:
+        """Kept from now on, whatever happens next."""
+        line = json.dumps({"digest": self.digest} | run.as_json(), ensure_ascii=False)
+        with (self.folder / _RUNS).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        self.runs.append(run)
+
+
+def _check_same(folder: Path, before: Any, asked: Mapping[str, Any]) -> None:
+    if not isinstance(before, dict):
+        raise InvalidInput(f"--out: {folder / _ASKED} is not of a sweep: name a new folder", field="--out")
+    differ = [
+        f"{name} was {_short(before.get(name))} and is {_short(asked.get(name))} now"
+        for name in dict.fromkeys((*before, *asked))
+        if before.get(name) != asked.get(name)
+    ]
+    if differ:
+        raise InvalidInput(
+            f"--out: another sweep was begun in {folder}: {'; '.join(differ)}. "
+            "Ask the same again, or name a new folder",
+            field="--out",
+        )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def _read_document(file: Path) -> dict[str, Any] | None:
+    if not file.exists():
+        return None
+    try:
+        document = json.loads(_text(file))
+    except ValueError:
+        document = None
+    return document if isinstance(document, dict) else {}
+
+
+def _read_runs(file: Path, own: str) -> list[MeasuredRun]:
+    """The last line may have been cut off by whatever ended the sweep; it is measured again."""
+    found: dict[tuple[str, float, int], MeasuredRun] = {}
+    for line in _text(file).splitlines() if file.exists() else ():
+        try:
+            document = json.loads(line)
+            if document["digest"] == own:
+                run = read_run(document)
+                found[run.key] = run
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return list(found.values())
+
+
+def _text(file: Path) -> str:
+    if file.stat().st_size > _MOST_BYTES:
+        raise InvalidInput(f"--out: {file} is over {_MOST_BYTES:,} bytes: name a new folder", field="--out")
+    return file.read_text("utf-8", "replace")

@@ -1,13 +1,14 @@
-"""What serving costs beside the batches: decoding and the protocol, on the cores that a model may share."""
+"""What is asked of a plan and what it answers: traffic, promise and machine; replicas, checks, reasons."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve
 
+ENOUGH = 0.99  # of what is offered must be answered in time: the promise is a p99
 _SURE = 1e-4  # of the capacity: bisected no further
 
 
@@ -71,3 +72,74 @@ class Machine:
 
 UNSHARED = Machine()
 """Cores enough for everything: only the batches take time."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetQuestion:
+    """Times in seconds; `surge` multiplies the rate for `surge_seconds` now and then. The curve is that of a
+    model that has the machine for itself; `machine` is what one replica shares with decoding and protocol."""
+
+    curve: BatchCurve
+    slo: float
+    rate: float
+    surge: float = 1.0
+    surge_seconds: float = 60.0
+    price_per_hour: float | None = None
+    redundancy: int = 0
+    noise: float = 0.05
+    seed: int = 1
+    machine: Machine = UNSHARED
+
+    @property
+    def capacity(self) -> float:
+        """Images per second that one replica can promise."""
+        return self.machine.capacity(self.curve, self.slo)
+
+    def has_cores_for(self, rate: float) -> bool:
+        """Whether decoding and protocol of so many leave one replica anything for its batches."""
+        return self.machine.stretch(rate) < inf
+
+    def curve_at(self, rate: float) -> BatchCurve:
+        """Batch times of one replica that gets this rate."""
+        return self.machine.curve(self.curve, rate)
+
+    @property
+    def peak(self) -> float:
+        """The rate to have capacity for: a surge shorter than the promise is over before it is late."""
+        return self.rate * self.surge if self.surge_seconds > self.slo else self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One simulated run of a plan."""
+
+    what: str
+    replicas: int
+    rate_rps: float
+    attainment: float
+    p50_ms: float
+    p99_ms: float
+
+    def holds(self, slo: float) -> bool:
+        return self.attainment >= ENOUGH and self.p99_ms <= slo * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """The answer; the field names are the keys of `--json`. `replicas` is None if no number is enough."""
+
+    replicas: int | None
+    max_batch: int | None
+    promised_batch: int | None
+    max_delay_ms: float | None
+    delay_helps: bool | None
+    p50_ms: float | None
+    p99_ms: float | None
+    capacity_rps: float  # of one replica
+    headroom: float | None
+    cost_per_1000: float | None
+    checks: tuple[Check, ...]
+    why: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
