@@ -112,7 +112,8 @@ def test_importing_carpool_stays_light() -> None:
         ("carpool.servers.http.app", "carpool.engine.served carpool.core.scheduler carpool.backends grpc"),
         ("carpool.servers.grpc.server", "carpool.engine.served carpool.core.scheduler carpool.backends"),
         ("carpool.servers.start", "carpool.servers.http.app carpool.servers.grpc cv2 torch"),
-        ("carpool.cli.serve_run", "carpool.engine.served carpool.servers.http.app cv2 grpc torch"),
+        ("carpool.servers.supervisor", "carpool.engine.served carpool.servers.http.app cv2 grpc torch"),
+        ("carpool.cli.main", "numpy rich orjson uvloop asyncio http.client carpool.core.scheduler"),
     ],
 )
 def test_a_process_loads_only_what_it_needs(process: str, spared: str) -> None:

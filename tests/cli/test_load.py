@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from carpool.cli import load_given
-from carpool.cli.load_command import Load
+from carpool.cli.load_command import Load, aim_of, plan_of
 from carpool.cli.load_display import Window, line
 from carpool.cli.main import app
 from carpool.lab.load.load_plan import Closed, Open, Phase
@@ -85,7 +84,7 @@ def test_nobody_there(processes: int) -> None:
 
 
 def open_loop(**given: object) -> Open:
-    load = load_given.plan(Load(url=URL, **given)).load  # type: ignore[arg-type]
+    load = plan_of(Load(url=URL, **given)).load  # type: ignore[arg-type]
     assert isinstance(load, Open)
     return load
 
@@ -111,7 +110,7 @@ def test_kinds_of_traffic(tmp_path: Path) -> None:
 
 def test_a_closed_loop() -> None:
     def closed(**given: object) -> Closed:
-        load = load_given.plan(Load(url=URL, concurrency=8, **given)).load  # type: ignore[arg-type]
+        load = plan_of(Load(url=URL, concurrency=8, **given)).load  # type: ignore[arg-type]
         assert isinstance(load, Closed)
         return load
 
@@ -127,7 +126,7 @@ def test_what_requests_say() -> None:
         priorities=["1", "2:3"],
         headers=["A: b:c"],
     )
-    aim = load_given.aim(given)
+    aim = aim_of(given)
     assert aim.filling.shapes == {"a:b": (1, 3)}
     assert aim.mix.sources == (("cam:1", 3.0), ("x", 1.0), ("a:b", 1.0))
     assert aim.mix.priorities == ((1, 1.0), (2, 3.0))
@@ -135,9 +134,9 @@ def test_what_requests_say() -> None:
 
 
 def test_connections_follow_the_clients_unless_calls_share_them() -> None:
-    assert load_given.aim(Load(url=URL, concurrency=300)).connections == 300
-    assert load_given.aim(Load(url="grpc://h", concurrency=300)).connections is None
-    assert load_given.aim(Load(url=URL, rate="5")).connections is None
+    assert aim_of(Load(url=URL, concurrency=300)).connections == 300
+    assert aim_of(Load(url="grpc://h", concurrency=300)).connections is None
+    assert aim_of(Load(url=URL, rate="5")).connections is None
 
 
 def test_every_key_of_the_report_is_documented() -> None:

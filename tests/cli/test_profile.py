@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from carpool.cli import profile_run
 from carpool.cli.main import app
+from carpool.lab import batch_profile
 from carpool.lab.batch_profile import ProfileQuestion, ProfileReport, profile
 from engine import repositories
 
@@ -47,7 +47,7 @@ def test_doubts_are_a_warning_and_no_failure(model: str, monkeypatch: pytest.Mon
     def doubtful(question: ProfileQuestion, *_: object) -> ProfileReport:
         return replace(profile(question), noisy=True, notes=("Too noisy to tell.",))
 
-    monkeypatch.setattr(profile_run, "profile", doubtful)
+    monkeypatch.setattr(batch_profile, "profile", doubtful)
     result = invoke(model, "--sizes", "1", "--repeats", "2", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["noisy"] is True

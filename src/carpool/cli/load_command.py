@@ -2,143 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import os
+import resource
+import signal
+import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from carpool.cli import running_server as t
+from carpool.cli import checks
 from carpool.cli import shared_options as o
+from carpool.cli.running_server import trust
+from carpool.errors import InvalidInput
+from carpool.lab.load.load_plan import MOST_REQUESTS, Closed, Open, Phase, Plan, check_length
+from carpool.sim.arrivals import Cameras, Constant, Poisson, Recording, Traffic
 
-_TRAFFIC, _REQUESTS, _RUN = "Traffic", "Requests", "The run"
+if TYPE_CHECKING:
+    from carpool.lab.load.aim import Aim
+    from carpool.lab.load.generator import Watch
+    from carpool.lab.load.load_report import LoadReport
 
-Url = Annotated[
-    str,
-    typer.Argument(
-        metavar="URL",
-        help="http://HOST:PORT, grpc://HOST:PORT, or with --image the route, like http://HOST:PORT/detect.",
-        show_default=False,
-    ),
-]
-Rate = Annotated[
-    str | None,
-    typer.Option(
-        help="Open loop: requests per second, 800; or steps of rate:seconds, 800:20,2400:20,800:20.",
-        rich_help_panel=_TRAFFIC,
-    ),
-]
-Arrivals = Annotated[
-    str,
-    typer.Option(
-        help="Open loop: poisson, constant, bursty, cameras, or trace:FILE.", rich_help_panel=_TRAFFIC
-    ),
-]
-Duration = Annotated[
-    float | None,
-    typer.Option(
-        help="Seconds. Default: 10, the sum of the steps, or all of a trace.", rich_help_panel=_TRAFFIC
-    ),
-]
-Concurrency = Annotated[
-    int | None,
-    typer.Option(help="Closed loop: so many clients that each wait for an answer.", rich_help_panel=_TRAFFIC),
-]
-Requests = Annotated[
-    int | None, typer.Option(help="Closed loop: stop after so many.", rich_help_panel=_TRAFFIC)
-]
-ThinkMs = Annotated[
-    float, typer.Option(help="Closed loop: from an answer to the next request.", rich_help_panel=_TRAFFIC)
-]
-Warmup = Annotated[
-    float, typer.Option(help="Seconds of the same traffic before it counts.", rich_help_panel=_TRAFFIC)
-]
-Model = Annotated[
-    str, typer.Option(help="The model. Not needed if the server has one.", rich_help_panel=_REQUESTS)
-]
-Version = Annotated[
-    str, typer.Option("--model-version", help="Its version. Default: the newest.", rich_help_panel=_REQUESTS)
-]
-Images = Annotated[
-    list[Path] | None,
-    typer.Option("--image", help="Upload this picture; again for more.", rich_help_panel=_REQUESTS),
-]
-Data = Annotated[
-    str,
-    typer.Option(help="Tensors: random, zeros, or a .npy, .npz or .json file.", rich_help_panel=_REQUESTS),
-]
-Shapes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--shape", help="Lengths the model leaves open, name:1,3,224,224.", rich_help_panel=_REQUESTS
-    ),
-]
-Batch = Annotated[int, typer.Option(help="Images in a request.", rich_help_panel=_REQUESTS)]
-SharedMemory = Annotated[
-    bool,
-    typer.Option(
-        "--shared-memory",
-        help="Tensors lie in system shared memory; requests only say where. Same machine.",
-        rich_help_panel=_REQUESTS,
-    ),
-]
-Distinct = Annotated[
-    int, typer.Option(help="Different random requests that take turns.", rich_help_panel=_REQUESTS)
-]
-Headers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--header", help="'Name: value', on every request; again for more.", rich_help_panel=_REQUESTS
-    ),
-]
-Sources = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--source", help="Who asks, NAME or NAME:WEIGHT; again for more.", rich_help_panel=_REQUESTS
-    ),
-]
-Latest = Annotated[
-    bool,
-    typer.Option(
-        "--latest",
-        help="A newer request of a source takes the place of one that waits.",
-        rich_help_panel=_REQUESTS,
-    ),
-]
-Priorities = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--priority", help="How urgent, N or N:WEIGHT, 1 is first; again for more.", rich_help_panel=_REQUESTS
-    ),
-]
-DeadlineMs = Annotated[
-    float | None, typer.Option(help="The deadline that requests tell the server.", rich_help_panel=_REQUESTS)
-]
-SloMs = Annotated[
-    float | None, typer.Option(help="Count what is answered within so many ms.", rich_help_panel=_RUN)
-]
-Timeout = Annotated[
-    float, typer.Option(help="Seconds after which a request is given up.", rich_help_panel=_RUN)
-]
-Drain = Annotated[
-    float, typer.Option(help="Seconds to wait at the end for what is open.", rich_help_panel=_RUN)
-]
-Connections = Annotated[
-    int | None,
-    typer.Option(help="At most so many. Default: 256; 4 for gRPC, where calls share.", rich_help_panel=_RUN),
-]
-Processes = Annotated[
-    int, typer.Option(help="Generate with so many, if a core is not enough.", rich_help_panel=_RUN)
-]
-Save = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Every single request, as .jsonl or .csv.",
-        rich_help_panel=_RUN,
-        show_default=False,
-    ),
-]
+_SECONDS = 10.0
+_FASTEST = 100_000.0  # requests per second
+_LONGEST = 86_400.0
+_MOST_CLIENTS = 4096
+_MOST_PROCESSES = 64
+_OTHER_FILES = 64  # beside the connections
+
+_request_option = partial(typer.Option, rich_help_panel="Requests")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,47 +54,393 @@ class Load:
         carpool load grpc://localhost:8001 --concurrency 32
     """
 
-    url: Url
-    rate: Rate = None
-    arrivals: Arrivals = "poisson"
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="http://HOST:PORT, grpc://HOST:PORT, or with --image the route, like http://HOST:PORT/detect.",
+            show_default=False,
+        ),
+    ]
+    rate: Annotated[
+        str | None,
+        o.traffic_option(
+            help="Open loop: requests per second, 800; or steps of rate:seconds, 800:20,2400:20,800:20."
+        ),
+    ] = None
+    arrivals: Annotated[
+        str, o.traffic_option(help="Open loop: poisson, constant, bursty, cameras, or trace:FILE.")
+    ] = "poisson"
     burst_factor: o.BurstFactor = 3.0
     burst_seconds: o.BurstSeconds = 0.5
     burst_period: o.BurstPeriod = 2.5
     cameras: o.CameraCount = None
     fps: o.Fps = None
     aligned: o.Aligned = False
-    duration: Duration = None
-    concurrency: Concurrency = None
-    requests: Requests = None
-    think_ms: ThinkMs = 0.0
-    warmup: Warmup = 0.0
+    duration: Annotated[
+        float | None,
+        o.traffic_option(help="Seconds. Default: 10, the sum of the steps, or all of a trace."),
+    ] = None
+    concurrency: Annotated[
+        int | None, o.traffic_option(help="Closed loop: so many clients that each wait for an answer.")
+    ] = None
+    requests: Annotated[int | None, o.traffic_option(help="Closed loop: stop after so many.")] = None
+    think_ms: Annotated[float, o.traffic_option(help="Closed loop: from an answer to the next request.")] = (
+        0.0
+    )
+    warmup: Annotated[float, o.traffic_option(help="Seconds of the same traffic before it counts.")] = 0.0
     seed: o.Seed = 1
-    model: Model = ""
-    model_version: Version = ""
-    images: Images = None
-    data: Data = "random"
-    shapes: Shapes = None
-    batch: Batch = 1
-    distinct: Distinct = 8
-    shared_memory: SharedMemory = False
-    headers: Headers = None
-    sources: Sources = None
-    latest: Latest = False
-    priorities: Priorities = None
-    deadline_ms: DeadlineMs = None
-    slo_ms: SloMs = None
-    timeout: Timeout = 10.0
-    drain: Drain = 10.0
-    connections: Connections = None
-    processes: Processes = 1
-    save: Save = None
+    model: Annotated[str, _request_option(help="The model. Not needed if the server has one.")] = ""
+    model_version: Annotated[str, _request_option(help="Its version. Default: the newest.")] = ""
+    images: Annotated[
+        list[Path] | None, _request_option("--image", help="Upload this picture; again for more.")
+    ] = None
+    data: Annotated[str, _request_option(help="Tensors: random, zeros, or a .npy, .npz or .json file.")] = (
+        "random"
+    )
+    shapes: Annotated[
+        list[str] | None,
+        _request_option("--shape", help="Lengths the model leaves open, name:1,3,224,224."),
+    ] = None
+    batch: Annotated[int, _request_option(help="Images in a request.")] = 1
+    distinct: Annotated[int, _request_option(help="Different random requests that take turns.")] = 8
+    shared_memory: Annotated[
+        bool,
+        _request_option(
+            "--shared-memory",
+            help="Tensors lie in system shared memory; requests only say where. Same machine.",
+        ),
+    ] = False
+    headers: Annotated[
+        list[str] | None,
+        _request_option("--header", help="'Name: value', on every request; again for more."),
+    ] = None
+    sources: Annotated[
+        list[str] | None,
+        _request_option("--source", help="Who asks, NAME or NAME:WEIGHT; again for more."),
+    ] = None
+    latest: Annotated[
+        bool,
+        _request_option("--latest", help="A newer request of a source takes the place of one that waits."),
+    ] = False
+    priorities: Annotated[
+        list[str] | None,
+        _request_option("--priority", help="How urgent, N or N:WEIGHT, 1 is first; again for more."),
+    ] = None
+    deadline_ms: Annotated[
+        float | None, _request_option(help="The deadline that requests tell the server.")
+    ] = None
+    slo_ms: Annotated[float | None, o.run_option(help="Count what is answered within so many ms.")] = None
+    timeout: Annotated[float, o.run_option(help="Seconds after which a request is given up.")] = 10.0
+    drain: Annotated[float, o.run_option(help="Seconds to wait at the end for what is open.")] = 10.0
+    connections: Annotated[
+        int | None,
+        o.run_option(help="At most so many. Default: 256; 4 for gRPC, where calls share."),
+    ] = None
+    processes: Annotated[int, o.run_option(help="Generate with so many, if a core is not enough.")] = 1
+    save: Annotated[
+        Path | None,
+        o.run_option(metavar="FILE", help="Every single request, as .jsonl or .csv.", show_default=False),
+    ] = None
     as_json: o.Json = False
-    api_key_file: t.ApiKeyFile = None
-    ca: t.Ca = None
-    insecure: t.Insecure = False
+    api_key_file: o.ApiKeyFile = None
+    ca: o.Ca = None
+    insecure: o.Insecure = False
 
     def run(self) -> None:
-        from carpool.cli.load_run import run
+        """Exits with 1 if there was nobody to ask."""
+        import uvloop
 
-        if not run(self):
-            raise typer.Exit(1)
+        from carpool.cli import load_display
+        from carpool.lab.load.aim import read_url
+        from carpool.lab.load.facts import Unreachable
+        from carpool.lab.load.generator import LostPart
+
+        plan = plan_of(self)
+        aim = aim_of(self)
+        _check_processes(self)
+        read_url(aim.url)
+        try:
+            with load_display.progress(_planned_seconds(plan), self.slo_ms) as watch:
+                report = uvloop.run(_generate(plan, aim, self, watch))
+        except (Unreachable, LostPart) as error:
+            print(f"carpool: {error.message}", file=sys.stderr)
+            raise typer.Exit(1) from None
+        if self.as_json:
+            print(json.dumps(report.as_json() | {"settings": _settings(self)}, indent=2))
+        else:
+            load_display.show_report(report)
+
+
+def _check_processes(options: Load) -> None:
+    processes = checks.whole("--processes", options.processes, least=1, most=_MOST_PROCESSES)
+    if options.concurrency is not None and options.concurrency < processes:
+        raise InvalidInput(
+            f"--processes {processes} are more than the clients of --concurrency {options.concurrency}",
+            field="--processes",
+        )
+    if options.save is not None and processes > 1:
+        raise InvalidInput("--save needs --processes 1: single requests are not passed on", field="--save")
+
+
+async def _generate(plan: Plan, aim: Aim, options: Load, watch: Watch) -> LoadReport:
+    """Ctrl-C ends it early and still reports; the second one does not wait for anything."""
+    import asyncio
+
+    from carpool.lab.load.aim import take_aim
+    from carpool.lab.load.generator import run, run_shared, spare_the_collector
+    from carpool.lab.load.tally import Recorder
+
+    stop = asyncio.Event()
+
+    def interrupted() -> None:
+        if stop.is_set():
+            os._exit(130)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupted)
+    if options.processes > 1:
+        return await run_shared(plan, aim, options.processes, watch=watch, stop=stop)
+    target = take_aim(aim)
+    spare_the_collector()
+    with Recorder(options.save) if options.save is not None else nullcontext() as record:
+        return await run(plan, target, watch=watch, stop=stop, record=record)
+
+
+def _planned_seconds(plan: Plan) -> float | None:
+    """How long it will take, if that is known."""
+    if isinstance(plan.load, Closed) and plan.load.seconds is None:
+        return None
+    return sum(phase.seconds for phase in plan.load.phases)
+
+
+def _settings(options: Load) -> dict[str, object]:
+    """Everything that was asked for, with the defaults filled in."""
+    return {
+        name: [str(entry) for entry in value] if isinstance(value, list) else _plain(value)
+        for name, value in vars(options).items()
+        if name != "as_json"
+    }
+
+
+def _plain(value: object) -> object:
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+# ---- from the options to a plan and an aim
+
+
+def plan_of(options: Load) -> Plan:
+    if options.rate is None and not _own_rate(options) and options.concurrency is None:
+        raise InvalidInput(
+            "say how much traffic: --rate 100 for an open loop, --concurrency 8 for a closed one"
+        )
+    if options.concurrency is not None and (options.rate is not None or options.arrivals != "poisson"):
+        raise InvalidInput("--concurrency is a closed loop: it cannot be given with --rate or --arrivals")
+    slo = options.slo_ms
+    return Plan(
+        _closed(options) if options.concurrency is not None else _open(options),
+        slo=None if slo is None else checks.number("--slo-ms", slo, above=0, most=1e7) / 1e3,
+        timeout=checks.number("--timeout", options.timeout, above=0, most=3600),
+        drain=checks.number("--drain", options.drain, most=3600),
+        batch=options.batch,
+    )
+
+
+def aim_of(options: Load) -> Aim:
+    from carpool.lab.load.aim import Aim
+    from carpool.lab.load.messages import LATEST, check_headers
+    from carpool.lab.load.request_data import Filling, Mix
+
+    headers = tuple(_header(text) for text in options.headers or ())
+    check_headers(headers)
+    if options.latest:
+        if not options.sources and options.arrivals in ("poisson", "bursty", "constant"):
+            raise InvalidInput(
+                "--latest needs sources: give --source, or --arrivals cameras", field="--latest"
+            )
+        headers += ((LATEST, "1"),)
+    if options.images and (
+        options.priorities or options.shapes or options.batch != 1 or options.data != "random"
+    ):
+        raise InvalidInput("--priority, --shape, --batch and --data go with tensors, not with --image")
+    filling = Filling(
+        options.data,
+        dict(checks.shape(text) for text in options.shapes or ()),
+        options.seed,
+        checks.whole("--distinct", options.distinct, least=1, most=10_000),
+    )
+    deadline = options.deadline_ms
+    return Aim(
+        options.url,
+        options.model,
+        options.model_version,
+        tuple(options.images or ()),
+        checks.whole("--batch", options.batch, least=1, most=checks.MOST_IN_A_BATCH),
+        filling,
+        Mix(_sources(options), _priorities(options)),
+        headers,
+        None if deadline is None else checks.number("--deadline-ms", deadline, above=0, most=1e8),
+        _connections(options),
+        options.shared_memory,
+        trust(options.api_key_file, options.ca, options.insecure),
+    )
+
+
+def _connections(options: Load) -> int | None:
+    """For each process; a closed loop has no use for more than its clients."""
+    wanted = options.connections
+    if wanted is None and not options.url.startswith(("grpc:", "grpcs:")):
+        wanted = options.concurrency
+    if wanted is None:
+        return None
+    checks.whole("--connections", wanted, least=1, most=_MOST_CLIENTS)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES
+    if wanted > allowed:
+        raise InvalidInput(
+            f"--connections {wanted}: this shell allows {allowed} at most, see ulimit -n",
+            field="--connections",
+        )
+    return wanted
+
+
+# ---- traffic
+
+
+def _own_rate(options: Load) -> bool:
+    return options.arrivals == "cameras" or options.arrivals.startswith("trace:")
+
+
+def _closed(options: Load) -> Closed:
+    seconds, requests = options.duration, options.requests
+    if seconds is None and requests is None:
+        seconds = _SECONDS
+    return Closed(
+        checks.whole("--concurrency", options.concurrency or 0, least=1, most=_MOST_CLIENTS),
+        seconds=None if seconds is None else checks.number("--duration", seconds, above=0, most=_LONGEST),
+        requests=None
+        if requests is None
+        else checks.whole("--requests", requests, least=1, most=MOST_REQUESTS),
+        think=checks.number("--think-ms", options.think_ms, most=1e7) / 1e3,
+        warmup=checks.number("--warmup", options.warmup, most=_LONGEST),
+    )
+
+
+def _open(options: Load) -> Open:
+    for option, value in (("--requests", options.requests), ("--think-ms", options.think_ms or None)):
+        if value is not None:
+            raise InvalidInput(f"{option} goes with --concurrency, a closed loop", field=option)
+    traffic = _traffic(options)
+    phases = _phases(options, traffic)
+    warmup = checks.number("--warmup", options.warmup, most=_LONGEST)
+    if warmup:
+        phases = (Phase(phases[0].rate, warmup, warmup=True), *phases)
+    for phase in phases:
+        checks.number("--rate", phase.rate, above=0, most=_FASTEST)
+    check_length(phases)
+    return Open(phases, traffic, options.seed)
+
+
+def _phases(options: Load, traffic: Traffic) -> tuple[Phase, ...]:
+    if options.rate is not None and ":" in options.rate:
+        if options.duration is not None or isinstance(traffic, Recording | Cameras):
+            raise InvalidInput("--rate with steps says it all: leave out --duration, cameras and traces")
+        return tuple(_step(text) for text in options.rate.split(","))
+    rate = traffic.own_rate if options.rate is None else _number("--rate", options.rate)
+    assert rate is not None
+    if options.duration is not None:
+        return (Phase(rate, checks.number("--duration", options.duration, above=0, most=_LONGEST)),)
+    # A hair more than its span, so that the last arrival of a trace is played too.
+    whole = (
+        traffic.span * traffic.own_rate / rate * (1 + 1e-9) if isinstance(traffic, Recording) else _SECONDS
+    )
+    return (Phase(rate, whole),)
+
+
+def _step(text: str) -> Phase:
+    rate, _, seconds = text.partition(":")
+    length = checks.number("--rate", _number("--rate", seconds), above=0, most=_LONGEST)
+    return Phase(_number("--rate", rate), length)
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput(
+            f"{option} must be a number like 800, or steps like 800:20,2400:20, not {text!r}", field=option
+        ) from None
+
+
+def _traffic(options: Load) -> Traffic:
+    simple: dict[str, Traffic] = {"poisson": Poisson(), "constant": Constant()}
+    if options.arrivals in simple:
+        return simple[options.arrivals]
+    if options.arrivals == "bursty":
+        return checks.bursty(options.burst_factor, options.burst_seconds, options.burst_period)
+    if options.arrivals == "cameras":
+        if options.cameras is None or options.rate is not None:
+            raise InvalidInput("--arrivals cameras needs --cameras, like --cameras 100, and has no --rate")
+        count = checks.whole("--cameras", options.cameras, least=1, most=100_000)
+        fps = checks.number("--fps", 10.0 if options.fps is None else options.fps, above=0, most=10_000)
+        return Cameras(count, fps, options.aligned, per_source=True)
+    if options.arrivals.startswith("trace:"):
+        try:
+            return _recording(Path(options.arrivals.removeprefix("trace:")), options.model)
+        except InvalidInput as error:
+            raise InvalidInput(f"--arrivals: {error.message}") from None
+    raise InvalidInput(
+        f"--arrivals must be poisson, constant, bursty, cameras or trace:FILE, not {options.arrivals!r}"
+    )
+
+
+def _recording(file: Path, model: str) -> Recording:
+    """Of the model that is asked, if the trace tells models apart; else all of it."""
+    try:
+        return Recording.read(file, per_source=True)
+    except InvalidInput:
+        if not model:
+            raise
+        return Recording.read(file, per_source=True, model=model)
+
+
+# ---- requests
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon:
+        raise InvalidInput(f"--header must be like 'Name: value', not {text!r}", field="--header")
+    return name.strip(), value.strip()
+
+
+def _sources(options: Load) -> tuple[tuple[str, float], ...]:
+    from carpool.lab.load.messages import check_source
+
+    found = tuple(_weighted("--source", text) for text in options.sources or ())
+    for name, _ in found:
+        check_source(name)
+    return found
+
+
+def _priorities(options: Load) -> tuple[tuple[int, float], ...]:
+    found = []
+    for text in options.priorities or ():
+        name, weight = _weighted("--priority", text)
+        if not name.isascii() or not name.isdigit() or len(name) > 9:
+            raise InvalidInput(f"--priority must be a whole number from 0, not {name!r}", field="--priority")
+        found.append((int(name), weight))
+    return tuple(found)
+
+
+def _weighted(option: str, text: str) -> tuple[str, float]:
+    """What follows the last colon is the weight, if it is a number."""
+    name, colon, weight = text.rpartition(":")
+    try:
+        value = float(weight) if colon else 1.0
+    except ValueError:
+        return text, 1.0
+    if not colon:
+        return text, 1.0
+    return name, checks.number(f"the weight of {option}", value, above=0)

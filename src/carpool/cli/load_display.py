@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from carpool.cli.show import percent
+from carpool.cli import show
 from carpool.lab.load.histogram import Spread
 from carpool.lab.load.tally import Slice
 
@@ -58,7 +58,7 @@ def line(window: Window, slo_ms: float | None) -> str:
     ]
     if slo_ms is not None and seen.offered:
         ended = seen.answered + seen.refused + seen.failed
-        parts.append(f"within {slo_ms:g} ms {percent(seen.good / ended) if ended else '–'}")
+        parts.append(f"within {slo_ms:g} ms {show.percent(seen.good / ended) if ended else '–'}")
     parts.append(f"refused {seen.refused / seconds:,.0f}/s")
     parts.append(f"failed {seen.failed / seconds:,.0f}/s")
     return "  ".join(parts)
@@ -122,20 +122,22 @@ def _screen(window: Window, total_s: float | None, slo_ms: float | None) -> Tabl
 # ---- the end
 
 
-def report(found: LoadReport) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    columns = [found.total] if len(found.phases) == 1 else [*found.phases, found.total]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for counts in columns:
-        table.add_column("" if len(columns) == 1 else counts.name, justify="right")
-    rows = list(_rows(columns, found.slo_ms))
-    for label, cells in rows:
-        table.add_row(Text(label), *cells)
-    Console().print(table)
+def show_report(report: LoadReport) -> None:
+    g = report.generator
+    early = ", ended early" if report.stopped_early else ""
+    show.paragraph(f"{report.target}: {report.loop} loop, {report.total.seconds:g} s{early}.")
+    columns = [report.total] if len(report.phases) == 1 else [*report.phases, report.total]
+    titles = ["", *(" " if len(columns) == 1 else counts.name for counts in columns)]
+    rows = [(label, *cells) for label, cells in _rows(columns, report.slo_ms)]
+    show.table(titles, rows, left=("",))
+    show.paragraph(
+        f"The generator used {100 * g.busiest_core_share:.0f} % of a core, "
+        f"{g.processor_us_per_request:.0f} µs for a request, {g.connections} connections; "
+        f"p99 of its lag was {g.send_lag_ms.p99:.1f} ms.",
+        "· ",
+    )
+    for reason in report.late_because:
+        show.paragraph(f"Doubt these numbers: {reason}.", "! ")
 
 
 def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, list[str]]]:
@@ -146,7 +148,7 @@ def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, li
     yield row("answered", lambda c: f"{c.answered:,}  ({c.answered_rps:,.1f}/s)")
     if slo_ms is not None:
         yield row(f"… within {slo_ms:g} ms (goodput)", lambda c: f"{c.good:,}  ({c.goodput_rps:,.1f}/s)")
-        yield row("… of offered (attainment)", lambda c: percent(c.attainment))
+        yield row("… of offered (attainment)", lambda c: show.percent(c.attainment))
     for kind in ("refused", "failed"):
         for reason in sorted({reason for counts in columns for reason in getattr(counts, kind)}):
             yield row(f"{kind}: {reason}", _reason(kind, reason))

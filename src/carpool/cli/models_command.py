@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
-from carpool.cli import running_server as t
 from carpool.cli import shared_options as o
+from carpool.cli import show
+from carpool.cli.running_server import Failed, RunningServer, trust
+from carpool.errors import InvalidInput
+
+_LOADING_S = 3600.0  # a large model takes its time, and whoever waits can stop waiting
 
 
 class Action(StrEnum):
@@ -19,18 +26,6 @@ class Action(StrEnum):
     list = "list"
     load = "load"
     unload = "unload"
-
-
-What = Annotated[Action, typer.Argument(metavar="list|load|unload", help="What to do.", show_default=False)]
-Name = Annotated[str | None, typer.Argument(help="The model; list shows all without it.", show_default=False)]
-Url = Annotated[str, typer.Option(help="Where the server is.")]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        help="load: settings to use instead of the model's own, a file in Triton's JSON form.",
-        show_default=False,
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +42,60 @@ class ModelsVerb:
         carpool models load resnet50
     """
 
-    action: What
-    name: Name = None
-    url: Url = "http://localhost:8000"
-    config: Config = None
+    action: Annotated[
+        Action, typer.Argument(metavar="list|load|unload", help="What to do.", show_default=False)
+    ]
+    name: Annotated[
+        str | None, typer.Argument(help="The model; list shows all without it.", show_default=False)
+    ] = None
+    url: o.ServerUrl = "http://localhost:8000"
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="load: settings to use instead of the model's own, a file in Triton's JSON form.",
+            show_default=False,
+        ),
+    ] = None
     as_json: o.Json = False
-    api_key_file: t.ApiKeyFile = None
-    ca: t.Ca = None
-    insecure: t.Insecure = False
+    api_key_file: o.ApiKeyFile = None
+    ca: o.Ca = None
+    insecure: o.Insecure = False
 
     def run(self) -> None:
-        from carpool.cli.models_run import run
-
-        if not run(self):
+        if self.action is not Action.list and not self.name:
+            raise InvalidInput(f"{self.action} needs the name of a model: carpool models {self.action} NAME")
+        if self.config is not None and self.action is not Action.load:
+            raise InvalidInput(f"--config goes with load, not with {self.action}")
+        server = RunningServer(self.url, trust(self.api_key_file, self.ca, self.insecure))
+        try:
+            if self.action is not Action.list:
+                self._change(server)
+            lines = server.post("/v2/repository/index", {})
+        except Failed as error:
+            print(f"carpool: {error.message}", file=sys.stderr)
+            raise typer.Exit(1) from None
+        shown = [line for line in lines if self.name in (None, line["name"])]
+        if self.as_json:
+            print(json.dumps(shown, indent=2))
+        elif self.name and not shown:
+            print(f"carpool: the server has no model {self.name}", file=sys.stderr)
+        else:
+            _show(shown)
+        if self.name and not shown:
             raise typer.Exit(1)
+
+    def _change(self, server: RunningServer) -> None:
+        from carpool.config.rules import read_settings
+
+        settings = {} if self.config is None else {"parameters": {"config": read_settings(self.config)}}
+        path = f"/v2/repository/models/{quote(self.name or '', safe='')}/{self.action}"
+        server.post(path, settings, _LOADING_S)
+
+
+def _show(lines: list[dict[str, str]]) -> None:
+    titles = ("model", "version", "state", "reason")
+    rows = [
+        (line["name"], line.get("version", ""), line.get("state") or "not loaded", line.get("reason", ""))
+        for line in lines
+    ]
+    show.table(titles, rows, left=titles)

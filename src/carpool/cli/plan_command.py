@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Annotated
 
 import typer
 
+from carpool.cli import checks, show
 from carpool.cli import shared_options as o
+from carpool.errors import InvalidInput
+from carpool.lab.fleet_question import FleetPlan, FleetQuestion, Machine
+
+_cores_option = partial(typer.Option, rich_help_panel="The cores")
+_fleet_option = partial(typer.Option, rich_help_panel="The fleet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +38,30 @@ class PlanVerb:
 
     curve: o.Curve
     slo_ms: o.SloMs
-    rate: o.PlanRate
-    surge: o.SurgeFactor = 1.0
-    surge_seconds: o.SurgeSeconds = 60.0
-    price_per_hour: o.PricePerHour = None
-    redundancy: o.Redundancy = 0
-    cores: o.Cores = None
-    infer_cores: o.InferCores = 0.0
-    decode_ms: o.DecodeMs = 0.0
-    protocol_ms: o.ProtocolMs = 0.0
+    rate: Annotated[float, o.traffic_option(help="Images per second, on average.")]
+    surge: Annotated[float, o.traffic_option(help="Surges multiply the rate by this.")] = 1.0
+    surge_seconds: Annotated[float, o.traffic_option(help="How long a surge lasts.")] = 60.0
+    price_per_hour: Annotated[float | None, _fleet_option(help="What a replica costs, in any currency.")] = (
+        None
+    )
+    redundancy: Annotated[int, _fleet_option(help="Replicas that may be gone while the promise holds.")] = 0
+    cores: Annotated[
+        float | None,
+        _cores_option(
+            help="Cores that each replica has for everything: its part of a machine. Default: enough.",
+            show_default=False,
+        ),
+    ] = None
+    infer_cores: Annotated[
+        float,
+        _cores_option(
+            help="Cores that a batch keeps busy while it runs: those of a CPU model, as profile tells."
+        ),
+    ] = 0.0
+    decode_ms: Annotated[float, _cores_option(help="What decoding one picture takes of a core, in ms.")] = 0.0
+    protocol_ms: Annotated[
+        float, _cores_option(help="What one request takes of a core in front end and engine, in ms.")
+    ] = 0.0
     max_batch: o.MaxBatch = None
     buckets: o.Buckets = None
     noise: o.Noise = 0.05
@@ -44,7 +69,74 @@ class PlanVerb:
     as_json: o.Json = False
 
     def run(self) -> None:
-        from carpool.cli.plan_run import run
+        from carpool.lab.fleet_plan import plan
 
-        if not run(self):
+        question = self._question()
+        with show.status("planning") as tell:
+            answer = plan(question, tell)
+        if self.as_json:
+            print(json.dumps(answer.as_json() | {"settings": self._settings(question)}, indent=2))
+        else:
+            _print(answer, question)
+        if answer.replicas is None:
             raise typer.Exit(1)
+
+    def _question(self) -> FleetQuestion:
+        curve = checks.batch_curve(self.curve, self.max_batch, self.buckets)
+        price = self.price_per_hour
+        return FleetQuestion(
+            curve,
+            checks.slo(self.slo_ms, curve),
+            checks.number("--rate", self.rate, above=0, most=1e7),
+            surge=checks.number("--surge", self.surge, least=1, most=1000),
+            surge_seconds=checks.number("--surge-seconds", self.surge_seconds, above=0),
+            price_per_hour=None if price is None else checks.number("--price-per-hour", price),
+            redundancy=checks.whole("--redundancy", self.redundancy, least=0, most=1000),
+            noise=checks.number("--noise", self.noise, most=2),
+            seed=self.seed,
+            machine=self._machine(),
+        )
+
+    def _machine(self) -> Machine:
+        cores = inf if self.cores is None else checks.number("--cores", self.cores, above=0, most=1e6)
+        busy = checks.number("--infer-cores", self.infer_cores, most=1e6)
+        if busy > cores:
+            raise InvalidInput(
+                f"--infer-cores: a batch that ran on {cores:g} cores cannot keep {busy:g} busy",
+                field="--infer-cores",
+            )
+        decode = checks.number("--decode-ms", self.decode_ms, most=1e7)
+        protocol = checks.number("--protocol-ms", self.protocol_ms, most=1e7)
+        return Machine(cores, busy, decode / 1e3, protocol / 1e3)
+
+    def _settings(self, question: FleetQuestion) -> dict[str, object]:
+        """Everything that was asked for, with the defaults filled in."""
+        used = {name: value for name, value in vars(self).items() if name != "as_json"}
+        return used | {"max_batch": question.curve.max_batch, "buckets": list(question.curve.buckets)}
+
+
+def _print(answer: FleetPlan, question: FleetQuestion) -> None:
+    if answer.replicas is None:
+        show.paragraph("No plan.")
+    else:
+        show.pairs(_facts(answer, question, answer.replicas))
+    show.paragraph("")
+    for sentence in answer.why:
+        show.paragraph(sentence, "· ")
+
+
+def _facts(answer: FleetPlan, question: FleetQuestion, replicas: int) -> dict[str, str]:
+    fleet = replicas * answer.capacity_rps
+    spare = f", {question.redundancy} of them to spare" if question.redundancy else ""
+    facts = {
+        "replicas": f"{replicas}{spare}",
+        "max batch": f"{answer.max_batch}",
+        "max delay": f"{answer.max_delay_ms:g} ms",
+        "expected p50": f"{answer.p50_ms:.1f} ms",
+        "expected p99": f"{answer.p99_ms:.1f} ms",
+        "capacity": f"{answer.capacity_rps:,.0f} /s per replica, {fleet:,.0f} /s in all",
+        "headroom": f"{100 * (answer.headroom or 0.0):.0f} %",
+    }
+    if answer.cost_per_1000 is not None:
+        facts["cost per 1,000 images"] = f"{answer.cost_per_1000:.3g}"
+    return facts

@@ -1,47 +1,27 @@
-"""The options by which verbs that ask a running server know it, and are known to it."""
+"""A running server, for a few short questions: how it is reached, and how the two know each other."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-import typer
-
-from carpool.errors import InvalidInput
+from carpool.cli.shared_options import KEY_VARIABLE
+from carpool.errors import CarpoolError, InvalidInput
 
 if TYPE_CHECKING:
     from carpool.lab.load.facts import Trust
 
-VARIABLE = "CARPOOL_API_KEY"
-
-_PANEL = "The server"
+ANSWER_S = 30.0
 _KEY = re.compile(r"[!-~]{1,512}")
 
-ApiKeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help=f"File with the key for the server; without it, {VARIABLE} of the environment.",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
-Ca = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Certificate of whoever signed the server's, for https://.",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
-Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="Believe any certificate: for trying out.", rich_help_panel=_PANEL),
-]
+
+class Failed(CarpoolError):
+    """The server is not there, or said no."""
 
 
 def trust(
@@ -50,15 +30,16 @@ def trust(
     """A key is never an option: other users of the machine see those."""
     from carpool.lab.load.facts import Trust  # not needed to show the help
 
-    key = (os.environ if environ is None else environ).get(VARIABLE, "").strip()
+    key = (os.environ if environ is None else environ).get(KEY_VARIABLE, "").strip()
     if api_key_file is not None:
-        key = _read(api_key_file)
+        key = _read_key(api_key_file)
     if key and not _KEY.fullmatch(key):
-        raise InvalidInput(f"the key in {api_key_file or VARIABLE} must be up to 512 printable characters")
+        where = api_key_file or KEY_VARIABLE
+        raise InvalidInput(f"the key in {where} must be up to 512 printable characters")
     return Trust("" if ca is None else str(ca), insecure, key)
 
 
-def _read(file: Path) -> str:
+def _read_key(file: Path) -> str:
     """The key alone, or the first line 'name key …' of a file as the server has it."""
     try:
         lines = file.read_text("ascii").splitlines()
@@ -69,3 +50,67 @@ def _read(file: Path) -> str:
         if words and not words[0].startswith("#"):
             return words[0] if len(words) == 1 else words[1]
     raise InvalidInput(f"--api-key-file {file} holds no key", field="--api-key-file")
+
+
+class RunningServer:
+    """Every question has a connection of its own."""
+
+    def __init__(self, url: str, trust: Trust) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise InvalidInput(f"--url must be like http://localhost:8000, not {url!r}", field="--url")
+        self._url = url
+        self._tls = trust.context() if parts.scheme == "https" else None
+        self._headers = dict(trust.headers())
+        self._address = (parts.hostname, port)
+        self._prefix = parts.path.rstrip("/")
+
+    def get(self, path: str) -> Any:
+        return self._document("GET", path, None, ANSWER_S)
+
+    def post(self, path: str, document: dict[str, Any], seconds: float = ANSWER_S) -> Any:
+        return self._document("POST", path, json.dumps(document), seconds)
+
+    def ask(
+        self, method: str, path: str, body: bytes | str | None, seconds: float, **headers: str
+    ) -> tuple[int, bytes]:
+        """Status and body; `headers` with underscores for hyphens."""
+        from http.client import HTTPConnection, HTTPException, HTTPSConnection
+
+        if self._tls is None:
+            connection = HTTPConnection(*self._address, timeout=seconds)
+        else:
+            connection = HTTPSConnection(*self._address, timeout=seconds, context=self._tls)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            connection.request(method, self._prefix + path, body, self._headers | named)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except OSError as error:
+            why = error.strerror or str(error) or type(error).__name__
+            raise Failed(f"{self._url}: no answer: {why}; is the server running there?") from None
+        except HTTPException:  # its words would be those of whatever is there
+            raise Failed(f"{self._url}: what answers there does not speak HTTP") from None
+        finally:
+            connection.close()
+
+    def _document(self, method: str, path: str, body: str | None, seconds: float) -> Any:
+        status, answer = self.ask(method, path, body, seconds)
+        if status != 200:
+            raise Failed(f"{self._url}: {_error(answer) or f'HTTP status {status}'}")
+        try:
+            return json.loads(answer or b"{}")
+        except ValueError:
+            raise Failed(f"{self._url}: not an answer of a model server") from None
+
+
+def _error(body: bytes) -> str:
+    try:
+        message = str(json.loads(body)["error"])
+        return message if message.isprintable() else repr(message)
+    except (ValueError, KeyError, TypeError):
+        return ""

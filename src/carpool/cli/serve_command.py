@@ -2,167 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-Paths = Annotated[
-    list[Path] | None,
-    typer.Argument(help="Model files, model folders or Triton repositories.", show_default=False),
-]
-SloMs = Annotated[
-    float | None,
-    typer.Option(help="Promise this latency for every model, whatever its own settings say.", min=0.001),
-]
-Host = Annotated[
-    str | None,
-    typer.Option(
-        help="Address to listen on; 0.0.0.0 lets other machines in.", show_default="localhost: this machine"
-    ),
-]
-AllowedHosts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allowed-host",
-        metavar="NAME",
-        help="A name besides localhost by which a proxy on this machine calls the server.",
-        show_default=False,
-    ),
-]
-ApiKeyFile = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Keys for inference, 'name key' a line.", show_default=False),
-]
-AdminKeyFile = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE", help="Keys for loading models and changing settings, likewise.", show_default=False
-    ),
-]
-MetricsKey = Annotated[
-    bool | None,
-    typer.Option("--metrics-key", help="The metrics need a key, too: any of them.", show_default=False),
-]
-HttpRestrictedApi = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--http-restricted-api",
-        metavar="APIS:HEADER=VALUE",
-        help="As in Triton: these APIs take this header. Others see it here: prefer key files.",
-        show_default=False,
-    ),
-]
-GrpcRestrictedProtocol = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--grpc-restricted-protocol",
-        metavar="APIS:HEADER=VALUE",
-        help="The same over gRPC, with triton-grpc-protocol- before the header's name.",
-        show_default=False,
-    ),
-]
-TlsCert = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE", help="Certificate, with its chain, for TLS on all ports.", show_default=False
-    ),
-]
-TlsKey = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Private key of the certificate.", show_default=False)
-]
-TlsClientCa = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE", help="Let in only clients with a certificate of this authority.", show_default=False
-    ),
-]
-HttpPort = Annotated[int | None, typer.Option(help="Port of HTTP; 0 takes a free one.", show_default="8000")]
-GrpcPort = Annotated[int | None, typer.Option(help="Port of gRPC; 0 takes a free one.", show_default="8001")]
-MetricsPort = Annotated[
-    int | None, typer.Option(help="Port of the metrics page; 0 takes a free one.", show_default="8002")
-]
-Frontends = Annotated[
-    int | None,
-    typer.Option(
-        help="Front-end processes for HTTP; 0 keeps everything in one process.",
-        show_default="one for every 4 cores, 1 to 4",
-    ),
-]
-GrpcFrontends = Annotated[
-    int | None, typer.Option(help="Front-end processes for gRPC; 0 serves no gRPC.", show_default="1")
-]
-DrainS = Annotated[
-    float | None, typer.Option(help="Seconds to finish what was accepted when stopping.", show_default="30")
-]
-WatchdogS = Annotated[
-    float | None,
-    typer.Option(
-        help="Seconds without a sign of life after which a process is killed and started again; 0: never.",
-        show_default="10",
-    ),
-]
-ModelControlMode = Annotated[
-    str | None,
-    typer.Option(
-        help="none: models stay as they are; explicit: load and unload by request; poll: follow the folders.",
-        show_default="none",
-    ),
-]
-LoadModels = Annotated[
-    list[str] | None,
-    typer.Option("--load-model", help="With explicit: a model to start with; * for all.", show_default=False),
-]
-PollS = Annotated[
-    float | None,
-    typer.Option(
-        "--repository-poll-secs", help="Seconds between two looks at the model folders.", show_default="15"
-    ),
-]
-AllowClientShm = Annotated[
-    bool | None,
-    typer.Option(
-        "--allow-client-shm",
-        help="Let clients on this machine pass tensors in shared memory.",
-        show_default=False,
-    ),
-]
-ServerName = Annotated[
-    str | None,
-    typer.Option(help="The name in the server's metadata; some clients want triton.", show_default="carpool"),
-]
-MetricsConfig = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--metrics-config",
-        metavar="KEY=VALUE",
-        help="As in Triton: histogram_latencies=true, counter_latencies=false.",
-        show_default=False,
-    ),
-]
-DeviceMemoryGb = Annotated[
-    float | None,
-    typer.Option(
-        help="Gigabytes of each GPU that models may take; without, 0.9 of what is free.", show_default=False
-    ),
-]
-TraceFile = Annotated[
-    str | None, typer.Option(help="File for traces of single requests; none without.", show_default=False)
-]
-Record = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Write when each request came, for carpool simulate --arrivals trace:FILE.",
-        show_default=False,
-    ),
-]
-RecordLimitMb = Annotated[
-    float | None, typer.Option(help="Stop recording when the file is so large.", show_default="256")
-]
-LogFormat = Annotated[str | None, typer.Option(help="text or json.", show_default="text")]
-LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")]
+from carpool.errors import CarpoolError, ConfigError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from carpool.config.repository import ModelSource
+    from carpool.config.server import ServerSettings
+    from carpool.servers.door import Catalog
+
+_ENGINE = "carpool.servers.start:engine"
+_HTTP = "carpool.servers.front_ends:http"
+_GRPC = "carpool.servers.front_ends:grpc"
+_PHOTOS = {"detect": "astronaut", "classify": "coffee", "segment": "astronaut", "embed": "chelsea"}
+_WATCHED_S = 5.0
+_LOGGED_S = 10.0
+
+_option = partial(typer.Option, show_default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,41 +49,387 @@ class Serve:
     Every option can also be given as an environment variable: CARPOOL_HTTP_PORT, CARPOOL_SLO_MS, …
     """
 
-    paths: Paths = None
-    slo_ms: SloMs = None
-    host: Host = None
-    http_port: HttpPort = None
-    grpc_port: GrpcPort = None
-    metrics_port: MetricsPort = None
-    frontends: Frontends = None
-    grpc_frontends: GrpcFrontends = None
-    drain_s: DrainS = None
-    watchdog_s: WatchdogS = None
-    model_control_mode: ModelControlMode = None
-    load_models: LoadModels = None
-    poll_s: PollS = None
-    allow_client_shm: AllowClientShm = None
-    allowed_hosts: AllowedHosts = None
-    api_key_file: ApiKeyFile = None
-    admin_key_file: AdminKeyFile = None
-    metrics_key: MetricsKey = None
-    http_restricted_api: HttpRestrictedApi = None
-    grpc_restricted_protocol: GrpcRestrictedProtocol = None
-    tls_cert: TlsCert = None
-    tls_key: TlsKey = None
-    tls_client_ca: TlsClientCa = None
-    server_name: ServerName = None
-    metrics_config: MetricsConfig = None
-    device_memory_gb: DeviceMemoryGb = None
-    trace_file: TraceFile = None
-    record: Record = None
-    record_limit_mb: RecordLimitMb = None
-    log_format: LogFormat = None
-    log_level: LogLevel = None
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Model files, model folders or Triton repositories.", show_default=False),
+    ] = None
+    slo_ms: Annotated[
+        float | None,
+        _option(help="Promise this latency for every model, whatever its own settings say.", min=0.001),
+    ] = None
+    host: Annotated[
+        str | None,
+        _option(
+            help="Address to listen on; 0.0.0.0 lets other machines in.",
+            show_default="localhost: this machine",
+        ),
+    ] = None
+    http_port: Annotated[
+        int | None, _option(help="Port of HTTP; 0 takes a free one.", show_default="8000")
+    ] = None
+    grpc_port: Annotated[
+        int | None, _option(help="Port of gRPC; 0 takes a free one.", show_default="8001")
+    ] = None
+    metrics_port: Annotated[
+        int | None, _option(help="Port of the metrics page; 0 takes a free one.", show_default="8002")
+    ] = None
+    frontends: Annotated[
+        int | None,
+        _option(
+            help="Front-end processes for HTTP; 0 keeps everything in one process.",
+            show_default="one for every 4 cores, 1 to 4",
+        ),
+    ] = None
+    grpc_frontends: Annotated[
+        int | None, _option(help="Front-end processes for gRPC; 0 serves no gRPC.", show_default="1")
+    ] = None
+    drain_s: Annotated[
+        float | None, _option(help="Seconds to finish what was accepted when stopping.", show_default="30")
+    ] = None
+    watchdog_s: Annotated[
+        float | None,
+        _option(
+            help="Seconds without a sign of life after which a process is killed and started again; "
+            "0: never.",
+            show_default="10",
+        ),
+    ] = None
+    model_control_mode: Annotated[
+        str | None,
+        _option(
+            help="none: models stay as they are; explicit: load and unload by request; "
+            "poll: follow the folders.",
+            show_default="none",
+        ),
+    ] = None
+    load_models: Annotated[
+        list[str] | None,
+        _option("--load-model", help="With explicit: a model to start with; * for all."),
+    ] = None
+    poll_s: Annotated[
+        float | None,
+        _option(
+            "--repository-poll-secs",
+            help="Seconds between two looks at the model folders.",
+            show_default="15",
+        ),
+    ] = None
+    allow_client_shm: Annotated[
+        bool | None,
+        _option("--allow-client-shm", help="Let clients on this machine pass tensors in shared memory."),
+    ] = None
+    allowed_hosts: Annotated[
+        list[str] | None,
+        _option(
+            "--allowed-host",
+            metavar="NAME",
+            help="A name besides localhost by which a proxy on this machine calls the server.",
+        ),
+    ] = None
+    api_key_file: Annotated[
+        str | None,
+        _option(metavar="FILE", help="Keys for inference, 'name key' a line."),
+    ] = None
+    admin_key_file: Annotated[
+        str | None,
+        _option(metavar="FILE", help="Keys for loading models and changing settings, likewise."),
+    ] = None
+    metrics_key: Annotated[
+        bool | None,
+        _option("--metrics-key", help="The metrics need a key, too: any of them."),
+    ] = None
+    http_restricted_api: Annotated[
+        list[str] | None,
+        _option(
+            "--http-restricted-api",
+            metavar="APIS:HEADER=VALUE",
+            help="As in Triton: these APIs take this header. Others see it here: prefer key files.",
+        ),
+    ] = None
+    grpc_restricted_protocol: Annotated[
+        list[str] | None,
+        _option(
+            "--grpc-restricted-protocol",
+            metavar="APIS:HEADER=VALUE",
+            help="The same over gRPC, with triton-grpc-protocol- before the header's name.",
+        ),
+    ] = None
+    tls_cert: Annotated[
+        str | None,
+        _option(metavar="FILE", help="Certificate, with its chain, for TLS on all ports."),
+    ] = None
+    tls_key: Annotated[str | None, _option(metavar="FILE", help="Private key of the certificate.")] = None
+    tls_client_ca: Annotated[
+        str | None,
+        _option(metavar="FILE", help="Let in only clients with a certificate of this authority."),
+    ] = None
+    server_name: Annotated[
+        str | None,
+        _option(help="The name in the server's metadata; some clients want triton.", show_default="carpool"),
+    ] = None
+    metrics_config: Annotated[
+        list[str] | None,
+        _option(
+            "--metrics-config",
+            metavar="KEY=VALUE",
+            help="As in Triton: histogram_latencies=true, counter_latencies=false.",
+        ),
+    ] = None
+    device_memory_gb: Annotated[
+        float | None,
+        _option(help="Gigabytes of each GPU that models may take; without, 0.9 of what is free."),
+    ] = None
+    trace_file: Annotated[str | None, _option(help="File for traces of single requests; none without.")] = (
+        None
+    )
+    record: Annotated[
+        str | None,
+        _option(
+            metavar="FILE", help="Write when each request came, for carpool simulate --arrivals trace:FILE."
+        ),
+    ] = None
+    record_limit_mb: Annotated[
+        float | None, _option(help="Stop recording when the file is so large.", show_default="256")
+    ] = None
+    log_format: Annotated[str | None, _option(help="text or json.", show_default="text")] = None
+    log_level: Annotated[str | None, _option(help="debug, info, warning or error.", show_default="info")] = (
+        None
+    )
 
     def run(self) -> None:
-        from carpool.cli.serve_run import run
-
-        code = run(self)
+        code = _run(self)
         if code:
             raise typer.Exit(code)
+
+
+def _run(options: Serve) -> int:
+    """Returns the exit code."""
+    import asyncio
+
+    import uvloop
+
+    from carpool.config.repository import find_models
+    from carpool.config.server import server_settings
+    from carpool.demo import demo_models
+    from carpool.engine.hardware import gpu_count
+    from carpool.observe.logs import configure, finish, logger
+    from carpool.servers.access.access import check_files
+    from carpool.servers.descriptors import raise_limit
+    from carpool.servers.recording import claim
+    from carpool.servers.supervisor import FrontendKind, Supervisor
+
+    given = {name: value for name, value in vars(options).items() if name != "paths"}
+    settings, warnings = server_settings(given)
+    configure(settings.log_format, settings.log_level)
+    for warning in warnings:
+        logger("server").warning("settings", message=warning)
+    raise_limit(settings.max_connections)
+    check_files(settings)
+    _warn_if_open(settings)
+    paths = options.paths or demo_models(settings.cache_dir, tell=_tell)
+    # Mistakes in settings are told before anything is started.
+    sources, _ = find_models(
+        paths, gpus=gpu_count(), only=settings.models_at_start, some=settings.needs_models
+    )
+    if settings.record:
+        settings = replace(settings, record=str(claim(settings.record)))
+    print(f"Loading {_count(len(sources), 'model')} …", flush=True)
+    screen = _Screen(sources, settings)
+    if settings.frontends == 0:
+        return _alone(paths, settings, screen)
+    ports = {"http": settings.http_port, "metrics": settings.metrics_port}
+    grpc = {"grpc": settings.grpc_port}
+    supervisor = Supervisor(
+        settings,
+        [str(path) for path in paths],
+        engine=_ENGINE,
+        frontends=[
+            FrontendKind("http", _HTTP, settings.frontends, ports),
+            FrontendKind("grpc", _GRPC, settings.grpc_frontends, grpc, accepts=False),
+        ],
+        ready=screen.show,
+        loading=screen.progress.step,
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        code = runner.run(supervisor.run())
+    finish()
+    return code
+
+
+def _warn_if_open(settings: ServerSettings) -> None:
+    from carpool.observe.logs import logger
+    from carpool.servers.access.access import is_loopback
+
+    if (
+        settings.model_control_mode == "explicit"
+        and not settings.admin_key_file
+        and not settings.api_key_file  # which close control to everybody
+        and not is_loopback(settings.host)
+    ):
+        logger("server").warning(
+            "control-is-open",
+            host=settings.host,
+            why="whoever reaches this address can load models, and so run code: give --admin-key-file",
+        )
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> int:
+    import asyncio
+
+    import uvloop
+
+    from carpool.observe.output import caught
+    from carpool.servers import one_process  # all of the engine, which otherwise has a process of its own
+    from carpool.servers.documents import picture_tasks, promises
+    from carpool.servers.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
+
+    async def serve() -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def signalled(number: signal.Signals) -> None:
+            if stop.is_set():
+                os._exit(128 + number)  # the second one: at once
+            if not screen.shown:
+                os._exit(0)  # nothing to drain yet, and a thread that loads a model would be waited for
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, signalled, number)
+
+        def ready(catalog: Catalog, ports: Mapping[str, int]) -> None:
+            screen.show(ports, picture_tasks(catalog), promises(catalog))
+
+        def progress(model: str, step: str) -> None:  # from the thread that loads
+            loop.call_soon_threadsafe(screen.progress.step, model, step)
+
+        return await one_process.serve(paths, settings, stop, progress=progress, ready=ready)
+
+    try:
+        with (
+            caught(settings.log_format, settings.log_level),
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            cut_off = runner.run(serve())
+    except CarpoolError as error:
+        print(f"carpool: {error.message}", file=sys.stderr)
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+    return EXIT_CUT_OFF if cut_off else 0
+
+
+class _Screen:
+    """What is served, where, under which promise, and a line to try it with: shown once, when it is true."""
+
+    def __init__(self, sources: Sequence[ModelSource], settings: ServerSettings) -> None:
+        self._sources = sources
+        self._settings = settings
+        self.progress = LoadingProgress(len(sources))
+        self.shown = False
+
+    def show(self, ports: Mapping[str, int], tasks: Mapping[str, str], promised: Mapping[str, float]) -> None:
+        """By model: the tasks of those that take pictures, the milliseconds of those that promise."""
+        from carpool.servers.access.access import is_loopback
+
+        if self.shown:
+            return  # a restarted engine is a line in the log, not a new beginning
+        self.shown = True
+        self.progress.end()
+        settings = self._settings
+        host = "localhost" if settings.host in ("0.0.0.0", "::") else settings.host
+        http = "https" if settings.tls_cert else "http"
+        address = f"{http}://{host}:{ports['http']}"
+        print(f"\n  Carpool serves {_count(len(self._sources), 'model')} at {address}\n")
+        for source in self._sources:
+            print(f"    {_line(source, promised.get(source.config.name))}")
+        if self._sources:
+            print(f"\n  Try:      {_line_to_try(address, tasks) or self._metadata_line(address)}")
+        if settings.model_control_mode == "explicit":
+            print(f"  Load:     carpool models load NAME --url {address}")
+        if "grpc" in ports:
+            print(f"  gRPC:     {host}:{ports['grpc']}")
+        print(f"  Metrics:  {http}://{host}:{ports['metrics']}/metrics")
+        if is_loopback(settings.host):
+            print(
+                "  Open:     only this machine gets in; --host 0.0.0.0 opens it to others (docs/security.md)"
+            )
+        print("  Stop:     Ctrl-C finishes what was accepted\n", flush=True)
+
+    def _metadata_line(self, address: str) -> str:
+        return f"curl -s {address}/v2/models/{self._sources[0].config.name}"
+
+
+def _line(source: ModelSource, slo_ms: float | None) -> str:
+    config = source.config
+    promise = f"promises {slo_ms:g} ms" if slo_ms else f"{config.mode.value} batching, no promise"
+    versions = ", ".join(str(version.number) for version in source.versions)
+    return f"{config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}"
+
+
+def _line_to_try(address: str, tasks: Mapping[str, str]) -> str:
+    """A picture for the first model that says something about pictures; it works as it is."""
+    from carpool.demo import pictures
+
+    for task in tasks.values():
+        photo = next((file for file in pictures() if file.stem == _PHOTOS.get(task)), None)
+        if photo is not None:
+            return f"curl -s -F file=@{shlex.quote(str(photo))} {address}/{task}"
+    return ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+class LoadingProgress:
+    """Told every step, in the loop's thread; a step may take minutes, so that the time goes on being told."""
+
+    def __init__(self, models: int) -> None:
+        self._models = models
+        self._seen: list[str] = []
+        self._step = ""
+        self._began = time.monotonic()
+        self._watched = sys.stdout.isatty()
+        self._timer: asyncio.TimerHandle | None = None
+        self._over = False
+
+    def step(self, model: str, step: str) -> None:
+        if self._over:
+            return  # a restarted engine is a line in the log, not a new beginning
+        self._step = step
+        if model not in self._seen:
+            self._seen.append(model)
+            if self._watched:
+                self._say()
+        if self._timer is None:
+            self._wait()
+
+    def end(self) -> None:
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wait(self) -> None:
+        import asyncio
+
+        every = _WATCHED_S if self._watched else _LOGGED_S
+        self._timer = asyncio.get_running_loop().call_later(every, self._remind)
+
+    def _remind(self) -> None:
+        self._say()
+        self._wait()
+
+    def _say(self) -> None:
+        number, of, model = len(self._seen), max(self._models, len(self._seen)), self._seen[-1]
+        seconds = round(time.monotonic() - self._began)
+        if self._watched:
+            print(f"  {number} of {of}: {model}, {self._step} ({seconds} s)", flush=True)
+        else:
+            from carpool.observe.logs import logger
+
+            logger("server").info(
+                "loading", model=model, step=self._step, number=number, of=of, seconds=seconds
+            )
