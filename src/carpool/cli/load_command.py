@@ -9,7 +9,6 @@ import signal
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,7 +33,7 @@ _MOST_CLIENTS = 4096
 _MOST_PROCESSES = 64
 _OTHER_FILES = 64  # beside the connections
 
-_request_option = partial(typer.Option, rich_help_panel="Requests")
+_REQUESTS = "Requests"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,86 +61,70 @@ class Load:
             show_default=False,
         ),
     ]
-    rate: Annotated[
-        str | None,
-        o.traffic_option(
-            help="Open loop: requests per second, 800; or steps of rate:seconds, 800:20,2400:20,800:20."
-        ),
-    ] = None
-    arrivals: Annotated[
-        str, o.traffic_option(help="Open loop: poisson, constant, bursty, cameras, or trace:FILE.")
-    ] = "poisson"
+    rate: str | None = o.option(
+        None,
+        "Open loop: requests per second, 800; or steps of rate:seconds, 800:20,2400:20,800:20.",
+        o.TRAFFIC,
+    )
+    arrivals: str = o.option(
+        "poisson", "Open loop: poisson, constant, bursty, cameras, or trace:FILE.", o.TRAFFIC
+    )
     burst_factor: o.BurstFactor = 3.0
     burst_seconds: o.BurstSeconds = 0.5
     burst_period: o.BurstPeriod = 2.5
     cameras: o.CameraCount = None
     fps: o.Fps = None
     aligned: o.Aligned = False
-    duration: Annotated[
-        float | None,
-        o.traffic_option(help="Seconds. Default: 10, the sum of the steps, or all of a trace."),
-    ] = None
-    concurrency: Annotated[
-        int | None, o.traffic_option(help="Closed loop: so many clients that each wait for an answer.")
-    ] = None
-    requests: Annotated[int | None, o.traffic_option(help="Closed loop: stop after so many.")] = None
-    think_ms: Annotated[float, o.traffic_option(help="Closed loop: from an answer to the next request.")] = (
-        0.0
+    duration: float | None = o.option(
+        None, "Seconds. Default: 10, the sum of the steps, or all of a trace.", o.TRAFFIC
     )
-    warmup: Annotated[float, o.traffic_option(help="Seconds of the same traffic before it counts.")] = 0.0
+    concurrency: int | None = o.option(
+        None, "Closed loop: so many clients that each wait for an answer.", o.TRAFFIC
+    )
+    requests: int | None = o.option(None, "Closed loop: stop after so many.", o.TRAFFIC)
+    think_ms: float = o.option(0.0, "Closed loop: from an answer to the next request.", o.TRAFFIC)
+    warmup: float = o.option(0.0, "Seconds of the same traffic before it counts.", o.TRAFFIC)
     seed: o.Seed = 1
-    model: Annotated[str, _request_option(help="The model. Not needed if the server has one.")] = ""
-    model_version: Annotated[str, _request_option(help="Its version. Default: the newest.")] = ""
-    images: Annotated[
-        list[Path] | None, _request_option("--image", help="Upload this picture; again for more.")
-    ] = None
-    data: Annotated[str, _request_option(help="Tensors: random, zeros, or a .npy, .npz or .json file.")] = (
-        "random"
+    model: str = o.option("", "The model. Not needed if the server has one.", _REQUESTS)
+    model_version: str = o.option("", "Its version. Default: the newest.", _REQUESTS)
+    images: list[Path] | None = o.option(
+        None, "Upload this picture; again for more.", _REQUESTS, name="--image"
     )
-    shapes: Annotated[
-        list[str] | None,
-        _request_option("--shape", help="Lengths the model leaves open, name:1,3,224,224."),
-    ] = None
-    batch: Annotated[int, _request_option(help="Images in a request.")] = 1
-    distinct: Annotated[int, _request_option(help="Different random requests that take turns.")] = 8
-    shared_memory: Annotated[
-        bool,
-        _request_option(
-            "--shared-memory",
-            help="Tensors lie in system shared memory; requests only say where. Same machine.",
-        ),
-    ] = False
-    headers: Annotated[
-        list[str] | None,
-        _request_option("--header", help="'Name: value', on every request; again for more."),
-    ] = None
-    sources: Annotated[
-        list[str] | None,
-        _request_option("--source", help="Who asks, NAME or NAME:WEIGHT; again for more."),
-    ] = None
-    latest: Annotated[
-        bool,
-        _request_option("--latest", help="A newer request of a source takes the place of one that waits."),
-    ] = False
-    priorities: Annotated[
-        list[str] | None,
-        _request_option("--priority", help="How urgent, N or N:WEIGHT, 1 is first; again for more."),
-    ] = None
-    deadline_ms: Annotated[
-        float | None, _request_option(help="The deadline that requests tell the server.")
-    ] = None
-    slo_ms: Annotated[float | None, o.run_option(help="Count what is answered within so many ms.")] = None
-    timeout: Annotated[float, o.run_option(help="Seconds after which a request is given up.")] = 10.0
-    drain: Annotated[float, o.run_option(help="Seconds to wait at the end for what is open.")] = 10.0
-    connections: Annotated[
-        int | None,
-        o.run_option(help="At most so many. Default: 256; 4 for gRPC, where calls share."),
-    ] = None
-    processes: Annotated[int, o.run_option(help="Generate with so many, if a core is not enough.")] = 1
-    save: Annotated[
-        Path | None,
-        o.run_option(metavar="FILE", help="Every single request, as .jsonl or .csv.", show_default=False),
-    ] = None
+    data: str = o.option("random", "Tensors: random, zeros, or a .npy, .npz or .json file.", _REQUESTS)
+    shapes: list[str] | None = o.option(
+        None, "Lengths the model leaves open, name:1,3,224,224.", _REQUESTS, name="--shape"
+    )
+    batch: int = o.option(1, "Images in a request.", _REQUESTS)
+    distinct: int = o.option(8, "Different random requests that take turns.", _REQUESTS)
+    shared_memory: bool = o.option(
+        False,
+        "Tensors lie in system shared memory; requests only say where. Same machine.",
+        _REQUESTS,
+        name="--shared-memory",
+    )
+    headers: list[str] | None = o.option(
+        None, "'Name: value', on every request; again for more.", _REQUESTS, name="--header"
+    )
+    sources: list[str] | None = o.option(
+        None, "Who asks, NAME or NAME:WEIGHT; again for more.", _REQUESTS, name="--source"
+    )
+    latest: bool = o.option(
+        False, "A newer request of a source takes the place of one that waits.", _REQUESTS, name="--latest"
+    )
+    priorities: list[str] | None = o.option(
+        None, "How urgent, N or N:WEIGHT, 1 is first; again for more.", _REQUESTS, name="--priority"
+    )
+    deadline_ms: float | None = o.option(None, "The deadline that requests tell the server.", _REQUESTS)
+    slo_ms: float | None = o.option(None, "Count what is answered within so many ms.", o.RUN)
+    timeout: float = o.option(10.0, "Seconds after which a request is given up.", o.RUN)
+    drain: float = o.option(10.0, "Seconds to wait at the end for what is open.", o.RUN)
+    connections: int | None = o.option(
+        None, "At most so many. Default: 256; 4 for gRPC, where calls share.", o.RUN
+    )
+    processes: int = o.option(1, "Generate with so many, if a core is not enough.", o.RUN)
+    save: Path | None = o.option(
+        None, "Every single request, as .jsonl or .csv.", o.RUN, metavar="FILE", show_default=False
+    )
     as_json: o.Json = False
     api_key_file: o.ApiKeyFile = None
     ca: o.Ca = None

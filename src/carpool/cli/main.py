@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Annotated, Any, Protocol, get_type_hints
 
 import typer
@@ -70,13 +71,16 @@ class Verb(Protocol):
     def run(self) -> None: ...
 
 
-def _as_command(verb: Callable[..., Verb]) -> Callable[..., None]:
+def _as_command(verb: type[Any]) -> Callable[..., None]:
     """The function that typer expects, with the fields of the dataclass as its parameters."""
 
     def command(**given: Any) -> None:
         verb(**given).run()
 
-    hints = get_type_hints(verb, include_extras=True)
+    hints: dict[str, Any] = get_type_hints(verb, include_extras=True)
+    for one in fields(verb):
+        if "option" in one.metadata:
+            hints[one.name] = Annotated[hints[one.name], one.metadata["option"]]
     parameters = inspect.signature(verb).parameters.values()
     typed = [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
     command.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined]

@@ -49,13 +49,11 @@ class ModelsVerb:
         str | None, typer.Argument(help="The model; list shows all without it.", show_default=False)
     ] = None
     url: o.ServerUrl = "http://localhost:8000"
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="load: settings to use instead of the model's own, a file in Triton's JSON form.",
-            show_default=False,
-        ),
-    ] = None
+    config: Path | None = o.option(
+        None,
+        "load: settings to use instead of the model's own, a file in Triton's JSON form.",
+        show_default=False,
+    )
     as_json: o.Json = False
     api_key_file: o.ApiKeyFile = None
     ca: o.Ca = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import Annotated
 
@@ -15,8 +14,7 @@ from carpool.cli import shared_options as o
 from carpool.errors import InvalidInput
 from carpool.lab.fleet_question import FleetPlan, FleetQuestion, Machine
 
-_cores_option = partial(typer.Option, rich_help_panel="The cores")
-_fleet_option = partial(typer.Option, rich_help_panel="The fleet")
+_CORES, _FLEET = "The cores", "The fleet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,30 +36,24 @@ class PlanVerb:
 
     curve: o.Curve
     slo_ms: o.SloMs
-    rate: Annotated[float, o.traffic_option(help="Images per second, on average.")]
-    surge: Annotated[float, o.traffic_option(help="Surges multiply the rate by this.")] = 1.0
-    surge_seconds: Annotated[float, o.traffic_option(help="How long a surge lasts.")] = 60.0
-    price_per_hour: Annotated[float | None, _fleet_option(help="What a replica costs, in any currency.")] = (
-        None
+    rate: Annotated[float, typer.Option(help="Images per second, on average.", rich_help_panel=o.TRAFFIC)]
+    surge: float = o.option(1.0, "Surges multiply the rate by this.", o.TRAFFIC)
+    surge_seconds: float = o.option(60.0, "How long a surge lasts.", o.TRAFFIC)
+    price_per_hour: float | None = o.option(None, "What a replica costs, in any currency.", _FLEET)
+    redundancy: int = o.option(0, "Replicas that may be gone while the promise holds.", _FLEET)
+    cores: float | None = o.option(
+        None,
+        "Cores that each replica has for everything: its part of a machine. Default: enough.",
+        _CORES,
+        show_default=False,
     )
-    redundancy: Annotated[int, _fleet_option(help="Replicas that may be gone while the promise holds.")] = 0
-    cores: Annotated[
-        float | None,
-        _cores_option(
-            help="Cores that each replica has for everything: its part of a machine. Default: enough.",
-            show_default=False,
-        ),
-    ] = None
-    infer_cores: Annotated[
-        float,
-        _cores_option(
-            help="Cores that a batch keeps busy while it runs: those of a CPU model, as profile tells."
-        ),
-    ] = 0.0
-    decode_ms: Annotated[float, _cores_option(help="What decoding one picture takes of a core, in ms.")] = 0.0
-    protocol_ms: Annotated[
-        float, _cores_option(help="What one request takes of a core in front end and engine, in ms.")
-    ] = 0.0
+    infer_cores: float = o.option(
+        0.0, "Cores that a batch keeps busy while it runs: those of a CPU model, as profile tells.", _CORES
+    )
+    decode_ms: float = o.option(0.0, "What decoding one picture takes of a core, in ms.", _CORES)
+    protocol_ms: float = o.option(
+        0.0, "What one request takes of a core in front end and engine, in ms.", _CORES
+    )
     max_batch: o.MaxBatch = None
     buckets: o.Buckets = None
     noise: o.Noise = 0.05

@@ -58,31 +58,19 @@ class Predict:
         typer.Argument(metavar="IMAGE…", help="Pictures, patterns like 'in/*.jpg', or folders of pictures."),
     ]
     url: o.ServerUrl = "http://localhost:8000"
-    task: Annotated[
-        Task | None,
-        typer.Option(
-            help="What to ask for; without it, what the server's first model does.", show_default=False
-        ),
-    ] = None
-    model: Annotated[str | None, typer.Option(help="Which model is to answer.", show_default=False)] = None
-    score: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, show_default=False, help="Lowest score that counts."),
-    ] = None
-    iou: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, show_default=False, help="Overlap above which the weaker box goes."),
-    ] = None
-    top_k: Annotated[
-        int | None, typer.Option(min=1, max=1000, show_default=False, help="How many classes to answer.")
-    ] = None
-    save: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Write the pictures with the answers drawn in here.", show_default=False
-        ),
-    ] = None
-    at_once: Annotated[int, typer.Option(min=1, max=64, help="How many pictures to have under way.")] = 4
+    task: Task | None = o.option(
+        None, "What to ask for; without it, what the server's first model does.", show_default=False
+    )
+    model: str | None = o.option(None, "Which model is to answer.", show_default=False)
+    score: float | None = o.option(None, "Lowest score that counts.", min=0.0, max=1.0, show_default=False)
+    iou: float | None = o.option(
+        None, "Overlap above which the weaker box goes.", min=0.0, max=1.0, show_default=False
+    )
+    top_k: int | None = o.option(None, "How many classes to answer.", min=1, max=1000, show_default=False)
+    save: Path | None = o.option(
+        None, "Write the pictures with the answers drawn in here.", metavar="DIR", show_default=False
+    )
+    at_once: int = o.option(4, "How many pictures to have under way.", min=1, max=64)
     as_json: o.Json = False
     api_key_file: o.ApiKeyFile = None
     ca: o.Ca = None

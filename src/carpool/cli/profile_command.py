@@ -50,31 +50,20 @@ class ProfileVerb:
             show_default=False,
         ),
     ]
-    name: Annotated[
-        str | None, typer.Option(help="Which model of a repository or a server.", show_default=False)
-    ] = None
-    sizes: Annotated[
-        str | None,
-        typer.Option(
-            help="Batch sizes to measure, like 1,2,4,8. Default: powers of two.", show_default=False
-        ),
-    ] = None
-    slo_ms: Annotated[str, typer.Option(help="Promises to weigh, in ms, like 30,50,100.")] = "30,50,100"
-    repeats: Annotated[int, typer.Option(help="Runs of each size, at least, after the warm-up.")] = 10
-    instances: Annotated[
-        int | None,
-        typer.Option(help="Instances that run at the same time. Default: as the server would choose."),
-    ] = None
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of each instance. Default: as the server would choose.")
-    ] = None
-    backend: Annotated[
-        str | None, typer.Option(help="onnxruntime, python or fake. Default: as the file says.")
-    ] = None
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Draw the points, the line, the knee and the promises."),
-    ] = None
+    name: str | None = o.option(None, "Which model of a repository or a server.", show_default=False)
+    sizes: str | None = o.option(
+        None, "Batch sizes to measure, like 1,2,4,8. Default: powers of two.", show_default=False
+    )
+    slo_ms: str = o.option("30,50,100", "Promises to weigh, in ms, like 30,50,100.")
+    repeats: int = o.option(10, "Runs of each size, at least, after the warm-up.")
+    instances: int | None = o.option(
+        None, "Instances that run at the same time. Default: as the server would choose."
+    )
+    threads: int | None = o.option(None, "Threads of each instance. Default: as the server would choose.")
+    backend: str | None = o.option(None, "onnxruntime, python or fake. Default: as the file says.")
+    plot: Path | None = o.option(
+        None, "Draw the points, the line, the knee and the promises.", metavar="FILE.png"
+    )
     as_json: o.Json = False
     api_key_file: o.ApiKeyFile = None
     ca: o.Ca = None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from carpool.cli import shared_options as o
 from carpool.errors import CarpoolError, ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _PHOTOS = {"detect": "astronaut", "classify": "coffee", "segment": "astronaut", 
 _WATCHED_S = 5.0
 _LOGGED_S = 10.0
 
-_option = partial(typer.Option, show_default=False)
+_option = partial(o.option, show_default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,148 +54,101 @@ class Serve:
         list[Path] | None,
         typer.Argument(help="Model files, model folders or Triton repositories.", show_default=False),
     ] = None
-    slo_ms: Annotated[
-        float | None,
-        _option(help="Promise this latency for every model, whatever its own settings say.", min=0.001),
-    ] = None
-    host: Annotated[
-        str | None,
-        _option(
-            help="Address to listen on; 0.0.0.0 lets other machines in.",
-            show_default="localhost: this machine",
-        ),
-    ] = None
-    http_port: Annotated[
-        int | None, _option(help="Port of HTTP; 0 takes a free one.", show_default="8000")
-    ] = None
-    grpc_port: Annotated[
-        int | None, _option(help="Port of gRPC; 0 takes a free one.", show_default="8001")
-    ] = None
-    metrics_port: Annotated[
-        int | None, _option(help="Port of the metrics page; 0 takes a free one.", show_default="8002")
-    ] = None
-    frontends: Annotated[
-        int | None,
-        _option(
-            help="Front-end processes for HTTP; 0 keeps everything in one process.",
-            show_default="one for every 4 cores, 1 to 4",
-        ),
-    ] = None
-    grpc_frontends: Annotated[
-        int | None, _option(help="Front-end processes for gRPC; 0 serves no gRPC.", show_default="1")
-    ] = None
-    drain_s: Annotated[
-        float | None, _option(help="Seconds to finish what was accepted when stopping.", show_default="30")
-    ] = None
-    watchdog_s: Annotated[
-        float | None,
-        _option(
-            help="Seconds without a sign of life after which a process is killed and started again; "
-            "0: never.",
-            show_default="10",
-        ),
-    ] = None
-    model_control_mode: Annotated[
-        str | None,
-        _option(
-            help="none: models stay as they are; explicit: load and unload by request; "
-            "poll: follow the folders.",
-            show_default="none",
-        ),
-    ] = None
-    load_models: Annotated[
-        list[str] | None,
-        _option("--load-model", help="With explicit: a model to start with; * for all."),
-    ] = None
-    poll_s: Annotated[
-        float | None,
-        _option(
-            "--repository-poll-secs",
-            help="Seconds between two looks at the model folders.",
-            show_default="15",
-        ),
-    ] = None
-    allow_client_shm: Annotated[
-        bool | None,
-        _option("--allow-client-shm", help="Let clients on this machine pass tensors in shared memory."),
-    ] = None
-    allowed_hosts: Annotated[
-        list[str] | None,
-        _option(
-            "--allowed-host",
-            metavar="NAME",
-            help="A name besides localhost by which a proxy on this machine calls the server.",
-        ),
-    ] = None
-    api_key_file: Annotated[
-        str | None,
-        _option(metavar="FILE", help="Keys for inference, 'name key' a line."),
-    ] = None
-    admin_key_file: Annotated[
-        str | None,
-        _option(metavar="FILE", help="Keys for loading models and changing settings, likewise."),
-    ] = None
-    metrics_key: Annotated[
-        bool | None,
-        _option("--metrics-key", help="The metrics need a key, too: any of them."),
-    ] = None
-    http_restricted_api: Annotated[
-        list[str] | None,
-        _option(
-            "--http-restricted-api",
-            metavar="APIS:HEADER=VALUE",
-            help="As in Triton: these APIs take this header. Others see it here: prefer key files.",
-        ),
-    ] = None
-    grpc_restricted_protocol: Annotated[
-        list[str] | None,
-        _option(
-            "--grpc-restricted-protocol",
-            metavar="APIS:HEADER=VALUE",
-            help="The same over gRPC, with triton-grpc-protocol- before the header's name.",
-        ),
-    ] = None
-    tls_cert: Annotated[
-        str | None,
-        _option(metavar="FILE", help="Certificate, with its chain, for TLS on all ports."),
-    ] = None
-    tls_key: Annotated[str | None, _option(metavar="FILE", help="Private key of the certificate.")] = None
-    tls_client_ca: Annotated[
-        str | None,
-        _option(metavar="FILE", help="Let in only clients with a certificate of this authority."),
-    ] = None
-    server_name: Annotated[
-        str | None,
-        _option(help="The name in the server's metadata; some clients want triton.", show_default="carpool"),
-    ] = None
-    metrics_config: Annotated[
-        list[str] | None,
-        _option(
-            "--metrics-config",
-            metavar="KEY=VALUE",
-            help="As in Triton: histogram_latencies=true, counter_latencies=false.",
-        ),
-    ] = None
-    device_memory_gb: Annotated[
-        float | None,
-        _option(help="Gigabytes of each GPU that models may take; without, 0.9 of what is free."),
-    ] = None
-    trace_file: Annotated[str | None, _option(help="File for traces of single requests; none without.")] = (
-        None
+    slo_ms: float | None = _option(
+        None, "Promise this latency for every model, whatever its own settings say.", min=0.001
     )
-    record: Annotated[
-        str | None,
-        _option(
-            metavar="FILE", help="Write when each request came, for carpool simulate --arrivals trace:FILE."
-        ),
-    ] = None
-    record_limit_mb: Annotated[
-        float | None, _option(help="Stop recording when the file is so large.", show_default="256")
-    ] = None
-    log_format: Annotated[str | None, _option(help="text or json.", show_default="text")] = None
-    log_level: Annotated[str | None, _option(help="debug, info, warning or error.", show_default="info")] = (
-        None
+    host: str | None = _option(
+        None, "Address to listen on; 0.0.0.0 lets other machines in.", show_default="localhost: this machine"
     )
+    http_port: int | None = _option(None, "Port of HTTP; 0 takes a free one.", show_default="8000")
+    grpc_port: int | None = _option(None, "Port of gRPC; 0 takes a free one.", show_default="8001")
+    metrics_port: int | None = _option(
+        None, "Port of the metrics page; 0 takes a free one.", show_default="8002"
+    )
+    frontends: int | None = _option(
+        None,
+        "Front-end processes for HTTP; 0 keeps everything in one process.",
+        show_default="one for every 4 cores, 1 to 4",
+    )
+    grpc_frontends: int | None = _option(
+        None, "Front-end processes for gRPC; 0 serves no gRPC.", show_default="1"
+    )
+    drain_s: float | None = _option(
+        None, "Seconds to finish what was accepted when stopping.", show_default="30"
+    )
+    watchdog_s: float | None = _option(
+        None,
+        "Seconds without a sign of life after which a process is killed and started again; 0: never.",
+        show_default="10",
+    )
+    model_control_mode: str | None = _option(
+        None,
+        "none: models stay as they are; explicit: load and unload by request; poll: follow the folders.",
+        show_default="none",
+    )
+    load_models: list[str] | None = _option(
+        None, "With explicit: a model to start with; * for all.", name="--load-model"
+    )
+    poll_s: float | None = _option(
+        None,
+        "Seconds between two looks at the model folders.",
+        name="--repository-poll-secs",
+        show_default="15",
+    )
+    allow_client_shm: bool | None = _option(
+        None, "Let clients on this machine pass tensors in shared memory.", name="--allow-client-shm"
+    )
+    allowed_hosts: list[str] | None = _option(
+        None,
+        "A name besides localhost by which a proxy on this machine calls the server.",
+        name="--allowed-host",
+        metavar="NAME",
+    )
+    api_key_file: str | None = _option(None, "Keys for inference, 'name key' a line.", metavar="FILE")
+    admin_key_file: str | None = _option(
+        None, "Keys for loading models and changing settings, likewise.", metavar="FILE"
+    )
+    metrics_key: bool | None = _option(
+        None, "The metrics need a key, too: any of them.", name="--metrics-key"
+    )
+    http_restricted_api: list[str] | None = _option(
+        None,
+        "As in Triton: these APIs take this header. Others see it here: prefer key files.",
+        name="--http-restricted-api",
+        metavar="APIS:HEADER=VALUE",
+    )
+    grpc_restricted_protocol: list[str] | None = _option(
+        None,
+        "The same over gRPC, with triton-grpc-protocol- before the header's name.",
+        name="--grpc-restricted-protocol",
+        metavar="APIS:HEADER=VALUE",
+    )
+    tls_cert: str | None = _option(None, "Certificate, with its chain, for TLS on all ports.", metavar="FILE")
+    tls_key: str | None = _option(None, "Private key of the certificate.", metavar="FILE")
+    tls_client_ca: str | None = _option(
+        None, "Let in only clients with a certificate of this authority.", metavar="FILE"
+    )
+    server_name: str | None = _option(
+        None, "The name in the server's metadata; some clients want triton.", show_default="carpool"
+    )
+    metrics_config: list[str] | None = _option(
+        None,
+        "As in Triton: histogram_latencies=true, counter_latencies=false.",
+        name="--metrics-config",
+        metavar="KEY=VALUE",
+    )
+    device_memory_gb: float | None = _option(
+        None, "Gigabytes of each GPU that models may take; without, 0.9 of what is free."
+    )
+    trace_file: str | None = _option(None, "File for traces of single requests; none without.")
+    record: str | None = _option(
+        None, "Write when each request came, for carpool simulate --arrivals trace:FILE.", metavar="FILE"
+    )
+    record_limit_mb: float | None = _option(
+        None, "Stop recording when the file is so large.", show_default="256"
+    )
+    log_format: str | None = _option(None, "text or json.", show_default="text")
+    log_level: str | None = _option(None, "debug, info, warning or error.", show_default="info")
 
     def run(self) -> None:
         code = _run(self)

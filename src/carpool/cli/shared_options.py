@@ -1,59 +1,59 @@
-"""Options that several verbs share, each once: its name, its type and what it means."""
+"""How a verb declares its options, and those that several verbs share: name, type and meaning."""
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-# An option in one of these panels of the help.
-model_option = partial(typer.Option, rich_help_panel="The model")
-traffic_option = partial(typer.Option, rich_help_panel="Traffic")
-knobs_option = partial(typer.Option, rich_help_panel="Knobs mode")
-device_option = partial(typer.Option, rich_help_panel="The device")
-run_option = partial(typer.Option, rich_help_panel="The run")
-server_option = partial(typer.Option, rich_help_panel="The server", show_default=False)
-
+MODEL, TRAFFIC, DEVICE, RUN, _SERVER = "The model", "Traffic", "The device", "The run", "The server"
+"""Panels of the help."""
 KEY_VARIABLE = "CARPOOL_API_KEY"
+
+Value = TypeVar("Value")
+
+
+def option(
+    default: Value, words: str, panel: str | None = None, *, name: str | None = None, **more: Any
+) -> Value:
+    """A field of a verb's dataclass: its default, and what the help says of it."""
+    return field(default=default, metadata={"option": _shared(panel, words, name, **more)})
+
+
+def _shared(panel: str | None, words: str, name: str | None = None, **more: Any) -> Any:
+    names = () if name is None else (name,)
+    return typer.Option(*names, help=words, rich_help_panel=panel, **more)
+
 
 Curve = Annotated[
     str,
-    model_option(
-        help="How long a batch takes: 4+1 (ms fixed + ms per image), or points 1:6.2,4:9.1,16:21 (batch:ms)."
+    _shared(
+        MODEL,
+        "How long a batch takes: 4+1 (ms fixed + ms per image), or points 1:6.2,4:9.1,16:21 (batch:ms).",
     ),
 ]
-SloMs = Annotated[float, model_option(help="The promise: every answer within so many ms.")]
-MaxBatch = Annotated[int | None, model_option(help="Largest batch. Default: the curve's last point, or 64.")]
+SloMs = Annotated[float, _shared(MODEL, "The promise: every answer within so many ms.")]
+MaxBatch = Annotated[int | None, _shared(MODEL, "Largest batch. Default: the curve's last point, or 64.")]
 Buckets = Annotated[
-    str | None, model_option(help="Batch sizes the engine is built for, 1,4,16,64: others are padded.")
+    str | None, _shared(MODEL, "Batch sizes the engine is built for, 1,4,16,64: others are padded.")
 ]
 
-BurstFactor = Annotated[float, traffic_option(help="bursty: a surge is so many times the rate around it.")]
-BurstSeconds = Annotated[float, traffic_option(help="bursty: length of a surge.")]
-BurstPeriod = Annotated[float, traffic_option(help="bursty: seconds from one surge to the next.")]
-CameraCount = Annotated[int | None, traffic_option("--cameras", help="cameras: how many.")]
-Fps = Annotated[float | None, traffic_option(help="cameras: frames per second of each. Default: 10.")]
-Aligned = Annotated[bool, traffic_option("--aligned", help="cameras: all send at the same moment.")]
+BurstFactor = Annotated[float, _shared(TRAFFIC, "bursty: a surge is so many times the rate around it.")]
+BurstSeconds = Annotated[float, _shared(TRAFFIC, "bursty: length of a surge.")]
+BurstPeriod = Annotated[float, _shared(TRAFFIC, "bursty: seconds from one surge to the next.")]
+CameraCount = Annotated[int | None, _shared(TRAFFIC, "cameras: how many.", "--cameras")]
+Fps = Annotated[float | None, _shared(TRAFFIC, "cameras: frames per second of each. Default: 10.")]
+Aligned = Annotated[bool, _shared(TRAFFIC, "cameras: all send at the same moment.", "--aligned")]
 
-Noise = Annotated[float, device_option(help="Spread of batch times: sigma of a lognormal factor.")]
-Seed = Annotated[int, run_option(help="The same seed gives the same run.")]
-Json = Annotated[bool, run_option("--json", help="Print one JSON object.")]
+Noise = Annotated[float, _shared(DEVICE, "Spread of batch times: sigma of a lognormal factor.")]
+Seed = Annotated[int, _shared(RUN, "The same seed gives the same run.")]
+Json = Annotated[bool, _shared(RUN, "Print one JSON object.", "--json")]
 
 ServerUrl = Annotated[str, typer.Option(help="Where the server is.")]
-ApiKeyFile = Annotated[
-    Path | None,
-    server_option(
-        metavar="FILE",
-        help=f"File with the key for the server; without it, {KEY_VARIABLE} of the environment.",
-    ),
-]
-Ca = Annotated[
-    Path | None,
-    server_option(metavar="FILE", help="Certificate of whoever signed the server's, for https://."),
-]
-Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="Believe any certificate: for trying out.", rich_help_panel="The server"),
-]
+_KEY_WORDS = f"File with the key for the server; without it, {KEY_VARIABLE} of the environment."
+ApiKeyFile = Annotated[Path | None, _shared(_SERVER, _KEY_WORDS, metavar="FILE", show_default=False)]
+_CA_WORDS = "Certificate of whoever signed the server's, for https://."
+Ca = Annotated[Path | None, _shared(_SERVER, _CA_WORDS, metavar="FILE", show_default=False)]
+Insecure = Annotated[bool, _shared(_SERVER, "Believe any certificate: for trying out.", "--insecure")]

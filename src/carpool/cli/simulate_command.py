@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from carpool.cli import checks, show
 from carpool.cli import shared_options as o
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from carpool.sim.scenario import Outcome, Scenario
 
 _SECONDS = 60.0
+_KNOBS = "Knobs mode"
 
 
 class Mode(StrEnum):
@@ -57,77 +58,63 @@ class Simulate:
     slo_ms: o.SloMs
     max_batch: o.MaxBatch = None
     buckets: o.Buckets = None
-    instances: Annotated[int, o.model_option(help="Devices behind the one queue.")] = 1
-    load: Annotated[
-        float | None,
-        o.traffic_option(
-            help="Traffic as a multiple of the SLO capacity: max B/t(B) with 2·t(B) ≤ SLO. Default: 1."
-        ),
-    ] = None
-    rate: Annotated[
-        float | None, o.traffic_option(help="Traffic in images per second, instead of --load.")
-    ] = None
-    arrivals: Annotated[
-        str,
-        o.traffic_option(
-            help="poisson, bursty, cameras, or trace:FILE (JSON lines: time, if known model, images, source)."
-        ),
-    ] = "poisson"
-    model: Annotated[
-        str, o.traffic_option(help="trace: whose arrivals, if there are several models in it.")
-    ] = ""
+    instances: int = o.option(1, "Devices behind the one queue.", o.MODEL)
+    load: float | None = o.option(
+        None,
+        "Traffic as a multiple of the SLO capacity: max B/t(B) with 2·t(B) ≤ SLO. Default: 1.",
+        o.TRAFFIC,
+    )
+    rate: float | None = o.option(None, "Traffic in images per second, instead of --load.", o.TRAFFIC)
+    arrivals: str = o.option(
+        "poisson",
+        "poisson, bursty, cameras, or trace:FILE (JSON lines: time, if known model, images, source).",
+        o.TRAFFIC,
+    )
+    model: str = o.option("", "trace: whose arrivals, if there are several models in it.", o.TRAFFIC)
     burst_factor: o.BurstFactor = 3.0
     burst_seconds: o.BurstSeconds = 0.5
     burst_period: o.BurstPeriod = 2.5
     cameras: o.CameraCount = None
     fps: o.Fps = None
     aligned: o.Aligned = False
-    per_source: Annotated[
-        bool,
-        o.traffic_option(
-            "--per-source",
-            help="Cameras, or the sources of a trace, each get a fair share. Without it they are one source.",
-        ),
-    ] = False
-    latest: Annotated[
-        bool,
-        o.traffic_option(
-            "--latest",
-            help="A newer frame of a source takes the place of one that waits; each camera is a source.",
-        ),
-    ] = False
-    mode: Annotated[Mode, o.knobs_option(help="Keep a promise, or obey Triton's batching knobs.")] = (
-        Mode.promise
+    per_source: bool = o.option(
+        False,
+        "Cameras, or the sources of a trace, each get a fair share. Without it they are one source.",
+        o.TRAFFIC,
+        name="--per-source",
     )
-    max_delay_ms: Annotated[float, o.knobs_option(help="Wait so long for a fuller batch; 0 is eager.")] = 5.0
-    preferred: Annotated[str | None, o.knobs_option(help="Preferred batch sizes, like 4,8.")] = None
-    max_queue: Annotated[int, o.knobs_option(help="Requests that may wait; 0 is no limit.")] = 0
-    queue_timeout_ms: Annotated[float, o.knobs_option(help="How long a request may wait; 0 is no limit.")] = (
-        0.0
+    latest: bool = o.option(
+        False,
+        "A newer frame of a source takes the place of one that waits; each camera is a source.",
+        o.TRAFFIC,
+        name="--latest",
     )
-    timeout_action: Annotated[
-        Timeout, o.knobs_option(help="After the queue timeout: reject, or delay behind the others.")
-    ] = Timeout.reject
+    mode: Mode = o.option(Mode.promise, "Keep a promise, or obey Triton's batching knobs.", _KNOBS)
+    max_delay_ms: float = o.option(5.0, "Wait so long for a fuller batch; 0 is eager.", _KNOBS)
+    preferred: str | None = o.option(None, "Preferred batch sizes, like 4,8.", _KNOBS)
+    max_queue: int = o.option(0, "Requests that may wait; 0 is no limit.", _KNOBS)
+    queue_timeout_ms: float = o.option(0.0, "How long a request may wait; 0 is no limit.", _KNOBS)
+    timeout_action: Timeout = o.option(
+        Timeout.reject, "After the queue timeout: reject, or delay behind the others.", _KNOBS
+    )
     noise: o.Noise = 0.05
-    stall_share: Annotated[float, o.device_option(help="Share of batches that stall.")] = 0.002
-    stall_factor: Annotated[float, o.device_option(help="How much longer a stalled batch takes.")] = 2.0
-    profile_error: Annotated[
-        float, o.device_option(help="The device is so many times slower than --curve says; 1.3 is 30 %.")
-    ] = 1.0
-    seconds: Annotated[float | None, o.run_option(help="Simulated time. Default: 60, or all of a trace.")] = (
-        None
+    stall_share: float = o.option(0.002, "Share of batches that stall.", o.DEVICE)
+    stall_factor: float = o.option(2.0, "How much longer a stalled batch takes.", o.DEVICE)
+    profile_error: float = o.option(
+        1.0, "The device is so many times slower than --curve says; 1.3 is 30 %.", o.DEVICE
     )
+    seconds: float | None = o.option(None, "Simulated time. Default: 60, or all of a trace.", o.RUN)
     seed: o.Seed = 1
-    seeds: Annotated[int, o.run_option(help="Mean over so many seeds.")] = 1
-    compare: Annotated[
-        bool, o.run_option("--compare", help="Promise beside these knobs, eager batching and batch 1.")
-    ] = False
-    plot: Annotated[
-        Path | None,
-        o.run_option(
-            metavar="FILE.png", help="Draw goodput and latency over 0.1–3× load; with --compare, of all four."
-        ),
-    ] = None
+    seeds: int = o.option(1, "Mean over so many seeds.", o.RUN)
+    compare: bool = o.option(
+        False, "Promise beside these knobs, eager batching and batch 1.", o.RUN, name="--compare"
+    )
+    plot: Path | None = o.option(
+        None,
+        "Draw goodput and latency over 0.1–3× load; with --compare, of all four.",
+        o.RUN,
+        metavar="FILE.png",
+    )
     as_json: o.Json = False
 
     def run(self) -> None:

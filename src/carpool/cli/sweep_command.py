@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,7 +34,7 @@ DEMO_DETECTOR = "nanodet"
 _MOST_SETTINGS, _MOST_RATES, _MOST_RUNS = 16, "64", 2000
 _OVERHEAD_S = 0.5  # between two runs, until it is known better
 
-_setting_option = partial(typer.Option, rich_help_panel="Settings")
+_SETTINGS = "Settings"
 
 
 class SweepMode(StrEnum):
@@ -74,57 +73,46 @@ class Sweep:
             show_default=False,
         ),
     ] = ""
-    name: Annotated[
-        str, typer.Option(help="Which model of a repository, or of the server.", show_default=False)
-    ] = ""
-    mode: Annotated[
-        SweepMode, _setting_option(help="Servers that keep a promise, that obey knobs, or both.")
-    ] = SweepMode.both
-    slo_ms: Annotated[
-        float | None,
-        _setting_option(help="The promise, and what counts as in time. Default: the model's own, or 100."),
-    ] = None
-    max_delay_ms: Annotated[str, _setting_option(help="Knobs: delays to try, in ms, like 0,5,20.")] = "0,10"
-    max_batch: Annotated[
-        str | None, _setting_option(help="Knobs: largest batches to try, like 8,32. Default: the model's.")
-    ] = None
-    rates: Annotated[
-        str | None, o.traffic_option(help="Requests per second, like 10,20,40, instead of --loads.")
-    ] = None
-    loads: Annotated[str, o.traffic_option(help="Rates as multiples of the planned capacity.")] = (
-        "0.3,0.6,0.9,1.1,1.5"
+    name: str = o.option("", "Which model of a repository, or of the server.", show_default=False)
+    mode: SweepMode = o.option(
+        SweepMode.both, "Servers that keep a promise, that obey knobs, or both.", _SETTINGS
     )
-    images: Annotated[
-        list[Path] | None,
-        o.traffic_option(
-            "--image",
-            help="Upload this picture; again for more. Default: the demo's, if the model takes pictures.",
-        ),
-    ] = None
-    shapes: Annotated[
-        list[str] | None,
-        o.traffic_option(
-            "--shape",
-            help="Send tensors with these lengths, name:1,3,224,224, where the model leaves them open.",
-        ),
-    ] = None
-    curve: Annotated[
-        str | None,
-        o.traffic_option(help="How long a batch takes, as in plan. Default: what the server measured."),
-    ] = None
-    instances: Annotated[int, o.traffic_option(help="With --curve: instances that run at the same time.")] = 1
-    seconds: Annotated[float, o.run_option(help="Length of a run.")] = 6.0
-    warmup: Annotated[float, o.run_option(help="Seconds of the same traffic before it counts.")] = 1.0
-    repeats: Annotated[int, o.run_option(help="Runs of every point: two show the noise.")] = 2
+    slo_ms: float | None = o.option(
+        None, "The promise, and what counts as in time. Default: the model's own, or 100.", _SETTINGS
+    )
+    max_delay_ms: str = o.option("0,10", "Knobs: delays to try, in ms, like 0,5,20.", _SETTINGS)
+    max_batch: str | None = o.option(
+        None, "Knobs: largest batches to try, like 8,32. Default: the model's.", _SETTINGS
+    )
+    rates: str | None = o.option(None, "Requests per second, like 10,20,40, instead of --loads.", o.TRAFFIC)
+    loads: str = o.option("0.3,0.6,0.9,1.1,1.5", "Rates as multiples of the planned capacity.", o.TRAFFIC)
+    images: list[Path] | None = o.option(
+        None,
+        "Upload this picture; again for more. Default: the demo's, if the model takes pictures.",
+        o.TRAFFIC,
+        name="--image",
+    )
+    shapes: list[str] | None = o.option(
+        None,
+        "Send tensors with these lengths, name:1,3,224,224, where the model leaves them open.",
+        o.TRAFFIC,
+        name="--shape",
+    )
+    curve: str | None = o.option(
+        None, "How long a batch takes, as in plan. Default: what the server measured.", o.TRAFFIC
+    )
+    instances: int = o.option(1, "With --curve: instances that run at the same time.", o.TRAFFIC)
+    seconds: float = o.option(6.0, "Length of a run.", o.RUN)
+    warmup: float = o.option(1.0, "Seconds of the same traffic before it counts.", o.RUN)
+    repeats: int = o.option(2, "Runs of every point: two show the noise.", o.RUN)
     seed: o.Seed = 1
-    out: Annotated[
-        Path | None,
-        o.run_option(
-            metavar="FOLDER",
-            help="Where the report goes; one with the same sweep in it is gone on with.",
-            show_default="./carpool-sweep-MODEL-TIME",
-        ),
-    ] = None
+    out: Path | None = o.option(
+        None,
+        "Where the report goes; one with the same sweep in it is gone on with.",
+        o.RUN,
+        metavar="FOLDER",
+        show_default="./carpool-sweep-MODEL-TIME",
+    )
     as_json: o.Json = False
 
     def run(self) -> None:
