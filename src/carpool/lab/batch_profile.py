@@ -119,25 +119,35 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
         again = measuring.point(wanted[0])
         stolen = steal.share()
         busy = (process_time() - spent) / max(monotonic() - began, 1e-9)
-    curve = measured.curve(max(wanted[-1], 1))
-    notes = _doubts(measured.points, again, stolen)
-    report = _report(measured.points, curve, q.slos, chosen.layout)
+    curve, layout = measured.curve(max(wanted[-1], 1)), chosen.layout
+    shape = shape_of([(point.size, point.seconds) for point in measured.points])
+    off = dict(shape.residuals)
+    notes = [_line(shape), _gain(shape, curve, layout.instances)]
+    if chosen.reason:
+        notes.append(f"{layout}: {chosen.reason}.")
+    notes += _doubts(measured.points, again, stolen)
     if measured.ended:
         notes.append(
             f"Batches of {measured.points[-1].size + 1} and more were not measured: {measured.ended}."
         )
-    findings = _findings(report, curve)
-    if chosen.reason:
-        findings.append(f"{chosen.layout}: {chosen.reason}.")
-    return replace(
-        report,
+    return ProfileReport(
         model=config.name,
         backend=config.backend or "",
         hardware=str(hardware()),
+        instances=layout.instances,
+        threads=layout.threads,
         infer_cores=round(busy, 2),
+        rows=tuple(_row(point, off[point.size], layout.instances) for point in measured.points),
+        fixed_ms=shape.fixed * 1e3,
+        per_image_ms=shape.per_image * 1e3,
+        line_from=shape.line_from,
+        line_until=shape.line_until,
+        knee=shape.knee,
+        curve=",".join(f"{size}:{seconds * 1e3:.4g}" for size, seconds in curve.points),
+        budgets=tuple(_budget(slo, curve, layout.instances) for slo in q.slos),
         noisy=_is_noisy(measured.points, again, stolen),
         steal=round(stolen, 4),
-        notes=(*findings, *notes),
+        notes=tuple(notes),
     )
 
 
@@ -178,32 +188,6 @@ def _open(
         chosen = Chosen(Layout(count, q.threads or backends.default_threads(count, cores)))
     tell(f"loading {config.name}")
     return replace(chosen, backends=chosen.backends or loading.open(config, chosen.layout))
-
-
-def _report(
-    points: Sequence[Point], curve: BatchCurve, slos: Sequence[float], layout: Layout
-) -> ProfileReport:
-    shape = shape_of([(point.size, point.seconds) for point in points])
-    off = dict(shape.residuals)
-    return ProfileReport(
-        model="",
-        backend="",
-        hardware="",
-        instances=layout.instances,
-        threads=layout.threads,
-        infer_cores=0.0,
-        rows=tuple(_row(point, off[point.size], layout.instances) for point in points),
-        fixed_ms=shape.fixed * 1e3,
-        per_image_ms=shape.per_image * 1e3,
-        line_from=shape.line_from,
-        line_until=shape.line_until,
-        knee=shape.knee,
-        curve=",".join(f"{size}:{seconds * 1e3:.4g}" for size, seconds in curve.points),
-        budgets=tuple(_budget(slo, curve, layout.instances) for slo in slos),
-        noisy=False,
-        steal=0.0,
-        notes=(_line(shape),),
-    )
 
 
 def _row(point: Point, off_line: float, instances: int) -> BatchRow:
@@ -248,22 +232,19 @@ def _line(shape: Shape) -> str:
     return f"{said}, and every point within {worst:.0%} of it."
 
 
-def _findings(report: ProfileReport, curve: BatchCurve) -> list[str]:
+def _gain(shape: Shape, curve: BatchCurve, instances: int) -> str:
     alone = curve.throughput(1)
     best = max(curve.points, key=lambda point: point[0] / point[1])[0]
     gain = curve.throughput(best) / alone
-    said = list(report.notes)
     if gain < _LITTLE:
-        said.append(
-            f"Batching brings little here: {numeral(report.instances * alone)} images/s one by one, "
+        return (
+            f"Batching brings little here: {numeral(instances * alone)} images/s one by one, "
             f"{gain:.2f} × that at best. Its time is in the images, not in the call."
         )
-    else:
-        said.append(
-            f"Batches of {best} carry {gain:.2f} × the images of single ones; "
-            f"{report.knee} are enough for nine tenths of that."
-        )
-    return said
+    return (
+        f"Batches of {best} carry {gain:.2f} × the images of single ones; "
+        f"{shape.knee} are enough for nine tenths of that."
+    )
 
 
 def _is_noisy(points: Sequence[Point], again: Point, stolen: float) -> bool:

@@ -172,17 +172,4 @@ def _longer_slo(q: FleetQuestion, replicas: int) -> float | None:
 
 
 def _no_plan(q: FleetQuestion, capacity: float, checks: tuple[Check, ...], longer: float | None) -> FleetPlan:
-    return FleetPlan(
-        replicas=None,
-        max_batch=None,
-        promised_batch=None,
-        max_delay_ms=None,
-        delay_helps=None,
-        p50_ms=None,
-        p99_ms=None,
-        capacity_rps=capacity,
-        headroom=None,
-        cost_per_1000=None,
-        checks=checks,
-        why=tuple(cannot(q, checks, longer)),
-    )
+    return FleetPlan(capacity_rps=capacity, checks=checks, why=tuple(cannot(q, checks, longer)))

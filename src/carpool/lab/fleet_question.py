@@ -124,20 +124,20 @@ class Check:
         return self.attainment >= ENOUGH and self.p99_ms <= slo * 1e3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
     """The answer; the field names are the keys of `--json`. `replicas` is None if no number is enough."""
 
-    replicas: int | None
-    max_batch: int | None
-    promised_batch: int | None
-    max_delay_ms: float | None
-    delay_helps: bool | None
-    p50_ms: float | None
-    p99_ms: float | None
+    replicas: int | None = None
+    max_batch: int | None = None
+    promised_batch: int | None = None
+    max_delay_ms: float | None = None
+    delay_helps: bool | None = None
+    p50_ms: float | None = None
+    p99_ms: float | None = None
     capacity_rps: float  # of one replica
-    headroom: float | None
-    cost_per_1000: float | None
+    headroom: float | None = None
+    cost_per_1000: float | None = None
     checks: tuple[Check, ...]
     why: tuple[str, ...]
 

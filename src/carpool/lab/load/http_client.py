@@ -215,8 +215,10 @@ class HttpTarget:
         connections: int,
         name: str,
         tls: ssl.SSLContext | None = None,
+        closing: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
+        self._closing = closing  # called at the end, for what was made for this target
         self._address = (host, port)
         self._tls = tls
         self._message = message
@@ -259,6 +261,7 @@ class HttpTarget:
             connection.drop()
         if closing:
             await asyncio.wait(closing, timeout=1.0)
+        self._closing()
 
     def facts(self) -> dict[str, int]:
         return dict(self._facts)

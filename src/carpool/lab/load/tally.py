@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Self
 
 import orjson
 
@@ -16,10 +16,21 @@ from carpool.lab.load.histogram import Histogram
 from carpool.lab.load.ticket import Answer, Kind, Ticket, Timing
 
 
-class Slice:
-    """What happened in a short while, by the clock: for somebody who watches."""
+class _Counts:
+    """Numbers, counters and histograms, each of which can be added to its like."""
 
-    __slots__ = ("answered", "failed", "good", "offered", "refused", "response")
+    def merge(self, other: Self) -> None:
+        for name, value in vars(other).items():
+            if isinstance(value, int):
+                setattr(self, name, getattr(self, name) + value)
+            elif isinstance(value, Counter):
+                getattr(self, name).update(value)
+            else:
+                getattr(self, name).merge(value)
+
+
+class Slice(_Counts):
+    """What happened in a short while, by the clock: for somebody who watches."""
 
     def __init__(self) -> None:
         self.offered = 0
@@ -29,16 +40,8 @@ class Slice:
         self.failed = 0  # and everything else that went wrong
         self.response = Histogram()
 
-    def merge(self, other: Slice) -> None:
-        self.offered += other.offered
-        self.answered += other.answered
-        self.good += other.good
-        self.refused += other.refused
-        self.failed += other.failed
-        self.response.merge(other.response)
 
-
-class Tally:
+class Tally(_Counts):
     """The requests of one phase, whenever they ended. Every one that was offered is in one of five counts."""
 
     def __init__(self) -> None:
@@ -100,15 +103,6 @@ class Tally:
             self.batch.add(timing.batch)
             if timing.inside is not None:
                 self.outside.add(service - timing.inside)
-
-    def merge(self, other: Tally) -> None:
-        for name, value in vars(other).items():
-            if isinstance(value, int):
-                setattr(self, name, getattr(self, name) + value)
-            elif isinstance(value, Counter):
-                getattr(self, name).update(value)
-            else:
-                getattr(self, name).merge(value)
 
 
 Record = Callable[[Ticket, float, Answer], None]

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from carpool.engine.numerals import numeral
-from carpool.engine.numerals import numeral as _n
 from carpool.errors import InvalidInput
-from carpool.lab.plots import FAINT, INK, figure
+from carpool.lab.plots import FAINT, INK, beside_capacity, beside_level, figure
 from carpool.lab.sweep.sweep_results import PointRow, Results
 
 if TYPE_CHECKING:
@@ -118,15 +117,7 @@ def _ring_best(ax: Axes, results: Results) -> None:
 
 def _slo_line(ax: Axes, slo_ms: float, gid: str) -> None:
     ax.axhline(slo_ms, color=INK, linestyle="--", linewidth=1.4, gid=gid)
-    ax.annotate(
-        f"SLO {slo_ms:g} ms",
-        (0.0, slo_ms),
-        xycoords=("axes fraction", "data"),
-        xytext=(4, 4),
-        textcoords="offset points",
-        color=INK,
-        fontsize=9,
-    )
+    beside_level(ax, f"SLO {slo_ms:g} ms", slo_ms, left=True)
 
 
 def _plain_numbers(ax: Axes) -> None:
@@ -182,18 +173,7 @@ def _capacity(ax: Axes, capacity: float, top: float) -> None:
     if not 0 < capacity < top:
         return
     ax.axvline(capacity, color=FAINT, linewidth=1)
-    ax.annotate(
-        f"planned capacity {numeral(capacity)}/s",
-        (capacity, 0.03),
-        xycoords=("data", "axes fraction"),
-        xytext=(-6, 0),
-        textcoords="offset points",
-        ha="right",
-        rotation=90,
-        rotation_mode="default",
-        color=INK,
-        fontsize=9,
-    )
+    beside_capacity(ax, f"planned capacity {numeral(capacity)}/s", capacity)
 
 
 # ---- latency and batches, at a few rates
@@ -361,13 +341,13 @@ def _row(results: Results, row: PointRow, best: PointRow | None) -> str:
     cells = (
         row.setting,
         "–" if row.load is None else f"{row.load:g}",
-        _n(row.offered_rps),
-        _n(row.goodput_rps),
-        "–" if predicted is None else _n(predicted.goodput_rps),
+        numeral(row.offered_rps),
+        numeral(row.goodput_rps),
+        "–" if predicted is None else numeral(predicted.goodput_rps),
         f"{100 * row.attainment:.1f} %",
-        _n(row.p50_ms),
-        _n(row.p99_ms),
-        "–" if predicted is None else _n(predicted.p99_ms),
+        numeral(row.p50_ms),
+        numeral(row.p99_ms),
+        "–" if predicted is None else numeral(predicted.p99_ms),
         f"{row.mean_batch:.1f}",
         ", ".join(f"{reason} {count:,}" for reason, count in row.refused.items()) or "0",
         f"{row.failed:,}",
@@ -396,7 +376,7 @@ def _facts(results: Results) -> str:
         ("date", results.date),
         ("versions", ", ".join(f"{name} {version}" for name, version in results.versions.items())),
         ("batch curve", f"{results.curve} (batch:ms, {results.curve_from}), {instances}"),
-        ("planned capacity", f"{_n(results.capacity_rps)}/s within {results.slo_ms:g} ms: load 1"),
+        ("planned capacity", f"{numeral(results.capacity_rps)}/s within {results.slo_ms:g} ms: load 1"),
         *(("void because", reason) for reason in void[:_REASONS]),
         *((("", f"and {len(void) - _REASONS} more like these"),) if len(void) > _REASONS else ()),
     )
