@@ -49,13 +49,7 @@ def sizes(option: str, text: str | None, most: int = MOST_IN_A_BATCH) -> tuple[i
 
 
 def numbers(
-    option: str,
-    text: str,
-    *,
-    example: str,
-    at_most: str,
-    above: float | None = None,
-    most: float,
+    option: str, text: str, *, example: str, at_most: str, above: float | None = None, most: float
 ) -> list[float]:
     """As in the `example`; `at_most` is how many, and perhaps of what."""
     try:

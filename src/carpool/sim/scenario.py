@@ -90,12 +90,7 @@ def play(scenario: Scenario, seed: int | None = None) -> Run:
     device = Device(scenario.device_curve(), scenario.noise, scenario.stall_share, scenario.stall_factor)
     scheduler = Scheduler(scenario.curve, scenario.settings, scenario.instances)
     simulation = Simulation(
-        scheduler,
-        device,
-        slo=scenario.slo,
-        seed=seed,
-        latest=scenario.latest,
-        outside=scenario.outside,
+        scheduler, device, slo=scenario.slo, seed=seed, latest=scenario.latest, outside=scenario.outside
     )
     return simulation.play(arrivals)
 

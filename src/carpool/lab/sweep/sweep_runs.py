@@ -113,12 +113,7 @@ def pack(histogram: Histogram) -> dict[str, Any]:
     if not histogram.count:
         return {"buckets": []}
     buckets = [[index, count] for index, count in sorted(histogram.buckets.items())]
-    return {
-        "buckets": buckets,
-        "least": histogram.least,
-        "most": histogram.most,
-        "total": histogram.total,
-    }
+    return {"buckets": buckets, "least": histogram.least, "most": histogram.most, "total": histogram.total}
 
 
 def unpack(document: Mapping[str, Any]) -> Histogram:
