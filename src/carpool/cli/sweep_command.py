@@ -25,7 +25,7 @@ from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
     from carpool.config.repository import ModelSource
-    from carpool.lab.sweep.conduct import Audience
+    from carpool.lab.sweep.conduct import SweepProgress
     from carpool.lab.sweep.sweep_order import Setting, SweepOrder
     from carpool.lab.sweep.sweep_results import Results
     from carpool.lab.sweep.sweep_runs import MeasuredRun
@@ -135,8 +135,8 @@ def _run(options: Sweep) -> int:
     order = order_of(options)
     folder = options.out or _folder(order)
     try:
-        with _progress() as audience:
-            results = uvloop.run(_sweep(order, folder, audience))
+        with _progress() as progress:
+            results = uvloop.run(_sweep(order, folder, progress))
     except (Unreachable, NoServer) as error:
         print(f"carpool: {error.message}", file=sys.stderr)
         if (folder / "sweep.json").exists():
@@ -162,7 +162,7 @@ def _folder(order: SweepOrder) -> Path:
     return Path(f"carpool-sweep-{name}-{datetime.now():%Y%m%d-%H%M%S}")
 
 
-async def _sweep(order: SweepOrder, folder: Path, audience: Audience) -> Results | None:
+async def _sweep(order: SweepOrder, folder: Path, progress: SweepProgress) -> Results | None:
     """Ctrl-C ends it and still reports; the second one does not."""
     import asyncio
 
@@ -181,7 +181,7 @@ async def _sweep(order: SweepOrder, folder: Path, audience: Audience) -> Results
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupted)
     spare_the_collector()
-    return await conduct(order, folder, audience, stop)
+    return await conduct(order, folder, progress, stop)
 
 
 def _print(results: Results, page: Path) -> None:
@@ -342,7 +342,7 @@ class Lines:
         self._each = 0.0
         self._began = 0.0
 
-    def says(self, text: str) -> None:
+    def step(self, text: str) -> None:
         self._bar(self._done, self._total, text)
 
     def planned(self, left: int, done: int, seconds_each: float) -> None:
@@ -370,7 +370,7 @@ def lasting(seconds: float) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Audience]:
+def _progress() -> Iterator[SweepProgress]:
     """With a bar in a terminal, lines alone elsewhere."""
     if not sys.stderr.isatty():
         yield Lines(lambda line: print(line, file=sys.stderr, flush=True))

@@ -154,7 +154,7 @@ class Aim:
     shared_memory: bool = False  # tensors lie in a region instead of in the requests
     trust: Trust = TRUSTING
 
-    def said(self) -> tuple[Header, ...]:
+    def all_headers(self) -> tuple[Header, ...]:
         """With every request."""
         return (*self.trust.headers(), *self.headers)
 
@@ -218,7 +218,7 @@ def _tensors(aim: Aim, address: Address, facts: HttpFacts) -> Target:
     model = aim.model or only_model(facts)
     version = f"/versions/{quote(aim.version, safe='')}" if aim.version else ""
     path = f"/v2/models/{quote(model, safe='')}{version}/infer"
-    asking = Asking(address.authority, path, aim.said(), aim.deadline_ms)
+    asking = Asking(address.authority, path, aim.all_headers(), aim.deadline_ms)
     bodies = _Bodies(facts, model, aim)
     draw = Draw(aim.mix, aim.filling.seed)
     name = f"{address.scheme}://{address.authority}, model {model}"
@@ -242,7 +242,7 @@ def _pictures(aim: Aim, address: Address, facts: HttpFacts) -> Target:
         raise InvalidInput(
             f"--image needs to know where to: like {aim.url.rstrip('/')}/detect, or --model NAME", field="URL"
         )
-    asking = Asking(address.authority, path, aim.said(), aim.deadline_ms)
+    asking = Asking(address.authority, path, aim.all_headers(), aim.deadline_ms)
     message = picture_messages(asking, read_pictures(aim.pictures), Draw(aim.mix, aim.filling.seed))
     _check(*facts.try_one(message(Ticket(0, 0.0)))[:2])
     return _http_target(aim, address, message, f"{address.scheme}://{address.authority}{path}")
@@ -289,7 +289,7 @@ def _grpc(aim: Aim, address: Address) -> Target:
     facts = GrpcFacts(address.authority, credentials, aim.trust.headers())
     facts.check_ready()
     model = aim.model or only_model(facts)
-    asking = Asking(address.authority, "", aim.said(), aim.deadline_ms)
+    asking = Asking(address.authority, "", aim.all_headers(), aim.deadline_ms)
     call = tensor_calls(
         asking, model, aim.version, _Bodies(facts, model, aim), Draw(aim.mix, aim.filling.seed)
     )

@@ -103,7 +103,7 @@ async def run_part(
     """What one of `of` processes does; `start_at` is on the clock of `time.monotonic()`."""
     generator = _Generator(plan, target, pace, watch, record)
     try:
-        await target.open(generator.told, generator.clock, at_once(plan, of))
+        await target.open(generator.answered, generator.clock, at_once(plan, of))
         return await generator.run(start_at, stop or asyncio.Event())
     finally:
         await target.close()
@@ -207,7 +207,7 @@ class _Generator:
             self._alarm.set(self._start + next_at)
         self._check_end()
 
-    def told(self, ticket: Ticket, answer: Answer) -> None:
+    def answered(self, ticket: Ticket, answer: Answer) -> None:
         """The target's word on one request."""
         now = self.clock()
         if self._ledger.end(ticket, now, answer):

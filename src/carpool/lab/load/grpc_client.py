@@ -127,10 +127,10 @@ def read_answer(message: bytes) -> Answer:
 def read_error(code: grpc.StatusCode, trailing: Mapping[str, str]) -> Answer:
     """UNAVAILABLE is a refusal only if the server says why: it is also what a broken connection is called."""
     reason = trailing.get("carpool-reason", "")
-    told = bool(_REASON.fullmatch(reason))
-    refused = code in _REFUSALS and (told or code is not grpc.StatusCode.UNAVAILABLE)
+    explained = bool(_REASON.fullmatch(reason))
+    refused = code in _REFUSALS and (explained or code is not grpc.StatusCode.UNAVAILABLE)
     timing = read_timing(trailing.get("server-timing", "").encode())
-    word = reason if told else f"grpc-{code.name.lower().replace('_', '-')}"
+    word = reason if explained else f"grpc-{code.name.lower().replace('_', '-')}"
     return Answer(Kind.REFUSED if refused else Kind.FAILED, word, timing)
 
 

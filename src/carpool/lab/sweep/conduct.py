@@ -46,10 +46,10 @@ _CONNECTIONS, _OTHER_FILES = 2048, 128
 _TIMEOUT_S = 10.0  # of a request, at least
 
 
-class Audience(Protocol):
+class SweepProgress(Protocol):
     """Whoever wants to know how far it is."""
 
-    def says(self, text: str) -> None: ...
+    def step(self, text: str) -> None: ...
 
     def planned(self, left: int, done: int, seconds_each: float) -> None: ...
 
@@ -69,24 +69,26 @@ class _Stage:
             server.check()
 
 
-async def conduct(order: SweepOrder, folder: Path, audience: Audience, stop: asyncio.Event) -> Results | None:
+async def conduct(
+    order: SweepOrder, folder: Path, progress: SweepProgress, stop: asyncio.Event
+) -> Results | None:
     """Everything that was found, also by an earlier sweep in this folder; None if that is nothing at all."""
-    asked = order.asked()
-    journal = Journal.open(folder, asked)
+    identity = order.identity()
+    journal = Journal.open(folder, identity)
     basis = None if journal.basis is None else read_basis(journal.basis)
     done = {run.key for run in journal.runs}
     if basis is None or any(point.key not in done for point in _points(order, basis)):
         with _servers() as stage:
-            await _or_stop(_set_up(order, folder, stage, audience), stop)
+            await _or_stop(_set_up(order, folder, stage, progress), stop)
             if basis is None and not stop.is_set():
-                basis = await _or_stop(_find_out(order, stage, audience), stop)
+                basis = await _or_stop(_find_out(order, stage, progress), stop)
                 if basis is not None:
-                    journal.begin(asked, basis.as_json())
+                    journal.begin(identity, basis.as_json())
             if basis is not None and not stop.is_set():
-                await _measure_all(order, basis, journal, stage, audience, stop)
+                await _measure_all(order, basis, journal, stage, progress, stop)
     if basis is None or not journal.runs:
         return None
-    audience.says("simulating the same")
+    progress.step("simulating the same")
     return _results(order, basis, journal)
 
 
@@ -118,12 +120,12 @@ def _servers() -> Iterator[_Stage]:
 # ---- before the first run
 
 
-async def _set_up(order: SweepOrder, folder: Path, stage: _Stage, audience: Audience) -> None:
+async def _set_up(order: SweepOrder, folder: Path, stage: _Stage, progress: SweepProgress) -> None:
     """All servers at once, since an idle one costs nothing: then settings can take turns run by run."""
     for setting in order.settings:
         url = order.url
         if not url:
-            audience.says(f"starting a server: {setting.name}")
+            progress.step(f"starting a server: {setting.name}")
             url = await _serve(order, setting, folder, stage)
         stage.aims[setting.name] = _aim(order, url)
 
@@ -173,10 +175,10 @@ def _tried(aim: Aim) -> Aim:
     return aim
 
 
-async def _find_out(order: SweepOrder, stage: _Stage, audience: Audience) -> SweepBasis:
+async def _find_out(order: SweepOrder, stage: _Stage, progress: SweepProgress) -> SweepBasis:
     last = order.settings[-1]  # knobs, if there are any: they form larger batches than a promise may want
     aim = stage.aims[last.name]
-    audience.says("asking how long batches take")
+    progress.step("asking how long batches take")
     belief = await _belief(order, aim, last)
     slo_ms = order.slo_ms or belief.slo_ms or SLO_MS
     many = f"{len(aim.pictures)} pictures in turn" if aim.pictures else "random tensors"
@@ -203,20 +205,20 @@ async def _measure_all(
     basis: SweepBasis,
     journal: Journal,
     stage: _Stage,
-    audience: Audience,
+    progress: SweepProgress,
     stop: asyncio.Event,
 ) -> None:
     done = {run.key for run in journal.runs}
     left = [point for point in _points(order, basis) if point.key not in done]
-    audience.planned(len(left), len(done), order.warmup + order.seconds)
+    progress.planned(len(left), len(done), order.warmup + order.seconds)
     for point in left:
-        audience.says(f"{point.setting} at {point.rate:.9g}/s")
+        progress.step(f"{point.setting} at {point.rate:.9g}/s")
         stage.check()
         run = await _measure(order, basis, point, stage.aims[point.setting], stop)
         if stop.is_set():
             return  # a run that was cut short is none
         journal.add(run)
-        audience.ended(run)
+        progress.ended(run)
 
 
 async def _measure(

@@ -106,7 +106,7 @@ class SweepOrder:
     instances: int = 1
     command: str = "carpool sweep"
 
-    def asked(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What must be equal for runs to belong together, in plain values."""
         return {
             "target": self.url or str(self.place),

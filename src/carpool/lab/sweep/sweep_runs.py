@@ -127,14 +127,14 @@ def unpack(document: Mapping[str, Any]) -> Histogram:
     return histogram
 
 
-_ASKED, _RUNS = "sweep.json", "runs.jsonl"
+_IDENTITY, _RUNS = "sweep.json", "runs.jsonl"
 _MOST_BYTES = 256 << 20
 _LEFT = re.compile(r"server-\d+\.log|sweep\.json\.part")  # by a sweep that did not get to its first run
 
 
-def digest(asked: Mapping[str, Any]) -> str:
+def digest(identity: Mapping[str, Any]) -> str:
     """Runs belong together if this is equal."""
-    text = json.dumps(asked, sort_keys=True, ensure_ascii=False)
+    text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -148,11 +148,11 @@ class Journal:
     runs: list[MeasuredRun]
 
     @classmethod
-    def open(cls, folder: Path, asked: Mapping[str, Any]) -> Journal:
+    def open(cls, folder: Path, identity: Mapping[str, Any]) -> Journal:
         """A new folder, or one in which the same was begun; anything else is refused."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            before = _read_document(folder / _ASKED)
+            before = _read_document(folder / _IDENTITY)
         except OSError as error:
             raise InvalidInput(f"--out: {folder}: {error.strerror or error}", field="--out") from None
         if before is None:
@@ -160,21 +160,21 @@ class Journal:
                 raise InvalidInput(
                     f"--out: {folder} holds something else than a sweep: name a new folder", field="--out"
                 )
-            return cls(folder, digest(asked), None, [])
-        _check_same(folder, before.get("asked"), asked)
-        own = digest(asked)
+            return cls(folder, digest(identity), None, [])
+        _check_same(folder, before.get("asked"), identity)
+        own = digest(identity)
         runs = _read_runs(folder / _RUNS, own)
         with (folder / _RUNS).open("a", encoding="utf-8") as file:
             file.write("\n")  # ends a line that was cut off; an empty one is skipped
         return cls(folder, own, before.get("found"), runs)
 
-    def begin(self, asked: Mapping[str, Any], basis: dict[str, Any]) -> None:
+    def begin(self, identity: Mapping[str, Any], basis: dict[str, Any]) -> None:
         """Written once, whole or not at all."""
         self.basis = basis
-        text = json.dumps({"asked": asked, "found": basis}, indent=2, ensure_ascii=False)
-        part = self.folder / (_ASKED + ".part")
+        text = json.dumps({"asked": identity, "found": basis}, indent=2, ensure_ascii=False)
+        part = self.folder / (_IDENTITY + ".part")
         part.write_text(text + "\n", "utf-8")
-        part.replace(self.folder / _ASKED)
+        part.replace(self.folder / _IDENTITY)
 
     def add(self, run: MeasuredRun) -> None:
         """Kept from now on, whatever happens next."""
@@ -184,13 +184,13 @@ class Journal:
         self.runs.append(run)
 
 
-def _check_same(folder: Path, before: Any, asked: Mapping[str, Any]) -> None:
+def _check_same(folder: Path, before: Any, identity: Mapping[str, Any]) -> None:
     if not isinstance(before, dict):
-        raise InvalidInput(f"--out: {folder / _ASKED} is not of a sweep: name a new folder", field="--out")
+        raise InvalidInput(f"--out: {folder / _IDENTITY} is not of a sweep: name a new folder", field="--out")
     differ = [
-        f"{name} was {_short(before.get(name))} and is {_short(asked.get(name))} now"
-        for name in dict.fromkeys((*before, *asked))
-        if before.get(name) != asked.get(name)
+        f"{name} was {_short(before.get(name))} and is {_short(identity.get(name))} now"
+        for name in dict.fromkeys((*before, *identity))
+        if before.get(name) != identity.get(name)
     ]
     if differ:
         raise InvalidInput(
