@@ -18,10 +18,6 @@ _MOST_LINES = 5_000_000  # as objects they take about a GB
 _MOST_SHOWN = 10
 
 
-class TraceError(ValueError):
-    """A trace file that cannot be replayed; the message names the line."""
-
-
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """One request: seconds from the start, how many images it holds, and who sent it."""
@@ -37,40 +33,6 @@ def poisson(rate: float, seconds: float, random: Random) -> list[Arrival]:
     return list(_poisson(rate, 0.0, seconds, random))
 
 
-def bursty(
-    rate: float,
-    seconds: float,
-    random: Random,
-    *,
-    factor: float = 3.0,
-    length: float = 0.5,
-    period: float = 2.5,
-) -> list[Arrival]:
-    """Poisson whose rate is `factor` times its base for `length` of every `period`; `rate` is the mean."""
-    base = rate / (1 + (factor - 1) * length / period)
-    arrivals: list[Arrival] = []
-    start = 0.0
-    while start < seconds:
-        surge_ends = min(start + length, seconds)
-        arrivals += _poisson(base * factor, start, surge_ends, random)
-        arrivals += _poisson(base, surge_ends, min(start + period, seconds), random)
-        start += period
-    return arrivals
-
-
-def cameras(
-    count: int, fps: float, seconds: float, random: Random, *, aligned: bool = False
-) -> list[Arrival]:
-    """`count` cameras with a steady frame rate: phases at random, or all at the same moment."""
-    arrivals = []
-    for camera in range(count):
-        phase = 0.0 if aligned else random.random() / fps
-        source = f"camera-{camera}"
-        frames = range(int((seconds - phase) * fps) + 1)
-        arrivals += [Arrival(phase + frame / fps, source=source) for frame in frames]
-    return sorted((a for a in arrivals if a.at < seconds), key=lambda a: a.at)
-
-
 def trace(path: Path, model: str = "") -> list[Arrival]:
     """A recording: JSON lines with `time` in seconds, and if known `model`, `images` and `source`.
 
@@ -83,12 +45,12 @@ def trace(path: Path, model: str = "") -> list[Arrival]:
             if not line:
                 break
             if number > _MOST_LINES:
-                raise TraceError(f"{path} has more than {_MOST_LINES:,} lines: cut it into pieces")
+                raise InvalidInput(f"{path} has more than {_MOST_LINES:,} lines: cut it into pieces")
             if line.strip():
                 arrival, whose = _trace_line(line, f"{path} line {number}")
                 by_model.setdefault(whose, []).append(arrival)
     if not by_model:
-        raise TraceError(f'{path} holds no arrivals: write one JSON object a line, like {{"time": 0.25}}')
+        raise InvalidInput(f'{path} holds no arrivals: write one JSON object a line, like {{"time": 0.25}}')
     arrivals = _of_model(by_model, model, path)
     arrivals.sort(key=lambda arrival: arrival.at)
     first = arrivals[0].at
@@ -99,11 +61,11 @@ def _of_model(by_model: dict[str, list[Arrival]], model: str, path: Path) -> lis
     """Those of one model; what names none is anybody's."""
     unnamed = by_model.pop("", [])
     if not model and len(by_model) > 1:
-        raise TraceError(
+        raise InvalidInput(
             f"{path} has arrivals for several models: say which with --model, of {_names(by_model)}"
         )
     if model and by_model and model not in by_model:
-        raise TraceError(f"{path} has no arrivals for model {model!r}, but for {_names(by_model)}")
+        raise InvalidInput(f"{path} has no arrivals for model {model!r}, but for {_names(by_model)}")
     named = by_model.get(model) or [arrival for arrivals in by_model.values() for arrival in arrivals]
     return named + unnamed
 
@@ -125,13 +87,13 @@ def _trace_line(line: str, where: str) -> tuple[Arrival, str]:
     try:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError):
-        raise TraceError(f'{where} is not JSON: write one object a line, like {{"time": 0.25}}') from None
+        raise InvalidInput(f'{where} is not JSON: write one object a line, like {{"time": 0.25}}') from None
     time = entry.get("time") if isinstance(entry, dict) else None
     if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) < 1e15:
-        raise TraceError(f'{where} needs "time": a number of seconds')
+        raise InvalidInput(f'{where} needs "time": a number of seconds')
     images = entry.get("images", 1)
     if isinstance(images, bool) or not isinstance(images, int) or images < 1:
-        raise TraceError(f'{where} has "images": {images!r}; it must be a whole number from 1')
+        raise InvalidInput(f'{where} has "images": {images!r}; it must be a whole number from 1')
     return Arrival(float(time), images, str(entry.get("source", ""))), str(entry.get("model", ""))
 
 
@@ -189,7 +151,16 @@ class Bursty:
     even: bool = False
 
     def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
-        return bursty(rate, seconds, random, factor=self.factor, length=self.length, period=self.period)
+        """The rate is `factor` times its base for `length` of every `period`."""
+        base = rate / (1 + (self.factor - 1) * self.length / self.period)
+        arrivals: list[Arrival] = []
+        start = 0.0
+        while start < seconds:
+            surge_ends = min(start + self.length, seconds)
+            arrivals += _poisson(base * self.factor, start, surge_ends, random)
+            arrivals += _poisson(base, surge_ends, min(start + self.period, seconds), random)
+            start += self.period
+        return arrivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +179,14 @@ class Cameras:
         return self.count * self.fps
 
     def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
-        count = max(1, round(rate / self.fps))
-        frames = cameras(count, self.fps, seconds, random, aligned=self.aligned)
-        return frames if self.per_source else _one_source(frames)
+        """Phases at random, or all at the same moment."""
+        frames = []
+        for camera in range(max(1, round(rate / self.fps))):
+            phase = 0.0 if self.aligned else random.random() / self.fps
+            source = f"camera-{camera}" if self.per_source else ""
+            count = int((seconds - phase) * self.fps) + 1
+            frames += [Arrival(phase + frame / self.fps, source=source) for frame in range(count)]
+        return sorted((a for a in frames if a.at < seconds), key=lambda a: a.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +204,6 @@ class Recording:
             recorded = trace(path, model)
         except OSError as error:
             raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-        except TraceError as error:
-            raise InvalidInput(str(error)) from None
         if recorded[-1].at == 0:
             raise InvalidInput(f"{path} spans no time: it needs arrivals at two different times at least")
         return cls(recorded if per_source else _one_source(recorded), f"trace:{path}", per_source)
