@@ -1,0 +1,1 @@
+"""Models that run in the runner, as the engine holds them."""

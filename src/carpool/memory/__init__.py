@@ -1,0 +1,1 @@
+"""What processes share: bodies and answers in slots, gates, pulses, and the memory that clients register."""
