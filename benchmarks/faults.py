@@ -265,7 +265,7 @@ def _serves_network(pid: int, words: Sequence[str]) -> bool:
         mapped = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return False
-    return "carpool.servers.runner.process" in words and "carpool-slots" in mapped
+    return "carpool.runner.runner_process" in words and "carpool-slots" in mapped
 
 
 @contextlib.contextmanager

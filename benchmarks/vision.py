@@ -37,8 +37,8 @@ import orjson
 import nms
 from carpool.config.server import server_settings
 from carpool.demo import bundled_models, demo_models, pictures
-from carpool.servers.door import ModelEntry
-from carpool.servers.pictures.models import PictureModel
+from carpool.frontend.pictures.picture_models import PictureModel
+from carpool.link.door import ModelEntry
 from carpool.types import Datatype, Tensor
 from carpool.vision.options import DEFAULT
 from load import processes
@@ -304,8 +304,8 @@ def _entry(source: Path) -> ModelEntry:
     """As the engine would describe it, without running it."""
     from carpool import backends
     from carpool.config.repository import find_models
-    from carpool.engine.labels import read_labels
-    from carpool.engine.loading import signature_of
+    from carpool.engine.models.labels import read_labels
+    from carpool.engine.models.loading import signature_of
     from carpool.vision.settings import describe, write
 
     [found], _ = find_models([source])

@@ -108,11 +108,23 @@ def test_importing_carpool_stays_light() -> None:
 @pytest.mark.parametrize(
     ("process", "spared"),
     [
-        ("carpool.servers.front_ends", "carpool.engine.served carpool.core.scheduler carpool.backends"),
-        ("carpool.servers.http.app", "carpool.engine.served carpool.core.scheduler carpool.backends grpc"),
-        ("carpool.servers.grpc.server", "carpool.engine.served carpool.core.scheduler carpool.backends"),
-        ("carpool.servers.start", "carpool.servers.http.app carpool.servers.grpc cv2 torch"),
-        ("carpool.servers.supervisor", "carpool.engine.served carpool.servers.http.app cv2 grpc torch"),
+        (
+            "carpool.process.front_ends",
+            "carpool.engine.models.served carpool.core.scheduler carpool.backends",
+        ),
+        (
+            "carpool.frontend.http.app",
+            "carpool.engine.models.served carpool.core.scheduler carpool.backends grpc",
+        ),
+        (
+            "carpool.frontend.grpc.grpc_server",
+            "carpool.engine.models.served carpool.core.scheduler carpool.backends",
+        ),
+        ("carpool.process.start", "carpool.frontend.http.app carpool.frontend.grpc cv2 torch"),
+        (
+            "carpool.process.supervisor",
+            "carpool.engine.models.served carpool.frontend.http.app cv2 grpc torch",
+        ),
         ("carpool.cli.main", "numpy rich orjson uvloop asyncio http.client carpool.core.scheduler"),
     ],
 )

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from carpool.servers.link.records import TO_ENGINE, TO_FRONTEND
-from carpool.servers.runner.messages import SEAT
+from carpool.engine.hosted.runner_messages import SEAT
+from carpool.link.records import TO_ENGINE, TO_FRONTEND
 from chip.draw import COLOURS, TITLES
 
 SHORT = {"jpeg": "JPEG", "tensor": "tensor", "shared": "shared memory"}

@@ -12,8 +12,8 @@ from typing import Any
 from chip.cores import Cores, CoreUse
 from load.processes import command_line, thread_cpu, tree_cpu
 
-_CHILD = "carpool.servers.processes"
-_RUNNER = "carpool.servers.runner.process"
+_CHILD = "carpool.process.processes"
+_RUNNER = "carpool.runner.runner_process"
 _THREADS = 6  # beside the first one, those that are busiest
 
 

@@ -155,3 +155,14 @@ class InferResponse:
     version: str = ""
     id: str = ""
     parameters: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Timing:
+    """Where the time went, in seconds. `batch` is the number of images it rode with."""
+
+    queue: float = 0.0
+    input: float = 0.0
+    infer: float = 0.0
+    output: float = 0.0
+    batch: int = 0

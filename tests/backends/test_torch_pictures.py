@@ -14,7 +14,7 @@ from carpool.backends.picture_form import PictureForm, Place, Placed
 from carpool.backends.torch_pictures import DecodeAll, DevicePictures, can_decode
 from carpool.backends.torch_resize import PlainResize, weights
 from carpool.config.model import ImageSettings
-from carpool.engine.device_pictures import _pixels, _placed, sample_picture
+from carpool.engine.models.device_pictures import _pixels, _placed, sample_picture
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.decode import Decoded, decode

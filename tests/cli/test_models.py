@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from carpool.cli.main import app
 from engine.scripted import Stage, model, scripted_stage, weights
-from servers.whole_server import WholeServer, whole_server
+from frontend.whole_server import WholeServer, whole_server
 
 __all__ = ["scripted_stage"]
 

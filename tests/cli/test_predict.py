@@ -17,8 +17,8 @@ from carpool.cli import predict_command
 from carpool.cli.main import app
 from carpool.cli.predict_command import in_words, pictures
 from carpool.errors import InvalidInput, Refused
-from servers.http.front_end import FrontEnd, front_end
-from servers.picture_models import BLUE, GREEN, RED, classifier, detector, embedder, picture
+from frontend.http.front_end import FrontEnd, front_end
+from frontend.picture_models import BLUE, GREEN, RED, classifier, detector, embedder, picture
 
 
 @pytest.fixture

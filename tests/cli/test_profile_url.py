@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from carpool.cli.main import app
 from carpool.core.curve import BatchCurve
 from engine import repositories
-from servers.whole_server import WholeServer, whole_server
+from frontend.whole_server import WholeServer, whole_server
 
 
 def profile(*arguments: str) -> Result:

@@ -8,7 +8,7 @@ import pytest
 
 from carpool.cli.serve_command import _Screen, _warn_if_open
 from carpool.config.server import ServerSettings
-from servers.access.key_files import admin_keys, api_keys
+from frontend.access.key_files import admin_keys, api_keys
 
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 

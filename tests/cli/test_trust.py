@@ -18,9 +18,9 @@ from carpool.lab.load.facts import Trust, Unreachable
 from carpool.lab.load.generator import run
 from carpool.lab.load.load_plan import Closed, Plan
 from engine.scripted import Stage, model, scripted_stage
-from servers.access.key_files import ALICE, ROOT, admin_keys, api_keys, write
-from servers.grpc.front_end import front_end as grpc_front_end
-from servers.whole_server import WholeServer, whole_server
+from frontend.access.key_files import ALICE, ROOT, admin_keys, api_keys, write
+from frontend.grpc.front_end import front_end as grpc_front_end
+from frontend.whole_server import WholeServer, whole_server
 
 __all__ = ["scripted_stage"]
 

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from carpool.frontend.access.guard import Guard
+from carpool.link.door import IndexEntry
 from carpool.observe import columns
 from carpool.observe.counters import Block
 from carpool.observe.directory import Slot
-from carpool.servers.access.guard import Guard
-from carpool.servers.door import IndexEntry
 from carpool.types import Datatype
-from servers.fake_door import echo
-from servers.http.front_end import FrontEnd, front_end
-from servers.picture_models import classifier, detector, embedder, segmenter
+from frontend.fake_door import echo
+from frontend.http.front_end import FrontEnd, front_end
+from frontend.picture_models import classifier, detector, embedder, segmenter
 
 TASKS: Mapping[str, str | None] = {
     "detector": "detect",

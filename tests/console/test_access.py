@@ -11,13 +11,13 @@ import orjson
 import pytest
 from playwright.sync_api import Browser, expect
 
-from carpool.servers.access.guard import Guard
-from carpool.servers.access.origins import Names
+from carpool.frontend.access.guard import Guard
+from carpool.frontend.access.origins import Names
 from console.conftest import PATIENCE_MS, find_chromium, watched
 from console.stage import stage
-from servers.access.key_files import ALICE, api_keys
-from servers.http.harness import Client
-from servers.whole_server import WholeServer, whole_server
+from frontend.access.key_files import ALICE, api_keys
+from frontend.http.harness import Client
+from frontend.whole_server import WholeServer, whole_server
 
 MODEL = """
 from pathlib import Path

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from carpool.servers.door import IndexEntry
+from carpool.link.door import IndexEntry
 from console.conftest import Watched, watched
 from console.stage import EVIL, Stage
-from servers.http.front_end import infer, infer_body
+from frontend.http.front_end import infer, infer_body
 
 WIDTH, HEIGHT = 64, 40
 TIMING = 'decode;dur=1.5, queue;dur=2, infer;dur=4, post;dur=0.5, batch;desc="3"'

@@ -13,12 +13,12 @@ import pytest
 
 import carpool.console
 from carpool.console import page_files
+from carpool.frontend.http.site import site
+from carpool.link.door import IndexEntry
 from carpool.observe.columns import SHED_WORDS
-from carpool.servers.door import IndexEntry
-from carpool.servers.http.site import site
 from console.stage import EVIL, TASKS, Stage, stage
-from servers.http.front_end import error_of
-from servers.http.harness import Client, Response, until
+from frontend.http.front_end import error_of
+from frontend.http.harness import Client, Response, until
 
 HTML = b"Accept: text/html,application/xhtml+xml,*/*;q=0.8\r\n"
 FOLDER = Path(carpool.console.__file__).parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.engine.numerals import numeral
+from carpool.core.numerals import numeral
 
 
 @pytest.mark.parametrize(

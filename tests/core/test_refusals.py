@@ -7,8 +7,8 @@ import pytest
 from carpool.core.curve import BatchCurve
 from carpool.core.job import Job, JobState, Reason, Refusal
 from carpool.core.policy import Promise
+from carpool.core.refusal_words import given_up, refused
 from carpool.core.scheduler import Scheduler
-from carpool.engine.refusals import given_up, refused
 from carpool.errors import DeadlineExceeded, InvalidInput, Refused, Replaced, Unavailable
 
 AT_ARRIVAL = {

@@ -18,8 +18,9 @@ from carpool.engine import driver as driver_module
 from carpool.engine.batch_run import BatchResult
 from carpool.engine.driver import Driver
 from carpool.engine.executor import Executor
-from carpool.engine.work import Outcome, Timing, Work
+from carpool.engine.work import Outcome, Work
 from carpool.errors import Refused, Unavailable
+from carpool.types import Timing
 
 SLO = 0.2
 

@@ -14,7 +14,7 @@ import carpool
 from carpool.config.model import Mode
 from carpool.core.job import Reason
 from carpool.engine.engine import Engine
-from carpool.engine.served import State
+from carpool.engine.models.served import State
 from carpool.engine.work import Outcome, Work
 from carpool.errors import (
     CarpoolError,

@@ -17,9 +17,9 @@ from carpool.config.model import (
     TensorSignature,
 )
 from carpool.config.repository import ModelVersion, with_promise
-from carpool.engine.layout import Layout
-from carpool.engine.loading import Loading, Ready
-from carpool.engine.profile_store import ProfileStore
+from carpool.engine.models.loading import Loading, Ready
+from carpool.engine.profile.layout import Layout
+from carpool.engine.profile.profile_store import ProfileStore
 from carpool.errors import ConfigError, ModelError
 from engine.timed import Clock, Timed
 

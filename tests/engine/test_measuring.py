@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from carpool.engine.measuring import FOR_SERVING, Effort, Measuring, Point, sample, sizes
+from carpool.engine.profile.measuring import FOR_SERVING, Effort, Measuring, Point, sample, sizes
 from carpool.types import Datatype, Signature, TensorSpec
 from engine.timed import SIGNATURE, Clock, Timed
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from carpool.engine import memory_registry
+from carpool.engine.memory_registry import MemoryRegistry
 from carpool.errors import CarpoolError, InvalidInput, Unavailable, Unsupported
-from carpool.servers import memory_registry
-from carpool.servers.client_memory import EXTENSION
-from carpool.servers.memory_registry import MemoryRegistry
-from servers.client_files import client_file
-from servers.fake_door import FakeDoor
-from servers.fake_host import FakeHost
+from carpool.memory.client_files import EXTENSION
+from frontend.client_files import client_file
+from frontend.fake_door import FakeDoor
+from frontend.fake_host import FakeHost
 
 
 def engine(allowed: bool = True) -> FakeDoor:

@@ -10,11 +10,11 @@ import pytest
 
 from carpool.config.server import ServerSettings
 from carpool.engine.engine import Engine
+from carpool.engine.engine_host import EngineHost
+from carpool.engine.model_control import ControlDesk
 from carpool.errors import ConfigError, InvalidInput, ModelError, NotFound, Unavailable
 from carpool.observe.columns import RESTARTS
 from carpool.observe.counters import Table, table_bytes
-from carpool.servers.host import EngineHost
-from carpool.servers.model_control import ControlDesk
 from engine.scripted import Stage, ask, model, run, scripted_stage, states, until, weights
 
 __all__ = ["scripted_stage"]

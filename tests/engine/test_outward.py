@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from carpool.engine.outward import hide_paths, without_paths
 from carpool.errors import ConfigError
-from carpool.servers.outward import hide_paths, without_paths
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 from carpool.config.model import InstanceGroup, Kind, ModelConfig, ModelSignature
 from carpool.engine.hardware import gpu_count
-from carpool.engine.measuring import Effort, Measuring
-from carpool.engine.placing import choose_on_gpus, places
+from carpool.engine.models.placing import choose_on_gpus, places
+from carpool.engine.profile.measuring import Effort, Measuring
 from carpool.errors import ConfigError, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from carpool.core.curve import BatchCurve
-from carpool.engine.layout import Layout
-from carpool.engine.measuring import Measured, Point
-from carpool.engine.profile import Profile, best_piece, choices
+from carpool.engine.profile.layout import Layout
+from carpool.engine.profile.measuring import Measured, Point
+from carpool.engine.profile.model_profile import Profile, best_piece, choices
 
 POINTS = (Point(1, 0.010, 0.1, 5), Point(2, 0.018, 0.1, 5), Point(4, 0.035, 0.1, 5))
 PROFILE = Profile(Layout(2, 1), "tried", Measured(POINTS, "the last takes longer than 30 ms"), "2026-01-01")

@@ -10,12 +10,12 @@ import pytest
 from carpool.config.model import InstanceGroup, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.policy import Promise
-from carpool.engine import profile_store
 from carpool.engine.hardware import Hardware, Steal, hardware
-from carpool.engine.layout import Layout
-from carpool.engine.measuring import Measured, Point
-from carpool.engine.profile import Profile
-from carpool.engine.profile_store import Key, ProfileStore, profile_key
+from carpool.engine.profile import profile_store
+from carpool.engine.profile.layout import Layout
+from carpool.engine.profile.measuring import Measured, Point
+from carpool.engine.profile.model_profile import Profile
+from carpool.engine.profile.profile_store import Key, ProfileStore, profile_key
 
 PROFILE = Profile(Layout(1, 2), "tried", Measured((Point(1, 0.01, 0.1, 5),), ""), "2026-01-01")
 MACHINE = Hardware("A Processor", 2)

@@ -14,14 +14,14 @@ from carpool.core.curve import BatchCurve
 from carpool.core.job import Job
 from carpool.engine.batch_run import BatchResult
 from carpool.engine.engine import Engine
+from carpool.engine.engine_host import EngineHost
+from carpool.engine.profile_answers import teach_profiles
 from carpool.errors import NotFound
+from carpool.frontend.live_document import LivePage
+from carpool.link.catalogs import read_catalog, write_catalog
+from carpool.link.door import Catalog
 from carpool.observe.counters import Table, table_bytes
-from carpool.servers.door import Catalog
-from carpool.servers.host import EngineHost
-from carpool.servers.link.catalogs import read_catalog, write_catalog
-from carpool.servers.live_document import LivePage
-from carpool.servers.local_door import LocalDoor
-from carpool.servers.profiles import teach_profiles
+from carpool.process.local_door import LocalDoor
 from engine import repositories
 
 X = np.zeros((1, 4), np.float32)

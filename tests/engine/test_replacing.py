@@ -15,8 +15,8 @@ from carpool.backends.worker_process import WorkerProcess
 from carpool.config.model import ModelConfig
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
-from carpool.engine import served as served_module
-from carpool.engine.served import execution_timeout
+from carpool.engine.models import served as served_module
+from carpool.engine.models.served import execution_timeout
 from carpool.errors import DeadlineExceeded, ModelError
 from engine import repositories
 from engine.scripted import run, until

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from carpool.servers.door import Region
+from carpool.memory.client_files import Region
 
 _NUMBERS = count()
 

@@ -13,15 +13,14 @@ import numpy as np
 
 from carpool.core.job import INFINITY
 from carpool.core.outside import Outside
-from carpool.engine.work import Timing
 from carpool.errors import CarpoolError, NotFound
+from carpool.frontend.pictures.picture_models import PictureModel
+from carpool.link.asked_fields import NOBODY, Sender
+from carpool.link.door import Answer, Catalog, IndexEntry, ModelEntry, Slot
+from carpool.memory.slot_files import bind_file
 from carpool.observe import statistics
 from carpool.observe.counters import Table, table_bytes
-from carpool.servers.asked_fields import NOBODY, Sender
-from carpool.servers.door import Answer, Catalog, IndexEntry, ModelEntry, Slot
-from carpool.servers.pictures.models import PictureModel
-from carpool.servers.slot_files import bind_file
-from carpool.types import Array, Datatype, Signature, Tensor, TensorSpec
+from carpool.types import Array, Datatype, Signature, Tensor, TensorSpec, Timing
 from carpool.wire.v2 import RequestHead, bind
 
 Function = Callable[[Mapping[str, Array]], Mapping[str, Any]]

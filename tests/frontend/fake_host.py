@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from carpool.servers.door import Catalog
-from servers.fake_door import FakeDoor
+from carpool.link.door import Catalog
+from frontend.fake_door import FakeDoor
 
 
 class FakeHost:

@@ -14,7 +14,7 @@ from PIL import Image
 from carpool.config.toml import toml_config
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision.settings import describe, write
-from servers.fake_door import FakeModel, echo
+from frontend.fake_door import FakeModel, echo
 
 SIDE = 16
 LABELS = ("red", "green", "blue")

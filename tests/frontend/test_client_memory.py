@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import CarpoolError, InvalidInput, TooLarge, Unsupported
-from carpool.servers.client_memory import EXTENSION, ClientMemory, names_regions
-from carpool.servers.door import Region
+from carpool.frontend.client_memory import ClientMemory, names_regions
+from carpool.memory.client_files import EXTENSION, Region
 from carpool.types import Datatype, RequestedOutput, RequestOptions, SharedMemory, Tensor
 from carpool.wire.v2 import RequestHead, TensorHead, bind
-from servers.client_files import client_file
-from servers.fake_door import FakeDoor
+from frontend.client_files import client_file
+from frontend.fake_door import FakeDoor
 
 U8 = Datatype.UINT8
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from carpool.errors import NotFound
-from carpool.servers import lookup
-from carpool.servers.door import Catalog, ModelEntry
-from carpool.servers.lookup import look_up
+from carpool.frontend import model_lookup as lookup
+from carpool.frontend.model_lookup import look_up
+from carpool.link.door import Catalog, ModelEntry
 from carpool.types import Signature
-from servers.fake_door import FakeDoor
+from frontend.fake_door import FakeDoor
 
 
 def door_with(names: list[str]) -> FakeDoor:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from carpool.errors import NotFound
-from carpool.servers.profile_watch import _MOST_KEPT, ProfileWatch
+from carpool.frontend.profile_watch import _MOST_KEPT, ProfileWatch
 from carpool.types import Datatype
-from servers.fake_door import FakeDoor, echo
+from frontend.fake_door import FakeDoor, echo
 
 
 class Told:

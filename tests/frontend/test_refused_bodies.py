@@ -17,14 +17,14 @@ from tritonclient.grpc import service_pb2 as pb
 
 from carpool.errors import CarpoolError, ModelError, Refused, TooLarge, Unavailable
 from carpool.types import Array, Datatype, TensorSpec
-from servers.fake_door import FakeModel, echo
-from servers.grpc import front_end as over_grpc
-from servers.http import front_end as over_http
-from servers.http.harness import chunked, post, until
-from servers.http.test_app_images import holding
-from servers.http.test_multipart import BOUNDARY, file_part, form
-from servers.picture_models import models as picture_models
-from servers.picture_models import picture
+from frontend.fake_door import FakeModel, echo
+from frontend.grpc import front_end as over_grpc
+from frontend.http import front_end as over_http
+from frontend.http.harness import chunked, post, until
+from frontend.http.test_app_images import holding
+from frontend.http.test_multipart import BOUNDARY, file_part, form
+from frontend.picture_models import models as picture_models
+from frontend.picture_models import picture
 
 BIG = 6 << 20
 ROOM = 32 << 20
@@ -198,8 +198,8 @@ def test_a_bug_in_a_thread_keeps_no_body(http: over_http.FrontEnd, monkeypatch: 
     monkeypatch.setattr(
         "carpool.observe.logs.Logger.exception", lambda *_, **__: None
     )  # pytest would keep it
-    monkeypatch.setattr("carpool.servers.http.inference.prepare", prepare)
-    monkeypatch.setattr("carpool.servers.http.image_request.read_pictures", prepare)
+    monkeypatch.setattr("carpool.frontend.http.http_inference.prepare", prepare)
+    monkeypatch.setattr("carpool.frontend.http.image_request.read_pictures", prepare)
     with nothing_is_kept():
         for _ in range(TIMES):
             assert send(http, post("/v2/models/bytes/infer", ZEROS)) == 500

@@ -13,15 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.engine.work import Timing
 from carpool.errors import Unavailable
-from carpool.servers import tracing
-from carpool.servers.trace_settings import TraceSettings
-from carpool.servers.tracing import Tracer
-from carpool.types import Datatype, RequestOptions
+from carpool.frontend import tracing
+from carpool.frontend.tracing import Tracer
+from carpool.process.trace_settings import TraceSettings
+from carpool.types import Datatype, RequestOptions, Timing
 from carpool.wire.v2 import RequestHead
-from servers.fake_door import FakeDoor, echo
-from servers.fake_host import FakeHost
+from frontend.fake_door import FakeDoor, echo
+from frontend.fake_host import FakeHost
 
 STEPS = [
     "REQUEST_START",

@@ -14,10 +14,10 @@ import pytest
 import uvloop
 
 from carpool.config.server import ServerSettings
-from carpool.servers import one_process
-from carpool.servers.host import EngineHost
-from carpool.servers.model_control import ControlDesk
-from servers.http.harness import Client
+from carpool.engine.engine_host import EngineHost
+from carpool.engine.model_control import ControlDesk
+from carpool.process import one_process
+from frontend.http.harness import Client
 
 T = TypeVar("T")
 PATIENCE_S = 60.0

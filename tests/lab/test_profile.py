@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from carpool.config.model import ModelConfig
-from carpool.engine import measuring
-from carpool.engine.measuring import Measuring, Point
+from carpool.engine.profile import measuring
+from carpool.engine.profile.measuring import Measuring, Point
 from carpool.errors import ConfigError, InvalidInput
 from carpool.lab import batch_profile as lab
 from carpool.lab.batch_profile import ProfileQuestion, ProfileReport, profile

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from carpool.core.job import GONE, OFFERED, READY
-from carpool.engine.work import Outcome, Timing, Work
+from carpool.engine.work import Outcome, Work
 from carpool.errors import Cancelled, ConfigError, NotFound, Refused
-from carpool.servers.door import Catalog, ModelEntry
-from carpool.types import Array, Datatype, Signature, TensorSpec
+from carpool.link.door import Catalog, ModelEntry
+from carpool.types import Array, Datatype, Signature, TensorSpec, Timing
 
 TIMING = Timing(queue=0.5, input=0.25, infer=2.0, output=0.125, batch=7)
 

@@ -14,16 +14,16 @@ from typing import Any, TypeVar
 import numpy as np
 import uvloop
 
-from carpool.servers.arena import Arena, create_memory, map_memory
-from carpool.servers.asked_fields import Sender
-from carpool.servers.door import Answer, ModelEntry
-from carpool.servers.link.engine_link import EngineLink
-from carpool.servers.link.engine_side import EngineSide
-from carpool.servers.link.remote_call import RemoteCall
-from carpool.servers.link.remote_door import RemoteDoor
+from carpool.engine.links.engine_link import EngineLink
+from carpool.engine.links.engine_side import EngineSide
+from carpool.frontend.remote_call import RemoteCall
+from carpool.frontend.remote_door import RemoteDoor
+from carpool.link.asked_fields import Sender
+from carpool.link.door import Answer, ModelEntry
+from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.types import Array, InferRequest, RequestOptions, Tensor
 from carpool.wire.v2 import RequestHead, encode_request, read_head
-from servers.link.echo import EchoEngine
+from link.echo import EchoEngine
 
 MAX_ANSWER = 4 << 20
 LONG = 40.0

@@ -20,13 +20,13 @@ import numpy as np
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError
+from carpool.link.asked_fields import Sender
+from carpool.link.door import Answer
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import configure
-from carpool.servers.asked_fields import Sender
-from carpool.servers.door import Answer
-from carpool.servers.processes import FrontendParts
-from carpool.servers.supervisor import FrontendKind, Supervisor
-from servers.link.joined import packed
+from carpool.process.processes import FrontendParts
+from carpool.process.supervisor import FrontendKind, Supervisor
+from link.joined import packed
 
 
 class LineFrontend:

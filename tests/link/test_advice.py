@@ -11,10 +11,10 @@ from carpool.core.job import Job, Reason
 from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.errors import CarpoolError, Refused
-from carpool.servers.advice import Advice, publish
-from carpool.servers.asked_fields import NOBODY, Sender
-from carpool.servers.door import ModelEntry
-from carpool.servers.link.gates import GATE_BYTES, GateTable
+from carpool.link.advice import Advice, publish
+from carpool.link.asked_fields import NOBODY, Sender
+from carpool.link.door import ModelEntry
+from carpool.memory.gates import GATE_BYTES, GateTable
 from carpool.types import Signature
 
 ENTRY = ModelEntry(3, "m", "1", Signature("m", (), ()), "fake", "promise", 0.05, {})

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from carpool.errors import CarpoolError, NotFound
-from carpool.servers.link.records import SEEN, to_engine
-from servers.link.joined import joined, run, until
+from carpool.link.records import SEEN, to_engine
+from link.joined import joined, run, until
 
 
 def test_every_door_has_the_model_before_the_load_returns() -> None:
@@ -56,7 +56,7 @@ def test_a_door_that_went_away_is_not() -> None:
 
 
 def test_a_door_that_is_stuck_holds_it_up_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.servers.link.engine_side._SEEN_WITHIN_S", 0.01)
+    monkeypatch.setattr("carpool.engine.links.engine_side._SEEN_WITHIN_S", 0.01)
 
     async def main() -> None:
         async with joined() as link:

@@ -12,7 +12,7 @@ from textwrap import dedent
 PARENT = """
 import asyncio, sys
 from carpool.observe.logs import configure, finish
-from carpool.servers.child import Child
+from carpool.link.child_process import Child
 
 async def main():
     child = Child("noisy_child", sys.argv[1])

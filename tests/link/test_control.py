@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from carpool.servers.link.control import Control, Message, control_pair
-from servers.link.joined import run
+from carpool.link.control_messages import Control, Message, control_pair
+from link.joined import run
 
 
 async def passed(message: dict[str, object], files: list[int]) -> Message:

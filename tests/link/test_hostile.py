@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.errors import Unavailable
-from carpool.servers.arena import Arena, create_memory, map_memory
-from carpool.servers.link.catalogs import write_catalog
-from carpool.servers.link.records import (
+from carpool.frontend.remote_door import RemoteDoor
+from carpool.link.catalogs import write_catalog
+from carpool.link.records import (
     ASK,
     CANCEL,
     CATALOG,
@@ -36,9 +36,9 @@ from carpool.servers.link.records import (
     to_engine,
     to_frontend,
 )
-from carpool.servers.link.remote_door import RemoteDoor
-from servers.link.echo import MODELS, catalog_of
-from servers.link.joined import Client, joined, run, until
+from carpool.memory.arena import Arena, create_memory, map_memory
+from link.echo import MODELS, catalog_of
+from link.joined import Client, joined, run, until
 
 SIZE = 1 << 20
 FOUR = np.array([[1, 2, 3, 4]], np.float32)
@@ -340,7 +340,7 @@ def test_a_front_end_that_does_not_listen_is_not_read_from_either() -> None:
 def test_a_front_end_that_does_not_listen_costs_no_memory_for_large_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("carpool.servers.link.records._MAX_UNSENT", 8 << 20)
+    monkeypatch.setattr("carpool.link.records._MAX_UNSENT", 8 << 20)
 
     async def main() -> None:
         async with joined() as link:
@@ -359,7 +359,7 @@ def test_a_front_end_that_does_not_listen_costs_no_memory_for_large_answers(
 
 
 def test_a_front_end_that_takes_no_catalogue_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.servers.link.records._MAX_UNSENT", 1 << 20)
+    monkeypatch.setattr("carpool.link.records._MAX_UNSENT", 1 << 20)
 
     async def main() -> None:
         async with joined() as link:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from carpool.core.job import INFINITY
-from carpool.engine.work import ENCODED, Timing, Work
+from carpool.engine.work import Work
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -24,18 +24,18 @@ from carpool.errors import (
     Refused,
     Unavailable,
 )
-from carpool.servers.arena import ArenaSlot
-from carpool.servers.asked_fields import Sender
-from carpool.servers.door import Answer
-from carpool.servers.link.front_link import expiry
-from carpool.servers.link.records import MAX_SOURCES, MAX_TEMPLATES, to_frontend
-from carpool.servers.link.remote_call import RemoteCall
-from carpool.servers.pulse import HOPELESS_S, STALE_S
-from carpool.servers.slot_files import FILE_AT, write_file
-from carpool.types import Datatype, RequestOptions
+from carpool.frontend.front_link import expiry
+from carpool.frontend.remote_call import RemoteCall
+from carpool.link.asked_fields import Sender
+from carpool.link.door import Answer
+from carpool.link.records import MAX_SOURCES, MAX_TEMPLATES, to_frontend
+from carpool.memory.arena import ArenaSlot
+from carpool.memory.pulse import HOPELESS_S, STALE_S
+from carpool.memory.slot_files import ENCODED, FILE_AT, write_file
+from carpool.types import Datatype, RequestOptions, Timing
 from carpool.wire.v2 import RequestHead, TensorHead
-from servers.link.echo import MODELS, TIMING, entry
-from servers.link.joined import Client, Joined, joined, packed, run, until
+from link.echo import MODELS, TIMING, entry
+from link.joined import Client, Joined, joined, packed, run, until
 
 FOUR = np.array([[1, 2, 3, 4]], np.float32)
 

@@ -13,25 +13,25 @@ from hypothesis import strategies as st
 
 from carpool import errors
 from carpool.core.job import INFINITY, Job, Reason, Refusal
-from carpool.engine.refusals import dropped, given_up, refused, turned_away
+from carpool.core.refusal_words import dropped, given_up, refused, turned_away
 from carpool.errors import CarpoolError, ModelError, Refused, Unavailable
-from carpool.servers.arena import create_memory, map_memory
-from carpool.servers.door import Catalog, IndexEntry
-from carpool.servers.link.catalogs import read_catalog, write_catalog
-from carpool.servers.link.control import Control, control_pair
-from carpool.servers.link.failures import read_failure, write_failure
-from carpool.servers.link.gates import GATE_BYTES, MAX_VALUES, GateTable
-from carpool.servers.link.placement import Placement
-from carpool.servers.link.records import (
+from carpool.link.answer_placement import Placement
+from carpool.link.catalogs import read_catalog, write_catalog
+from carpool.link.control_messages import Control, control_pair
+from carpool.link.door import Catalog, IndexEntry
+from carpool.link.link_failures import read_failure, write_failure
+from carpool.link.records import (
     AS_DECLARED,
     TO_ENGINE,
     ProtocolError,
     RecordReader,
     to_engine,
 )
-from carpool.servers.link.served import ServedTemplate
-from servers.link.echo import MODELS, catalog_of
-from servers.link.joined import run
+from carpool.link.served_template import ServedTemplate
+from carpool.memory.arena import create_memory, map_memory
+from carpool.memory.gates import GATE_BYTES, MAX_VALUES, GateTable
+from link.echo import MODELS, catalog_of
+from link.joined import run
 
 FOUR = np.array([[1, 2, 3, 4]], np.float32)
 

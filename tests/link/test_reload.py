@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from carpool.engine.engine import Engine
+from carpool.engine.engine_host import EngineHost
+from carpool.engine.links.engine_side import EngineSide
 from carpool.errors import NotFound, Unavailable
-from carpool.servers.host import EngineHost
-from carpool.servers.link.engine_side import EngineSide
-from carpool.servers.link.records import SEEN, to_engine
+from carpool.link.records import SEEN, to_engine
 from engine.scripted import Stage, model, scripted_stage, settings, weights
-from servers.link.joined import MAX_ANSWER, Client, Joined, run, until
+from link.joined import MAX_ANSWER, Client, Joined, run, until
 
 __all__ = ["scripted_stage"]
 
@@ -164,7 +164,7 @@ def test_a_successor_that_takes_other_requests_is_no_stand_in(tmp_path: Path, st
 def test_a_door_that_is_stuck_does_not_keep_memory_for_ever(
     tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("carpool.engine.fleet._SEEN_WITHIN_S", 0.01)
+    monkeypatch.setattr("carpool.engine.models.fleet._SEEN_WITHIN_S", 0.01)
     model(tmp_path, v1=1.0)
 
     async def main() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from servers.http.harness import Client, Response
+from frontend.http.harness import Client, Response
 
 READY_S = 120.0  # far more than it takes, also on a machine that is busy with other tests
 PATIENCE_S = 40.0
@@ -141,7 +141,7 @@ class Live:
         return [
             pid
             for pid in children(self.pid)
-            if command(pid)[3:5] == ["carpool.servers.processes", role] and is_alive(pid)
+            if command(pid)[3:5] == ["carpool.process.processes", role] and is_alive(pid)
         ]
 
     @property

@@ -17,8 +17,8 @@ import pytest
 from onnx import helper
 
 from backends import onnx_models
+from frontend.http.harness import chunked, parse_response_head, post
 from live.server import PATIENCE_S, Live, error_of, infer_path, outputs_of, serving
-from servers.http.harness import chunked, parse_response_head, post
 
 MIB = 1 << 20
 LIMITS = {

@@ -20,8 +20,8 @@ import pytest
 
 from conformance.record_triton_batching import config_pbtxt
 from core.test_triton_stories import RECORDED, Story
+from frontend.http.harness import Client, Response, post
 from live.server import Live, infer_path, serving, wait_until
-from servers.http.harness import Client, Response, post
 
 Json = dict[str, Any]
 

@@ -19,10 +19,10 @@ from tritonclient.utils import InferenceServerException
 
 from backends import onnx_models
 from carpool import __version__
-from carpool.servers.documents import EXTENSIONS
+from carpool.frontend.documents import EXTENSIONS
 from carpool.types import DATATYPES, Datatype
+from frontend.http.harness import Response
 from live.server import Live, serving, wait_until
-from servers.http.harness import Response
 
 VALUES: dict[str, Any] = {
     "BYTES": [[b"ab", b"\0"], [b"", "ü".encode()]],

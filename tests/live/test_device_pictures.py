@@ -13,11 +13,11 @@ import pytest
 import torch
 import tritonclient.grpc as triton_grpc
 
+from frontend.http.harness import Response
+from frontend.http.test_app_images import FORM
+from frontend.http.test_multipart import file_part, form
+from frontend.picture_models import BLUE, GREEN, RED, picture
 from live.server import Live, error_of, outputs_of, serving
-from servers.http.harness import Response
-from servers.http.test_app_images import FORM
-from servers.http.test_multipart import file_part, form
-from servers.picture_models import BLUE, GREEN, RED, picture
 
 COLOURS = {"red": RED, "green": GREEN, "blue": BLUE}
 NETWORK = """

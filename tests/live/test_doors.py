@@ -11,9 +11,9 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from backends import onnx_models
+from frontend.access.key_files import ALICE, BOB, ROOT, admin_keys, api_keys, write
+from frontend.http.harness import Client
 from live.server import Live, command, descendants, infer_path, json_request, serving, start, wait_until
-from servers.access.key_files import ALICE, BOB, ROOT, admin_keys, api_keys, write
-from servers.http.harness import Client
 
 FRONTENDS = 2
 BODY = json_request([1, 2, 3, 4, 5, 6], [2, 3])

@@ -13,8 +13,8 @@ import pytest
 
 from backends import onnx_models
 from engine import repositories
+from frontend.http.harness import post
 from live.server import Live, infer_path, processor_seconds, resident_bytes, serving
-from servers.http.harness import post
 
 CONNECTIONS = 24
 MARGIN = 8 << 20

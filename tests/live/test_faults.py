@@ -19,6 +19,7 @@ import pytest
 
 from backends import onnx_models
 from engine import repositories
+from frontend.http.harness import Client, Response, post
 from live.server import (
     PATIENCE_S,
     READY_S,
@@ -33,7 +34,6 @@ from live.server import (
     until_gone,
     wait_until,
 )
-from servers.http.harness import Client, Response, post
 
 # Holds every batch that carries a positive number until the file `go` is there; then answers twice the input.
 HELD = """

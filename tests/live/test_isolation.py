@@ -11,8 +11,8 @@ import numpy as np
 import orjson
 import pytest
 
+from frontend.http.harness import Client
 from live.server import PATIENCE_S, Live, infer_path, serving, wait_until
-from servers.http.harness import Client
 
 MODEL = """
 backend = "fake"

@@ -18,8 +18,8 @@ import tritonclient.grpc
 from onnx import helper
 
 from backends import onnx_models
+from frontend.http.harness import Client, Response
 from live.server import PATIENCE_S, READY_S, Live, serving, wait_until
-from servers.http.harness import Client, Response
 
 EXPLICIT = {"CARPOOL_MODEL_CONTROL_MODE": "explicit", "CARPOOL_LOAD_MODELS": "m"}
 BODY = np.zeros(4, np.float32).tobytes()

@@ -14,8 +14,8 @@ import numpy as np
 import orjson
 import pytest
 
+from frontend.http.harness import Client, Response, post
 from live.server import PATIENCE_S, Live, error_of, infer_path, serving, wait_until
-from servers.http.harness import Client, Response, post
 
 MODEL = """
 backend = "fake"

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from frontend.picture_models import picture
 from live.server import PATIENCE_S, Live, error_of, serving, wait_until
-from servers.picture_models import picture
 
 # Slow enough that a busy machine makes no difference: whatever comes at once finds the same queue.
 MODEL = """

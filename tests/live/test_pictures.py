@@ -24,11 +24,11 @@ import tritonclient.http as triton_http
 from PIL import Image
 
 from carpool.demo import bundled_models, demo_models, pictures
+from frontend.http.harness import Response
+from frontend.http.test_app_images import FORM
+from frontend.http.test_multipart import file_part, form
 from live.plain_detector import overlap, things_in
 from live.server import Live, error_of, resident_bytes, serving, wait_until
-from servers.http.harness import Response
-from servers.http.test_app_images import FORM
-from servers.http.test_multipart import file_part, form
 from vision.made_files import HEADS
 
 PHOTOS = {file.stem: file for file in pictures()}

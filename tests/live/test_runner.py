@@ -97,7 +97,7 @@ def standby_pids(server: Live) -> list[int]:
 
 def every_runner(server: Live) -> list[int]:
     below = descendants(server.pid)
-    return [pid for pid in below if "carpool.servers.runner.process" in command(pid) and is_alive(pid)]
+    return [pid for pid in below if "carpool.runner.runner_process" in command(pid) and is_alive(pid)]
 
 
 def whole_of(server: Live, pid: int) -> list[str]:

@@ -19,9 +19,9 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
 from backends import onnx_models
+from frontend.client_files import ClientFile, client_file
+from frontend.http.harness import Client, Response
 from live.server import Live, error_of, infer_path, serving, wait_until
-from servers.client_files import ClientFile, client_file
-from servers.http.harness import Client, Response
 
 FEATURES = 3
 ROW = 4 * FEATURES

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.servers.arena import Arena, ArenaSlot, create_memory, map_memory
+from carpool.memory.arena import Arena, ArenaSlot, create_memory, map_memory
 
 KIB = 1024
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import InvalidInput
-from carpool.servers.memory_files import OpenRegion, open_file
+from carpool.memory.client_files import OpenRegion, open_file
 from carpool.types import SharedMemory
-from servers.client_files import client_file
+from frontend.client_files import client_file
 
 CONTENT = bytes(range(256)) * 4
 

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from carpool.servers.child import Child
-from carpool.servers.pulse import BEAT_S, STALE_S, START_S, Pulses, Watch, pulse_bytes
-from carpool.servers.watchdog import Guarded
+from carpool.link.child_process import Child
+from carpool.memory.pulse import BEAT_S, STALE_S, START_S, Pulses, Watch, pulse_bytes
+from carpool.process.watchdog import Guarded
 
 
 class Clock:

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from carpool.servers import spare_memory
-from carpool.servers.spare_memory import SpareMemory
+from carpool.memory import spare_memory
+from carpool.memory.spare_memory import SpareMemory
 
 
 def test_it_is_given_back_once_for_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:

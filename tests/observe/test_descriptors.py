@@ -8,8 +8,8 @@ import sys
 CODE = """
 import asyncio, os, resource, socket
 from carpool.observe.logs import configure
-from carpool.servers.descriptors import Descriptors, raise_limit
-from carpool.servers.http.server import HttpServer, listen
+from carpool.observe.descriptors import Descriptors, raise_limit
+from carpool.frontend.http.http_server import HttpServer, listen
 
 async def serve(clients):
     class App:

@@ -13,9 +13,9 @@ import pytest
 
 from carpool.errors import CarpoolError, Forbidden, InvalidInput, Unsupported
 from carpool.observe.logs import LineHandler, configure, logger
-from carpool.servers.log_settings import LogSettings, apply_log_settings, log_settings
-from servers.fake_door import FakeDoor
-from servers.fake_host import FakeHost
+from carpool.process.log_settings import LogSettings, apply_log_settings, log_settings
+from frontend.fake_door import FakeDoor
+from frontend.fake_host import FakeHost
 
 START = {
     "log_file": "",

@@ -20,13 +20,13 @@ from carpool.errors import (
     Refused,
     Unavailable,
 )
-from carpool.servers import recording
-from carpool.servers.asked_fields import Sender
-from carpool.servers.recording import Recorder, Recording, RecordingDoor, claim
+from carpool.link.asked_fields import Sender
+from carpool.process import recording
+from carpool.process.recording import Recorder, Recording, RecordingDoor, claim
 from carpool.sim.arrivals import Recording as Trace
 from carpool.types import Datatype, RequestOptions
 from carpool.wire.v2 import RequestHead
-from servers.fake_door import FakeDoor, echo
+from frontend.fake_door import FakeDoor, echo
 
 MB = 1_000_000
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from carpool.config.server import ServerSettings
-from carpool.servers import supervisor
+from carpool.process import supervisor
 
 LONG = 60.0
 TESTS = Path(__file__).parents[1]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unsupported
-from carpool.servers.trace_settings import TraceSettings
+from carpool.process.trace_settings import TraceSettings
 from carpool.types import Datatype
-from servers.fake_door import FakeDoor, echo
-from servers.fake_host import FakeHost
+from frontend.fake_door import FakeDoor, echo
+from frontend.fake_host import FakeHost
 
 DEFAULTS = {
     "trace_level": ["OFF"],

@@ -13,13 +13,7 @@ import numpy as np
 import orjson
 
 from carpool.config.model import ModelSignature
-from carpool.errors import CarpoolError, InvalidInput, ModelError
-from carpool.servers.arena import create_memory, map_memory
-from carpool.servers.door import ModelEntry
-from carpool.servers.link.failures import read_failure
-from carpool.servers.runner.arenas import Arenas
-from carpool.servers.runner.instance import RunnerInstance
-from carpool.servers.runner.messages import (
+from carpool.engine.hosted.runner_messages import (
     FAMILY,
     FROM_RUNNER,
     IDENTITY,
@@ -29,7 +23,13 @@ from carpool.servers.runner.messages import (
     Ending,
     read_endings,
 )
-from carpool.servers.slot_files import write_file
+from carpool.errors import CarpoolError, InvalidInput, ModelError
+from carpool.link.door import ModelEntry
+from carpool.link.link_failures import read_failure
+from carpool.memory.arena import create_memory, map_memory
+from carpool.memory.slot_files import write_file
+from carpool.runner.runner_arenas import Arenas
+from carpool.runner.runner_instance import RunnerInstance
 from carpool.types import Array, Datatype, Signature, TensorSpec
 
 WIDTH = 4

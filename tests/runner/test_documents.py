@@ -25,12 +25,12 @@ from carpool.config.model import (
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
-from carpool.engine.layout import Layout
-from carpool.engine.loading import Ready
-from carpool.engine.measuring import Measured, Point
-from carpool.engine.profile import Profile
-from carpool.servers.runner.messages import Asked, OpenedAs, Opening, Prepared
-from carpool.servers.runner.typed_json import read_document, write_document
+from carpool.engine.hosted.runner_messages import Asked, OpenedAs, Opening, Prepared
+from carpool.engine.models.loading import Ready
+from carpool.engine.profile.layout import Layout
+from carpool.engine.profile.measuring import Measured, Point
+from carpool.engine.profile.model_profile import Profile
+from carpool.link.typed_json import read_document, write_document
 from carpool.types import Datatype, Signature, TensorSpec
 from carpool.vision.settings import VisionSettings
 

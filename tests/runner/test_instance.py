@@ -8,12 +8,12 @@ import weakref
 
 import pytest
 
+from carpool.engine.hosted.runner_messages import AS_EXPECTED
 from carpool.errors import ModelError
-from carpool.servers.link.records import AS_DECLARED, INLINE, LISTED, OK
-from carpool.servers.runner import arenas as arenas_module
-from carpool.servers.runner import instance as instance_module
-from carpool.servers.runner.messages import AS_EXPECTED
-from servers.runner.seated import ARENA, SLOT, WIDTH, Doubling, Stand, error_of, signature
+from carpool.link.records import AS_DECLARED, INLINE, LISTED, OK
+from carpool.runner import arenas as arenas_module
+from carpool.runner import instance as instance_module
+from runner.seated import ARENA, SLOT, WIDTH, Doubling, Stand, error_of, signature
 
 
 def test_each_answer_lies_in_its_own_slot() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from carpool.servers.runner import later as later_module
-from carpool.servers.runner.imported import cache_folders, imported_names, imported_packages
-from carpool.servers.runner.later import Later
+from carpool.engine.hosted.imported_packages import cache_folders, imported_names, imported_packages
+from carpool.runner import later as later_module
+from carpool.runner.later_preparation import Later
 
 WAIT_S = 30.0
 

@@ -11,11 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.errors import Unavailable
-from carpool.servers.arena import create_memory, map_memory
-from carpool.servers.runner import arenas as arenas_module
-from carpool.servers.runner.arenas import Arenas
-from carpool.servers.runner.messages import (
+from carpool.engine.hosted.runner_messages import (
     AS_EXPECTED,
     Ending,
     Failure,
@@ -24,7 +20,11 @@ from carpool.servers.runner.messages import (
     read_endings,
     write_endings,
 )
-from carpool.servers.runner.wire import Wire
+from carpool.engine.hosted.runner_socket import Wire
+from carpool.errors import Unavailable
+from carpool.memory.arena import create_memory, map_memory
+from carpool.runner import arenas as arenas_module
+from carpool.runner.runner_arenas import Arenas
 
 ENDINGS = st.builds(Ending, st.integers(0, 65_535), st.integers(0, 65_535), st.binary(max_size=40))
 

@@ -14,7 +14,7 @@ import typer
 from carpool.cli import checks, show
 from carpool.cli import shared_options as o
 from carpool.cli.running_server import Failed, RunningServer, trust
-from carpool.engine.numerals import numeral
+from carpool.core.numerals import numeral
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:

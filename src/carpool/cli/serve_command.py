@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from carpool.config.repository import ModelSource
     from carpool.config.server import ServerSettings
-    from carpool.servers.door import Catalog
+    from carpool.link.door import Catalog
 
-_ENGINE = "carpool.servers.start:engine"
-_HTTP = "carpool.servers.front_ends:http"
-_GRPC = "carpool.servers.front_ends:grpc"
+_ENGINE = "carpool.process.start:engine"
+_HTTP = "carpool.process.front_ends:http"
+_GRPC = "carpool.process.front_ends:grpc"
 _PHOTOS = {"detect": "astronaut", "classify": "coffee", "segment": "astronaut", "embed": "chelsea"}
 _WATCHED_S = 5.0
 _LOGGED_S = 10.0
@@ -166,11 +166,11 @@ def _run(options: Serve) -> int:
     from carpool.config.server import server_settings
     from carpool.demo import demo_models
     from carpool.engine.hardware import gpu_count
+    from carpool.frontend.access.access import check_files
+    from carpool.observe.descriptors import raise_limit
     from carpool.observe.logs import configure, finish, logger
-    from carpool.servers.access.access import check_files
-    from carpool.servers.descriptors import raise_limit
-    from carpool.servers.recording import claim
-    from carpool.servers.supervisor import FrontendKind, Supervisor
+    from carpool.process.recording import claim
+    from carpool.process.supervisor import FrontendKind, Supervisor
 
     given = {name: value for name, value in vars(options).items() if name != "paths"}
     settings, warnings = server_settings(given)
@@ -211,8 +211,8 @@ def _run(options: Serve) -> int:
 
 
 def _warn_if_open(settings: ServerSettings) -> None:
+    from carpool.frontend.access.access import is_loopback
     from carpool.observe.logs import logger
-    from carpool.servers.access.access import is_loopback
 
     if (
         settings.model_control_mode == "explicit"
@@ -236,10 +236,10 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
 
     import uvloop
 
+    from carpool.frontend.documents import picture_tasks, promises
     from carpool.observe.output import caught
-    from carpool.servers import one_process  # all of the engine, which otherwise has a process of its own
-    from carpool.servers.documents import picture_tasks, promises
-    from carpool.servers.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
+    from carpool.process import one_process  # all of the engine, which otherwise has a process of its own
+    from carpool.process.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
 
     async def serve() -> int:
         stop = asyncio.Event()
@@ -286,7 +286,7 @@ class _Screen:
 
     def show(self, ports: Mapping[str, int], tasks: Mapping[str, str], promised: Mapping[str, float]) -> None:
         """By model: the tasks of those that take pictures, the milliseconds of those that promise."""
-        from carpool.servers.access.access import is_loopback
+        from carpool.frontend.access.access import is_loopback
 
         if self.shown:
             return  # a restarted engine is a line in the log, not a new beginning

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.core.job import INFINITY, Job, Reason, Refusal
-from carpool.engine.numerals import numeral
+from carpool.core.numerals import numeral
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Replaced, Unavailable
 
 _WHY = {

@@ -9,9 +9,9 @@ from typing import Generic, TypeVar, cast
 
 from carpool.backends.backend import Backend, Encoded, Gathers, OnDevice
 from carpool.engine.collate import Collator
-from carpool.engine.work import Outcome, Rides, Timing
+from carpool.engine.work import Outcome, Rides
 from carpool.errors import CarpoolError, ModelError
-from carpool.types import Array, Signature
+from carpool.types import Array, Signature, Timing
 
 Rider = TypeVar("Rider", bound=Rides)
 

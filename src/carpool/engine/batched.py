@@ -22,7 +22,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.engine.batch_run import BatchResult
 from carpool.engine.driver import Driver
 from carpool.engine.executor import Executor
-from carpool.engine.measuring import sizes
+from carpool.engine.profile.measuring import sizes
 from carpool.engine.work import Outcome, Work
 from carpool.errors import CarpoolError, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec

@@ -9,14 +9,15 @@ from typing import Protocol, cast
 
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job, Reason
+from carpool.core.refusal_words import dropped, turned_away
 from carpool.core.scheduler import Scheduler
 from carpool.engine.batch_run import BatchResult
 from carpool.engine.executor import Executes
-from carpool.engine.refusals import dropped, turned_away
 from carpool.engine.reminder import Reminder
-from carpool.engine.work import Outcome, Timing, Work
+from carpool.engine.work import Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
 from carpool.observe.logs import logger
+from carpool.types import Timing
 
 log = logger("engine")
 

@@ -12,17 +12,17 @@ from carpool.clock import now
 from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY
-from carpool.engine.candidate import Override
-from carpool.engine.control import ModelControl, Progress, silent
-from carpool.engine.elsewhere import Elsewhere
-from carpool.engine.fleet import Fleet
 from carpool.engine.hardware import gpu_count
 from carpool.engine.inputs import check_inputs, only_input, shape_key
-from carpool.engine.model_index import UNLOADED, IndexLine
-from carpool.engine.profile_store import ProfileStore
-from carpool.engine.served import Served, State
+from carpool.engine.models.candidate import Override
+from carpool.engine.models.control import ModelControl, Progress, silent
+from carpool.engine.models.elsewhere import Elsewhere
+from carpool.engine.models.fleet import Fleet
+from carpool.engine.models.served import Served, State
+from carpool.engine.profile.profile_store import ProfileStore
 from carpool.engine.work import Outcome, Work
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
+from carpool.link.model_index import UNLOADED, IndexLine
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.types import Array

@@ -11,17 +11,17 @@ from carpool.config.triton_json import config_document
 from carpool.core.job import Reason
 from carpool.core.policy import Promise
 from carpool.engine.engine import Engine
-from carpool.engine.served import Served, State
+from carpool.engine.models.served import Served, State
+from carpool.engine.outward import without_paths
 from carpool.engine.work import Work
 from carpool.errors import NotFound, Unsupported
+from carpool.link.advice import WriteGate, publish
+from carpool.link.door import Catalog, IndexEntry, ModelEntry
 from carpool.observe.statistics import model_statistics, statistics
-from carpool.servers.advice import WriteGate, publish
-from carpool.servers.door import Catalog, IndexEntry, ModelEntry
-from carpool.servers.outward import without_paths
 from carpool.vision.settings import write as write_vision
 
 if TYPE_CHECKING:
-    from carpool.servers.runner.client import Runner
+    from carpool.engine.hosted.runner_client import Runner
 
 Seen = Callable[[int], Awaitable[None]]
 Question = Callable[[Mapping[str, Any]], Awaitable[Any]]

@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
+from carpool.engine.engine_host import EngineHost
 from carpool.errors import InvalidInput, Unavailable, Unsupported
+from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, Region, open_file
 from carpool.observe.logs import logger
-from carpool.servers.client_memory import EXTENSION, NOT_ALLOWED
-from carpool.servers.door import Region
-from carpool.servers.host import EngineHost
-from carpool.servers.memory_files import open_file
 
 MAX_REGIONS = 1024
 _MAX_NAME_CHARS = 256

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from carpool.config.server import ServerSettings
-from carpool.engine.control import Progress
-from carpool.engine.uploads import remove_abandoned
+from carpool.engine.engine_host import EngineHost
+from carpool.engine.models.control import Progress
+from carpool.engine.models.uploads import remove_abandoned
+from carpool.engine.outward import hide_paths
 from carpool.errors import CarpoolError, InvalidInput, Unavailable
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import logger
-from carpool.servers.host import EngineHost
-from carpool.servers.outward import hide_paths
 
 log = logger("engine")
 

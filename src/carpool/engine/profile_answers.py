@@ -11,9 +11,9 @@ from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.shape import shape_of
-from carpool.engine.recent import RECENT_S, RecentBatches
-from carpool.engine.served import Served
-from carpool.servers.host import EngineHost
+from carpool.engine.engine_host import EngineHost
+from carpool.engine.models.served import Served
+from carpool.engine.profile.recent import RECENT_S, RecentBatches
 
 
 def teach_profiles(host: EngineHost) -> None:

@@ -8,22 +8,7 @@ from typing import Any, Protocol
 
 from carpool.core.job import INFINITY, Job
 from carpool.errors import CarpoolError
-from carpool.types import Array
-
-ENCODED = "encoded"
-"""The shape of requests that are pictures' files: they never ride with tensors."""
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class Timing:
-    """Where the time went, in seconds. `batch` is the number of images it rode with."""
-
-    queue: float = 0.0
-    input: float = 0.0
-    infer: float = 0.0
-    output: float = 0.0
-    batch: int = 0
-
+from carpool.types import Array, Timing
 
 _UNTIMED = Timing()  # shared: a timing is replaced by the next owner's, not changed
 

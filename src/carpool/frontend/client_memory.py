@@ -19,16 +19,13 @@ from functools import partial
 from typing import TypeAlias
 
 from carpool.errors import InvalidInput, ModelError, TooLarge, Unsupported
+from carpool.link.door import Catalog, Door, ModelEntry
+from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region
+from carpool.memory.places import aligned
 from carpool.observe.logs import logger
-from carpool.servers.door import Catalog, Door, ModelEntry, Region
-from carpool.servers.link.places import aligned
-from carpool.servers.memory_files import OpenRegion
 from carpool.types import Datatype, RequestedOutput, SharedMemory, Tensor
 from carpool.wire.tensors import to_binary
 from carpool.wire.v2 import Placed, RequestHead, TensorHead, as_requested, bind
-
-EXTENSION = "system_shared_memory"
-NOT_ALLOWED = "Client shared memory is disabled. Start the server with '--allow-client-shm' to enable."
 
 _AT_ONCE = 4 << 20  # bytes to copy in the loop: about half a millisecond
 _FEW_STRINGS = 4096

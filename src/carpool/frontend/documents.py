@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from carpool.errors import InvalidInput, NotFound
-from carpool.servers.door import Catalog, IndexEntry, ModelEntry
+from carpool.link.door import Catalog, IndexEntry, ModelEntry
 from carpool.types import TensorSpec
 from carpool.wire.parameters import shorten
 

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import orjson
 
-from carpool.engine.work import Timing
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
-from carpool.observe.logs import logger
-from carpool.servers.asked_fields import Sender
-from carpool.servers.door import Answer
-from carpool.servers.link.catalogs import read_catalog
-from carpool.servers.link.failures import read_failure
-from carpool.servers.link.placement import read_places
-from carpool.servers.link.places import Place, end_of
-from carpool.servers.link.records import (
+from carpool.frontend.remote_call import RemoteCall
+from carpool.link.answer_placement import read_places
+from carpool.link.asked_fields import Sender
+from carpool.link.catalogs import read_catalog
+from carpool.link.door import Answer
+from carpool.link.link_failures import read_failure
+from carpool.link.records import (
     ADMITTED,
     ANSWER,
     AS_DECLARED,
@@ -45,14 +43,15 @@ from carpool.servers.link.records import (
     RecordReader,
     to_engine,
 )
-from carpool.servers.link.remote_call import RemoteCall
-from carpool.servers.link.source_numbers import SaidSources
-from carpool.servers.link.templates import Templates
-from carpool.types import RequestOptions, Tensor
+from carpool.link.source_numbers import SaidSources
+from carpool.link.templates import Templates
+from carpool.memory.places import Place, end_of
+from carpool.observe.logs import logger
+from carpool.types import RequestOptions, Tensor, Timing
 from carpool.wire.v2 import TensorHead, bind
 
 if TYPE_CHECKING:
-    from carpool.servers.link.remote_door import RemoteDoor
+    from carpool.frontend.remote_door import RemoteDoor
 
 _log = logger("link")
 _HIGH_WATER = 1 << 20  # some 16,000 submissions that the engine has not read: no use in adding to them

@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 
 from carpool import __version__
+from carpool.frontend.documents import Document
+from carpool.link.door import Catalog, Door, IndexEntry, ModelEntry
 from carpool.observe import live
 from carpool.observe.counters import Table
 from carpool.observe.directory import MODEL_ROWS
-from carpool.servers.documents import Document
-from carpool.servers.door import Catalog, Door, IndexEntry, ModelEntry
 
 _FRESH_S = 0.5  # however many pages are open, the counters are summed twice a second at most
 _LONGEST_REASON = 300

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from heapq import nlargest
 from itertools import islice
 
-from carpool.engine.model_index import UNLOADED
 from carpool.errors import CarpoolError, NotFound, Unavailable
-from carpool.servers.documents import served_versions
-from carpool.servers.door import Catalog, Door, ModelEntry
+from carpool.frontend.documents import served_versions
+from carpool.link.door import Catalog, Door, ModelEntry
+from carpool.link.model_index import UNLOADED
 
 _LONGEST_SHOWN = 80
 _MOST_COMPARED = 5

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from carpool.link.door import Catalog, Door, ModelEntry
 from carpool.observe.counters import Block, Row
 from carpool.observe.directory import Slot
-from carpool.servers.door import Catalog, Door, ModelEntry
 
 
 class ModelRows:

@@ -9,8 +9,8 @@ from time import monotonic
 from typing import TypeAlias
 
 from carpool.errors import CarpoolError
-from carpool.servers.documents import Document
-from carpool.servers.door import Door, ModelEntry
+from carpool.frontend.documents import Document
+from carpool.link.door import Door, ModelEntry
 
 _FRESH_S = 1.5
 _PATIENCE_S = 5.0

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError
+from carpool.link.door import Answer, Slot
+from carpool.link.templates import Template
+from carpool.memory.arena import ArenaSlot
 from carpool.observe.logs import logger
-from carpool.servers.arena import ArenaSlot
-from carpool.servers.door import Answer, Slot
-from carpool.servers.link.templates import Template
 
 if TYPE_CHECKING:
-    from carpool.servers.link.front_link import FrontLink
+    from carpool.frontend.front_link import FrontLink
 
 _log = logger("link")
 

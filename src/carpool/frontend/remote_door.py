@@ -11,15 +11,15 @@ from typing import Any
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, NotFound, Unavailable
+from carpool.frontend.front_link import FrontLink, stalled
+from carpool.frontend.remote_call import RemoteCall
+from carpool.link.advice import Gate, open_gate
+from carpool.link.asked_fields import NOBODY, Sender
+from carpool.link.door import Answer, Catalog, ModelEntry, Slot
+from carpool.link.templates import Template
+from carpool.memory.arena import Arena, ArenaSlot, check_fits
+from carpool.memory.pulse import HOPELESS_S, STALE_S
 from carpool.observe.logs import logger
-from carpool.servers.advice import Gate, open_gate
-from carpool.servers.arena import Arena, ArenaSlot, check_fits
-from carpool.servers.asked_fields import NOBODY, Sender
-from carpool.servers.door import Answer, Catalog, ModelEntry, Slot
-from carpool.servers.link.front_link import FrontLink, stalled
-from carpool.servers.link.remote_call import RemoteCall
-from carpool.servers.link.templates import Template
-from carpool.servers.pulse import HOPELESS_S, STALE_S
 from carpool.wire.v2 import RequestHead
 
 _log = logger("link")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from carpool.engine.work import Timing
+from carpool.types import Timing
 
 
 class Times(NamedTuple):

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from carpool.engine.work import Timing
 from carpool.errors import CarpoolError
+from carpool.link.door import Catalog, Door, ModelEntry
 from carpool.observe.logs import logger
-from carpool.servers.door import Catalog, Door, ModelEntry
+from carpool.types import Timing
 from carpool.wire.v2 import RequestHead
 
 TIMESTAMPS = "TIMESTAMPS"

@@ -14,13 +14,13 @@ from carpool import backends
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelSource, ModelVersion, find_models
 from carpool.core.curve import BatchCurve
+from carpool.core.numerals import numeral
 from carpool.core.shape import Shape, shape_of
 from carpool.engine.hardware import Steal, gpu_count, hardware
 from carpool.engine.inputs import signature_of
-from carpool.engine.layout import Chosen, Layout
-from carpool.engine.loading import Loading
-from carpool.engine.measuring import Effort, Measuring, Point, sizes
-from carpool.engine.numerals import numeral
+from carpool.engine.models.loading import Loading
+from carpool.engine.profile.layout import Chosen, Layout
+from carpool.engine.profile.measuring import Effort, Measuring, Point, sizes
 from carpool.errors import InvalidInput
 from carpool.types import Signature
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from carpool.engine.numerals import numeral as _n
+from carpool.core.numerals import numeral as _n
 from carpool.lab.fleet_question import UNSHARED, Check, FleetPlan, FleetQuestion
 
 

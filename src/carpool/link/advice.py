@@ -15,12 +15,12 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from carpool.core.job import Job, Reason, Refusal
+from carpool.core.refusal_words import refused
 from carpool.core.shares import ORDINARY
-from carpool.engine.refusals import refused
 from carpool.errors import CarpoolError, Refused
-from carpool.servers.asked_fields import Sender
-from carpool.servers.door import ModelEntry
-from carpool.servers.link.gates import MAX_VALUES
+from carpool.link.asked_fields import Sender
+from carpool.link.door import ModelEntry
+from carpool.memory.gates import MAX_VALUES
 
 if TYPE_CHECKING:
     from carpool.core.scheduler import Scheduler  # front ends have none

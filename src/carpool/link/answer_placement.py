@@ -9,9 +9,9 @@ import numpy as np
 import orjson
 
 from carpool.errors import CarpoolError, ModelError
-from carpool.servers.link.places import Place, end_of, line_up
-from carpool.servers.link.records import AS_DECLARED, INLINE, LISTED
-from carpool.servers.link.served import ServedTemplate
+from carpool.link.records import AS_DECLARED, INLINE, LISTED
+from carpool.link.served_template import ServedTemplate
+from carpool.memory.places import Place, end_of, line_up
 from carpool.types import DATATYPES, Array, Signature, Tensor
 from carpool.wire.tensors import to_binary
 from carpool.wire.v2 import Buffer

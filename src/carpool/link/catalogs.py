@@ -8,7 +8,8 @@ from typing import Any
 
 import orjson
 
-from carpool.servers.door import Catalog, IndexEntry, ModelEntry, Region
+from carpool.link.door import Catalog, IndexEntry, ModelEntry
+from carpool.memory.client_files import Region
 from carpool.types import DATATYPES, Signature, TensorSpec
 
 

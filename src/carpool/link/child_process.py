@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
+from carpool.link.control_messages import Control, Message, control_pair
 from carpool.observe.logs import stream
 from carpool.observe.output import Output, read_some
-from carpool.servers.link.control import Control, Message, control_pair
 
 _LAST_READS = 64  # of what a process wrote before it ended: more than a pipe holds
 

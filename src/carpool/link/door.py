@@ -14,7 +14,8 @@ from carpool.core.job import INFINITY
 from carpool.core.outside import Outside
 from carpool.engine.work import Timing
 from carpool.errors import CarpoolError
-from carpool.servers.asked_fields import NOBODY, Sender
+from carpool.link.asked_fields import NOBODY, Sender
+from carpool.memory.client_files import Region
 from carpool.types import Signature, Tensor
 from carpool.wire.v2 import RequestHead
 
@@ -46,18 +47,6 @@ class IndexEntry:
     version: str
     state: str  # READY, LOADING, UNLOADING, UNAVAILABLE; neither this nor a version if it was never loaded
     reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Shared memory that a client registered: `byte_size` bytes from `offset` on in `/dev/shm/{key}`."""
-
-    number: int  # never used again, so that a name registered anew is a new region
-    name: str
-    key: str
-    offset: int
-    byte_size: int
-    inode: int  # of the file that was registered: another may take its name
 
 
 @dataclass(frozen=True, slots=True)

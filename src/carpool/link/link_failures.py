@@ -5,7 +5,7 @@ from __future__ import annotations
 from struct import Struct
 
 from carpool.core.job import Reason, Refusal
-from carpool.engine.refusals import Unspoken, in_words
+from carpool.core.refusal_words import Unspoken, in_words
 from carpool.errors import (
     Cancelled,
     CarpoolError,
@@ -22,7 +22,7 @@ from carpool.errors import (
     Unavailable,
     Unsupported,
 )
-from carpool.servers.link.records import GONE
+from carpool.link.records import GONE
 from carpool.wire.head import load_object
 from carpool.wire.v2 import encode_error
 

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import orjson
 
-from carpool.engine.work import ENCODED
 from carpool.errors import CarpoolError
-from carpool.servers.door import ModelEntry
-from carpool.servers.link.places import Place, declared_places
-from carpool.servers.link.records import MAX_TEMPLATE_BYTES, ProtocolError
-from carpool.servers.slot_files import FILE_AT, bind_file
+from carpool.link.door import ModelEntry
+from carpool.link.records import MAX_TEMPLATE_BYTES, ProtocolError
+from carpool.memory.places import Place, declared_places
+from carpool.memory.slot_files import ENCODED, FILE_AT, bind_file
 from carpool.types import DATATYPES, Array, Datatype, RequestedOutput, RequestOptions, Signature
 from carpool.wire.v2 import RequestHead, TensorHead, bind, check_head
 

@@ -12,9 +12,9 @@ from typing import TypeAlias
 import orjson
 
 from carpool.core.outside import Outside
-from carpool.servers.door import ModelEntry
-from carpool.servers.link.places import Place, declared_places, end_of
-from carpool.servers.link.records import MAX_TEMPLATES, RESET, TEMPLATE, to_engine
+from carpool.link.door import ModelEntry
+from carpool.link.records import MAX_TEMPLATES, RESET, TEMPLATE, to_engine
+from carpool.memory.places import Place, declared_places, end_of
 from carpool.wire.v2 import RequestHead, TensorHead
 
 _UNKNOWN_OUTPUT_BYTES = 4096  # for a first answer whose size cannot be told

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 import stat
+from dataclasses import dataclass
 
 from carpool.errors import InvalidInput
-from carpool.servers.door import Region
 from carpool.types import SharedMemory
 from carpool.wire.v2 import Buffer
 
@@ -19,6 +19,20 @@ FOLDER = "/dev/shm"
 
 _KEY = re.compile(r"/?([A-Za-z0-9._-]{1,200})")
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+EXTENSION = "system_shared_memory"
+NOT_ALLOWED = "Client shared memory is disabled. Start the server with '--allow-client-shm' to enable."
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Shared memory that a client registered: `byte_size` bytes from `offset` on in `/dev/shm/{key}`."""
+
+    number: int  # never used again, so that a name registered anew is a new region
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    inode: int  # of the file that was registered: another may take its name
 
 
 def open_file(key: str) -> int:

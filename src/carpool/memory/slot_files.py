@@ -12,6 +12,8 @@ from carpool.types import Array
 _length = Struct("<Q")
 FILE_AT = _length.size
 """Where the file begins, in bytes from the start of the slot."""
+ENCODED = "encoded"
+"""The shape of requests that are pictures' files: they never ride with tensors."""
 
 
 def write_length(view: memoryview, length: int) -> None:

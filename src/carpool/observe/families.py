@@ -14,7 +14,7 @@ from typing import TypeAlias
 from carpool.observe import columns
 from carpool.observe.columns import Column, Histogram
 from carpool.observe.counters import Cells
-from carpool.observe.host import HostReading
+from carpool.observe.host_facts import HostReading
 
 Value: TypeAlias = Callable[[Cells], float]
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from carpool.observe.columns import Histogram
 from carpool.observe.counters import Cells, Table
 from carpool.observe.families import FAMILIES, Family, Scope
-from carpool.observe.host import Host
+from carpool.observe.host_facts import Host
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING
 
 import carpool
 from carpool.config.server import ServerSettings
+from carpool.frontend.access.access import Access, all_loopback
+from carpool.frontend.http.fairness import Fairness
+from carpool.frontend.http.http_server import HttpServer
+from carpool.frontend.http.limits import Limits
+from carpool.frontend.http.metrics_page import MetricsApp
+from carpool.frontend.http.shared_page import SharedPage
+from carpool.frontend.http.unread import Unread
+from carpool.frontend.pictures.workers import threads_for
+from carpool.link.advice import Advice
 from carpool.observe.columns import CONNECTIONS
 from carpool.observe.counters import Row
 from carpool.observe.families import chosen
 from carpool.observe.prometheus import Exposition
-from carpool.servers.access.access import Access, all_loopback
-from carpool.servers.advice import Advice
-from carpool.servers.http.fairness import Fairness
-from carpool.servers.http.limits import Limits
-from carpool.servers.http.metrics_page import MetricsApp
-from carpool.servers.http.server import HttpServer
-from carpool.servers.http.shared_page import SharedPage
-from carpool.servers.http.unread import Unread
-from carpool.servers.pictures.workers import threads_for
-from carpool.servers.processes import Frontend, FrontendParts
-from carpool.servers.recording import Recording
+from carpool.process.processes import Frontend, FrontendParts
+from carpool.process.recording import Recording
 
 if TYPE_CHECKING:
-    from carpool.servers.http.app import HttpApp
+    from carpool.frontend.http.app import HttpApp
 
 _COUNT_EVERY_S = 1.0
 
@@ -65,7 +65,7 @@ class HttpFrontend:
 
 
 async def http(parts: FrontendParts) -> Frontend:
-    from carpool.servers.http.app import HttpApp  # those for gRPC run this file too
+    from carpool.frontend.http.app import HttpApp  # those for gRPC run this file too
 
     unread = Unread()
     advice = Advice(parts.gates.read, parts.door.ask)
@@ -95,7 +95,9 @@ async def http(parts: FrontendParts) -> Frontend:
 
 
 async def grpc(parts: FrontendParts) -> Frontend:
-    from carpool.servers.grpc.server import GrpcServer  # those for HTTP run this file too, without grpcio
+    from carpool.frontend.grpc.grpc_server import (
+        GrpcServer,  # those for HTTP run this file too, without grpcio
+    )
 
     parts.door.advise(Advice(parts.gates.read, parts.door.ask))
     recording = Recording(parts.settings, parts.began)

@@ -10,15 +10,15 @@ from typing import Any
 
 from carpool.core.job import INFINITY, OFFERED
 from carpool.core.outside import Outside
+from carpool.engine.engine_host import EngineHost
 from carpool.engine.inputs import shape_key
-from carpool.engine.work import ENCODED, Outcome, Work
+from carpool.engine.work import Outcome, Work
 from carpool.errors import CarpoolError
-from carpool.servers.advice import Gate, open_gate
-from carpool.servers.arena import Arena, check_fits
-from carpool.servers.asked_fields import NOBODY, Sender
-from carpool.servers.door import Answer, Catalog, ModelEntry, Slot
-from carpool.servers.host import EngineHost
-from carpool.servers.slot_files import bind_file
+from carpool.link.advice import Gate, open_gate
+from carpool.link.asked_fields import NOBODY, Sender
+from carpool.link.door import Answer, Catalog, ModelEntry, Slot
+from carpool.memory.arena import Arena, check_fits
+from carpool.memory.slot_files import ENCODED, bind_file
 from carpool.types import Tensor
 from carpool.wire.v2 import RequestHead, bind
 

@@ -11,7 +11,7 @@ from carpool.observe import logs
 from carpool.wire.parameters import shorten
 
 if TYPE_CHECKING:
-    from carpool.servers.host import EngineHost
+    from carpool.engine.engine_host import EngineHost
 
 Settings = Mapping[str, Any]
 

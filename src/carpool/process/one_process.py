@@ -10,30 +10,30 @@ from pathlib import Path
 
 import carpool
 from carpool.config.server import ServerSettings
-from carpool.engine.control import Progress
+from carpool.engine.engine_host import EngineHost
+from carpool.engine.model_control import ControlDesk
+from carpool.engine.models.control import Progress
+from carpool.frontend.access.access import Access, all_loopback
+from carpool.frontend.http.app import HttpApp
+from carpool.frontend.http.exchange import App
+from carpool.frontend.http.fairness import Fairness
+from carpool.frontend.http.http_server import HttpServer, check_free, listen
+from carpool.frontend.http.metrics_page import MetricsApp
+from carpool.frontend.http.shared_page import SharedPage
+from carpool.frontend.pictures.workers import threads_for
+from carpool.link.advice import Advice
+from carpool.link.door import Catalog, Door
+from carpool.memory.gates import GATE_BYTES, GateTable
 from carpool.observe.columns import UP
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.families import chosen
 from carpool.observe.logs import logger
 from carpool.observe.prometheus import Exposition
-from carpool.servers.access.access import Access, all_loopback
-from carpool.servers.advice import Advice
-from carpool.servers.door import Catalog, Door
-from carpool.servers.front_ends import HttpFrontend, limits_of
-from carpool.servers.host import EngineHost
-from carpool.servers.http.app import HttpApp
-from carpool.servers.http.exchange import App
-from carpool.servers.http.fairness import Fairness
-from carpool.servers.http.metrics_page import MetricsApp
-from carpool.servers.http.server import HttpServer, check_free, listen
-from carpool.servers.http.shared_page import SharedPage
-from carpool.servers.link.gates import GATE_BYTES, GateTable
-from carpool.servers.local_door import LocalDoor
-from carpool.servers.model_control import ControlDesk
-from carpool.servers.pictures.workers import threads_for
-from carpool.servers.processes import Frontend
-from carpool.servers.recording import Recording
-from carpool.servers.start import engine_for, teach
+from carpool.process.front_ends import HttpFrontend, limits_of
+from carpool.process.local_door import LocalDoor
+from carpool.process.processes import Frontend
+from carpool.process.recording import Recording
+from carpool.process.start import engine_for, teach
 
 log = logger("server")
 
@@ -115,7 +115,7 @@ def _sockets(settings: ServerSettings) -> dict[str, list[socket.socket]]:
 async def _grpc(
     door: Door, block: Block, settings: ServerSettings, reserved: Sequence[socket.socket]
 ) -> Frontend:
-    from carpool.servers.grpc.server import GrpcServer  # only for those who want it
+    from carpool.frontend.grpc.grpc_server import GrpcServer  # only for those who want it
 
     access = Access(settings, loopback=all_loopback(reserved), over_grpc=True)
     server = GrpcServer(door, block, settings, access)

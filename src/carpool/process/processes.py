@@ -1,4 +1,4 @@
-"""The children of the supervisor: `python -m carpool.servers.processes engine|frontend CONTROL_FD`.
+"""The children of the supervisor: `python -m carpool.process.processes engine|frontend CONTROL_FD`.
 
 A child is told everything over its control socket, and lives no longer than the other end of it. What it runs
 is named by the first message as `module:function`, so that this file knows neither models nor protocols.
@@ -21,22 +21,22 @@ from typing import Any, Protocol
 import uvloop
 
 from carpool.config.server import ServerSettings
+from carpool.engine.links.engine_side import EngineLike, EngineSide
 from carpool.errors import CarpoolError, ConfigError
+from carpool.frontend.documents import picture_tasks, promises
+from carpool.frontend.remote_door import RemoteDoor
+from carpool.link.control_messages import Control, Message
+from carpool.link.door import Catalog
+from carpool.memory.arena import Arena, map_memory
+from carpool.memory.gates import GateTable
+from carpool.memory.pulse import Beats, Pulses, Watch
 from carpool.observe.columns import UP
 from carpool.observe.counters import Table
+from carpool.observe.descriptors import Descriptors
 from carpool.observe.logs import configure, finish, logger
 from carpool.observe.output import keep_stream
-from carpool.servers.arena import Arena, map_memory
-from carpool.servers.descriptors import Descriptors
-from carpool.servers.documents import picture_tasks, promises
-from carpool.servers.door import Catalog
-from carpool.servers.interpreter import belong_to_parent, spare_the_collector, switch_often
-from carpool.servers.link.control import Control, Message
-from carpool.servers.link.engine_side import EngineLike, EngineSide
-from carpool.servers.link.gates import GateTable
-from carpool.servers.link.remote_door import RemoteDoor
-from carpool.servers.log_settings import apply_log_settings
-from carpool.servers.pulse import Beats, Pulses, Watch
+from carpool.process.interpreter import belong_to_parent, spare_the_collector, switch_often
+from carpool.process.log_settings import apply_log_settings
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2

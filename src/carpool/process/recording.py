@@ -19,10 +19,10 @@ import orjson
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError, DeadlineExceeded, Refused, Unavailable
+from carpool.link.asked_fields import NOBODY, Sender
+from carpool.link.door import Answer, Call, Catalog, Door, ModelEntry, Slot
 from carpool.observe.logs import logger
-from carpool.servers.asked_fields import NOBODY, Sender
-from carpool.servers.door import Answer, Call, Catalog, Door, ModelEntry, Slot
-from carpool.servers.processes import Frontend
+from carpool.process.processes import Frontend
 from carpool.wire.v2 import RequestHead
 
 _FLUSH_S = 1.0

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from carpool.config.server import ServerSettings
-from carpool.engine.elsewhere import Elsewhere
 from carpool.engine.engine import Engine
+from carpool.engine.engine_host import EngineHost
+from carpool.engine.hosted.runner_client import Runner
+from carpool.engine.memory_registry import MemoryRegistry
+from carpool.engine.model_control import ControlDesk
+from carpool.engine.models.elsewhere import Elsewhere
+from carpool.engine.profile_answers import teach_profiles
 from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
-from carpool.servers.host import EngineHost
-from carpool.servers.log_settings import LogSettings
-from carpool.servers.memory_registry import MemoryRegistry
-from carpool.servers.model_control import ControlDesk
-from carpool.servers.profiles import teach_profiles
-from carpool.servers.runner.client import Runner
-from carpool.servers.trace_settings import TraceSettings
+from carpool.process.log_settings import LogSettings
+from carpool.process.trace_settings import TraceSettings
 
 
 def engine_for(

@@ -20,20 +20,20 @@ from typing import Any
 
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
+from carpool.frontend.http.http_server import check_free, listen
+from carpool.link.child_process import Child
+from carpool.link.control_messages import Message
+from carpool.memory.arena import create_memory, map_memory
+from carpool.memory.gates import GATE_BYTES
+from carpool.memory.pulse import Beats, Pulses, pulse_bytes
 from carpool.observe.columns import RESTARTS
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.logs import logger
-from carpool.servers.arena import create_memory, map_memory
-from carpool.servers.child import Child
-from carpool.servers.http.server import check_free, listen
-from carpool.servers.link.control import Message
-from carpool.servers.link.gates import GATE_BYTES
-from carpool.servers.log_settings import apply_log_settings
-from carpool.servers.processes import ENGINE_BLOCK, EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED, written
-from carpool.servers.pulse import Beats, Pulses, pulse_bytes
-from carpool.servers.watchdog import Watchdog
+from carpool.process.log_settings import apply_log_settings
+from carpool.process.processes import ENGINE_BLOCK, EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED, written
+from carpool.process.watchdog import Watchdog
 
-_PROCESSES = "carpool.servers.processes"
+_PROCESSES = "carpool.process.processes"
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 _STABLE_S = 10.0  # a process that lived so long starts with a clean sheet
 _DIVERT_S = 1.0  # with a longer delay, clients are better sent to another front end

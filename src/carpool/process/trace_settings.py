@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from carpool.config.rules import nearest
+from carpool.engine.engine_host import EngineHost
 from carpool.errors import ConfigError, InvalidInput, NotFound, Unsupported
+from carpool.frontend.tracing import TIMESTAMPS
 from carpool.observe.logs import logger
-from carpool.servers.host import EngineHost
-from carpool.servers.tracing import TIMESTAMPS
 from carpool.wire.parameters import shorten
 
 _GLOBAL = ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from carpool.link.child_process import Child
+from carpool.memory.pulse import STALE_S, START_S, Pulses, Watch
 from carpool.observe.logs import logger
-from carpool.servers.child import Child
-from carpool.servers.pulse import STALE_S, START_S, Pulses, Watch
 
 _log = logger("supervisor")
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from carpool.backends.backend import aborted
+from carpool.engine.hosted.runner_messages import AS_EXPECTED, Ending
 from carpool.engine.work import Outcome
 from carpool.errors import CarpoolError, ModelError
-from carpool.servers.link.placement import COPIED_AT_ONCE, Placement
-from carpool.servers.link.records import OK
-from carpool.servers.link.served import ServedTemplate
-from carpool.servers.runner.arenas import Found
-from carpool.servers.runner.messages import AS_EXPECTED, Ending
+from carpool.link.answer_placement import COPIED_AT_ONCE, Placement
+from carpool.link.records import OK
+from carpool.link.served_template import ServedTemplate
+from carpool.runner.runner_arenas import Found
 from carpool.types import Array
 
 Slot: TypeAlias = tuple[int, int]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from carpool.errors import Unavailable
-from carpool.servers.link.served import ServedTemplate
-from carpool.servers.slot_files import find_file
+from carpool.link.served_template import ServedTemplate
+from carpool.memory.slot_files import find_file
 from carpool.types import Array
 
 View = Callable[[Mapping[str, Array]], Mapping[str, Any] | None]

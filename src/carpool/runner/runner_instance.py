@@ -11,15 +11,7 @@ from typing import cast
 
 from carpool.backends.backend import Backend, BreaksProcess, Gathers, SharesDevice
 from carpool.engine.batch_run import BatchResult, BatchRun
-from carpool.errors import CarpoolError, ModelError
-from carpool.observe.logs import logger
-from carpool.servers.door import ModelEntry
-from carpool.servers.link.failures import write_failure
-from carpool.servers.link.records import MAX_TEMPLATE_BYTES, ProtocolError, RecordReader
-from carpool.servers.link.served import ServedTemplate, read_template
-from carpool.servers.runner.arenas import Arenas, Found, View
-from carpool.servers.runner.delivery import Delivery, Placed, Slot
-from carpool.servers.runner.messages import (
+from carpool.engine.hosted.runner_messages import (
     ALIVE,
     CLEAN,
     DONE,
@@ -33,6 +25,14 @@ from carpool.servers.runner.messages import (
     Ending,
     write_endings,
 )
+from carpool.errors import CarpoolError, ModelError
+from carpool.link.door import ModelEntry
+from carpool.link.link_failures import write_failure
+from carpool.link.records import MAX_TEMPLATE_BYTES, ProtocolError, RecordReader
+from carpool.link.served_template import ServedTemplate, read_template
+from carpool.observe.logs import logger
+from carpool.runner.batch_delivery import Delivery, Placed, Slot
+from carpool.runner.runner_arenas import Arenas, Found, View
 from carpool.types import Array
 
 _log = logger("runner")

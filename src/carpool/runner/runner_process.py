@@ -1,4 +1,4 @@
-"""The runner: `python -m carpool.servers.runner.process [MODULE …] CONTROL_FD`, started by the engine.
+"""The runner: `python -m carpool.runner.runner_process [MODULE …] CONTROL_FD`, started by the engine.
 
 It is told everything over its control socket, loads in threads of its own, and lives no longer than the
 engine.
@@ -25,23 +25,31 @@ from weakref import WeakSet, WeakValueDictionary
 
 from carpool.backends.backend import Backend, SharesDevice
 from carpool.backends.device_memory import limit_device_memory
-from carpool.engine.loading import Loading, Ready, Tell
-from carpool.engine.profile_store import ProfileStore
+from carpool.engine.hosted.imported_packages import imported_packages
+from carpool.engine.hosted.runner_messages import (
+    Asked,
+    Failure,
+    OpenedAs,
+    Opening,
+    Prepared,
+    as_file,
+    from_file,
+)
+from carpool.engine.models.loading import Loading, Ready, Tell
+from carpool.engine.profile.profile_store import ProfileStore
 from carpool.errors import CarpoolError, ModelError
+from carpool.link.control_messages import Control, Message
+from carpool.link.door import ModelEntry
+from carpool.link.link_failures import write_failure
+from carpool.memory.arena import map_memory
+from carpool.memory.pulse import Beats, Pulses
 from carpool.observe.logs import configure, finish, logger
 from carpool.observe.output import keep_stream
-from carpool.servers.arena import map_memory
-from carpool.servers.door import ModelEntry
-from carpool.servers.interpreter import belong_to_parent, spare_the_collector, switch_often
-from carpool.servers.link.control import Control, Message
-from carpool.servers.link.failures import write_failure
-from carpool.servers.log_settings import apply_log_settings
-from carpool.servers.pulse import Beats, Pulses
-from carpool.servers.runner.arenas import Arenas
-from carpool.servers.runner.imported import imported_packages
-from carpool.servers.runner.instance import RunnerInstance
-from carpool.servers.runner.later import Later
-from carpool.servers.runner.messages import Asked, Failure, OpenedAs, Opening, Prepared, as_file, from_file
+from carpool.process.interpreter import belong_to_parent, spare_the_collector, switch_often
+from carpool.process.log_settings import apply_log_settings
+from carpool.runner.later_preparation import Later
+from carpool.runner.runner_arenas import Arenas
+from carpool.runner.runner_instance import RunnerInstance
 from carpool.vision.settings import write as write_vision
 
 T = TypeVar("T")

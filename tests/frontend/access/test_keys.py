@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import ConfigError, Forbidden, Unauthenticated
-from carpool.servers.access.guard import Guard, presented
-from carpool.servers.access.keys import read_keys
-from carpool.servers.access.route_rules import Kind, Rule
-from servers.access.key_files import ALICE, BOB, ROOT, admin_keys, api_keys, write
+from carpool.frontend.access.guard import Guard, presented
+from carpool.frontend.access.keys import read_keys
+from carpool.frontend.access.route_rules import Kind, Rule
+from frontend.access.key_files import ALICE, BOB, ROOT, admin_keys, api_keys, write
 
 INFERENCE, CONTROL = Rule(Kind.INFERENCE, False), Rule(Kind.CONTROL, True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carpool.errors import Forbidden
-from carpool.servers.access.origins import Names
+from carpool.frontend.access.origins import Names
 
 LOOPBACK = [
     "localhost",

@@ -6,11 +6,11 @@ import grpc
 import pytest
 
 from carpool.errors import ConfigError
-from carpool.servers.access.guard import Guard
-from carpool.servers.access.restricted import APIS, Wanted, read_restrictions
-from carpool.servers.access.route_rules import RULES, Kind
-from servers.grpc.front_end import front_end as grpc_front_end
-from servers.http.front_end import error_of, front_end
+from carpool.frontend.access.guard import Guard
+from carpool.frontend.access.restricted import APIS, Wanted, read_restrictions
+from carpool.frontend.access.route_rules import RULES, Kind
+from frontend.grpc.front_end import front_end as grpc_front_end
+from frontend.http.front_end import error_of, front_end
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import grpc
 import pytest
 
 from carpool.errors import ConfigError
-from carpool.servers.access.tls import Tls
-from carpool.servers.access.watch import FileWatch
-from servers.grpc.front_end import front_end as grpc_front_end
-from servers.grpc.front_end import wait_for
-from servers.http.front_end import front_end, image_body, infer
-from servers.http.harness import PATIENCE, QUICK, Client, PathApp, Serving, post, serving, until
+from carpool.frontend.access.file_watch import FileWatch
+from carpool.frontend.access.tls import Tls
+from frontend.grpc.front_end import front_end as grpc_front_end
+from frontend.grpc.front_end import wait_for
+from frontend.http.front_end import front_end, image_body, infer
+from frontend.http.harness import PATIENCE, QUICK, Client, PathApp, Serving, post, serving, until
 
 MADE = Path(__file__).parent / "certificates"
 

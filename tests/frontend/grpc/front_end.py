@@ -16,14 +16,14 @@ import uvloop
 from tritonclient.grpc import service_pb2 as pb
 
 from carpool.config.server import ServerSettings
+from carpool.frontend.access.access import Access
+from carpool.frontend.grpc.grpc_server import GrpcServer
+from carpool.frontend.http.http_server import listen
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
-from carpool.servers.access.access import Access
-from carpool.servers.grpc.server import GrpcServer
-from carpool.servers.http.server import listen
-from servers.fake_door import FakeCall, FakeDoor, FakeModel
-from servers.http.front_end import IMAGE, models
-from servers.http.harness import PATIENCE, until
+from frontend.fake_door import FakeCall, FakeDoor, FakeModel
+from frontend.http.front_end import IMAGE, models
+from frontend.http.harness import PATIENCE, until
 
 T = TypeVar("T")
 

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from carpool.servers.asked_fields import DEADLINE, SOURCE
-from carpool.servers.grpc.answers import BATCH, FINAL, TIMES
-from carpool.servers.grpc.asking import COMPRESSION
-from carpool.servers.grpc.statuses import STATUSES
-from carpool.servers.grpc.stream import MOST_UNANSWERED
-from servers.grpc.front_end import front_end
+from carpool.frontend.grpc.answers import BATCH, FINAL, TIMES
+from carpool.frontend.grpc.asking import COMPRESSION
+from carpool.frontend.grpc.statuses import STATUSES
+from carpool.frontend.grpc.stream import MOST_UNANSWERED
+from carpool.link.asked_fields import DEADLINE, SOURCE
+from frontend.grpc.front_end import front_end
 
 PAGE = (Path(__file__).parents[3] / "docs" / "grpc.md").read_text("utf-8")
 

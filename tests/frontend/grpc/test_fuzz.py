@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from servers.grpc.front_end import SUM, FrontEnd, channel, floats, front_end, image_request, infer, send
+from frontend.grpc.front_end import SUM, FrontEnd, channel, floats, front_end, image_request, infer, send
 
 # What a server may say to nonsense. INTERNAL and UNKNOWN would be bugs.
 ALLOWED = {

@@ -29,10 +29,10 @@ from carpool.errors import (
     Unavailable,
     Unsupported,
 )
-from carpool.servers.grpc.statuses import STATUSES
+from carpool.frontend.grpc.statuses import STATUSES
 from carpool.types import Datatype
-from servers.fake_door import echo
-from servers.grpc.front_end import (
+from frontend.fake_door import echo
+from frontend.grpc.front_end import (
     MAX_BODY,
     SERVICE,
     SUM,
@@ -45,8 +45,8 @@ from servers.grpc.front_end import (
     refusal,
     send,
 )
-from servers.http.front_end import IMAGE
-from servers.http.harness import PATIENCE, until
+from frontend.http.front_end import IMAGE
+from frontend.http.harness import PATIENCE, until
 
 Code = grpc.StatusCode
 

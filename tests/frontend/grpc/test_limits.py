@@ -7,15 +7,15 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from carpool.config.server import ServerSettings
-from carpool.servers.door import Catalog
-from carpool.servers.grpc import service
-from carpool.servers.grpc.largest_message import largest_message
+from carpool.frontend.grpc import service
+from carpool.frontend.grpc.largest_message import largest_message
+from carpool.link.door import Catalog
 from carpool.types import Datatype
-from servers.fake_door import FakeDoor, FakeModel, echo
-from servers.grpc.front_end import channel, front_end, image_request, infer, refusal, send
-from servers.http.front_end import image_model
-from servers.http.harness import until
-from servers.picture_models import classifier
+from frontend.fake_door import FakeDoor, FakeModel, echo
+from frontend.grpc.front_end import channel, front_end, image_request, infer, refusal, send
+from frontend.http.front_end import image_model
+from frontend.http.harness import until
+from frontend.picture_models import classifier
 
 Code = grpc.StatusCode
 ROOM = 64 << 20

@@ -12,12 +12,11 @@ from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as shm
 
-from carpool.servers.client_memory import EXTENSION
-from carpool.servers.door import Region
+from carpool.memory.client_files import EXTENSION, Region
 from carpool.types import Datatype
-from servers.fake_door import echo
-from servers.grpc.front_end import FrontEnd, front_end
-from servers.http.front_end import IMAGE, models
+from frontend.fake_door import echo
+from frontend.grpc.front_end import FrontEnd, front_end
+from frontend.http.front_end import IMAGE, models
 
 LONG = 6 << 20  # copied by a thread
 KEY = "carpool-test-grpc"

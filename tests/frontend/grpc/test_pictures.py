@@ -11,9 +11,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from servers.grpc.front_end import FrontEnd, front_end
-from servers.http.harness import PATIENCE, until
-from servers.picture_models import BLUE, GREEN, RED, models, picture
+from frontend.grpc.front_end import FrontEnd, front_end
+from frontend.http.harness import PATIENCE, until
+from frontend.picture_models import BLUE, GREEN, RED, models, picture
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.json_format import ParseDict
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from carpool.servers.grpc.calls import CALLS
-from carpool.servers.grpc.schema import POOL, health_class, message_class
+from carpool.frontend.grpc.grpc_calls import CALLS
+from carpool.frontend.grpc.schema import POOL, health_class, message_class
 
 
 def messages(file: FileDescriptor) -> Iterator[Descriptor]:

@@ -11,13 +11,13 @@ import pytest
 
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
-from carpool.servers.door import Catalog
-from carpool.servers.grpc.largest_message import largest_message
-from carpool.servers.grpc.schema import health_class
-from carpool.servers.grpc.server import GrpcServer, addresses, options
-from carpool.servers.http.server import listen
-from servers.fake_door import FakeDoor
-from servers.grpc.front_end import (
+from carpool.frontend.grpc.grpc_server import GrpcServer, addresses, options
+from carpool.frontend.grpc.largest_message import largest_message
+from carpool.frontend.grpc.schema import health_class
+from carpool.frontend.http.http_server import listen
+from carpool.link.door import Catalog
+from frontend.fake_door import FakeDoor
+from frontend.grpc.front_end import (
     SERVICE,
     SUM,
     FrontEnd,
@@ -31,8 +31,8 @@ from servers.grpc.front_end import (
     send,
     wait_for,
 )
-from servers.http.front_end import models
-from servers.http.harness import PATIENCE, until
+from frontend.http.front_end import models
+from frontend.http.harness import PATIENCE, until
 
 Code = grpc.StatusCode
 Request = health_class("HealthCheckRequest")

@@ -11,8 +11,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from carpool.errors import Refused
-from carpool.servers.grpc.stream import MOST_UNANSWERED
-from servers.grpc.front_end import (
+from carpool.frontend.grpc.stream import MOST_UNANSWERED
+from frontend.grpc.front_end import (
     SERVICE,
     SUM,
     FrontEnd,
@@ -23,7 +23,7 @@ from servers.grpc.front_end import (
     infer,
     refusal,
 )
-from servers.http.harness import PATIENCE, until
+from frontend.http.harness import PATIENCE, until
 
 Code = grpc.StatusCode
 _END = object()

@@ -16,12 +16,13 @@ from tritonclient.utils import InferenceServerException
 
 from carpool import __version__
 from carpool.errors import Unsupported
-from carpool.servers.documents import EXTENSIONS
-from carpool.servers.door import IndexEntry, Region
+from carpool.frontend.documents import EXTENSIONS
+from carpool.link.door import IndexEntry
+from carpool.memory.client_files import Region
 from carpool.types import Datatype
-from servers.grpc.front_end import SUM, FrontEnd, front_end, wait_for
-from servers.http.front_end import IMAGE
-from servers.http.harness import PATIENCE, until
+from frontend.grpc.front_end import SUM, FrontEnd, front_end, wait_for
+from frontend.http.front_end import IMAGE
+from frontend.http.harness import PATIENCE, until
 
 NUMPY_TYPED = [datatype for datatype in Datatype if datatype is not Datatype.BF16]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from servers.http.harness import Client, Serving, serving
+from frontend.http.harness import Client, Serving, serving
 
 
 @pytest.fixture(scope="module")

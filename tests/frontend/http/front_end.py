@@ -11,14 +11,14 @@ import numpy as np
 import orjson
 
 from carpool.errors import ModelError
+from carpool.frontend.access.guard import Guard
+from carpool.frontend.http.app import HttpApp
+from carpool.frontend.http.shared_page import SharedPage
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
-from carpool.servers.access.guard import Guard
-from carpool.servers.http.app import HttpApp
-from carpool.servers.http.shared_page import SharedPage
 from carpool.types import Array, Datatype, TensorSpec
-from servers.fake_door import FakeCall, FakeDoor, FakeModel, echo
-from servers.http.harness import Client, Response, Serving, serving, until
+from frontend.fake_door import FakeCall, FakeDoor, FakeModel, echo
+from frontend.http.harness import Client, Response, Serving, serving, until
 
 LABELS = ("cat", "dog", "owl", "elk")
 IMAGE = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)

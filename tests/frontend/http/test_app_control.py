@@ -14,8 +14,8 @@ from tritonclient.http import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from engine.scripted import Stage, model, scripted_stage, settings, weights
-from servers.http.harness import Client, Response, until
-from servers.whole_server import WholeServer, whole_server
+from frontend.http.harness import Client, Response, until
+from frontend.whole_server import WholeServer, whole_server
 
 __all__ = ["scripted_stage"]
 

@@ -14,11 +14,11 @@ import pytest
 from PIL import Image
 
 from carpool.errors import DeadlineExceeded, ModelError, Refused, Replaced, TooLarge
-from carpool.servers.pictures.models import PictureModel
-from servers.http.front_end import FrontEnd, error_of, front_end
-from servers.http.harness import PATIENCE, Response, chunked, post, until
-from servers.http.test_multipart import BOUNDARY, file_part, form
-from servers.picture_models import (
+from carpool.frontend.pictures.picture_models import PictureModel
+from frontend.http.front_end import FrontEnd, error_of, front_end
+from frontend.http.harness import PATIENCE, Response, chunked, post, until
+from frontend.http.test_multipart import BOUNDARY, file_part, form
+from frontend.picture_models import (
     BLUE,
     GREEN,
     RED,
@@ -422,7 +422,7 @@ def test_a_full_queue_of_pictures_is_refused_before_their_bodies(served: FrontEn
 
 
 def test_too_many_bytes_under_way_are_refused(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.servers.pictures.service._MOST_HELD_BYTES", 1000)
+    monkeypatch.setattr("carpool.frontend.pictures.picture_service._MOST_HELD_BYTES", 1000)
     with holding(served) as go, served.connect() as first:
         data = picture(size=(64, 64))
         first.send(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
@@ -438,10 +438,10 @@ def test_a_bug_in_a_thread_fails_its_picture_alone(served: FrontEnd, monkeypatch
         raise KeyError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr("carpool.servers.pictures.models.PictureModel.prepare", broken)
+        patch.setattr("carpool.frontend.pictures.picture_models.PictureModel.prepare", broken)
         assert ask(served, "/detect", picture()).status == 500
     with monkeypatch.context() as patch:
-        patch.setattr("carpool.servers.pictures.models.PictureModel.of_one", broken)
+        patch.setattr("carpool.frontend.pictures.picture_models.PictureModel.of_one", broken)
         assert ask(served, "/detect", picture()).status == 500
     assert ask(served, "/detect", picture()).status == 200
 
@@ -450,7 +450,7 @@ def test_an_answer_that_is_too_large_is_said_so(served: FrontEnd, monkeypatch: p
     def huge(*_: object) -> None:
         raise TooLarge("the answer has too many numbers")
 
-    monkeypatch.setattr("carpool.servers.pictures.models.PictureModel.of_one", huge)
+    monkeypatch.setattr("carpool.frontend.pictures.picture_models.PictureModel.of_one", huge)
     assert ask(served, "/models/plain/predict", picture()).status == 413
 
 
@@ -594,7 +594,7 @@ def test_large_pictures_of_one_request_wait_for_each_other(served: FrontEnd) -> 
 
 
 def test_pixels_that_wait_are_bounded(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.servers.pictures.service.MOST_PIXELS_WAITING", 30_000_000)
+    monkeypatch.setattr("carpool.frontend.pictures.picture_service.MOST_PIXELS_WAITING", 30_000_000)
     with holding(served) as go, served.connect() as client:
         client.send(post("/classify", large()))
         until(lambda: served.app._service.pictures.workers.waiting == 1)

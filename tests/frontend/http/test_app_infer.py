@@ -14,8 +14,8 @@ import orjson
 import pytest
 
 from carpool.core.job import INFINITY
-from carpool.servers.http import inference
-from servers.http.front_end import (
+from carpool.frontend.http import inference
+from frontend.http.front_end import (
     IMAGE,
     FrontEnd,
     front_end,
@@ -24,7 +24,7 @@ from servers.http.front_end import (
     infer_body,
     outputs_of,
 )
-from servers.http.harness import Client, Response, chunked, post, until
+from frontend.http.harness import Client, Response, chunked, post, until
 
 PATH = "/v2/models/image/infer"
 SUM = [15.0, 1.0, 2.0, 3.0]

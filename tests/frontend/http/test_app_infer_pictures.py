@@ -15,10 +15,10 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from carpool.errors import ModelError
-from servers.http.front_end import FrontEnd, error_of, front_end, infer, infer_body, outputs_of
-from servers.http.harness import until
-from servers.http.test_app_images import holding
-from servers.picture_models import BLUE, GREEN, RED, classifier, detector, models, picture
+from frontend.http.front_end import FrontEnd, error_of, front_end, infer, infer_body, outputs_of
+from frontend.http.harness import until
+from frontend.http.test_app_images import holding
+from frontend.picture_models import BLUE, GREEN, RED, classifier, detector, models, picture
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_an_error_of_the_model_and_a_bug_in_the_answer_are_500(
         def broken(*_: object) -> None:
             raise KeyError("a bug")
 
-        monkeypatch.setattr("carpool.servers.pictures.models.PictureModel.of_one", broken)
+        monkeypatch.setattr("carpool.frontend.pictures.picture_models.PictureModel.of_one", broken)
         assert infer(client, "namer", body_of(picture(), outputs=ANSWER)).status == 500
     served.until_slots_are_back()
 

@@ -17,13 +17,13 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
-from carpool.servers import client_memory
-from carpool.servers.memory_files import OpenRegion
-from carpool.servers.memory_registry import MemoryRegistry
-from servers.client_files import ClientFile, client_file
-from servers.fake_host import FakeHost
-from servers.http.front_end import IMAGE, FrontEnd, error_of, front_end, infer, infer_body
-from servers.http.harness import PATIENCE, Client, post
+from carpool.engine.memory_registry import MemoryRegistry
+from carpool.frontend import client_memory
+from carpool.memory.client_files import OpenRegion
+from frontend.client_files import ClientFile, client_file
+from frontend.fake_host import FakeHost
+from frontend.http.front_end import IMAGE, FrontEnd, error_of, front_end, infer, infer_body
+from frontend.http.harness import PATIENCE, Client, post
 
 SUM = [[15.0, 1.0, 2.0, 3.0]]
 

@@ -22,8 +22,8 @@ from carpool.errors import (
     Unavailable,
     Unsupported,
 )
-from carpool.servers.http.refusals import STATUSES, fields_of, status_of
-from servers.http.front_end import (
+from carpool.frontend.http.http_refusals import STATUSES, fields_of, status_of
+from frontend.http.front_end import (
     BINARY_IMAGE,
     IMAGE,
     FrontEnd,
@@ -34,7 +34,7 @@ from servers.http.front_end import (
     infer_body,
     outputs_of,
 )
-from servers.http.harness import Client, chunked, post, until
+from frontend.http.harness import Client, chunked, post, until
 
 PATH = "/v2/models/image/infer"
 

@@ -13,14 +13,14 @@ import orjson
 import pytest
 
 from carpool.errors import NotFound
-from carpool.servers.documents import EXTENSIONS
-from carpool.servers.door import IndexEntry
-from carpool.servers.http.app import ROUTES
-from carpool.servers.http.fairness import Fairness
-from carpool.servers.http.metrics_page import MetricsApp
-from carpool.servers.http.shared_page import SharedPage
-from servers.http.front_end import FrontEnd, error_of, front_end, image_body, infer
-from servers.http.harness import Client, Response, serving, until
+from carpool.frontend.documents import EXTENSIONS
+from carpool.frontend.http.app import ROUTES
+from carpool.frontend.http.fairness import Fairness
+from carpool.frontend.http.metrics_page import MetricsApp
+from carpool.frontend.http.shared_page import SharedPage
+from carpool.link.door import IndexEntry
+from frontend.http.front_end import FrontEnd, error_of, front_end, image_body, infer
+from frontend.http.harness import Client, Response, serving, until
 
 DOCS = (Path(__file__).parents[3] / "docs" / "http.md").read_text("utf-8")
 

@@ -14,11 +14,11 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException
 
 from carpool import __version__
-from carpool.servers.documents import EXTENSIONS
-from carpool.servers.door import IndexEntry
+from carpool.frontend.documents import EXTENSIONS
+from carpool.link.door import IndexEntry
 from carpool.types import Datatype
-from servers.http.front_end import IMAGE, FrontEnd, front_end
-from servers.http.harness import PATIENCE, until
+from frontend.http.front_end import IMAGE, FrontEnd, front_end
+from frontend.http.harness import PATIENCE, until
 
 SUM = [15.0, 1.0, 2.0, 3.0]
 NUMPY_TYPED = [datatype for datatype in Datatype if datatype is not Datatype.BF16]

@@ -7,7 +7,7 @@ import ssl
 
 import pytest
 
-from servers.http.harness import Serving, serving
+from frontend.http.harness import Serving, serving
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /echo HTTP/1.1\r\nHost: x\r\n"

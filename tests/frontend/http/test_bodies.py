@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import pytest
 
-from carpool.servers.http.body import ChunkedReader
-from carpool.servers.http.exchange import BodyPlan, Collect, Exchange, Receive
-from carpool.servers.http.limits import Limits
-from carpool.servers.http.parsing import RequestHead
-from servers.http.harness import PATIENCE, Client, PathApp, Serving, chunked, ignore, post, serving
+from carpool.frontend.http.body import ChunkedReader
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.frontend.http.limits import Limits
+from carpool.frontend.http.parsing import RequestHead
+from frontend.http.harness import PATIENCE, Client, PathApp, Serving, chunked, ignore, post, serving
 
 KIB, MIB = 1024, 1024 * 1024
 

@@ -9,12 +9,21 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from carpool.servers.http.largest_body import LargestBody
+from carpool.frontend.http.largest_body import LargestBody
 from carpool.types import Datatype, TensorSpec
-from servers.fake_door import FakeModel, echo
-from servers.http.front_end import IMAGE, FrontEnd, error_of, front_end, image_body, infer, infer_body, models
-from servers.http.harness import Client, until
-from servers.picture_models import classifier, device_classifier, picture
+from frontend.fake_door import FakeModel, echo
+from frontend.http.front_end import (
+    IMAGE,
+    FrontEnd,
+    error_of,
+    front_end,
+    image_body,
+    infer,
+    infer_body,
+    models,
+)
+from frontend.http.harness import Client, until
+from frontend.picture_models import classifier, device_classifier, picture
 
 BIG = 700_000
 RAW = b"Inference-Header-Content-Length: 0\r\n"

@@ -9,10 +9,10 @@ import zlib
 
 import pytest
 
-from carpool.servers.http.body import Ledger
-from carpool.servers.http.compression import MOST_MEMBERS, Inflater, choose_encoding, compress
-from carpool.servers.http.responses import Fault
-from servers.http.harness import post, serving, until
+from carpool.frontend.http.body import Ledger
+from carpool.frontend.http.compression import MOST_MEMBERS, Inflater, choose_encoding, compress
+from carpool.frontend.http.responses import Fault
+from frontend.http.harness import post, serving, until
 
 GZIP = b"Content-Encoding: gzip\r\n"
 

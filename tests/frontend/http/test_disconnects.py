@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from carpool.servers.http.exchange import BodyPlan, Exchange, Receive
-from carpool.servers.http.parsing import RequestHead
-from servers.http.harness import PATIENCE, PathApp, Serving, post, serving, until
+from carpool.frontend.http.exchange import BodyPlan, Exchange, Receive
+from carpool.frontend.http.parsing import RequestHead
+from frontend.http.harness import PATIENCE, PathApp, Serving, post, serving, until
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"
 WAIT = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"

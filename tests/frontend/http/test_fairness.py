@@ -11,16 +11,16 @@ import pytest
 
 from carpool.core.constants import CONSTANTS
 from carpool.errors import CarpoolError, Refused
+from carpool.frontend.http import fairness, image_handlers
+from carpool.frontend.http.app import HttpApp
+from carpool.frontend.http.fairness import Fairness
+from carpool.frontend.http.shared_page import SharedPage
+from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
-from carpool.servers.door import Catalog, ModelEntry
-from carpool.servers.http import fairness, image_handlers
-from carpool.servers.http.app import HttpApp
-from carpool.servers.http.fairness import Fairness
-from carpool.servers.http.shared_page import SharedPage
-from servers.fake_door import FakeDoor
-from servers.http.front_end import FrontEnd, error_of, front_end, image_body, image_model, infer, infer_body
-from servers.http.harness import Client, post, serving, until
+from frontend.fake_door import FakeDoor
+from frontend.http.front_end import FrontEnd, error_of, front_end, image_body, image_model, infer, infer_body
+from frontend.http.harness import Client, post, serving, until
 
 SLO = 0.05  # of the models here
 TOO_LONG = SLO

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from carpool.servers.http.connection import Connection
-from carpool.servers.http.limits import Limits
-from carpool.servers.http.shared import Shared
-from carpool.servers.http.unread import Unread
-from servers.http.harness import PathApp, Serving, chunked, parse_response_head, post
+from carpool.frontend.http.connection import Connection
+from carpool.frontend.http.limits import Limits
+from carpool.frontend.http.shared import Shared
+from carpool.frontend.http.unread import Unread
+from frontend.http.harness import PathApp, Serving, chunked, parse_response_head, post
 
 # Small enough that a few hundred bytes reach every limit.
 LIMITS = Limits(

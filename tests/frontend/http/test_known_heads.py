@@ -2,10 +2,10 @@
 
 import pytest
 
-from carpool.servers.http.known_heads import KnownHeads
-from carpool.servers.http.limits import Limits
-from carpool.servers.http.parsing import HeadFinder, RequestHead
-from carpool.servers.http.responses import Fault
+from carpool.frontend.http.known_heads import KnownHeads
+from carpool.frontend.http.limits import Limits
+from carpool.frontend.http.parsing import HeadFinder, RequestHead
+from carpool.frontend.http.responses import Fault
 
 LIMITS = Limits()
 

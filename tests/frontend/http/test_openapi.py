@@ -12,14 +12,14 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from carpool.servers.door import Catalog
-from carpool.servers.http.app import ROUTES
-from carpool.servers.http.openapi import openapi
+from carpool.frontend.http.app import ROUTES
+from carpool.frontend.http.openapi import openapi
+from carpool.link.door import Catalog
 from carpool.vision import options
-from servers.http.front_end import FrontEnd, front_end
-from servers.http.test_app_images import FORM
-from servers.http.test_multipart import file_part, form
-from servers.picture_models import models, picture, segmenter
+from frontend.http.front_end import FrontEnd, front_end
+from frontend.http.test_app_images import FORM
+from frontend.http.test_multipart import file_part, form
+from frontend.picture_models import models, picture, segmenter
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_the_page_is_sound_and_needs_nothing_else(served: FrontEnd) -> None:
 
 
 def test_names_are_never_markup(served: FrontEnd) -> None:
-    from carpool.servers.http.docs_page import docs_page
+    from carpool.frontend.http.docs_page import docs_page
 
     document = openapi(served.door.catalog)
     document["x-carpool-models"] = [{"name": "<b>x</b>`", "version": "<1>", "task": "detect"}]

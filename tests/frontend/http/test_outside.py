@@ -12,15 +12,15 @@ import pytest
 
 from carpool.engine.work import Work
 from carpool.errors import CarpoolError, Refused
-from carpool.servers.http.exchange import BodyPlan, Collect, Exchange
-from carpool.servers.http.parsing import RequestHead
-from carpool.servers.http.unread import Unread, waited
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
+from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.unread import Unread, waited
 from engine import repositories
-from servers.http.front_end import FrontEnd, front_end, image_body, infer, infer_body
-from servers.http.harness import PATIENCE, post, serving, until
-from servers.picture_models import models as picture_models
-from servers.picture_models import picture
-from servers.whole_server import whole_server
+from frontend.http.front_end import FrontEnd, front_end, image_body, infer, infer_body
+from frontend.http.harness import PATIENCE, post, serving, until
+from frontend.picture_models import models as picture_models
+from frontend.picture_models import picture
+from frontend.whole_server import whole_server
 
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
 STALL_S = 0.1

@@ -7,10 +7,10 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
-from carpool.servers.http.limits import Limits
-from carpool.servers.http.parsing import HeadFinder, RequestHead, parse_head
-from carpool.servers.http.responses import Fault
-from servers.http.harness import PATIENCE, Client, PathApp, Serving, post, serving
+from carpool.frontend.http.limits import Limits
+from carpool.frontend.http.parsing import HeadFinder, RequestHead, parse_head
+from carpool.frontend.http.responses import Fault
+from frontend.http.harness import PATIENCE, Client, PathApp, Serving, post, serving
 
 
 def head_of(raw: bytes) -> RequestHead:

@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 
 from carpool.errors import InvalidInput, Refused
-from servers.fake_door import FakeCall
-from servers.http.front_end import FrontEnd, error_of, front_end, infer, infer_body
-from servers.http.harness import Response, chunked, until
-from servers.http.test_app_images import FORM, answer_of, ask, holding
-from servers.http.test_multipart import file_part, form
-from servers.picture_models import BLUE, GREEN, RED, classifier, device_classifier, picture
+from frontend.fake_door import FakeCall
+from frontend.http.front_end import FrontEnd, error_of, front_end, infer, infer_body
+from frontend.http.harness import Response, chunked, until
+from frontend.http.test_app_images import FORM, answer_of, ask, holding
+from frontend.http.test_multipart import file_part, form
+from frontend.picture_models import BLUE, GREEN, RED, classifier, device_classifier, picture
 
 
 @pytest.fixture

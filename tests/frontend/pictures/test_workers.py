@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from carpool.errors import CarpoolError
-from carpool.servers.pictures.workers import Workers, threads_for
+from carpool.frontend.pictures.workers import Workers, threads_for
 
 PATIENCE_S = 30.0
 

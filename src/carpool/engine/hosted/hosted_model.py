@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.batch_run import BatchResult
-from carpool.engine.elsewhere import HearsInstances
-from carpool.engine.loading import Ready, Tell
-from carpool.engine.work import Outcome, Seat, Timing, Work
-from carpool.errors import ModelError
-from carpool.observe.logs import logger
-from carpool.servers.link.failures import read_failure
-from carpool.servers.link.records import OK, ProtocolError, RecordReader
-from carpool.servers.runner.messages import (
+from carpool.engine.hosted.runner_messages import (
     ALIVE,
     CLEAN,
     FAMILY,
@@ -37,10 +30,18 @@ from carpool.servers.runner.messages import (
     Prepared,
     read_endings,
 )
-from carpool.servers.runner.wire import Wire
+from carpool.engine.hosted.runner_socket import Wire
+from carpool.engine.models.elsewhere import HearsInstances
+from carpool.engine.models.loading import Ready, Tell
+from carpool.engine.work import Outcome, Seat, Work
+from carpool.errors import ModelError
+from carpool.link.link_failures import read_failure
+from carpool.link.records import OK, ProtocolError, RecordReader
+from carpool.observe.logs import logger
+from carpool.types import Timing
 
 if TYPE_CHECKING:
-    from carpool.servers.runner.client import Runner
+    from carpool.engine.hosted.runner_client import Runner
 
 _log = logger("runner")
 _LISTS_BYTES = 64 << 20  # beside the outputs that do not fit their slots: failures, lists

@@ -13,24 +13,24 @@ from typing import Any, TypeVar
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.server import ServerSettings
-from carpool.engine.loading import Tell
+from carpool.engine.hosted.hosted_model import HostedInstance, HostedLoading
+from carpool.engine.hosted.imported_packages import cache_folders, imported_names
+from carpool.engine.hosted.runner_messages import Failure, as_file, from_file
+from carpool.engine.models.loading import Tell
 from carpool.errors import ModelError, Unavailable
+from carpool.link.child_process import Child
+from carpool.link.control_messages import Message
+from carpool.link.link_failures import read_failure
+from carpool.memory.arena import create_memory, map_memory
+from carpool.memory.pulse import STALE_S, START_S, Beats, Pulses, Watch, pulse_bytes
 from carpool.observe.logs import logger
-from carpool.servers.arena import create_memory, map_memory
-from carpool.servers.child import Child
-from carpool.servers.link.control import Message
-from carpool.servers.link.failures import read_failure
-from carpool.servers.pulse import STALE_S, START_S, Beats, Pulses, Watch, pulse_bytes
-from carpool.servers.runner.hosted import HostedInstance, HostedLoading
-from carpool.servers.runner.imported import cache_folders, imported_names
-from carpool.servers.runner.messages import Failure, as_file, from_file
 
 BACKENDS = ("pytorch",)
 """Whose models run there: they hold the interpreter lock between calls into their device."""
 
 T = TypeVar("T")
 _log = logger("runner")
-_MODULE = "carpool.servers.runner.process"
+_MODULE = "carpool.runner.runner_process"
 _NUMBERS = 1_000_000  # instances in the life of one process: a number never means one of another life
 _END_S = 5.0
 _STANDBY_S = 5.0  # after the last model was loaded

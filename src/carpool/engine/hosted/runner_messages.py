@@ -21,9 +21,9 @@ from typing import Final, NamedTuple, TypeVar
 
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.engine.loading import Ready
-from carpool.servers.link.records import AS_DECLARED, OK
-from carpool.servers.runner.typed_json import read_document, write_document
+from carpool.engine.models.loading import Ready
+from carpool.link.records import AS_DECLARED, OK
+from carpool.link.typed_json import read_document, write_document
 
 T = TypeVar("T")
 

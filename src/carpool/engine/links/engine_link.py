@@ -9,10 +9,9 @@ from mmap import mmap
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
-from carpool.observe.logs import logger
-from carpool.servers.link.calls import Calls
-from carpool.servers.link.questions import Questions
-from carpool.servers.link.records import (
+from carpool.engine.links.frontend_calls import Calls
+from carpool.engine.links.questions import Questions
+from carpool.link.records import (
     ASK,
     CANCEL,
     CATALOG,
@@ -32,10 +31,11 @@ from carpool.servers.link.records import (
     RecordReader,
     to_frontend,
 )
-from carpool.servers.link.served import ServedTemplate, read_template
+from carpool.link.served_template import ServedTemplate, read_template
+from carpool.observe.logs import logger
 
 if TYPE_CHECKING:
-    from carpool.servers.link.engine_side import EngineSide
+    from carpool.engine.links.engine_side import EngineSide
 
 _log = logger("link")
 _HIGH_WATER = 1 << 20  # unsent bytes above which nothing more is read from that front end

@@ -9,11 +9,11 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from carpool.engine.links.engine_link import EngineLink
 from carpool.engine.work import Work
-from carpool.servers.arena import map_memory
-from carpool.servers.door import Catalog, ModelEntry
-from carpool.servers.link.catalogs import write_catalog
-from carpool.servers.link.engine_link import EngineLink
+from carpool.link.catalogs import write_catalog
+from carpool.link.door import Catalog, ModelEntry
+from carpool.memory.arena import map_memory
 
 _SEEN_WITHIN_S = 5.0  # a front end that takes longer is stuck; it must not hold up an operator
 

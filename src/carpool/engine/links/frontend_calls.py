@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, cast
 from carpool.core.job import NEW, OFFERED
 from carpool.engine.work import NOWHERE, Outcome, Seat, Work
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
-from carpool.observe.logs import logger
-from carpool.servers.link.failures import write_failure
-from carpool.servers.link.placement import Placement
-from carpool.servers.link.records import (
+from carpool.link.answer_placement import Placement
+from carpool.link.link_failures import write_failure
+from carpool.link.records import (
     ADMITTED,
     COMING,
     DONE,
@@ -27,11 +26,12 @@ from carpool.servers.link.records import (
     ProtocolError,
     to_frontend,
 )
-from carpool.servers.link.served import ServedTemplate
-from carpool.servers.link.source_numbers import HeardSources
+from carpool.link.served_template import ServedTemplate
+from carpool.link.source_numbers import HeardSources
+from carpool.observe.logs import logger
 
 if TYPE_CHECKING:
-    from carpool.servers.link.engine_side import EngineSide
+    from carpool.engine.links.engine_side import EngineSide
 
 _log = logger("link")
 _SMALLEST_SLOT = 4096

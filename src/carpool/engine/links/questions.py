@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 
 from carpool.errors import CarpoolError
+from carpool.link.link_failures import write_failure
+from carpool.link.records import ANSWER, MAX_ASKS, OK, Outbox, ProtocolError, to_frontend
 from carpool.observe.logs import logger
-from carpool.servers.link.failures import write_failure
-from carpool.servers.link.records import ANSWER, MAX_ASKS, OK, Outbox, ProtocolError, to_frontend
 
 _log = logger("link")
 

@@ -11,7 +11,7 @@ from carpool.config.model import LatestVersions, ModelConfig
 from carpool.config.repository import ModelSource, ModelVersion, read_place, the_place
 from carpool.config.triton_override import read_override
 from carpool.engine.hardware import gpu_count
-from carpool.engine.uploads import Upload
+from carpool.engine.models.uploads import Upload
 from carpool.errors import CarpoolError, Unavailable
 from carpool.observe.logs import logger
 

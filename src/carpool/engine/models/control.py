@@ -11,12 +11,12 @@ from typing import Any
 from carpool.config.fingerprint import Fingerprint
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion, find_places
-from carpool.engine.candidate import Candidate, Override, as_known, fingerprint_of, read_candidate
-from carpool.engine.fleet import Fleet
-from carpool.engine.model_index import IndexLine
-from carpool.engine.model_state import KeptConfig, ModelState
-from carpool.engine.served import Served
+from carpool.engine.models.candidate import Candidate, Override, as_known, fingerprint_of, read_candidate
+from carpool.engine.models.fleet import Fleet
+from carpool.engine.models.model_state import KeptConfig, ModelState
+from carpool.engine.models.served import Served
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
+from carpool.link.model_index import IndexLine
 from carpool.observe.logs import logger
 
 log = logger("engine")

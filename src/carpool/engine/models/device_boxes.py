@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from carpool.backends.backend import Finish
 from carpool.config.model import DYNAMIC, DetectSettings, ModelConfig, TensorConfig
-from carpool.engine.device_pictures import on_a_gpu
+from carpool.engine.models.device_pictures import on_a_gpu
 from carpool.errors import ConfigError
 from carpool.types import Datatype, Signature, TensorSpec
 from carpool.vision.boxes import KEPT

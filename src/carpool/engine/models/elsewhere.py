@@ -11,7 +11,7 @@ from carpool.engine.batch_run import BatchResult
 from carpool.engine.executor import Executes
 
 if TYPE_CHECKING:
-    from carpool.engine.loading import Ready, Tell
+    from carpool.engine.models.loading import Ready, Tell
 
 
 class HearsInstances(Protocol):

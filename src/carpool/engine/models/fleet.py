@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.engine.devices import Devices
-from carpool.engine.elsewhere import Elsewhere
-from carpool.engine.profile_store import ProfileStore
-from carpool.engine.served import Served
-from carpool.engine.uploads import Upload
+from carpool.engine.models.devices import Devices
+from carpool.engine.models.elsewhere import Elsewhere
+from carpool.engine.models.served import Served
+from carpool.engine.models.uploads import Upload
+from carpool.engine.profile.profile_store import ProfileStore
 from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
 

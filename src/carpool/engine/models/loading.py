@@ -16,17 +16,17 @@ from carpool.config.repository import ModelVersion
 from carpool.core.capacity import promised_batch
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
-from carpool.engine.device_pictures import SAMPLE_TOLD, filling, sample_picture
-from carpool.engine.elsewhere import RunsElsewhere
 from carpool.engine.inputs import signature_of
-from carpool.engine.keepable import keepable
-from carpool.engine.labels import read_labels
-from carpool.engine.layout import Chosen, Layout
-from carpool.engine.measuring import FOR_DEVICES, FOR_SERVING, Effort, Measured, Measuring, sizes
-from carpool.engine.picture_settings import settle
-from carpool.engine.placing import choose_on_cpu, choose_on_gpus, instance_count, places
-from carpool.engine.profile import Profile, best_piece, choices
-from carpool.engine.profile_store import Key, ProfileStore, profile_key
+from carpool.engine.models.device_pictures import SAMPLE_TOLD, filling, sample_picture
+from carpool.engine.models.elsewhere import RunsElsewhere
+from carpool.engine.models.labels import read_labels
+from carpool.engine.models.picture_settings import settle
+from carpool.engine.models.placing import choose_on_cpu, choose_on_gpus, instance_count, places
+from carpool.engine.profile.keepable import keepable
+from carpool.engine.profile.layout import Chosen, Layout
+from carpool.engine.profile.measuring import FOR_DEVICES, FOR_SERVING, Effort, Measured, Measuring, sizes
+from carpool.engine.profile.model_profile import Profile, best_piece, choices
+from carpool.engine.profile.profile_store import Key, ProfileStore, profile_key
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
 from carpool.types import Signature

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from carpool.config.fingerprint import Fingerprint
-from carpool.engine.model_index import UNLOADED, IndexLine
-from carpool.engine.served import Served, State
+from carpool.engine.models.served import Served, State
+from carpool.link.model_index import UNLOADED, IndexLine
 
 _MOST_UNLOADED = 16
 _WHOLE = 0  # among the versions: the model as such

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from carpool.backends.backend import Finish
 from carpool.config.model import ModelConfig
-from carpool.engine.device_boxes import with_boxes
-from carpool.engine.device_pictures import divided
+from carpool.engine.models.device_boxes import with_boxes
+from carpool.engine.models.device_pictures import divided
 from carpool.errors import ConfigError
 from carpool.observe.logs import logger
 from carpool.types import Signature

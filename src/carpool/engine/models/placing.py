@@ -11,10 +11,10 @@ from carpool.clock import now as monotonic
 from carpool.config.model import Kind, ModelConfig
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve
+from carpool.core.numerals import numeral
 from carpool.core.policy import Promise
-from carpool.engine.layout import Chosen, Layout, Open, choose_by_capacity, choose_threads
-from carpool.engine.measuring import Effort, Measuring
-from carpool.engine.numerals import numeral
+from carpool.engine.profile.layout import Chosen, Layout, Open, choose_by_capacity, choose_threads
+from carpool.engine.profile.measuring import Effort, Measuring
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
 from carpool.types import Signature

@@ -15,19 +15,19 @@ from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import Reason
+from carpool.core.numerals import numeral
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine.batch_run import BatchResult
-from carpool.engine.devices import Devices
 from carpool.engine.driver import Driver
-from carpool.engine.elsewhere import Elsewhere, Loads, RunsElsewhere
 from carpool.engine.executor import Executes, Executor
-from carpool.engine.loading import Loading, Ready
-from carpool.engine.numerals import numeral
-from carpool.engine.profile import Profile
-from carpool.engine.profile_store import ProfileStore
-from carpool.engine.recent import RecentBatches
-from carpool.engine.uploads import Upload
+from carpool.engine.models.devices import Devices
+from carpool.engine.models.elsewhere import Elsewhere, Loads, RunsElsewhere
+from carpool.engine.models.loading import Loading, Ready
+from carpool.engine.models.uploads import Upload
+from carpool.engine.profile.model_profile import Profile
+from carpool.engine.profile.profile_store import ProfileStore
+from carpool.engine.profile.recent import RecentBatches
 from carpool.errors import CarpoolError, Unavailable
 from carpool.observe import columns
 from carpool.observe.counters import Row

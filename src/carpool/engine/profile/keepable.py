@@ -7,8 +7,8 @@ from math import ceil, floor, log10
 
 from carpool.config.model import ModelConfig
 from carpool.core.curve import BatchCurve
+from carpool.core.numerals import numeral
 from carpool.core.policy import Promise
-from carpool.engine.numerals import numeral
 from carpool.errors import ConfigError
 
 LEAST = 2.2

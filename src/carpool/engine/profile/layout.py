@@ -9,8 +9,8 @@ from carpool.backends.backend import Backend
 from carpool.clock import now as monotonic
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve
-from carpool.engine.measuring import Effort, Measuring
-from carpool.engine.numerals import numeral
+from carpool.core.numerals import numeral
+from carpool.engine.profile.measuring import Effort, Measuring
 from carpool.types import Signature
 
 _CLEARLY_FASTER = 0.8

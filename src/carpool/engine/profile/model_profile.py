@@ -8,11 +8,11 @@ from typing import Any
 
 from carpool.core.capacity import promised_batch, slo_capacity
 from carpool.core.curve import BatchCurve
+from carpool.core.numerals import numeral
 from carpool.core.shape import shape_of
-from carpool.engine.keepable import LEAST
-from carpool.engine.layout import Layout
-from carpool.engine.measuring import Measured, Point
-from carpool.engine.numerals import numeral
+from carpool.engine.profile.keepable import LEAST
+from carpool.engine.profile.layout import Layout
+from carpool.engine.profile.measuring import Measured, Point
 
 _WORTH_IT = 0.85  # a piece must be this much cheaper per image before large batches are run in pieces
 

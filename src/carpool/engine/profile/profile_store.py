@@ -24,7 +24,7 @@ from carpool.config.pixels import values_on_device
 from carpool.config.repository import ModelVersion
 from carpool.core.policy import Promise
 from carpool.engine.hardware import Hardware, hardware
-from carpool.engine.profile import Profile
+from carpool.engine.profile.model_profile import Profile
 from carpool.observe.logs import logger
 
 log = logger("engine")

@@ -8,10 +8,10 @@ import ssl
 from collections.abc import Iterable
 
 from carpool.config.server import ServerSettings
-from carpool.servers.access.guard import Guard, guard_of, restrictions_of
-from carpool.servers.access.keys import read_keys
-from carpool.servers.access.tls import Tls, read_pair
-from carpool.servers.access.watch import FileWatch
+from carpool.frontend.access.file_watch import FileWatch
+from carpool.frontend.access.guard import Guard, guard_of, restrictions_of
+from carpool.frontend.access.keys import read_keys
+from carpool.frontend.access.tls import Tls, read_pair
 
 
 class Access:

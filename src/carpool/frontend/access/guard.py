@@ -7,16 +7,16 @@ from time import monotonic
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError, Forbidden, Unauthenticated
-from carpool.observe.logs import logger
-from carpool.servers.access.keys import Keys, Principal, read_keys
-from carpool.servers.access.origins import Names
-from carpool.servers.access.restricted import (
+from carpool.frontend.access.keys import Keys, Principal, read_keys
+from carpool.frontend.access.origins import Names
+from carpool.frontend.access.restricted import (
     GRPC_PREFIX,
     Restrictions,
     check_restricted,
     read_restrictions,
 )
-from carpool.servers.access.route_rules import Kind, Rule
+from carpool.frontend.access.route_rules import Kind, Rule
+from carpool.observe.logs import logger
 
 log = logger("access")
 

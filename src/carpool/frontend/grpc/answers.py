@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from carpool.errors import ModelError
-from carpool.servers.door import ModelEntry
-from carpool.servers.grpc.schema import message_class
-from carpool.servers.server_timing import Times
+from carpool.frontend.grpc.schema import message_class
+from carpool.frontend.server_timing import Times
+from carpool.link.door import ModelEntry
 from carpool.types import RequestedOutput, Tensor
 from carpool.wire.encode import check_array
 from carpool.wire.parameters import write_shared_memory

@@ -9,8 +9,8 @@ import grpc
 
 from carpool.core.job import INFINITY
 from carpool.errors import InvalidInput
-from carpool.servers.access.keys import Principal
-from carpool.servers.asked_fields import (
+from carpool.frontend.access.keys import Principal
+from carpool.link.asked_fields import (
     DEADLINE,
     LATEST,
     SOURCE,

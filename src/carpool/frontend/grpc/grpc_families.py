@@ -9,11 +9,11 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from carpool.errors import InvalidInput
+from carpool.frontend.grpc.contents import to_bytes
+from carpool.frontend.grpc.parts import ModelInferRequest, Parts
+from carpool.frontend.http.packing import is_plain
+from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.counters import Row
-from carpool.servers.door import Catalog, ModelEntry
-from carpool.servers.grpc.contents import to_bytes
-from carpool.servers.grpc.parts import ModelInferRequest, Parts
-from carpool.servers.http.packing import is_plain
 from carpool.types import Scalar
 from carpool.wire.head import MAX_TENSORS, begin_tensor, check_size, check_unique, parse_requested
 from carpool.wire.parameters import read_options, read_shared_memory, shorten

@@ -10,17 +10,17 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from carpool.errors import CarpoolError, InvalidInput, without_stack
-from carpool.servers.access.guard import API_KEY, AUTHORIZATION, Guard, check_model, presented, tell_change
-from carpool.servers.access.keys import Principal
-from carpool.servers.access.route_rules import Kind, rule_of
-from carpool.servers.grpc import health
-from carpool.servers.grpc.asking import Metadata
-from carpool.servers.grpc.calls import CALLS, Call
-from carpool.servers.grpc.schema import message_class
-from carpool.servers.grpc.service import Service, log, too_many_messages
-from carpool.servers.grpc.statuses import refuse
-from carpool.servers.grpc.stream import Stream
-from carpool.servers.grpc.unary import UnaryInfer
+from carpool.frontend.access.guard import API_KEY, AUTHORIZATION, Guard, check_model, presented, tell_change
+from carpool.frontend.access.keys import Principal
+from carpool.frontend.access.route_rules import Kind, rule_of
+from carpool.frontend.grpc import health
+from carpool.frontend.grpc.asking import Metadata
+from carpool.frontend.grpc.grpc_calls import CALLS, Call
+from carpool.frontend.grpc.grpc_service import Service, log, too_many_messages
+from carpool.frontend.grpc.schema import message_class
+from carpool.frontend.grpc.statuses import refuse
+from carpool.frontend.grpc.stream import Stream
+from carpool.frontend.grpc.unary import UnaryInfer
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"

@@ -10,30 +10,30 @@ from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
-from carpool.engine.work import Timing
 from carpool.errors import CarpoolError, TooLarge, without_stack
+from carpool.frontend.access.guard import check_model
+from carpool.frontend.access.keys import Principal
+from carpool.frontend.client_memory import Fetch, Outlets, names_regions
+from carpool.frontend.grpc.answers import encode_answer, list_outputs
+from carpool.frontend.grpc.grpc_families import Family, input_bytes, parse_rest, read_family
+from carpool.frontend.grpc.grpc_pictures import compose
+from carpool.frontend.grpc.grpc_service import Service, log
+from carpool.frontend.grpc.parts import Parts, check_text, parse_whole, take_apart
+from carpool.frontend.grpc.statuses import Failure
+from carpool.frontend.http.body_slots import no_slots
+from carpool.frontend.http.packing import AT_ONCE, check, is_in_place
+from carpool.frontend.model_lookup import not_serving
+from carpool.frontend.pictures.picture import told
+from carpool.frontend.pictures.picture_batch import PictureBatch, check_pictures, sends_pictures
+from carpool.frontend.pictures.picture_decoding import Decoding
+from carpool.frontend.pictures.picture_service import promised
+from carpool.frontend.server_timing import Times, times_of
+from carpool.link.asked_fields import Sender
+from carpool.link.door import Answer, Call, ModelEntry, Slot
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT, DECODE_SECONDS, REQUEST_SECONDS
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
-from carpool.servers.access.guard import check_model
-from carpool.servers.access.keys import Principal
-from carpool.servers.asked_fields import Sender
-from carpool.servers.client_memory import Fetch, Outlets, names_regions
-from carpool.servers.door import Answer, Call, ModelEntry, Slot
-from carpool.servers.grpc.answers import encode_answer, list_outputs
-from carpool.servers.grpc.families import Family, input_bytes, parse_rest, read_family
-from carpool.servers.grpc.parts import Parts, check_text, parse_whole, take_apart
-from carpool.servers.grpc.pictures import compose
-from carpool.servers.grpc.service import Service, log
-from carpool.servers.grpc.statuses import Failure
-from carpool.servers.http.body_slots import no_slots
-from carpool.servers.http.packing import AT_ONCE, check, is_in_place
-from carpool.servers.lookup import not_serving
-from carpool.servers.pictures.batch import PictureBatch, check_pictures, sends_pictures
-from carpool.servers.pictures.picture import told
-from carpool.servers.pictures.picture_decoding import Decoding
-from carpool.servers.pictures.service import promised
-from carpool.servers.server_timing import Times, times_of
+from carpool.types import Timing
 from carpool.wire.v2 import Placed, RequestHead, check_head
 
 _NONE_PLACED: Mapping[str, Placed] = {}

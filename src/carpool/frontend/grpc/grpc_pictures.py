@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from carpool.servers.door import Answer, ModelEntry
-from carpool.servers.grpc.service import Service
-from carpool.servers.pictures.batch import PictureBatch
-from carpool.servers.pictures.picture import told
+from carpool.frontend.grpc.grpc_service import Service
+from carpool.frontend.pictures.picture import told
+from carpool.frontend.pictures.picture_batch import PictureBatch
+from carpool.link.door import Answer, ModelEntry
 from carpool.types import Tensor
 
 Close = Callable[[Answer], None]

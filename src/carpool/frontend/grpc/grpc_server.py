@@ -12,14 +12,14 @@ import grpc
 
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
+from carpool.frontend.access.access import Access
+from carpool.frontend.access.tls import Pair, Tls
+from carpool.frontend.grpc.grpc_handlers import Handlers
+from carpool.frontend.grpc.grpc_service import Service, log
+from carpool.frontend.grpc.largest_message import largest_message
+from carpool.frontend.pictures.workers import threads_for
+from carpool.link.door import Catalog, Door
 from carpool.observe.counters import Block
-from carpool.servers.access.access import Access
-from carpool.servers.access.tls import Pair, Tls
-from carpool.servers.door import Catalog, Door
-from carpool.servers.grpc.handlers import Handlers
-from carpool.servers.grpc.largest_message import largest_message
-from carpool.servers.grpc.service import Service, log
-from carpool.servers.pictures.workers import threads_for
 
 _STREAMS_PER_CONNECTION = 1024
 _AHEAD = 1 << 20  # a tensor comes in one piece, without a pause for permission: about a tenth less work

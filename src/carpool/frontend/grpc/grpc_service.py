@@ -9,17 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from carpool.errors import CarpoolError, Unavailable
+from carpool.frontend.client_memory import ClientMemory
+from carpool.frontend.grpc.grpc_families import Families
+from carpool.frontend.http.packing import AT_ONCE
+from carpool.frontend.model_lookup import look_up
+from carpool.frontend.model_rows import ModelRows
+from carpool.frontend.pictures.picture_service import PictureService
+from carpool.frontend.tracing import Tracer
+from carpool.link.door import Door, ModelEntry
+from carpool.memory.spare_memory import SpareMemory
 from carpool.observe.counters import Block
 from carpool.observe.logs import logger
-from carpool.servers.client_memory import ClientMemory
-from carpool.servers.door import Door, ModelEntry
-from carpool.servers.grpc.families import Families
-from carpool.servers.http.packing import AT_ONCE
-from carpool.servers.lookup import look_up
-from carpool.servers.model_rows import ModelRows
-from carpool.servers.pictures.service import PictureService
-from carpool.servers.spare_memory import SpareMemory
-from carpool.servers.tracing import Tracer
 
 T = TypeVar("T")
 

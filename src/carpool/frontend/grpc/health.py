@@ -7,9 +7,9 @@ import contextlib
 from typing import Any
 
 from carpool.errors import NotFound
-from carpool.servers.grpc.schema import health_class
-from carpool.servers.grpc.service import Service
-from carpool.servers.grpc.statuses import refuse
+from carpool.frontend.grpc.grpc_service import Service
+from carpool.frontend.grpc.schema import health_class
+from carpool.frontend.grpc.statuses import refuse
 
 HealthCheckRequest = health_class("HealthCheckRequest")
 HealthCheckResponse = health_class("HealthCheckResponse")

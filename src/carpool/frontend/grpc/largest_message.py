@@ -6,8 +6,8 @@ gRPC learns it when a server is made, and refuses longer ones at their first byt
 from __future__ import annotations
 
 from carpool.config.server import ServerSettings
-from carpool.servers.door import Catalog
-from carpool.servers.http.largest_body import LargestBody
+from carpool.frontend.http.largest_body import LargestBody
+from carpool.link.door import Catalog
 
 _ALWAYS = 4 << 20  # gRPC's own default
 _LARGEST = 2**31 - 1  # what a message's length can be

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from carpool.errors import InvalidInput
-from carpool.servers.grpc.schema import message_class
+from carpool.frontend.grpc.schema import message_class
 from carpool.wire.v2 import Buffer
 
 ModelInferRequest = message_class("ModelInferRequest")

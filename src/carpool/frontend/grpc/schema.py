@@ -19,7 +19,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from carpool.servers.grpc import health_tables, model_config_tables, service_tables
+from carpool.frontend.grpc import health_tables, model_config_tables, service_tables
 
 _SCALARS = {
     name: getattr(FieldDescriptorProto, f"TYPE_{name.upper()}")

@@ -13,14 +13,14 @@ from typing import Any
 import grpc
 
 from carpool.errors import InvalidInput, Unavailable
-from carpool.servers.access.keys import Principal
-from carpool.servers.grpc.answers import final_parameter, in_stream
-from carpool.servers.grpc.asking import Asking, Metadata, read_metadata
-from carpool.servers.grpc.inference import Asked, Inference
-from carpool.servers.grpc.schema import message_class
-from carpool.servers.grpc.service import Service
-from carpool.servers.grpc.statuses import Failure, details_of, metadata_of, refuse
-from carpool.servers.grpc.unary import deadline_of
+from carpool.frontend.access.keys import Principal
+from carpool.frontend.grpc.answers import final_parameter, in_stream
+from carpool.frontend.grpc.asking import Asking, Metadata, read_metadata
+from carpool.frontend.grpc.grpc_inference import Asked, Inference
+from carpool.frontend.grpc.grpc_service import Service
+from carpool.frontend.grpc.schema import message_class
+from carpool.frontend.grpc.statuses import Failure, details_of, metadata_of, refuse
+from carpool.frontend.grpc.unary import deadline_of
 
 MOST_UNANSWERED = 256
 

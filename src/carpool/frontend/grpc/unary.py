@@ -9,11 +9,11 @@ from typing import Any
 
 from carpool.core.job import INFINITY
 from carpool.errors import InvalidInput
-from carpool.servers.access.keys import Principal
-from carpool.servers.grpc.asking import Asking, Metadata, read_metadata
-from carpool.servers.grpc.inference import Asked, Inference
-from carpool.servers.grpc.service import Service
-from carpool.servers.grpc.statuses import Failure, refuse
+from carpool.frontend.access.keys import Principal
+from carpool.frontend.grpc.asking import Asking, Metadata, read_metadata
+from carpool.frontend.grpc.grpc_inference import Asked, Inference
+from carpool.frontend.grpc.grpc_service import Service
+from carpool.frontend.grpc.statuses import Failure, refuse
 
 
 def deadline_of(context: Any, head_at: float, asking: Asking) -> float:

@@ -8,14 +8,14 @@ from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from carpool.errors import without_stack
-from carpool.servers.http.exchange import Exchange
-from carpool.servers.http.intake import Intake
-from carpool.servers.http.outgoing import Outgoing
-from carpool.servers.http.parsing import RequestHead
-from carpool.servers.http.responses import Body, Fault
+from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.intake import Intake
+from carpool.frontend.http.outgoing import Outgoing
+from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.responses import Body, Fault
 
 if TYPE_CHECKING:
-    from carpool.servers.http.shared import Shared
+    from carpool.frontend.http.shared import Shared
 
 logger = logging.getLogger(__name__)
 

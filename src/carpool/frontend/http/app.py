@@ -6,11 +6,9 @@ from collections.abc import Callable
 from typing import TypeAlias, cast
 
 from carpool.errors import CarpoolError
-from carpool.observe.counters import Block, Table
-from carpool.servers.access.guard import Guard
-from carpool.servers.access.route_rules import Rule, rule_of
-from carpool.servers.door import Door
-from carpool.servers.http import (
+from carpool.frontend.access.guard import Guard
+from carpool.frontend.access.route_rules import Rule, rule_of
+from carpool.frontend.http import (
     console_handlers,
     control_handlers,
     handlers,
@@ -18,17 +16,19 @@ from carpool.servers.http import (
     memory_handlers,
     setting_handlers,
 )
-from carpool.servers.http.exchange import BodyPlan, Exchange
-from carpool.servers.http.fairness import Fairness
-from carpool.servers.http.handlers import Handler, Start, Starter, missing, per_request
-from carpool.servers.http.image_route import TASK_ROUTES, start_predict, start_task
-from carpool.servers.http.infer import start_infer
-from carpool.servers.http.limits import MIB
-from carpool.servers.http.parsing import RequestHead
-from carpool.servers.http.responses import Fault
-from carpool.servers.http.routes import Route, Router
-from carpool.servers.http.service import Service
-from carpool.servers.http.shared_page import SharedPage
+from carpool.frontend.http.document_handlers import Handler, Start, Starter, missing, per_request
+from carpool.frontend.http.exchange import BodyPlan, Exchange
+from carpool.frontend.http.fairness import Fairness
+from carpool.frontend.http.http_service import Service
+from carpool.frontend.http.image_route import TASK_ROUTES, start_predict, start_task
+from carpool.frontend.http.infer import start_infer
+from carpool.frontend.http.limits import MIB
+from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.responses import Fault
+from carpool.frontend.http.routes import Route, Router
+from carpool.frontend.http.shared_page import SharedPage
+from carpool.link.door import Door
+from carpool.observe.counters import Block, Table
 
 
 def _get(pattern: str, handler: Handler, cost: float = 0.0) -> Route[Starter]:

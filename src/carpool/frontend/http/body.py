@@ -7,8 +7,8 @@ import socket
 import threading
 from typing import Protocol
 
-from carpool.servers.http.limits import Limits
-from carpool.servers.http.responses import Fault, bad_request
+from carpool.frontend.http.limits import Limits
+from carpool.frontend.http.responses import Fault, bad_request
 
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t -~\x80-\xff]*)?\r\n")
 _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")

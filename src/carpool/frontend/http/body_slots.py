@@ -8,8 +8,8 @@ what they said. A share for each peer's address was rejected: behind a proxy all
 from __future__ import annotations
 
 from carpool.errors import Unavailable
-from carpool.servers.door import Door, Slot
-from carpool.servers.http.exchange import Exchange
+from carpool.frontend.http.exchange import Exchange
+from carpool.link.door import Door, Slot
 
 _PLENTY = 0.25  # of all memory: up to here nobody looks at who takes it
 _FIRST_BYTES = 16 * 1024  # so that 4,096 connections that send nothing hold a quarter of the usual 256 MiB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from carpool.servers.door import Catalog
+from carpool.link.door import Catalog
 
 
 class CatalogPages:

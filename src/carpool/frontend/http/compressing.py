@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from carpool.frontend.http.compression import compress
+from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.http_service import Service
 from carpool.observe.columns import BYTES_SENT
-from carpool.servers.http.compression import compress
-from carpool.servers.http.exchange import Exchange
-from carpool.servers.http.service import Service
 
 WORTH_COMPRESSING = 1024
 """Bytes; less fits into one packet anyway."""

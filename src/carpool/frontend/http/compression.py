@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 
-from carpool.servers.http.body import GatheredBody, Ledger, too_large
-from carpool.servers.http.responses import Fault, bad_request
+from carpool.frontend.http.body import GatheredBody, Ledger, too_large
+from carpool.frontend.http.responses import Fault, bad_request
 
 _GZIP = 16 + zlib.MAX_WBITS
 _ZLIB = zlib.MAX_WBITS

@@ -17,14 +17,14 @@ import asyncio
 from time import monotonic
 from typing import cast
 
-from carpool.servers.http.answering import BODY, CLOSED, HEAD, LINGER, WAITING, Answering
-from carpool.servers.http.body import skip_received, too_large
-from carpool.servers.http.delivery import deliver
-from carpool.servers.http.exchange import BodyPlan, Exchange
-from carpool.servers.http.outgoing import peer_of
-from carpool.servers.http.parsing import HeadFinder, RequestHead
-from carpool.servers.http.responses import CONTINUE, Fault, bad_request
-from carpool.servers.http.shared import BODY_READ, Shared
+from carpool.frontend.http.answering import BODY, CLOSED, HEAD, LINGER, WAITING, Answering
+from carpool.frontend.http.body import skip_received, too_large
+from carpool.frontend.http.delivery import deliver
+from carpool.frontend.http.exchange import BodyPlan, Exchange
+from carpool.frontend.http.outgoing import peer_of
+from carpool.frontend.http.parsing import HeadFinder, RequestHead
+from carpool.frontend.http.responses import CONTINUE, Fault, bad_request
+from carpool.frontend.http.shared import BODY_READ, Shared
 
 _REQUESTS_PER_TURN = 16
 _SECONDS_PER_TURN = 0.001

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from carpool.errors import NotFound
-from carpool.servers.http.compressing import answer_compressed
-from carpool.servers.http.compression import choose_encoding
-from carpool.servers.http.exchange import Exchange
-from carpool.servers.http.handlers import Variables
-from carpool.servers.http.image_head import read_query
-from carpool.servers.http.responses import JSON_FIELDS
-from carpool.servers.http.service import Service
-from carpool.servers.http.site import answer_asset, site
-from carpool.servers.live_document import with_profile
+from carpool.frontend.http.compressing import answer_compressed
+from carpool.frontend.http.compression import choose_encoding
+from carpool.frontend.http.document_handlers import Variables
+from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.http_service import Service
+from carpool.frontend.http.image_head import read_query
+from carpool.frontend.http.responses import JSON_FIELDS
+from carpool.frontend.http.site import answer_asset, site
+from carpool.frontend.live_document import with_profile
 
 _TEXT_FIELDS = b"content-type: text/plain; charset=utf-8\r\nvary: accept\r\n"
 _TEXT = (

@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 from carpool.config.rules import nearest, shown
 from carpool.errors import CarpoolError, InvalidInput, Unsupported
-from carpool.servers.http.exchange import Collect, Exchange
-from carpool.servers.http.handlers import Variables
-from carpool.servers.http.refusals import answer_error
-from carpool.servers.http.service import Service
+from carpool.frontend.http.document_handlers import Variables
+from carpool.frontend.http.exchange import Collect, Exchange
+from carpool.frontend.http.http_refusals import answer_error
+from carpool.frontend.http.http_service import Service
 from carpool.wire.head import load_object
 
 Arguments: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from carpool.errors import without_stack
-from carpool.servers.http.compression import Inflater, body_encoding
-from carpool.servers.http.exchange import BodyPlan, Collect, Exchange, Receive
-from carpool.servers.http.responses import Fault
+from carpool.frontend.http.compression import Inflater, body_encoding
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.frontend.http.responses import Fault
 
 if TYPE_CHECKING:
-    from carpool.servers.http.shared import Shared
+    from carpool.frontend.http.shared import Shared
 
 Failed = Callable[[Exception], None]
 

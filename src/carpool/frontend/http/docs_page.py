@@ -14,7 +14,7 @@ from typing import Any
 Document = dict[str, Any]
 
 _CODE = re.compile(r"`([^`]*)`")
-_STYLE = (resources.files("carpool.servers.http") / "docs_page.css").read_text()
+_STYLE = (resources.files("carpool.frontend.http") / "docs_page.css").read_text()
 _STYLE_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 FIELDS = (
     "content-type: text/html; charset=utf-8\r\n"

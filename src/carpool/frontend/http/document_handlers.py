@@ -7,14 +7,14 @@ from typing import Any, TypeAlias
 
 from carpool import __version__
 from carpool.errors import CarpoolError, Unsupported
-from carpool.servers import documents
-from carpool.servers.http.exchange import BodyPlan, Collect, Exchange
-from carpool.servers.http.metrics_page import answer_metrics
-from carpool.servers.http.parsing import RequestHead
-from carpool.servers.http.refusals import answer_error
-from carpool.servers.http.responses import JSON_FIELDS
-from carpool.servers.http.service import Service, answer_document
-from carpool.servers.lookup import is_model_ready, not_serving
+from carpool.frontend import documents
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
+from carpool.frontend.http.http_refusals import answer_error
+from carpool.frontend.http.http_service import Service, answer_document
+from carpool.frontend.http.metrics_page import answer_metrics
+from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.responses import JSON_FIELDS
+from carpool.frontend.model_lookup import is_model_ready, not_serving
 from carpool.wire.head import load_object
 from carpool.wire.v2 import encode_error
 

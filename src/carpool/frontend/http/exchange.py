@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from carpool.servers.access.keys import Principal
-from carpool.servers.http.parsing import RequestHead
-from carpool.servers.http.responses import Body, Fields, render_fields
+from carpool.frontend.access.keys import Principal
+from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.responses import Body, Fields, render_fields
 
 More = Callable[[int], memoryview | None]
 

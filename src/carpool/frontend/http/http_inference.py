@@ -9,19 +9,18 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from carpool.engine.work import Timing
 from carpool.errors import CarpoolError, without_stack
+from carpool.frontend.client_memory import Fetch, Outlets, names_regions
+from carpool.frontend.http.body_slots import larger_slot, no_slots
+from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.http_service import log
+from carpool.frontend.http.infer_answer import TIMING, send_answer
+from carpool.frontend.http.packing import check, is_in_place, is_plain, prepare, takes_long
+from carpool.frontend.server_timing import times_of
+from carpool.link.door import Answer, Call, Slot
 from carpool.observe.columns import BYTES_RECEIVED, REQUEST_SECONDS
 from carpool.observe.failures import count_failure
-from carpool.servers.client_memory import Fetch, Outlets, names_regions
-from carpool.servers.door import Answer, Call, Slot
-from carpool.servers.http.body_slots import larger_slot, no_slots
-from carpool.servers.http.exchange import Exchange
-from carpool.servers.http.infer_answer import TIMING, send_answer
-from carpool.servers.http.packing import check, is_in_place, is_plain, prepare, takes_long
-from carpool.servers.http.service import log
-from carpool.servers.server_timing import times_of
-from carpool.types import InferResponse, RequestOptions
+from carpool.types import InferResponse, RequestOptions, Timing
 from carpool.wire.v2 import (
     Buffer,
     Placed,
@@ -33,7 +32,7 @@ from carpool.wire.v2 import (
 )
 
 if TYPE_CHECKING:
-    from carpool.servers.http.infer import InferRoute, Target
+    from carpool.frontend.http.infer import InferRoute, Target
 
 T = TypeVar("T")
 _Prepared: TypeAlias = tuple[RequestHead, list[Buffer]]

@@ -18,10 +18,10 @@ from carpool.errors import (
     Unsupported,
     without_stack,
 )
-from carpool.servers.http.exchange import Exchange
-from carpool.servers.http.responses import JSON_FIELDS
-from carpool.servers.http.routes import WrongMethod
-from carpool.servers.retry import retry_after
+from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.responses import JSON_FIELDS
+from carpool.frontend.http.routes import WrongMethod
+from carpool.frontend.retry import retry_after
 from carpool.wire.v2 import encode_error
 
 STATUSES: dict[type[CarpoolError], int] = {

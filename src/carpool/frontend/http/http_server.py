@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from carpool.config.server import LOCALHOST
 from carpool.errors import ConfigError
-from carpool.servers.descriptors import Descriptors
-from carpool.servers.http.connection import Connection
-from carpool.servers.http.exchange import App
-from carpool.servers.http.limits import Limits
-from carpool.servers.http.shared import Shared
-from carpool.servers.http.unread import Unread
+from carpool.frontend.http.connection import Connection
+from carpool.frontend.http.exchange import App
+from carpool.frontend.http.limits import Limits
+from carpool.frontend.http.shared import Shared
+from carpool.frontend.http.unread import Unread
+from carpool.observe.descriptors import Descriptors
 
 _BACKLOG = 1024
 _ATTEMPTS = 16

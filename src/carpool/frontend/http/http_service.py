@@ -10,22 +10,22 @@ from typing import Any
 import orjson
 
 from carpool.errors import CarpoolError
+from carpool.frontend.client_memory import ClientMemory
+from carpool.frontend.http.catalog_pages import CatalogPages
+from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.fairness import Fairness
+from carpool.frontend.http.http_refusals import answer_error
+from carpool.frontend.http.responses import JSON_FIELDS
+from carpool.frontend.http.shared_page import SharedPage
+from carpool.frontend.live_document import LivePage
+from carpool.frontend.model_lookup import look_up
+from carpool.frontend.model_rows import ModelRows
+from carpool.frontend.pictures.picture_service import PictureService
+from carpool.frontend.profile_watch import ProfileWatch
+from carpool.frontend.tracing import Tracer
+from carpool.link.door import Door, ModelEntry
 from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
-from carpool.servers.client_memory import ClientMemory
-from carpool.servers.door import Door, ModelEntry
-from carpool.servers.http.catalog_pages import CatalogPages
-from carpool.servers.http.exchange import Exchange
-from carpool.servers.http.fairness import Fairness
-from carpool.servers.http.refusals import answer_error
-from carpool.servers.http.responses import JSON_FIELDS
-from carpool.servers.http.shared_page import SharedPage
-from carpool.servers.live_document import LivePage
-from carpool.servers.lookup import look_up
-from carpool.servers.model_rows import ModelRows
-from carpool.servers.pictures.service import PictureService
-from carpool.servers.profile_watch import ProfileWatch
-from carpool.servers.tracing import Tracer
 
 log = logger("http")
 

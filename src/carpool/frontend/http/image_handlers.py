@@ -6,13 +6,13 @@ from functools import partial
 
 import orjson
 
-from carpool.servers.door import Catalog
-from carpool.servers.http.docs_page import FIELDS, docs_page
-from carpool.servers.http.exchange import Exchange
-from carpool.servers.http.handlers import Variables
-from carpool.servers.http.openapi import openapi
-from carpool.servers.http.responses import JSON_FIELDS
-from carpool.servers.http.service import Service
+from carpool.frontend.http.docs_page import FIELDS, docs_page
+from carpool.frontend.http.document_handlers import Variables
+from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.http_service import Service
+from carpool.frontend.http.openapi import openapi
+from carpool.frontend.http.responses import JSON_FIELDS
+from carpool.link.door import Catalog
 
 
 def _for_programs(catalog: Catalog, *, with_keys: bool) -> bytes:

@@ -10,7 +10,10 @@ from urllib.parse import parse_qsl
 
 from carpool.config.rules import shown
 from carpool.errors import InvalidInput
-from carpool.servers.asked_fields import (
+from carpool.frontend.http.compression import body_encoding, choose_encoding
+from carpool.frontend.http.image_body import Layout, read_layout
+from carpool.frontend.http.parsing import RequestHead
+from carpool.link.asked_fields import (
     DEADLINE,
     LATEST,
     SOURCE,
@@ -20,9 +23,6 @@ from carpool.servers.asked_fields import (
     read_latest,
     read_source,
 )
-from carpool.servers.http.compression import body_encoding, choose_encoding
-from carpool.servers.http.image_body import Layout, read_layout
-from carpool.servers.http.parsing import RequestHead
 
 _DEADLINE_FIELD = DEADLINE.lower().encode()
 _SOURCE_FIELD = SOURCE.lower().encode()

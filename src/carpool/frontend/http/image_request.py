@@ -9,22 +9,22 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from carpool.errors import CarpoolError, InvalidInput, Refused, without_stack
+from carpool.frontend.http.body_slots import larger_slot
+from carpool.frontend.http.compressing import WORTH_COMPRESSING, answer_compressed
+from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.http_refusals import status_of
+from carpool.frontend.http.http_service import log
+from carpool.frontend.http.image_body import Sent, read_pictures
+from carpool.frontend.http.infer_answer import TIMING
+from carpool.frontend.http.packing import AT_ONCE
+from carpool.frontend.http.responses import JSON_FIELDS
+from carpool.frontend.pictures.picture import Asked, Outcome, Picture
+from carpool.frontend.server_timing import Times
+from carpool.link.asked_fields import LATEST
+from carpool.link.door import Slot
+from carpool.memory.slot_files import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.failures import count_failure
-from carpool.servers.asked_fields import LATEST
-from carpool.servers.door import Slot
-from carpool.servers.http.body_slots import larger_slot
-from carpool.servers.http.compressing import WORTH_COMPRESSING, answer_compressed
-from carpool.servers.http.exchange import Exchange
-from carpool.servers.http.image_body import Sent, read_pictures
-from carpool.servers.http.infer_answer import TIMING
-from carpool.servers.http.packing import AT_ONCE
-from carpool.servers.http.refusals import status_of
-from carpool.servers.http.responses import JSON_FIELDS
-from carpool.servers.http.service import log
-from carpool.servers.pictures.picture import Asked, Outcome, Picture
-from carpool.servers.server_timing import Times
-from carpool.servers.slot_files import FILE_AT, write_length
 from carpool.vision.formats import Buffer
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
@@ -32,7 +32,7 @@ from carpool.vision.pixel_budget import MOST_PIXELS_AT_ONCE, pixels_of_request
 from carpool.wire.v2 import encode_error
 
 if TYPE_CHECKING:
-    from carpool.servers.http.image_route import ImageRoute, Target
+    from carpool.frontend.http.image_route import ImageRoute, Target
 
 _AT_ONCE_UNDER_WAY = 16
 """Of one request: enough to fill batches, and no client takes all the slots."""

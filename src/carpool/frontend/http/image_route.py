@@ -9,21 +9,21 @@ from typing import NamedTuple
 
 from carpool.config.model import Task
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
+from carpool.frontend.access.guard import check_model
+from carpool.frontend.access.keys import Principal
+from carpool.frontend.http.body_slots import first_slot
+from carpool.frontend.http.document_handlers import Start, Starter
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.frontend.http.http_service import Service
+from carpool.frontend.http.image_head import read_image_head
+from carpool.frontend.http.image_request import ImageRequest
+from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.model_lookup import not_serving
+from carpool.frontend.pictures.picture_models import PictureModel, task_of
+from carpool.link.door import Catalog, ModelEntry
+from carpool.memory.slot_files import FILE_AT
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
-from carpool.servers.access.guard import check_model
-from carpool.servers.access.keys import Principal
-from carpool.servers.door import Catalog, ModelEntry
-from carpool.servers.http.body_slots import first_slot
-from carpool.servers.http.exchange import BodyPlan, Collect, Exchange, Receive
-from carpool.servers.http.handlers import Start, Starter
-from carpool.servers.http.image_head import read_image_head
-from carpool.servers.http.image_request import ImageRequest
-from carpool.servers.http.parsing import RequestHead
-from carpool.servers.http.service import Service
-from carpool.servers.lookup import not_serving
-from carpool.servers.pictures.models import PictureModel, task_of
-from carpool.servers.slot_files import FILE_AT
 from carpool.vision.options import Options, names, read_options
 from carpool.vision.tasks.task import cannot_draw
 

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from carpool.errors import CarpoolError
+from carpool.frontend.http.body_slots import first_slot
+from carpool.frontend.http.document_handlers import Start
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.frontend.http.http_inference import Inference
+from carpool.frontend.http.http_service import Service
+from carpool.frontend.http.infer_head import read_infer_head
+from carpool.frontend.http.infer_pictures import PictureInference
+from carpool.frontend.http.largest_body import LargestBody
+from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.model_lookup import not_serving
+from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
-from carpool.servers.door import Catalog, ModelEntry
-from carpool.servers.http.body_slots import first_slot
-from carpool.servers.http.exchange import BodyPlan, Collect, Exchange, Receive
-from carpool.servers.http.handlers import Start
-from carpool.servers.http.infer_head import read_infer_head
-from carpool.servers.http.infer_pictures import PictureInference
-from carpool.servers.http.inference import Inference
-from carpool.servers.http.largest_body import LargestBody
-from carpool.servers.http.parsing import RequestHead
-from carpool.servers.http.service import Service
-from carpool.servers.lookup import not_serving
 from carpool.wire.v2 import read_header_length
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from carpool.frontend.http.compressing import WORTH_COMPRESSING, answer_compressed
+from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.http_service import Service
+from carpool.frontend.http.infer_head import InferHead
 from carpool.observe.columns import BYTES_SENT
-from carpool.servers.http.compressing import WORTH_COMPRESSING, answer_compressed
-from carpool.servers.http.exchange import Exchange
-from carpool.servers.http.infer_head import InferHead
-from carpool.servers.http.service import Service
 from carpool.wire.v2 import HEADER_LENGTH, Encoded
 
 Times: TypeAlias = tuple[float, float, float, float, int]

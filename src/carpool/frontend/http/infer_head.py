@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from carpool.servers.asked_fields import (
+from carpool.frontend.http.compression import body_encoding, choose_encoding
+from carpool.frontend.http.packing import AT_ONCE
+from carpool.frontend.http.parsing import RequestHead
+from carpool.link.asked_fields import (
     DEADLINE,
     LATEST,
     SOURCE,
@@ -13,9 +16,6 @@ from carpool.servers.asked_fields import (
     read_latest,
     read_source,
 )
-from carpool.servers.http.compression import body_encoding, choose_encoding
-from carpool.servers.http.packing import AT_ONCE
-from carpool.servers.http.parsing import RequestHead
 from carpool.wire.v2 import HEADER_LENGTH, read_header_length
 
 _LENGTH_FIELD = HEADER_LENGTH.lower().encode()

@@ -7,24 +7,28 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from carpool.engine.work import Timing
 from carpool.errors import CarpoolError
+from carpool.frontend.http.body_slots import no_slots
+from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.http_inference import Inference
+from carpool.frontend.http.packing import AT_ONCE
+from carpool.frontend.pictures.picture import told
+from carpool.frontend.pictures.picture_batch import (
+    PictureBatch,
+    check_pictures,
+    may_hold_pictures,
+    sends_pictures,
+)
+from carpool.frontend.pictures.picture_decoding import Decoding
+from carpool.frontend.pictures.picture_models import PictureModel
+from carpool.frontend.pictures.picture_service import promised
+from carpool.link.door import Answer, Slot
 from carpool.observe.columns import BYTES_RECEIVED, DECODE_SECONDS
-from carpool.servers.door import Answer, Slot
-from carpool.servers.http.body_slots import no_slots
-from carpool.servers.http.exchange import Exchange
-from carpool.servers.http.inference import Inference
-from carpool.servers.http.packing import AT_ONCE
-from carpool.servers.pictures.batch import PictureBatch, check_pictures, may_hold_pictures, sends_pictures
-from carpool.servers.pictures.models import PictureModel
-from carpool.servers.pictures.picture import told
-from carpool.servers.pictures.picture_decoding import Decoding
-from carpool.servers.pictures.service import promised
-from carpool.types import Tensor
+from carpool.types import Tensor, Timing
 from carpool.wire.v2 import check_tail, parse_head, read_header_length
 
 if TYPE_CHECKING:
-    from carpool.servers.http.infer import InferRoute, Target
+    from carpool.frontend.http.infer import InferRoute, Target
 
 
 class PictureInference(Inference):

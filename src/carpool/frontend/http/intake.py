@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import cast
 
-from carpool.servers.http.body import (
+from carpool.frontend.http.body import (
     ChunkedReader,
     Discard,
     Gather,
@@ -15,10 +15,10 @@ from carpool.servers.http.body import (
     skip_received,
     too_large,
 )
-from carpool.servers.http.compression import body_encoding
-from carpool.servers.http.exchange import BodyPlan, Collect, More, Receive
-from carpool.servers.http.limits import Limits
-from carpool.servers.http.parsing import RequestHead
+from carpool.frontend.http.compression import body_encoding
+from carpool.frontend.http.exchange import BodyPlan, Collect, More, Receive
+from carpool.frontend.http.limits import Limits
+from carpool.frontend.http.parsing import RequestHead
 
 _NOTHING = bytearray()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from carpool.servers.http.limits import Limits
-from carpool.servers.http.parsing import HeadFinder, RequestHead, parse_head
+from carpool.frontend.http.limits import Limits
+from carpool.frontend.http.parsing import HeadFinder, RequestHead, parse_head
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([1-9][0-9]{0,17})[ \t]*\r\n", re.IGNORECASE)
 _MOST_HEADS = 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from carpool.errors import TooLarge
-from carpool.servers.door import ModelEntry
+from carpool.link.door import ModelEntry
 from carpool.types import Signature
 
 _JSON_NUMBER = 32  # bytes, with its comma and some space

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from carpool.errors import NotFound, Unsupported
-from carpool.servers.documents import region_status
-from carpool.servers.http.exchange import Collect, Exchange
-from carpool.servers.http.handlers import Variables, with_json
-from carpool.servers.http.service import Service, answer_document
+from carpool.frontend.documents import region_status
+from carpool.frontend.http.document_handlers import Variables, with_json
+from carpool.frontend.http.exchange import Collect, Exchange
+from carpool.frontend.http.http_service import Service, answer_document
 from carpool.wire.parameters import shorten
 
 _FIELDS = ("key", "offset", "byte_size")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from carpool.errors import CarpoolError
+from carpool.frontend.access.guard import Guard
+from carpool.frontend.access.route_rules import rule_of
+from carpool.frontend.http.exchange import BodyPlan, Exchange
+from carpool.frontend.http.fairness import Fairness
+from carpool.frontend.http.http_refusals import answer_error
+from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.responses import Fault
+from carpool.frontend.http.routes import Route, Router
+from carpool.frontend.http.shared_page import SharedPage
 from carpool.observe.prometheus import CONTENT_TYPE
-from carpool.servers.access.guard import Guard
-from carpool.servers.access.route_rules import rule_of
-from carpool.servers.http.exchange import BodyPlan, Exchange
-from carpool.servers.http.fairness import Fairness
-from carpool.servers.http.parsing import RequestHead
-from carpool.servers.http.refusals import answer_error
-from carpool.servers.http.responses import Fault
-from carpool.servers.http.routes import Route, Router
-from carpool.servers.http.shared_page import SharedPage
 
 _RULE = rule_of("GET /metrics")
 _FIELDS = b"content-type: %b\r\n" % CONTENT_TYPE.encode()

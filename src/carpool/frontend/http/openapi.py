@@ -7,11 +7,11 @@ from typing import Any
 
 from carpool import __version__
 from carpool.config.model import Task
-from carpool.servers.asked_fields import DEADLINE, LATEST, SOURCE
-from carpool.servers.door import Catalog
-from carpool.servers.http.image_body import MAX_PICTURES
-from carpool.servers.http.image_route import TASK_ROUTES, in_order
-from carpool.servers.pictures.models import task_of
+from carpool.frontend.http.image_body import MAX_PICTURES
+from carpool.frontend.http.image_route import TASK_ROUTES, in_order
+from carpool.frontend.pictures.picture_models import task_of
+from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE
+from carpool.link.door import Catalog
 from carpool.vision import draw, options, results
 from carpool.wire.parameters import MAX_SOURCE_CHARS
 

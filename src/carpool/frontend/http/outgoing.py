@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
-from carpool.servers.http.responses import Body, render_head
+from carpool.frontend.http.responses import Body, render_head
 
 if TYPE_CHECKING:
-    from carpool.servers.http.shared import Shared
+    from carpool.frontend.http.shared import Shared
 
 _COPIED_TOGETHER = 64 * 1024
 _WITHOUT_BODY = (204, 304)

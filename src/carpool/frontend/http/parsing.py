@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote_to_bytes
 
-from carpool.servers.access.keys import Principal
-from carpool.servers.http.limits import Limits
-from carpool.servers.http.responses import Fault, bad_request
+from carpool.frontend.access.keys import Principal
+from carpool.frontend.http.limits import Limits
+from carpool.frontend.http.responses import Fault, bad_request
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 _REQUEST_LINE = _TOKEN + rb"++ [!-~]++ HTTP/[0-9]\.[0-9]"

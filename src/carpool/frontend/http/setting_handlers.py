@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from carpool.servers.access.keys import told
-from carpool.servers.http.exchange import Collect, Exchange
-from carpool.servers.http.handlers import Variables, with_json
-from carpool.servers.http.service import Service
+from carpool.frontend.access.keys import told
+from carpool.frontend.http.document_handlers import Variables, with_json
+from carpool.frontend.http.exchange import Collect, Exchange
+from carpool.frontend.http.http_service import Service
 
 
 def log_settings(service: Service, exchange: Exchange, _variables: Variables) -> None:

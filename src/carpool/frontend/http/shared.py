@@ -8,16 +8,16 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from carpool.servers.http.body import Ledger
-from carpool.servers.http.exchange import App
-from carpool.servers.http.known_heads import KnownHeads
-from carpool.servers.http.limits import KIB, Limits
-from carpool.servers.http.responses import Fault, date_line
-from carpool.servers.http.unread import Unread
+from carpool.frontend.http.body import Ledger
+from carpool.frontend.http.exchange import App
+from carpool.frontend.http.known_heads import KnownHeads
+from carpool.frontend.http.limits import KIB, Limits
+from carpool.frontend.http.responses import Fault, date_line
+from carpool.frontend.http.unread import Unread
 
 if TYPE_CHECKING:
-    from carpool.servers.http.connection import Connection
-    from carpool.servers.http.outgoing import Outgoing
+    from carpool.frontend.http.connection import Connection
+    from carpool.frontend.http.outgoing import Outgoing
 
 BODY_READ = 256 * KIB
 """Of one body at a time: some tenths of a millisecond. Then others have their turn."""

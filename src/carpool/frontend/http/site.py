@@ -9,7 +9,7 @@ from importlib import resources
 from typing import NamedTuple
 
 from carpool.console import page_files
-from carpool.servers.http.exchange import Exchange
+from carpool.frontend.http.exchange import Exchange
 
 SAMPLE = "sample.jpg"
 

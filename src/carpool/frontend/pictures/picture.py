@@ -14,19 +14,18 @@ from typing import NamedTuple
 
 import orjson
 
-from carpool.engine.work import Timing
 from carpool.errors import CarpoolError, Unavailable, without_stack
+from carpool.frontend.pictures.picture_decoding import Decoding, weight_of
+from carpool.frontend.pictures.picture_models import PictureModel
+from carpool.frontend.pictures.picture_service import PictureService, promised
+from carpool.frontend.server_timing import Times, times_of
+from carpool.link.asked_fields import Sender
+from carpool.link.door import Answer, Call, Slot
+from carpool.memory.slot_files import FILE_AT, write_file
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
 from carpool.observe.failures import count_failure
 from carpool.observe.logs import logger
-from carpool.servers.asked_fields import Sender
-from carpool.servers.door import Answer, Call, Slot
-from carpool.servers.pictures.models import PictureModel
-from carpool.servers.pictures.picture_decoding import Decoding, weight_of
-from carpool.servers.pictures.service import PictureService, promised
-from carpool.servers.server_timing import Times, times_of
-from carpool.servers.slot_files import FILE_AT, write_file
-from carpool.types import Tensor
+from carpool.types import Tensor, Timing
 from carpool.vision import draw
 from carpool.vision.decode import decode
 from carpool.vision.formats import Buffer

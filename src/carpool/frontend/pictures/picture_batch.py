@@ -14,12 +14,12 @@ from typing import TypeVar
 import numpy as np
 
 from carpool.errors import CarpoolError, InvalidInput, Unsupported
-from carpool.servers.door import ModelEntry
-from carpool.servers.pictures.models import PictureModel
-from carpool.servers.pictures.picture import document
-from carpool.servers.pictures.picture_decoding import weight_of
-from carpool.servers.pictures.text import from_base64
-from carpool.servers.slot_files import FILE_AT, write_file
+from carpool.frontend.pictures.picture import document
+from carpool.frontend.pictures.picture_decoding import weight_of
+from carpool.frontend.pictures.picture_models import PictureModel
+from carpool.frontend.pictures.picture_text import from_base64
+from carpool.link.door import ModelEntry
+from carpool.memory.slot_files import FILE_AT, write_file
 from carpool.types import Array, Datatype, RequestedOutput, Signature, Tensor, TensorSpec
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import names, read_options

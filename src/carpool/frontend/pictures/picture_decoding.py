@@ -10,8 +10,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Generic, TypeVar
 
-from carpool.servers.door import Call, Slot
-from carpool.servers.pictures.workers import Job, Workers
+from carpool.frontend.pictures.workers import Job, Workers
+from carpool.link.door import Call, Slot
 from carpool.vision.formats import Buffer, read_head, sniff
 
 T = TypeVar("T")

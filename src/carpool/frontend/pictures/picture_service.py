@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import cv2
 
-from carpool.engine.work import Timing
 from carpool.errors import CarpoolError
+from carpool.frontend.pictures.picture_decoding import weight_of_size
+from carpool.frontend.pictures.picture_models import PictureModel, PictureModels
+from carpool.frontend.pictures.workers import Workers
+from carpool.frontend.tracing import Tracer
+from carpool.link.asked_fields import Sender
+from carpool.link.door import Catalog, Door, ModelEntry
 from carpool.observe.counters import Row
-from carpool.servers.asked_fields import Sender
-from carpool.servers.door import Catalog, Door, ModelEntry
-from carpool.servers.pictures.models import PictureModel, PictureModels
-from carpool.servers.pictures.picture_decoding import weight_of_size
-from carpool.servers.pictures.workers import Workers
-from carpool.servers.tracing import Tracer
+from carpool.types import Timing
 from carpool.vision.pixel_budget import MOST_PIXELS_WAITING
 
 _MOST_HELD_BYTES = 512 << 20

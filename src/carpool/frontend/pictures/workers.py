@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from carpool.core.decode_forecast import DecodeForecast
 from carpool.core.job import INFINITY
-from carpool.engine.numerals import numeral
+from carpool.core.numerals import numeral
 from carpool.errors import Refused
 
 Then: TypeAlias = Callable[[Any, BaseException | None], None]

@@ -8,8 +8,8 @@ from typing import Any
 
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve, CurveError
+from carpool.core.numerals import numeral
 from carpool.core.policy import Knobs, Promise
-from carpool.engine.numerals import numeral
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
 from carpool.lab.load.facts import Unreachable

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from carpool.engine.numerals import numeral
+from carpool.core.numerals import numeral
 from carpool.errors import InvalidInput
 from carpool.lab.plots import FAINT, INK, beside_capacity, beside_level, figure
 from carpool.lab.sweep.sweep_results import PointRow, Results

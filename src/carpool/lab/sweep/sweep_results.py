@@ -9,7 +9,7 @@ from itertools import groupby
 from statistics import fmean, median
 from typing import Any
 
-from carpool.engine.numerals import numeral as _n
+from carpool.core.numerals import numeral as _n
 from carpool.lab.fleet_question import ENOUGH
 from carpool.lab.load.histogram import Histogram
 from carpool.lab.sweep.sweep_order import Setting
