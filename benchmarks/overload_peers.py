@@ -17,8 +17,6 @@ import argparse
 import json
 import os
 import random
-import signal
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -29,10 +27,10 @@ import numpy as np
 
 from carpool.config.server import server_settings
 from carpool.demo import demo_models, pictures
-from carpool.lab.load.processes import spare_the_collector
 from load.disturbance import Disturbance, is_quiet
 from load.offer import broken, gave_up, most, offer
 from load.ports import free_port
+from load.program import run_program, tell
 from load.slices import wait_for_quiet
 from load.wrk import Target
 from peers import setup
@@ -293,14 +291,5 @@ def main() -> int:
     return 0
 
 
-def tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    spare_the_collector()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
-    try:
-        sys.exit(main())
-    except (ServerError, setup.SetupError) as error:
-        sys.exit(f"overload_peers: {error}")
+    run_program(main, "overload_peers", ServerError, setup.SetupError)

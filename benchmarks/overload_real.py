@@ -28,7 +28,6 @@ import argparse
 import json
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -42,12 +41,12 @@ from statistics import median
 from carpool.config.server import server_settings
 from carpool.demo import demo_models, pictures
 from carpool.errors import CarpoolError
-from carpool.lab.load.processes import spare_the_collector
-from carpool.lab.load.report import Counts
+from carpool.lab.load.load_report import Counts
 from load import processes
 from load.burst import LoadError
 from load.carpool_server import carpool_server
 from load.neighbour import Neighbour
+from load.program import run_program, tell
 from load.slices import QUIET_PROBE_S, wait_for_quiet
 from load.uploads import Seen, Uploads
 
@@ -456,14 +455,5 @@ def main() -> int:
     return 0
 
 
-def tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    spare_the_collector()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
-    try:
-        sys.exit(main())
-    except (LoadError, CarpoolError) as error:
-        sys.exit(f"overload_real: {error}")
+    run_program(main, "overload_real", LoadError, CarpoolError)

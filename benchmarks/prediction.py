@@ -45,9 +45,9 @@ from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
 from carpool.demo import demo_models
 from carpool.errors import CarpoolError
-from carpool.lab.machine import UNSHARED, Machine
-from carpool.lab.plan import ENOUGH, Question, max_batch, suffices
-from carpool.lab.scenario import Scenario, measure
+from carpool.lab.fleet_plan import max_batch, suffices
+from carpool.lab.fleet_question import ENOUGH, UNSHARED, FleetQuestion, Machine
+from carpool.sim.scenario import Scenario, measure
 from load import open_loop, processes
 from load.burst import LoadError
 from load.carpool_server import CarpoolServer, FakeModel, carpool_server, starting, wait_ready
@@ -103,7 +103,7 @@ class Device:
         low, high = 0.0, 1.2 * self.capacity
         while high - low > 0.005 * self.capacity:
             rate = (low + high) / 2
-            asked = Question(self.curve, self.slo, rate, noise=self.noise, machine=self.machine)
+            asked = FleetQuestion(self.curve, self.slo, rate, noise=self.noise, machine=self.machine)
             one = suffices(asked, replicas=1)
             low, high = (rate, high) if one else (low, rate)
         return low

@@ -116,7 +116,11 @@ def test_importing_carpool_stays_light() -> None:
         ("carpool.frontend.http.app", f"{ENGINE} grpc"),
         ("carpool.frontend.grpc.grpc_server", ENGINE),
         ("carpool.process.start", "carpool.frontend.http.app carpool.frontend.grpc cv2 torch"),
-        ("carpool.cli.serve_run", "carpool.engine.models.served carpool.frontend.http.app cv2 grpc torch"),
+        (
+            "carpool.process.supervisor",
+            "carpool.engine.models.served carpool.frontend.http.app cv2 grpc torch",
+        ),
+        ("carpool.cli.main", "numpy rich orjson uvloop asyncio http.client carpool.core.scheduler"),
     ],
 )
 def test_a_process_loads_only_what_it_needs(process: str, spared: str) -> None:

@@ -12,10 +12,10 @@ from statistics import mean, median
 
 import pytest
 
-from carpool.core.arrivals import Arrival, poisson
 from carpool.core.capacity import fluid_bound, slo_capacity
 from carpool.core.curve import BatchCurve
-from carpool.core.simulation import Device
+from carpool.sim.arrivals import Arrival, poisson
+from carpool.sim.simulation import Device
 from core.clairvoyant import most_answered_in_time
 from core.playing import NAMED, attainment, named, play, play_poisson, stream, together
 

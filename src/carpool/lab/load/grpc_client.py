@@ -11,11 +11,10 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from carpool.lab.load.http_answer import read_timing
+from carpool.lab.load.http_client import read_timing
 from carpool.lab.load.messages import Asking, Bodies, asked_headers
-from carpool.lab.load.mix import Draw
-from carpool.lab.load.outcome import PLAIN_ANSWER, Answer, Kind, Ticket, Timing, failed
-from carpool.lab.load.target import Clock, Tell
+from carpool.lab.load.request_data import Draw
+from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Clock, Kind, Tell, Ticket, Timing, failed
 from carpool.types import Tensor
 from carpool.wire.proto import message_class
 from carpool.wire.tensors import to_binary
@@ -166,8 +165,8 @@ def read_answer(message: bytes) -> Answer:
 def read_error(code: grpc.StatusCode, trailing: Mapping[str, str]) -> Answer:
     """UNAVAILABLE is a refusal only if the server says why: it is also what a broken connection is called."""
     reason = trailing.get("carpool-reason", "")
-    told = bool(_REASON.fullmatch(reason))
-    refused = code in _REFUSALS and (told or code is not grpc.StatusCode.UNAVAILABLE)
+    explained = bool(_REASON.fullmatch(reason))
+    refused = code in _REFUSALS and (explained or code is not grpc.StatusCode.UNAVAILABLE)
     timing = read_timing(trailing.get("server-timing", "").encode())
-    word = reason if told else f"grpc-{code.name.lower().replace('_', '-')}"
+    word = reason if explained else f"grpc-{code.name.lower().replace('_', '-')}"
     return Answer(Kind.REFUSED if refused else Kind.FAILED, word, timing)

@@ -11,7 +11,7 @@ from typing import Any
 from carpool.config.repository import PBTXT, TOML, VERSION, ModelSource
 from carpool.config.rules import read_settings
 from carpool.errors import InvalidInput
-from carpool.lab.sweep.grid import Setting
+from carpool.lab.sweep.sweep_order import Setting
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 
