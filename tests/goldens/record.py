@@ -1,4 +1,4 @@
-"""Writes the goldens anew, when what they hold is meant to change: `PYTHONPATH=tests python -m goldens.record`.
+"""Writes the goldens anew, when they are meant to change: `PYTHONPATH=tests python -m goldens.record`.
 
 Read the difference before it is committed: whatever goes away or changes here is something that users had.
 """
