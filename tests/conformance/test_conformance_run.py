@@ -14,7 +14,7 @@ from conformance.flavours import Flavour
 from conformance.perf_analyzer import Point, RunError, SetupError
 from conformance.runs import every_run
 from conformance.show import CallRow, Got, RunRow, as_document, as_markdown, call_cells, run_cells
-from conformance.table import every_case
+from conformance.table import every_case, missing, unknown
 
 PAGE = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text("utf-8")
 HEAD = (
@@ -74,6 +74,16 @@ def test_a_package_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     with pytest.raises(SetupError, match=r"tritonclient==2\.47\.0: no network"):
         perf_analyzer.install(tmp_path)
+
+
+@pytest.mark.parametrize("flavour", Flavour, ids=lambda flavour: flavour.value)
+def test_the_table_has_every_method_of_the_client(flavour: Flavour) -> None:
+    """A new version of tritonclient with a new method fails here: add a row that says what it does."""
+    assert missing(flavour) == set()
+
+
+def test_the_table_has_no_method_that_no_client_has() -> None:
+    assert unknown() == set()
 
 
 def test_failures_stand_out() -> None:

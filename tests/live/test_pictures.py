@@ -25,7 +25,7 @@ from PIL import Image
 
 from carpool.demo import bundled_models, demo_models, pictures
 from live.plain_detector import overlap, things_in
-from live.server import Live, error_of, resident_bytes, serving, wait_until
+from live.server import LAYOUTS, Live, error_of, resident_bytes, serving, wait_until
 from servers.http.harness import Response
 from servers.http.test_app_images import FORM
 from servers.http.test_multipart import file_part, form
@@ -48,7 +48,7 @@ def plainly(model: Path, folder: Path) -> Path:
     return copied
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["one process", "one front end"])
+@pytest.fixture(scope="module", params=LAYOUTS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("pictures")
     grpc = int(request.param > 0)
