@@ -1,4 +1,4 @@
-"""The project's shape, kept by tests: imports go down, names are unique, core is pure, files fit in a head."""
+"""The project's shape, kept by tests: imports go down, names are unique, core is pure, files stay short."""
 
 from __future__ import annotations
 
@@ -53,42 +53,11 @@ MAY_IMPORT: Mapping[str, str] = {
 }
 
 # What is not as it should be yet. Nothing may be added; what is mended has to be taken off.
-NAMES_TWICE = {
-    *(
-        "belief",
-        "calls",
-        "control",
-        "delivery",
-        "failures",
-        "families",
-        "handlers",
-        "host",
-        "inference",
-    ),
-    *(
-        "inputs",
-        "instance",
-        "ledger",
-        "lookup",
-        "messages",
-        "models",
-        "options",
-        "placement",
-        "plan",
-    ),
-    *(
-        "predict",
-        "processes",
-        "profile",
-        "refusals",
-        "regions",
-        "report",
-        "results",
-        "served",
-        "server",
-    ),
-    *("service",),
-}
+NAMES_TWICE = (
+    "belief calls control delivery failures families handlers host inference inputs instance ledger lookup "
+    "messages models options placement plan predict processes profile refusals regions report results served "
+    "server service"
+)
 CIRCLES = {
     "cli.given cli.simulate cli.simulate_run",
     "cli.load cli.load_given cli.load_run",
@@ -192,8 +161,9 @@ def test_circles_are_found() -> None:
 def test_every_file_has_a_name_of_its_own() -> None:
     names = Counter(path.stem for path in WRITTEN if path.stem != "__init__")
     twice = {name for name, count in names.items() if count > 1}
-    assert twice - NAMES_TWICE == set()
-    assert NAMES_TWICE - twice == set(), "mended: take it off the list"
+    known = set(NAMES_TWICE.split())
+    assert twice - known == set()
+    assert known - twice == set(), "mended: take it off the list"
 
 
 def test_core_is_pure() -> None:
