@@ -170,7 +170,10 @@ def test_kill_a_front_end_under_load(tmp_path: Path) -> None:
         server.until_metric(0, "nv_inference_pending_request_count", model="model")
 
 
-@pytest.mark.parametrize("batching", ["", "[batching]"], ids=["eager", "knobs"])
+@pytest.mark.parametrize(
+    "batching",
+    [pytest.param("", id="eager", marks=pytest.mark.conformance), pytest.param("[batching]", id="knobs")],
+)
 def test_a_front_end_that_dies_with_requests_in_the_queue_leaves_nothing(
     tmp_path: Path, batching: str
 ) -> None:
@@ -222,6 +225,7 @@ def test_kill_the_engine_with_requests_waiting(tmp_path: Path) -> None:
         assert server.metric("nv_inference_request_failure", model="model") == 8
 
 
+@pytest.mark.conformance
 def test_kill_the_engine_under_load(tmp_path: Path) -> None:
     model = repositories.python(tmp_path / "models", DOUBLE)
     with serving(model, folder=tmp_path) as server, Load(server, "model") as load:
@@ -382,6 +386,7 @@ def test_models_whose_processes_are_killed_while_idle_are_restarted(moody: Live)
         wait_until(lambda name=model: ask(moody, name, 1, 2).status == 200, f"{model} answers again")
 
 
+@pytest.mark.conformance
 def test_kill_a_model_under_load(tmp_path: Path) -> None:
     """Who rode in its last batch hears so; everybody else is answered, by its successor."""
     model = repositories.python(tmp_path / "models", DOUBLE, max_batch=2)
@@ -557,7 +562,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("frontends", LAYOUTS)
-@pytest.mark.parametrize("why", BROKEN)
+@pytest.mark.parametrize(
+    "why",
+    [
+        "no weights",
+        *(pytest.param(why, marks=pytest.mark.conformance) for why in BROKEN if why != "no weights"),
+    ],
+)
 def test_a_broken_model_at_start_is_one_clear_line(tmp_path: Path, frontends: int, why: str) -> None:
     code, key = BROKEN[why]
     model = repositories.python(tmp_path / "models", code, name="broken")
