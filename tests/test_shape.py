@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -84,9 +85,14 @@ def folder_of(path: Path) -> str:
 MODULES = {name_of(path): path for path in SOURCES}
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def imports(path: Path, *, for_types: bool = True) -> Iterator[str]:
     """Full names, also of what is imported inside functions; on request without those for types alone."""
-    waiting: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
+    waiting: list[ast.AST] = [tree_of(path)]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
@@ -176,11 +182,12 @@ def test_core_is_pure() -> None:
 def test_files_and_functions_fit_in_a_head() -> None:
     wrong = []
     for path in WRITTEN:
-        text = path.read_text("utf-8")
         inside = str(path.relative_to(PACKAGE))
-        if len(text.splitlines()) > (LONGEST_STATE_MACHINE if inside in STATE_MACHINES else LONGEST_FILE):
+        if len(path.read_text("utf-8").splitlines()) > (
+            LONGEST_STATE_MACHINE if inside in STATE_MACHINES else LONGEST_FILE
+        ):
             wrong.append(inside)
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 wrong += [f"{inside}: {node.name} has {length} lines"] if length > LONGEST_FUNCTION else []
