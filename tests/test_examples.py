@@ -32,7 +32,7 @@ PAGES = [
     DOCS / "troubleshooting.md",
 ]
 RUNNABLE = [page for page in PAGES if "```console" in page.read_text("utf-8")]
-AT_ONCE = ("README.md", "python.md", "coming-from-triton.md")  # `make conformance` runs the other pages, too
+AT_ONCE = ("python.md", "coming-from-triton.md")  # `make conformance` runs the other pages, too
 SECONDS = 180  # for anything to end that should take a few, on cores that other tests keep busy
 
 SERVERS_OWN = ("carpool serve", "make serve")
