@@ -33,7 +33,7 @@ endef
 serve: $(SERVING) ## serve the demo models
 	$(BIN)/carpool serve
 
-test: setup browser ## run every test
+test: setup browser ## run the tests, but for the long ones of make conformance
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # The console is tested in a real Chromium. Without one its tests fail, unless CARPOOL_NO_BROWSER=1 says to go without.
@@ -59,7 +59,7 @@ format: setup ## rewrite the code in the project's format
 bench: setup ## the quick form of every benchmark
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script --quick || exit 1; done
 
-conformance: setup ## Triton's own clients and perf_analyzer against a server started here (ARGS=--help)
+conformance: setup ## Triton's own clients, perf_analyzer and the long tests (ARGS=--help)
 	@PYTHONPATH=tests $(BIN)/python -m conformance.run $(ARGS)
 
 docs: setup ## redraw the pictures in docs/

@@ -53,6 +53,7 @@ def test_with_surges_of_three_times_it_needs_two() -> None:
     assert any("load balancer" in sentence for sentence in found.why)
 
 
+@pytest.mark.conformance
 def test_a_surge_just_below_capacity_is_caught_by_the_simulator() -> None:
     found = plan(FleetQuestion(EXERCISE, 0.05, 500, surge=1.6, surge_seconds=10))
     assert found.replicas == 2
@@ -60,6 +61,7 @@ def test_a_surge_just_below_capacity_is_caught_by_the_simulator() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.conformance
 def test_a_surge_shorter_than_the_promise_is_ridden_out() -> None:
     found = plan(FleetQuestion(EXERCISE, 0.05, 300, surge=4, surge_seconds=0.02))
     assert found.replicas == 1
@@ -74,6 +76,7 @@ def test_a_hundred_cameras_need_one_gpu_and_a_spare() -> None:
     assert found.capacity_rps == pytest.approx(2046, abs=1)
 
 
+@pytest.mark.conformance
 def test_the_moderation_fleet_needs_three() -> None:
     found = plan(FleetQuestion(RESNET, 0.1, 800, surge=3, surge_seconds=600))
     _check(found, 100)

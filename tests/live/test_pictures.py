@@ -28,7 +28,7 @@ from frontend.http.harness import Response
 from frontend.http.test_app_images import FORM
 from frontend.http.test_multipart import file_part, form
 from live.plain_detector import overlap, things_in
-from live.server import Live, error_of, resident_bytes, serving, wait_until
+from live.server import LAYOUTS, Live, error_of, resident_bytes, serving, wait_until
 from vision.made_files import HEADS
 
 PHOTOS = {file.stem: file for file in pictures()}
@@ -48,7 +48,7 @@ def plainly(model: Path, folder: Path) -> Path:
     return copied
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["one process", "one front end"])
+@pytest.fixture(scope="module", params=LAYOUTS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("pictures")
     grpc = int(request.param > 0)
