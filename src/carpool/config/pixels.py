@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ImageSettings, ModelConfig
 
 
@@ -13,6 +14,6 @@ def values_told(image: ImageSettings) -> bool:
 def values_on_device(config: ModelConfig) -> bool:
     """True for a PyTorch model whose input is declared as bytes although [image] makes other values of them:
     then pixels travel as bytes, and scale, mean and std are applied on the device. The tensors are known."""
-    if config.backend != "pytorch" or config.image is None or len(config.inputs) != 1:
+    if not kind_of(config.backend).values_on_device or config.image is None or len(config.inputs) != 1:
         return False
     return config.inputs[0].datatype == "UINT8" and values_told(config.image)

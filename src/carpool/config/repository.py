@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carpool.config import rules
+from carpool.config.backend_kinds import default_files
 from carpool.config.model import (
     AllVersions,
     InstanceGroup,
@@ -18,7 +19,7 @@ from carpool.config.model import (
     ModelConfig,
     VersionPolicy,
 )
-from carpool.config.model_files import DEFAULT_FILES, find_file, is_for, is_model_file
+from carpool.config.model_files import find_file, is_for, is_model_file
 from carpool.config.toml import read_toml
 from carpool.config.triton import read_pbtxt
 from carpool.core.policy import Promise
@@ -85,7 +86,7 @@ def find_places(
             under = _places_under(path, names)
             warnings += _strays(path)
         if some and not under:
-            looked = ", ".join((PBTXT, TOML, *DEFAULT_FILES))
+            looked = ", ".join((PBTXT, TOML, *default_files()))
             raise ConfigError(f"{path}: no models: looked for {looked} and numbered version folders")
         for name, place in under.items():
             found[name] = tuple(dict.fromkeys((*found.get(name, ()), place)))
@@ -139,7 +140,7 @@ def _strays(path: Path) -> list[str]:
 
 def is_model_folder(path: Path) -> bool:
     """True for a folder with settings, a model file or numbered versions directly inside."""
-    if any((path / name).exists() for name in (PBTXT, TOML, *DEFAULT_FILES)):
+    if any((path / name).exists() for name in (PBTXT, TOML, *default_files())):
         return True
     return any(VERSION.fullmatch(folder.name) for folder in _folders(path))
 
@@ -172,7 +173,7 @@ def read_model_file(
     """One model file; settings beside it count, and so do its number and its name in a repository."""
     path = _full(path)
     if not is_model_file(path):
-        raise ConfigError(f"{path}: not a model file; it should end like {', '.join(DEFAULT_FILES)}")
+        raise ConfigError(f"{path}: not a model file; it should end like {', '.join(default_files())}")
     with _reading(path):
         versioned = _is_version(path)
         folder = path.parent.parent if versioned else path.parent

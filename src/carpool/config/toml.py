@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 from carpool.config import rules
+from carpool.config.backend_kinds import kinds
 from carpool.config.model import (
     DATATYPES,
     AllVersions,
@@ -26,7 +27,6 @@ from carpool.config.toml_sections import classify, detect, embed, fake, image, o
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 
-BACKENDS = ("onnxruntime", "pytorch", "openvino", "python", "fake")
 MAX_VERSION = 10**18
 
 
@@ -86,10 +86,8 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
 
 def _backend(top: Table) -> str | None:
     """As it is named, or as the table of one tells: [fake] and [pytorch] say things that no other runs."""
-    backend = top.text("backend", BACKENDS)
-    for name in ("fake", "pytorch"):
-        if not top.has(name):
-            continue
+    backend = top.text("backend", kinds())
+    for name in (kind.name for kind in kinds().values() if kind.table and top.has(kind.name)):
         if backend not in (None, name):
             raise ConfigError(
                 f'{top.file}: [{name}] and backend = "{backend}" contradict each other; remove one'

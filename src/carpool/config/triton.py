@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from carpool.config import rules
+from carpool.config.backend_kinds import backend_of_platform, kind_of
 from carpool.config.model import (
     AllVersions,
     InstanceGroup,
@@ -24,11 +25,8 @@ from carpool.config.triton_schema import V2_TYPES
 from carpool.core.policy import Knobs, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 
-PLATFORM_BACKENDS = {
+PLATFORM_BACKENDS = {  # of those that nothing runs here
     "tensorrt_plan": "tensorrt",
-    "onnxruntime_onnx": "onnxruntime",
-    "pytorch_libtorch": "pytorch",
-    "torch_aoti": "pytorch",
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
 }
@@ -103,7 +101,7 @@ def _backend(fields: Fields) -> str | None:
     platform, backend = fields.text("platform"), fields.text("backend")
     if platform == "ensemble":
         raise fields.at("platform").error("ensembles cannot be served yet")
-    known = PLATFORM_BACKENDS.get(platform, platform)
+    known = backend_of_platform(platform) or PLATFORM_BACKENDS.get(platform, platform)
     if platform and backend and known != backend:
         raise fields.at("backend").error(
             f'backend "{backend}" does not run platform "{platform}"; keep one of them'
@@ -191,10 +189,8 @@ def _idle_levels(fields: Fields) -> list[str]:
 
 def _idle_parameters(config: ModelConfig) -> list[str]:
     """A Python model reads its parameters itself; those for a runtime do what it knows, or nothing."""
-    if config.backend not in ("onnxruntime", "pytorch"):
-        return []
-    known = _THREADS if config.backend == "onnxruntime" else ()
-    return [f"parameters.{key[:64]}" for key in config.parameters if key not in known]
+    known = kind_of(config.backend).parameters
+    return [f"parameters.{key[:64]}" for key in config.parameters if known is not None and key not in known]
 
 
 def _instances(fields: Fields) -> tuple[InstanceGroup, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from carpool.config.backend_kinds import kind_of
 from carpool.config.model import (
     AllVersions,
     InstanceGroup,
@@ -15,15 +16,13 @@ from carpool.core.policy import Knobs, QueueLimits
 
 Document = dict[str, object]
 
-PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch"}
-
 
 def config_document(config: ModelConfig) -> Document:
     """Triton's field names and defaults; whole numbers stay numbers, as in Triton's own answer."""
     backend = config.backend or ""
     document: Document = {
         "name": config.name,
-        "platform": PLATFORMS.get(backend, ""),
+        "platform": next(iter(kind_of(backend).platforms), ""),
         "backend": backend,
         "runtime": "",
         "version_policy": _versions(config.versions),

@@ -12,9 +12,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from carpool.backends.channel import Channel
-from carpool.backends.region import Region
-from carpool.backends.user_model import UserModel, explain
+from carpool.backends.python.user_model import UserModel, explain
+from carpool.backends.python.worker_channel import Channel, Region
 
 
 def main(arguments: list[str]) -> int:

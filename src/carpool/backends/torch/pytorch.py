@@ -15,7 +15,7 @@ from carpool.config.repository import ModelVersion
 from carpool.errors import ConfigError, Unsupported
 
 if TYPE_CHECKING:
-    from carpool.backends import torch_backend
+    from carpool.backends.torch import torch_backend
 
 _HALF = ("fp16", "bf16")
 
@@ -131,4 +131,4 @@ def _home(config: ModelConfig, name: str) -> Any:
         importlib.import_module("torch")
     except ImportError as error:
         raise Unsupported(f"{config.name}: needs PyTorch (pip install torch): {error}") from None
-    return importlib.import_module(f"carpool.backends.{name}")
+    return importlib.import_module(f"carpool.backends.torch.{name}")

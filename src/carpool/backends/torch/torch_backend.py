@@ -18,12 +18,17 @@ from typing import TypeVar
 import numpy as np
 
 from carpool.backends.backend import FillPictures, Placement, aborted, check_wanted
-from carpool.backends.device_memory import in_words, ledger_of
-from carpool.backends.torch_buffers import Answers, Inputs, Part
-from carpool.backends.torch_datatypes import as_tensor, lies_well
-from carpool.backends.torch_device import CpuDevice, CudaDevice, Device, is_out_of_memory
-from carpool.backends.torch_files import in_one_line
-from carpool.backends.torch_programs import Programs
+from carpool.backends.torch.device_sharing import in_words, ledger_of
+from carpool.backends.torch.torch_device import (
+    CpuDevice,
+    CudaDevice,
+    Device,
+    as_tensor,
+    is_out_of_memory,
+    lies_well,
+)
+from carpool.backends.torch.torch_files import in_one_line
+from carpool.backends.torch.torch_programs import Answers, Inputs, Part, Programs
 from carpool.config.model import ModelConfig, ModelSignature
 from carpool.errors import CarpoolError, ModelError
 from carpool.types import Array

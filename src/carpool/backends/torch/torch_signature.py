@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from carpool.backends.torch_datatypes import DATATYPE_OF, FLOATS, TORCH_TYPES, carried
-from carpool.backends.torch_files import in_one_line, open_module
-from carpool.backends.torch_names import (
+from carpool.backends.torch.torch_device import DATATYPE_OF, FLOATS, TORCH_TYPES, carried
+from carpool.backends.torch.torch_files import in_one_line, open_module
+from carpool.backends.torch.torch_network import (
     INPUT,
     OUTPUT,
+    Feed,
     Named,
     call_for,
     exported_inputs,
@@ -21,7 +22,6 @@ from carpool.backends.torch_names import (
     names_of,
     numbers,
 )
-from carpool.backends.torch_pipeline import Feed
 from carpool.config.model import (
     DYNAMIC,
     ImageSettings,

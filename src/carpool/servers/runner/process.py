@@ -24,7 +24,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
 from carpool.backends.backend import Backend, SharesDevice
-from carpool.backends.device_memory import limit_device_memory
+from carpool.backends.torch.device_sharing import limit_device_memory
 from carpool.engine.loading import Loading, Ready, Tell
 from carpool.engine.profile_store import ProfileStore
 from carpool.errors import CarpoolError, ModelError
