@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from carpool.core.policy import Knobs, Promise
@@ -38,12 +39,23 @@ class Mode(enum.StrEnum):
     EAGER = "eager"  # neither was asked for: whatever waits runs at once
 
 
+TASK_GROUP = "carpool.tasks"
+"""Entry points of packages that bring more."""
+
+
 class Task(enum.StrEnum):
+    """Those of this package."""
+
     CLASSIFY = "classify"
     DETECT = "detect"
     SEGMENT = "segment"
     EMBED = "embed"
     RAW = "raw"
+
+
+def task_names() -> list[str]:
+    """Of all that there are; nothing of another package is imported to know them."""
+    return [*Task, *(point.name for point in entry_points(group=TASK_GROUP))]
 
 
 class Kind(enum.StrEnum):
@@ -194,7 +206,7 @@ class ModelConfig:
     name: str
     path: Path
     backend: str | None = None  # as declared, until the repository has found the file
-    task: Task | None = None
+    task: str | None = None
     inputs: tuple[TensorConfig, ...] = ()
     outputs: tuple[TensorConfig, ...] = ()
     max_batch: int | None = None

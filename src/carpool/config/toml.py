@@ -16,10 +16,10 @@ from carpool.config.model import (
     Mode,
     ModelConfig,
     SpecificVersions,
-    Task,
     TensorConfig,
     VersionPolicy,
     eager_policy,
+    task_names,
 )
 from carpool.config.table import Table
 from carpool.config.toml_pytorch import pytorch
@@ -50,13 +50,13 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
     max_batch = top.integer("max_batch", 0, rules.MAX_BATCH)
     mode, policy = _policy(top)
     timeout_ms = top.number("execution_timeout_ms", 0)
-    task = top.text("task", list(Task))
+    task = top.text("task", task_names()) if top.has("task") else None
     fake_settings = fake(top.table("fake"))
     config = ModelConfig(
         name=rules.check_name(top.text("name") or name, top.where("name")),
         path=path.parent,
         backend=_backend(top),
-        task=Task(task) if task else None,
+        task=next((known for known in task_names() if known == task), None),
         inputs=_tensors(top, "input", max_batch),
         outputs=_tensors(top, "output", max_batch),
         mode=mode,
