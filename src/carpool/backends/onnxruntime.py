@@ -90,8 +90,7 @@ def _decoded(name: str, item: Any) -> str:
         return item if isinstance(item, str) else bytes(item).decode()
     except UnicodeDecodeError:
         raise InvalidInput(
-            f"input '{name}' holds bytes that are not UTF-8, and an ONNX model takes only text",
-            field=name,
+            f"input '{name}' holds bytes that are not UTF-8, and an ONNX model takes only text", field=name
         ) from None
 
 
@@ -101,7 +100,7 @@ def _utf8(array: Array) -> Array:
     return encoded
 
 
-# ---- onnxruntime
+# ---- the model
 
 
 CPU = "CPUExecutionProvider"

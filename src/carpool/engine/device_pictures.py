@@ -15,8 +15,8 @@ from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ImageSettings, ModelConfig
 from carpool.errors import ConfigError
 from carpool.types import Array, Datatype, Signature
+from carpool.vision.geometry import place
 from carpool.vision.input_form import read_form
-from carpool.vision.placement import place
 from carpool.vision.settings import VisionSettings
 
 _SAMPLE = (640, 480)

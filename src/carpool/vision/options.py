@@ -98,9 +98,7 @@ MOST_BOXES = Option(
     "How many boxes to answer at most, the best ones.",
 )
 THRESHOLD = Option(
-    fraction,
-    _FRACTION,
-    "Lowest probability of a pixel inside a mask, instead of the model's own setting.",
+    fraction, _FRACTION, "Lowest probability of a pixel inside a mask, instead of the model's own setting."
 )
 MASK_FORMAT = Option(
     _mask_format,

@@ -24,9 +24,7 @@ from carpool.vision.tasks.task import VisionSettings
 from carpool.vision.transforms import Transform
 
 _MOST_SIZES = 1024  # whose geometries are kept
-_FEW_NUMBERS = (
-    2048  # of all outputs: an answer is made of so many in less time than a thread takes to wake up
-)
+_FEW_NUMBERS = 2048  # of all outputs: to answer with so many takes less time than to wake a thread
 
 
 class PicturePlan:

@@ -158,7 +158,7 @@ def _environment(threads: int | None) -> dict[str, str]:
     return dict.fromkeys(_THREAD_VARIABLES, str(threads)) | os.environ
 
 
-# ---- python backend
+# ---- the model, one instance for each process
 
 
 SETUP_TIMEOUT = 300.0  # seconds for importing the file and its `setup`: weights may be large and disks slow

@@ -65,7 +65,7 @@ class Channel:
         return data
 
 
-# ---- region
+# ---- tensors in memory that two processes share
 
 
 MAX_BYTES = 1 << 30

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from carpool.errors import ModelError
 
 # ---- who holds how much of a device's memory, and whether one more model fits, told before it is tried
+# One ledger for each device of this process: memory belongs to the device, whichever engine asks for it.
 
 
 SHARE = 0.9  # of what is free when the first model comes, where nobody says how much we may take
@@ -116,7 +117,7 @@ def in_words(size: int) -> str:
     return f"{size / 1e6:.1f} MB" if size >= 10**5 else f"{size} bytes"
 
 
-# ---- device turns
+# ---- who may use a GPU when: batches side by side, captures alone, large batches' computing in a row
 
 
 class Turns:

@@ -19,7 +19,7 @@ import torch
 from carpool.backends.torch.device_sharing import order_of, turns_of
 from carpool.types import Array, Datatype
 
-# ---- pyTorch's datatypes and ours: which is which, and how arrays of them come and go without a copy
+# ---- PyTorch's datatypes and ours: which is which, and how arrays of them come and go without a copy
 
 
 TORCH_TYPES = {
@@ -41,12 +41,7 @@ DATATYPE_OF = {dtype: datatype for datatype, dtype in TORCH_TYPES.items()}
 FLOATS = (Datatype.FP16, Datatype.BF16, Datatype.FP32)
 """Those that a model in any precision takes and answers: they are converted on the device."""
 
-PRECISIONS = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-}
+PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def carried(datatype: Datatype) -> torch.dtype:
@@ -66,7 +61,7 @@ def lies_well(array: Array) -> bool:
     return array.flags.carray
 
 
-# ---- torch device
+# ---- a GPU, or the CPU
 
 
 # A waiting thread sleeps instead of spinning: the cores belong to the front ends. A single image is done

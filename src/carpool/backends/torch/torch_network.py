@@ -132,6 +132,7 @@ def places_of(model: str, names: Sequence[str], keys: Sequence[str | None]) -> l
 
 
 # ---- between the tensors that clients see and the network's own
+# All of it is one module, so that it is compiled and captured as one.
 
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
@@ -245,7 +246,7 @@ def compile_pipeline(pipeline: Pipeline, mode: str) -> Callable[..., Any]:
     return torch.compile(pipeline, dynamic=False, mode=named)
 
 
-# ---- torch network
+# ---- the network on a device
 
 
 _COMPILE_S = 300.0  # for all batch sizes of a model: those that are not done by then run as they are

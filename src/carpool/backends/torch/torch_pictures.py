@@ -26,6 +26,10 @@ from carpool.errors import CarpoolError
 from carpool.types import Array
 
 # ---- NVIDIA's JPEG decoder, called directly: a handle for each instance of a model
+# torchvision decodes one batch at a time, behind one lock for the whole process, and the host's part of
+# that is most of it. Here every instance decodes for itself, into memory that is taken at once for the
+# whole batch, in its own stream. The library is the one that torchvision has loaded; it is used as its C
+# interface says.
 
 
 _HARDWARE = 3  # of its ways to decode: the engine that does nothing else
@@ -146,6 +150,8 @@ def _destroy(library: Any, handle: c_void_p, state: c_void_p) -> None:
 
 
 # ---- pictures of any size into rows of the input, in plain torch: on a CPU, or without the fused kernel
+# Every kernel is a weighted sum along each side, so that resizing is two matrix products. The sums are
+# exact: the results differ from those of the CPU's way only where the two round to neighbours.
 
 
 _MOST_WEIGHT_BYTES = 64 << 20  # kept for sizes that come again
@@ -235,7 +241,7 @@ class PlainResize:
         return found
 
 
-# ---- torch pictures
+# ---- a batch of files into the input
 
 
 _MOST_FAILURES = 3
@@ -255,12 +261,7 @@ class DevicePictures:
     """One per instance of a model; `fill` is called from one thread at a time."""
 
     def __init__(
-        self,
-        device: torch.device | str,
-        form: PictureForm,
-        place: Place,
-        decode: Decode,
-        *ways: DecodeAll,
+        self, device: torch.device | str, form: PictureForm, place: Place, decode: Decode, *ways: DecodeAll
     ) -> None:
         """`decode` reads one file on the CPU; each of `ways` a batch on the device, by default as that can:
         what the first does not read, the next is asked for."""

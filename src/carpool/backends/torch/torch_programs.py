@@ -133,7 +133,7 @@ def _give_back(free: list[torch.Tensor], memory: torch.Tensor) -> None:
         free.append(memory)
 
 
-# ---- torch programs
+# ---- a program for each batch size
 
 
 _log = logging.getLogger(__name__)

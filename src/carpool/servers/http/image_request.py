@@ -25,10 +25,9 @@ from carpool.servers.http.service import log
 from carpool.servers.pictures.picture import Asked, Outcome, Picture
 from carpool.servers.server_timing import Times
 from carpool.servers.slot_files import FILE_AT, write_length
-from carpool.vision.formats import Buffer
+from carpool.vision.formats import MOST_PIXELS_AT_ONCE, Buffer, pixels_of_request
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
-from carpool.vision.pixel_budget import MOST_PIXELS_AT_ONCE, pixels_of_request
 from carpool.wire.v2 import encode_error
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from carpool.servers.pictures.picture_decoding import weight_of
 from carpool.servers.pictures.text import from_base64
 from carpool.servers.slot_files import FILE_AT, write_file
 from carpool.types import Array, Datatype, RequestedOutput, Signature, Tensor, TensorSpec
+from carpool.vision.formats import pixels_of_request
 from carpool.vision.geometry import Geometry
-from carpool.vision.pixel_budget import pixels_of_request
 from carpool.vision.tasks import options_of, read_options
 from carpool.wire.v2 import Buffer, RequestHead, TensorHead, bind, check_head
 

@@ -15,7 +15,7 @@ from carpool.servers.pictures.models import PictureModel, PictureModels
 from carpool.servers.pictures.picture_decoding import weight_of_size
 from carpool.servers.pictures.workers import Workers
 from carpool.servers.tracing import Tracer
-from carpool.vision.pixel_budget import MOST_PIXELS_WAITING
+from carpool.vision.formats import MOST_PIXELS_WAITING
 
 _MOST_HELD_BYTES = 512 << 20
 _LEARNING = 0.2  # how much the newest batch counts in what they take

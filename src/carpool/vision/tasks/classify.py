@@ -13,13 +13,7 @@ from carpool.config.model import ClassifySettings, Task
 from carpool.types import Array, TensorSpec
 from carpool.vision import draw, recognise
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import (
-    OVERLAY,
-    SCORE,
-    TOP_K,
-    Option,
-    Options,
-)
+from carpool.vision.options import OVERLAY, SCORE, TOP_K, Option, Options
 from carpool.vision.results import Class, Classes
 from carpool.vision.tasks.task import (
     SCORE_DIGITS,

@@ -15,14 +15,7 @@ from carpool.vision import boxes as box_math
 from carpool.vision import draw, recognise
 from carpool.vision.boxes import KEPT
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import (
-    IOU,
-    MOST_BOXES,
-    OVERLAY,
-    SCORE,
-    Option,
-    Options,
-)
+from carpool.vision.options import IOU, MOST_BOXES, OVERLAY, SCORE, Option, Options
 from carpool.vision.recognise import in_words
 from carpool.vision.results import Detection, Detections
 from carpool.vision.tasks.task import (

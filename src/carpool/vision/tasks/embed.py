@@ -16,14 +16,7 @@ from carpool.vision.options import Options
 from carpool.vision.recognise import in_words
 from carpool.vision.results import Embedding
 from carpool.vision.tasks.raw import check_count
-from carpool.vision.tasks.task import (
-    LoadedModel,
-    Verdict,
-    VisionSettings,
-    VisionTask,
-    read_floats,
-    size,
-)
+from carpool.vision.tasks.task import LoadedModel, Verdict, VisionSettings, VisionTask, read_floats, size
 
 
 class Embed(VisionTask):

@@ -13,17 +13,9 @@ from carpool.errors import ModelError
 from carpool.types import Array, TensorSpec
 from carpool.vision import draw, recognise, regions
 from carpool.vision.geometry import Geometry
-from carpool.vision.masks import png_text, run_lengths
-from carpool.vision.options import (
-    MASK_FORMAT,
-    OVERLAY,
-    SCORE,
-    THRESHOLD,
-    Option,
-    Options,
-)
+from carpool.vision.options import MASK_FORMAT, OVERLAY, SCORE, THRESHOLD, Option, Options
 from carpool.vision.recognise import in_words
-from carpool.vision.regions import Region, Regions
+from carpool.vision.regions import Region, Regions, png_text, run_lengths
 from carpool.vision.results import Mask, Masks
 from carpool.vision.tasks.task import (
     SCORE_DIGITS,
