@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from carpool.vision.options import Option, fraction
-from carpool.vision.results import Answer
+from carpool.vision.answer_forms import Answer
 from carpool.vision.tasks.task import VisionTask, read_floats, size
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from carpool.config.model import Task
 from carpool.config.toml import toml_config
-from carpool.vision.regions import from_run_lengths
+from carpool.vision.mask_regions import from_run_lengths
 from carpool.vision.tasks import kinds, options_of
 from vision.schemas import complaints
 

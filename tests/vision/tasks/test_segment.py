@@ -13,8 +13,8 @@ from carpool.config.model import Task
 from carpool.types import Array
 from carpool.vision import tasks
 from carpool.vision.geometry import Geometry
+from carpool.vision.mask_regions import from_run_lengths
 from carpool.vision.options import Options
-from carpool.vision.regions import from_run_lengths
 from carpool.vision.tasks import kinds
 from carpool.vision.tasks.segment import activate
 from vision.encoders import GEOMETRIES

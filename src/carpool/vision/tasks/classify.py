@@ -11,10 +11,10 @@ import numpy as np
 
 from carpool.config.model import ClassifySettings, Task
 from carpool.types import Array, TensorSpec
-from carpool.vision import draw, recognise
+from carpool.vision import recognise
+from carpool.vision.answer_forms import Class, Classes
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import OVERLAY, SCORE, TOP_K, Option, Options
-from carpool.vision.results import Class, Classes
 from carpool.vision.tasks.task import (
     SCORE_DIGITS,
     LoadedModel,
@@ -77,6 +77,8 @@ class Classify(VisionTask):
     def draw(
         self, pixels: Array, outputs: Mapping[str, Array], geometry: Geometry, options: Options
     ) -> Array:
+        from carpool.vision import draw  # brings OpenCV along, which the engine never needs
+
         return draw.classes(pixels, self._classes(outputs, options))
 
     def _classes(self, outputs: Mapping[str, Array], options: Options) -> list[Class]:

@@ -12,12 +12,12 @@ from carpool.config.model import DYNAMIC, DetectSettings, Task
 from carpool.errors import InvalidInput, ModelError
 from carpool.types import Array, TensorSpec
 from carpool.vision import boxes as box_math
-from carpool.vision import draw, recognise
+from carpool.vision import recognise
+from carpool.vision.answer_forms import Detection, Detections
 from carpool.vision.boxes import KEPT
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import IOU, MOST_BOXES, OVERLAY, SCORE, Option, Options
 from carpool.vision.recognise import in_words
-from carpool.vision.results import Detection, Detections
 from carpool.vision.tasks.task import (
     BOX_DIGITS,
     SCORE_DIGITS,
@@ -105,6 +105,8 @@ class Detect(VisionTask):
     def draw(
         self, pixels: Array, outputs: Mapping[str, Array], geometry: Geometry, options: Options
     ) -> Array:
+        from carpool.vision import draw  # brings OpenCV along, which the engine never needs
+
         found = self._detections(outputs, geometry, options)
         return draw.detections(pixels, found, (geometry.width, geometry.height))
 

@@ -11,10 +11,10 @@ from carpool.config.model import EmbedSettings, Task
 from carpool.errors import ModelError
 from carpool.types import Array, TensorSpec
 from carpool.vision import recognise
+from carpool.vision.answer_forms import Embedding
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
 from carpool.vision.recognise import in_words
-from carpool.vision.results import Embedding
 from carpool.vision.tasks.raw import check_count
 from carpool.vision.tasks.task import LoadedModel, Verdict, VisionSettings, VisionTask, read_floats, size
 

@@ -10,9 +10,9 @@ import numpy as np
 from carpool.config.model import Task
 from carpool.errors import TooLarge
 from carpool.types import Array, Datatype, TensorSpec
+from carpool.vision.answer_forms import Output, Outputs
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
-from carpool.vision.results import Output, Outputs
 from carpool.vision.tasks.task import VisionSettings, VisionTask, read, size, widened
 
 MAX_NUMBERS = 100_000  # in one answer; as JSON text that is one or two megabytes

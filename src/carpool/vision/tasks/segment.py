@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from carpool.config.model import SegmentSettings, Task
 from carpool.errors import ModelError
 from carpool.types import Array, TensorSpec
-from carpool.vision import draw, recognise, regions
+from carpool.vision import recognise
+from carpool.vision.answer_forms import Mask, Masks
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import MASK_FORMAT, OVERLAY, SCORE, THRESHOLD, Option, Options
 from carpool.vision.recognise import in_words
-from carpool.vision.regions import Region, Regions, png_text, run_lengths
-from carpool.vision.results import Mask, Masks
 from carpool.vision.tasks.task import (
     SCORE_DIGITS,
     LoadedModel,
@@ -28,6 +27,9 @@ from carpool.vision.tasks.task import (
     read_floats,
     size,
 )
+
+if TYPE_CHECKING:
+    from carpool.vision.mask_regions import Region, Regions
 
 _ONE_MAP = "foreground"  # what the only class is called when there are no labels
 _MOST_CLASSES = 1 << 15
@@ -102,11 +104,15 @@ class Segment(VisionTask):
         self, pixels: Array, outputs: Mapping[str, Array], geometry: Geometry, options: Options
     ) -> Array:
         found, one_map = self._find(outputs, geometry, options)
+        from carpool.vision import draw
+
         return draw.regions(pixels, found, lambda class_id: self._label(class_id, one_map))
 
     def _find(
         self, outputs: Mapping[str, Array], geometry: Geometry, options: Options
     ) -> tuple[Regions, bool]:
+        from carpool.vision import mask_regions  # brings OpenCV along, which the engine never needs
+
         maps = read_floats(outputs, self._output)
         if maps.ndim == 2:
             maps = maps[None]
@@ -119,10 +125,10 @@ class Segment(VisionTask):
         if exclusive and options.threshold is None:
             threshold = 0.0  # the most probable class wins, however improbable
         probabilities = activate(maps, self._table.activation)
-        found = regions.find(probabilities, geometry, threshold, self._table.background)
+        found = mask_regions.find(probabilities, geometry, threshold, self._table.background)
         least = options.score or 0.0
         kept = tuple(region for region in found.found if region.score >= least)
-        return Regions(found.index, found.width, found.height, kept), len(maps) == 1
+        return mask_regions.Regions(found.index, found.width, found.height, kept), len(maps) == 1
 
     def _mask(self, found: Regions, region: Region, one_map: bool, options: Options) -> Mask:
         mask = Mask(
@@ -131,6 +137,8 @@ class Segment(VisionTask):
             score=round(region.score, SCORE_DIGITS),
             box=[float(side) for side in region.box],
         )
+        from carpool.vision.mask_regions import png_text, run_lengths
+
         pixels = found.mask(region)
         if options.format == "rle":
             mask["rle"] = {"size": [found.height, found.width], "counts": run_lengths(pixels)}

@@ -11,10 +11,10 @@ import numpy as np
 from carpool.config.model import DYNAMIC, ImageSettings, ModelConfig
 from carpool.errors import ConfigError, InvalidInput, ModelError
 from carpool.types import Array, Datatype, TensorSpec
+from carpool.vision.answer_forms import Size, Who, schema_of
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Option, Options
 from carpool.vision.recognise import Picture, in_words
-from carpool.vision.results import Size, Who, schema_of
 
 SCORE_DIGITS, BOX_DIGITS = 6, 2  # of numbers in answers: beyond this is noise
 
