@@ -16,7 +16,7 @@ setup: $(STAMP) ## create .venv with everything the project needs
 
 # Serving needs less than testing, so a newcomer's first command waits for less.
 $(SERVING): pyproject.toml constraints.txt
-	$(call install,.[demo])
+	$(call install,.)
 	@touch $(SERVING)
 
 $(STAMP): pyproject.toml constraints.txt

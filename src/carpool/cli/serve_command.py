@@ -180,7 +180,7 @@ def _run(options: Serve) -> int:
     raise_limit(settings.max_connections)
     check_files(settings)
     _warn_if_open(settings)
-    paths = options.paths or demo_models(settings.cache_dir, tell=_tell)
+    paths = options.paths or demo_models()
     # Mistakes in settings are told before anything is started.
     sources, _ = find_models(
         paths, gpus=gpu_count(), only=settings.models_at_start, some=settings.needs_models
@@ -225,10 +225,6 @@ def _warn_if_open(settings: ServerSettings) -> None:
             host=settings.host,
             why="whoever reaches this address can load models, and so run code: give --admin-key-file",
         )
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> int:

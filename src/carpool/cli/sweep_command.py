@@ -304,21 +304,14 @@ def _model(options: Sweep) -> tuple[Path, ModelSource]:
 
 
 def _path(target: str) -> Path:
-    from carpool.config.server import server_settings
-    from carpool.demo import bundled_models
-    from carpool.demo.cache import prepare
-    from carpool.demo.recipes import RECIPES
+    from carpool.demo import bundled_models, demo_models
 
     if target and Path(target).exists():
         return Path(target)
     name = target or DEMO_DETECTOR
     if (bundled_models() / name).is_dir():
         return bundled_models() / name
-    cache = server_settings({})[0].cache_dir
-    for recipe in RECIPES:
-        if recipe.name == name and cache is not None:
-            return prepare(recipe, cache / "demo", lambda line: print(line, file=sys.stderr, flush=True))
-    demos = ", ".join((DEMO_DETECTOR, *(recipe.name for recipe in RECIPES)))
+    demos = ", ".join(path.name for path in demo_models())
     raise InvalidInput(
         f"there is no file or folder {target!r}, nor a demo model of that name ({demos}), nor is it an "
         "address like http://localhost:8000",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 
+from carpool.config.backend_kinds import kind_of
 from carpool.core.policy import Knobs, Promise
 
 DEFAULT_MAX_BATCH = 32  # for a model that can batch when nobody said how far
@@ -21,12 +23,23 @@ class Mode(enum.StrEnum):
     EAGER = "eager"  # neither was asked for: whatever waits runs at once
 
 
+TASK_GROUP = "carpool.tasks"
+"""Entry points of packages that bring more."""
+
+
 class Task(enum.StrEnum):
+    """Those of this package."""
+
     CLASSIFY = "classify"
     DETECT = "detect"
     SEGMENT = "segment"
     EMBED = "embed"
     RAW = "raw"
+
+
+def task_names() -> list[str]:
+    """Of all that there are; nothing of another package is imported to know them."""
+    return [*Task, *(point.name for point in entry_points(group=TASK_GROUP))]
 
 
 class Kind(enum.StrEnum):
@@ -177,7 +190,7 @@ class ModelConfig:
     name: str
     path: Path
     backend: str | None = None  # as declared, until the repository has found the file
-    task: Task | None = None
+    task: str | None = None
     inputs: tuple[TensorConfig, ...] = ()
     outputs: tuple[TensorConfig, ...] = ()
     max_batch: int | None = None
@@ -233,6 +246,6 @@ def values_told(image: ImageSettings) -> bool:
 def values_on_device(config: ModelConfig) -> bool:
     """True for a PyTorch model whose input is declared as bytes although [image] makes other values of them:
     then pixels travel as bytes, and scale, mean and std are applied on the device. The tensors are known."""
-    if config.backend != "pytorch" or config.image is None or len(config.inputs) != 1:
+    if not kind_of(config.backend).values_on_device or config.image is None or len(config.inputs) != 1:
         return False
     return config.inputs[0].datatype == "UINT8" and values_told(config.image)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carpool.config import rules
+from carpool.config.backend_kinds import default_files, home_of, kind_of
 from carpool.config.model import (
     AllVersions,
     InstanceGroup,
@@ -23,16 +24,6 @@ from carpool.config.triton import read_pbtxt
 from carpool.core.policy import Promise
 from carpool.errors import ConfigError
 
-# What each backend can run, and the name it looks for when the settings name no file.
-SUFFIXES = {
-    "onnxruntime": (".onnx",),
-    "pytorch": (".pt", ".pt2", ".py", ".pth", ".safetensors"),
-    "openvino": (".xml", ".onnx"),
-    "python": (".py",),
-}
-DEFAULT_FILES = ("model.onnx", "model.pt", "model.pt2", "model.xml", "model.py")
-
-_HOME = {".onnx": "onnxruntime", ".pt": "pytorch", ".pt2": "pytorch", ".xml": "openvino", ".py": "python"}
 _FOREIGN = {
     ".plan": "a TensorRT engine",
     ".engine": "a TensorRT engine",
@@ -101,7 +92,7 @@ def find_places(
             under = _places_under(path, names)
             warnings += _strays(path)
         if some and not under:
-            looked = ", ".join((PBTXT, TOML, *DEFAULT_FILES))
+            looked = ", ".join((PBTXT, TOML, *default_files()))
             raise ConfigError(f"{path}: no models: looked for {looked} and numbered version folders")
         for name, place in under.items():
             found[name] = tuple(dict.fromkeys((*found.get(name, ()), place)))
@@ -155,7 +146,7 @@ def _strays(path: Path) -> list[str]:
 
 def is_model_folder(path: Path) -> bool:
     """True for a folder with settings, a model file or numbered versions directly inside."""
-    if any((path / name).exists() for name in (PBTXT, TOML, *DEFAULT_FILES)):
+    if any((path / name).exists() for name in (PBTXT, TOML, *default_files())):
         return True
     return any(VERSION.fullmatch(folder.name) for folder in _folders(path))
 
@@ -188,7 +179,7 @@ def read_model_file(
     """One model file; settings beside it count, and so do its number and its name in a repository."""
     path = _full(path)
     if not is_model_file(path):
-        raise ConfigError(f"{path}: not a model file; it should end like {', '.join(DEFAULT_FILES)}")
+        raise ConfigError(f"{path}: not a model file; it should end like {', '.join(default_files())}")
     with _reading(path):
         versioned = _is_version(path)
         folder = path.parent.parent if versioned else path.parent
@@ -321,7 +312,7 @@ def with_promise(config: ModelConfig, slo_ms: float) -> tuple[ModelConfig, list[
 
 
 def is_model_file(path: Path) -> bool:
-    return path.suffix in _HOME
+    return home_of(path.suffix) is not None
 
 
 def _is_for(config: ModelConfig, path: Path) -> bool:
@@ -331,16 +322,16 @@ def _is_for(config: ModelConfig, path: Path) -> bool:
 
 def _find_file(folder: Path, config: ModelConfig) -> tuple[Path | None, str]:
     """The model file in one version's folder and the backend for it; no file for a fake model."""
-    if config.backend == "fake":
-        return None, "fake"
+    if config.backend is not None and not kind_of(config.backend).needs_file:
+        return None, config.backend
     asked = config.file or config.pytorch.weights
     if asked is not None and Path(asked).suffix not in _FOREIGN:
         return _named(folder, config, asked)
-    names = [name for name in DEFAULT_FILES if _fits(config.backend, name)]
+    names = [name for name in default_files() if _fits(config.backend, name)]
     own = _existing(folder, names)
-    found = own or _existing(folder, DEFAULT_FILES)
+    found = own or _existing(folder, default_files())
     if not found:
-        raise ConfigError(_nothing(folder, config, names or list(DEFAULT_FILES)))
+        raise ConfigError(_nothing(folder, config, names or list(default_files())))
     if config.backend is None and len(found) > 1:
         listed = " and ".join(path.name for path in found)
         raise ConfigError(f"{config.name}: {folder} holds {listed}; choose one by setting the backend")
@@ -348,14 +339,14 @@ def _find_file(folder: Path, config: ModelConfig) -> tuple[Path | None, str]:
 
 
 def _fits(backend: str | None, name: str) -> bool:
-    return backend in SUFFIXES and Path(name).suffix in SUFFIXES[backend]
+    return Path(name).suffix in kind_of(backend).suffixes
 
 
 def _backend(config: ModelConfig, path: Path) -> str:
     """The backend asked for where it can run the file, else the one at home with it."""
     if config.backend is not None and _fits(config.backend, path.name):
         return config.backend
-    return _HOME[path.suffix]
+    return str(home_of(path.suffix))
 
 
 def _existing(folder: Path, names: list[str] | tuple[str, ...]) -> list[Path]:
@@ -371,11 +362,11 @@ def _named(folder: Path, config: ModelConfig, name: str) -> tuple[Path, str]:
     path = _inner(folder / name)
     if not path.is_file():
         raise ConfigError(_nothing(folder, config, [name]))
-    if path.suffix in _HOME:
+    if is_model_file(path):
         return path, _backend(config, path)
-    if config.backend in SUFFIXES:
+    if config.backend is not None and kind_of(config.backend).suffixes:
         return path, config.backend
-    endings = ", ".join(sorted(_HOME))
+    endings = ", ".join(sorted(name.removeprefix("model") for name in default_files()))
     raise ConfigError(
         f"{config.name}: {path} has none of the endings {endings}; set the backend that runs it"
     )

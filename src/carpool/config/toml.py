@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from carpool.config import rules
+from carpool.config.backend_kinds import kinds
 from carpool.config.model import (
     AllVersions,
     ClassifySettings,
@@ -25,10 +26,10 @@ from carpool.config.model import (
     PytorchSettings,
     SegmentSettings,
     SpecificVersions,
-    Task,
     TensorConfig,
     VersionPolicy,
     eager_policy,
+    task_names,
 )
 from carpool.config.table import Table
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
@@ -37,7 +38,6 @@ from carpool.types import DATATYPES
 
 Section = TypeVar("Section")
 
-BACKENDS = ("onnxruntime", "pytorch", "openvino", "python", "fake")
 MAX_VERSION = 10**18
 RESIZES = ("letterbox", "stretch", "crop")
 KERNELS = ("auto", "area", "bilinear", "bicubic")
@@ -84,12 +84,12 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
     max_batch = top.integer("max_batch", 0, rules.MAX_BATCH)
     mode, policy = _policy(top)
     timeout_ms = top.number("execution_timeout_ms", 0)
-    task = top.text("task", list(Task))
+    task = top.text("task", task_names()) if top.has("task") else None
     config = ModelConfig(
         name=rules.check_name(top.text("name") or name, top.where("name")),
         path=path.parent,
         backend=_backend(top),
-        task=Task(task) if task else None,
+        task=next((known for known in task_names() if known == task), None),
         inputs=_tensors(top, "input", max_batch),
         outputs=_tensors(top, "output", max_batch),
         mode=mode,
@@ -119,10 +119,8 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
 
 def _backend(top: Table) -> str | None:
     """As it is named, or as the table of one tells: [fake] and [pytorch] say things that no other runs."""
-    backend = top.text("backend", BACKENDS)
-    for name in ("fake", "pytorch"):
-        if not top.has(name):
-            continue
+    backend = top.text("backend", kinds())
+    for name in (kind.name for kind in kinds().values() if kind.table and top.has(kind.name)):
         if backend not in (None, name):
             raise ConfigError(
                 f'{top.file}: [{name}] and backend = "{backend}" contradict each other; remove one'

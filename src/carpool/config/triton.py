@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carpool.config import rules
+from carpool.config.backend_kinds import backend_of_platform, kind_of
 from carpool.config.model import (
     AllVersions,
     InstanceGroup,
@@ -27,17 +28,13 @@ from carpool.types import DATATYPES
 if TYPE_CHECKING:
     from carpool.config.triton_text import Source
 
-PLATFORM_BACKENDS = {
+PLATFORM_BACKENDS = {  # of those that nothing runs here
     "tensorrt_plan": "tensorrt",
-    "onnxruntime_onnx": "onnxruntime",
-    "pytorch_libtorch": "pytorch",
-    "torch_aoti": "pytorch",
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
 }
 # A v2 datatype is TYPE_ and its name in Triton's settings, except that BYTES is TYPE_STRING.
 _TRITON_TYPES = {name: "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}" for name in DATATYPES}
-_PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch"}
 _RAGGED = "requests of different shapes are not put into one batch here"
 _TENSORRT_ONLY = "it exists for TensorRT engines only"
 # Ignoring these would change answers, so they are errors.
@@ -171,7 +168,7 @@ def _backend(source: Source) -> str | None:
     platform, backend = source.message.platform, source.message.backend
     if platform == "ensemble":
         raise source.error("platform", "ensembles cannot be served yet")
-    known = PLATFORM_BACKENDS.get(platform, platform)
+    known = backend_of_platform(platform) or PLATFORM_BACKENDS.get(platform, platform)
     if platform and backend and known != backend:
         raise source.error(
             "backend", f'backend "{backend}" does not run platform "{platform}"; keep one of them'
@@ -256,10 +253,8 @@ def _idle_levels(batching: Any) -> list[str]:
 
 def _idle_parameters(config: ModelConfig) -> list[str]:
     """A Python model reads its parameters itself; those for a runtime do what it knows, or nothing."""
-    if config.backend not in ("onnxruntime", "pytorch"):
-        return []
-    known = _THREADS if config.backend == "onnxruntime" else ()
-    return [f"parameters.{key[:64]}" for key in config.parameters if key not in known]
+    known = kind_of(config.backend).parameters
+    return [f"parameters.{key[:64]}" for key in config.parameters if known is not None and key not in known]
 
 
 def _instances(source: Source) -> tuple[InstanceGroup, ...]:
@@ -317,7 +312,7 @@ def config_document(config: ModelConfig) -> Document:
     backend = config.backend or ""
     document: Document = {
         "name": config.name,
-        "platform": _PLATFORMS.get(backend, ""),
+        "platform": next(iter(kind_of(backend).platforms), ""),
         "backend": backend,
         "runtime": "",
         "version_policy": _versions_document(config.versions),

@@ -25,10 +25,9 @@ from carpool.link.door import Slot
 from carpool.memory.slot_files import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.failures import count_failure
-from carpool.vision.formats import Buffer
+from carpool.vision.formats import MOST_PIXELS_AT_ONCE, Buffer, pixels_of_request
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
-from carpool.vision.pixel_budget import MOST_PIXELS_AT_ONCE, pixels_of_request
 from carpool.wire.v2 import encode_error
 
 if TYPE_CHECKING:

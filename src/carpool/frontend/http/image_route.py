@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from carpool.config.model import Task
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
@@ -24,18 +23,14 @@ from carpool.link.door import Catalog, ModelEntry
 from carpool.memory.slot_files import FILE_AT
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
-from carpool.vision.options import Options, names, read_options
+from carpool.vision.options import Options
+from carpool.vision.tasks import kinds, options_of, read_options
 from carpool.vision.tasks.task import cannot_draw
 
-TASK_ROUTES: Mapping[Task, str] = {
-    Task.DETECT: "/detect",
-    Task.CLASSIFY: "/classify",
-    Task.SEGMENT: "/segment",
-    Task.EMBED: "/embed",
-}
+TASK_ROUTES: Mapping[str, str] = {name: kind.route for name, kind in kinds().items() if kind.route}
 
 
-def start_task(task: Task) -> Starter:
+def start_task(task: str) -> Starter:
     """For a route that names what is wanted, and leaves it open who does it."""
 
     def starter(service: Service, head: RequestHead, _variables: Mapping[str, str]) -> Start:
@@ -60,7 +55,7 @@ class Target(NamedTuple):
 class ImageRoute:
     """Requests with one head."""
 
-    def __init__(self, service: Service, head: RequestHead, task: Task | None, model: str = "") -> None:
+    def __init__(self, service: Service, head: RequestHead, task: str | None, model: str = "") -> None:
         self.service = service
         self.asked = read_image_head(head)
         self._task = task
@@ -118,7 +113,7 @@ class ImageRoute:
             check_model(self._who, entry.name)
             model = self.service.pictures.model(entry)
             options = read_options(self.asked.options, model.task)
-            if self.asked.wants_drawn and "overlay" not in names(model.task):
+            if self.asked.wants_drawn and "overlay" not in options_of(model.task):
                 raise cannot_draw(f"what {entry.name} answers")
             self._target = Target(entry, self.service.row(entry), model, options)
             self._catalog = catalog
@@ -154,9 +149,9 @@ class ImageRoute:
         return replace(options, overlay=True), self.asked.drawn
 
 
-def default_model(catalog: Catalog, task: Task, who: Principal | None = None) -> ModelEntry:
+def default_model(catalog: Catalog, task: str, who: Principal | None = None) -> ModelEntry:
     """The first that was configured for a task, of those that the key is for; failing that, the first."""
-    found = [entry for entry in in_order(catalog) if task_of(entry) is task]
+    found = [entry for entry in in_order(catalog) if task_of(entry) == task]
     for entry in found:
         if who is None or who.may_use(entry.name):
             return entry

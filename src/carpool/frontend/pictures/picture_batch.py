@@ -21,9 +21,9 @@ from carpool.frontend.pictures.picture_text import from_base64
 from carpool.link.door import ModelEntry
 from carpool.memory.slot_files import FILE_AT, write_file
 from carpool.types import Array, Datatype, RequestedOutput, Signature, Tensor, TensorSpec
+from carpool.vision.formats import pixels_of_request
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import names, read_options
-from carpool.vision.pixel_budget import pixels_of_request
+from carpool.vision.tasks import options_of, read_options
 from carpool.wire.v2 import Buffer, RequestHead, TensorHead, bind, check_head
 
 T = TypeVar("T")
@@ -150,7 +150,9 @@ def _elements(given: TensorHead, tail: Buffer) -> list[bytes]:
 def _options_of(asked: RequestHead, model: PictureModel) -> dict[str, str]:
     """Those of the request's parameters that mean something to the task; others are for the model."""
     custom = asked.options.custom
-    return {name: _text(custom[name]) for name in names(model.task) if name in custom and name != "overlay"}
+    return {
+        name: _text(custom[name]) for name in options_of(model.task) if name in custom and name != "overlay"
+    }
 
 
 def _text(value: object) -> str:
