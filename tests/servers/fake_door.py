@@ -18,7 +18,7 @@ from carpool.errors import CarpoolError, NotFound
 from carpool.observe import statistics
 from carpool.observe.counters import Table, table_bytes
 from carpool.servers.asked_fields import NOBODY, Sender
-from carpool.servers.door import Answer, Catalog, IndexEntry, ModelEntry, Slot
+from carpool.servers.door import Ahead, Answer, Catalog, IndexEntry, ModelEntry, Slot, nobody_ahead
 from carpool.servers.pictures.models import PictureModel
 from carpool.servers.slot_files import bind_file
 from carpool.types import Array, Datatype, Signature, Tensor, TensorSpec
@@ -234,7 +234,14 @@ class FakeDoor:
         return self.left
 
     def refuses(
-        self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
+        self,
+        entry: ModelEntry,
+        deadline: float,
+        now: float,
+        sender: Sender = NOBODY,
+        *,
+        certain: bool = True,
+        ahead: Ahead = nobody_ahead,
     ) -> CarpoolError | None:
         self.gate_deadlines.append(deadline - now)
         return self.refusal or (self.late_refusal if certain else None)

@@ -37,6 +37,7 @@ class Decision:
 
 
 _AT_ONCE_S = 1e-4  # inputs that come sooner are there
+_MOST_ROOM = 64  # requests: whoever has room for more need not count them
 
 
 class Scheduler:
@@ -110,6 +111,21 @@ class Scheduler:
         """What the gate says to a request that is still on its way: nothing is counted yet."""
         job.lane = self.lanes.peek(*self.policy.place(job, self._sequence))
         return self._limits(job, now) or backed_up(self, job, now) or self.policy.admit(self, job, now)
+
+    def room(self, job: Job, now: float) -> tuple[int, Refusal | None]:
+        """About how many like this one, which is still on its way, would be let in now one after the other,
+        none of them decided about in between; and what the gate says to the next."""
+        refusal, ahead = self.refuses(job, now), 0
+        lane = job.lane
+        assert lane is not None
+        while refusal is None and ahead < _MOST_ROOM:
+            ahead = 2 * ahead or 1
+            lane.waiting += ahead
+            self.lanes.waiting += ahead
+            refusal = self.refuses(job, now)
+            lane.waiting -= ahead
+            self.lanes.waiting -= ahead
+        return ahead, refusal
 
     def refused_elsewhere(
         self, images: int, requests: int, reason: Reason, now: float, source: str = ""

@@ -15,7 +15,7 @@ from carpool.observe.logs import logger
 from carpool.servers.advice import Gate, open_gate
 from carpool.servers.arena import Arena, ArenaSlot, check_fits
 from carpool.servers.asked_fields import NOBODY, Sender
-from carpool.servers.door import Answer, Catalog, ModelEntry, Slot
+from carpool.servers.door import Ahead, Answer, Catalog, ModelEntry, Slot, nobody_ahead
 from carpool.servers.link.front_link import FrontLink, stalled
 from carpool.servers.link.remote_call import RemoteCall
 from carpool.servers.link.templates import Template
@@ -99,9 +99,16 @@ class RemoteDoor:
         return self.arena.left_with(size)
 
     def refuses(
-        self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
+        self,
+        entry: ModelEntry,
+        deadline: float,
+        now: float,
+        sender: Sender = NOBODY,
+        *,
+        certain: bool = True,
+        ahead: Ahead = nobody_ahead,
     ) -> CarpoolError | None:
-        return self._gate(entry, deadline, now, sender, certain)
+        return self._gate(entry, deadline, now, sender, certain, ahead)
 
     def turned_away(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
