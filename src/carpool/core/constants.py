@@ -60,6 +60,15 @@ class Constants:
     than foreseen moves the next forecast by a fifth of that, and half a second later most of it is forgotten:
     a gate that was shut for it would never learn that it is over."""
 
+    doubt_start: float = 0.05
+    doubt_rise: float = 0.06
+    doubt_fall: float = 0.002
+    doubt_most: float = 0.4
+    doubt_memory_s: float = 1.0
+    """Requests whose inputs are still to come are let in with so much of the promise to spare for whatever
+    goes wrong, at most two fifths. Each that is later than that moves it up by 0.06 of the most, each that is
+    not down by 0.002: about one in thirty is later. After a second without any it is forgotten."""
+
     most_unread: float = 0.2
     """Requests may lie in their sockets for a fifth of a promise. If that lasts, their front end gets more
     than it can read and serve: it turns newcomers away unread. With a quarter, the way back would take what

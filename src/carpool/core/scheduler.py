@@ -19,7 +19,7 @@ from carpool.core.entrance import Intake
 from carpool.core.instance import Batch, Instance, Instances
 from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING, GivenUp, Job, Reason, Refusal
 from carpool.core.knobs import KnobsPolicy
-from carpool.core.learning import Lag, Rate
+from carpool.core.learning import Doubt, Lag, Rate
 from carpool.core.ledger import Ledger
 from carpool.core.policy import Knobs, Policy, Promise
 from carpool.core.promise import PromisePolicy
@@ -73,6 +73,7 @@ class Scheduler:
         self._rate = Rate(max(memory, promises))
         self._coming = Lag(memory)  # from their offer until their inputs are there
         self._supply = Rate(memory)
+        self.doubt = Doubt(self.slo if self.slo < INFINITY else 0.0, constants)
         self._sequence = 0
         self._expiries: list[tuple[float, int, Job]] = []
         self._in_order: deque[Job] = deque()
@@ -168,6 +169,8 @@ class Scheduler:
         done = [job for job in batch.jobs if job.state is RUNNING]
         for job in done:
             job.state = DONE
+            if job.foreseen < INFINITY:
+                self.doubt.seen(now - job.foreseen, now)
         self.ledger.running -= len(done)
         self.ledger.answered += len(done)
         return self._release() if self.policy.preserve_ordering else done
@@ -208,8 +211,10 @@ class Scheduler:
             decision.look_again = min(expiry, decision.look_again or expiry)
         return decision
 
-    def give_up(self, job: Job, reason: Reason) -> GivenUp:
+    def give_up(self, job: Job, reason: Reason, now: float) -> GivenUp:
         self.lanes.remove(job, GONE)
+        if job.foreseen < INFINITY:  # it would have ended after it was due
+            self.doubt.seen(max(now, job.due) - job.foreseen, now)
         self.ledger.given_up[reason] += 1
         return GivenUp(job, reason)
 
@@ -364,6 +369,6 @@ class Scheduler:
             if job.state < RUNNING:
                 reason = self.policy.expired(self, job, now)
                 if reason is not None:
-                    given_up.append(self.give_up(job, reason))
+                    given_up.append(self.give_up(job, reason, now))
                 else:
                     self._watch(job)
