@@ -176,10 +176,17 @@ Cores = Annotated[
         show_default=False,
     ),
 ]
+ReplicaInstances = Annotated[
+    int,
+    typer.Option(
+        help="Instances of a replica, side by side; the curve is of one while all are busy.",
+        rich_help_panel=_MODEL,
+    ),
+]
 InferCores = Annotated[
     float,
     typer.Option(
-        help="Cores that a batch keeps busy while it runs: those of a CPU model, as profile tells.",
+        help="Cores that batches keep busy, one on each instance: those of a CPU model, as profile tells.",
         rich_help_panel="The cores",
     ),
 ]

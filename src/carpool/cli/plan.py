@@ -33,6 +33,7 @@ class PlanVerb:
     surge_seconds: o.SurgeSeconds = 60.0
     price_per_hour: o.PricePerHour = None
     redundancy: o.Redundancy = 0
+    instances: o.ReplicaInstances = 1
     cores: o.Cores = None
     infer_cores: o.InferCores = 0.0
     decode_ms: o.DecodeMs = 0.0

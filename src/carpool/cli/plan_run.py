@@ -52,7 +52,8 @@ def _machine(options: PlanVerb) -> Machine:
         )
     decode = checks.number("--decode-ms", options.decode_ms, most=1e7)
     protocol = checks.number("--protocol-ms", options.protocol_ms, most=1e7)
-    return Machine(cores, busy, decode / 1e3, protocol / 1e3)
+    instances = checks.whole("--instances", options.instances, least=1, most=1024)
+    return Machine(cores, busy, decode / 1e3, protocol / 1e3, instances)
 
 
 def _settings(options: PlanVerb, question: Question) -> dict[str, object]:
@@ -64,6 +65,7 @@ def _settings(options: PlanVerb, question: Question) -> dict[str, object]:
         "surge_seconds": options.surge_seconds,
         "price_per_hour": options.price_per_hour,
         "redundancy": options.redundancy,
+        "instances": options.instances,
         "cores": options.cores,
         "infer_cores": options.infer_cores,
         "decode_ms": options.decode_ms,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from carpool.engine.numerals import numeral as _n
-from carpool.lab.machine import UNSHARED
+from carpool.lab.machine import Machine
 
 if TYPE_CHECKING:
     from carpool.lab.plan import Check, Plan, Question
@@ -74,7 +74,7 @@ def _cores(q: Question, plan: Plan) -> Iterator[str]:
     said += f": at {_n(most)}/s {_n(most * machine.beside)} of the replica's {_n(machine.cores)} cores"
     slower = machine.stretch(most)
     if slower > 1.0:
-        alone = _n(UNSHARED.capacity(q.curve, q.slo))
+        alone = _n(Machine(instances=q.machine.instances).capacity(q.curve, q.slo))
         said += (
             f". Batches would keep {_n(machine.infer_cores)} busy and take {slower:.2f} × as long with what "
             f"is left. With a machine for itself the model could promise {alone}/s"
