@@ -96,10 +96,11 @@ class Constants:
     """One lane's refusals, mistakes and documents get a twentieth of a front end's time, those of all three
     twentieths; so much of it may be used at once. What is beyond is answered later."""
 
-    paced_wait: float = 0.15
+    paced_wait: float = 0.13
     paced_longest_s: float = 2.0
     """A refusal is told late by this part of the promise at most, or by two seconds if its lane is what makes
-    a front end fall behind: who asks again at once asks less often, and is still told in time."""
+    a front end fall behind: who asks again at once asks less often, and is still told in time. With its way
+    on a busy machine that is a fifth of the promise, hardly with 0.15."""
 
     lane_memory_s: float = 1.0
     """Memory of one source's rate: a share must not be lost to the luck of a few arrivals."""
