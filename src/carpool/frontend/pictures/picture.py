@@ -123,6 +123,7 @@ class Picture:
         self._geometry = geometry
         self._head = self._model.file_head
         self._offered = monotonic()
+        self._service.offers(self._model.entry, self._offered)
         self._infer(slot)
 
     def _room(self, size: int) -> Slot:
@@ -137,10 +138,10 @@ class Picture:
         """Offered at once, decoded when it is let in."""
         service, entry, asked = self._service, self._model.entry, self._asked
         weight = weight_of(self._data)
-        until = promised(entry, asked.arrived, asked.deadline)
-        refusal = service.cannot_decode(entry, until, monotonic(), weight)
+        refusal = service.refuses_now(entry, asked.deadline, asked.arrived, asked.sender, weight)
         if refusal is not None:
             raise refusal
+        until = promised(entry, asked.arrived, asked.deadline)
         slot = self._room(self._model.bytes)
         work = partial(self._prepare, slot)
         decoding = Decoding(service.workers, slot, work, self._prepared, until, weight)
