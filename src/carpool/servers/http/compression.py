@@ -13,6 +13,7 @@ _RAW = -zlib.MAX_WBITS
 _STEP = 256 * 1024  # bytes of output
 _WINDOW = 16 * 1024  # bytes of input
 _STEPS_PER_TURN = 64
+_AT_ONCE = 8 * 1024  # bytes, in or out
 _SHORT_MEMBERS = 64  # each is some work, however little is in it
 _MEMBER = 1024  # bytes, on average, where there are more
 
@@ -83,6 +84,14 @@ class Inflater:
                 f"the compressed body has more than {_SHORT_MEMBERS} members of under {_MEMBER} bytes"
             )
         self._stream = zlib.decompressobj(self._wbits)
+
+    def begin(self) -> bool:
+        """What takes no longer than a thread would to begin: short bodies and members, and what is wrong
+        with them. True when the body is complete."""
+        while self._at < _AT_ONCE and len(self.body) < _AT_ONCE:
+            if self.step():
+                return True
+        return False
 
     def turn(self) -> bool:
         """A few milliseconds of steps; True when the body is complete."""
