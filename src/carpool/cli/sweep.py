@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from carpool.cli import options as o
+from carpool.cli import trust_options as t
 
 _SETTINGS, _TRAFFIC, _RUN = "Settings", "Traffic", "The run"
 
@@ -137,6 +138,9 @@ class Sweep:
     repeats: Repeats = 2
     seed: o.Seed = 1
     out: Out = None
+    api_key_file: t.ApiKeyFile = None
+    ca: t.Ca = None
+    insecure: t.Insecure = False
     as_json: o.Json = False
 
     def run(self) -> None:

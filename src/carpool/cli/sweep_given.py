@@ -10,6 +10,7 @@ from pathlib import Path
 from carpool.cli import checks
 from carpool.cli.load_given import read_shape
 from carpool.cli.sweep import Sweep
+from carpool.cli.trust_options import trust
 from carpool.config.repository import ModelSource, find_models
 from carpool.config.server import server_settings
 from carpool.core.policy import Promise
@@ -19,6 +20,7 @@ from carpool.demo.recipes import RECIPES
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import read_pictures, read_url
 from carpool.lab.load.schedule import Phase, check_length
+from carpool.lab.load.trust import TRUSTING, Trust
 from carpool.lab.sweep.grid import AS_IS, Setting, settings_of
 from carpool.lab.sweep.order import SLO_MS, Order
 from carpool.lab.sweep.variant import check_place
@@ -64,9 +66,19 @@ def order(given: Sweep) -> Order:
         curve=given.curve or "",
         instances=checks.whole("--instances", given.instances, least=1, most=256),
         command=shlex.join(["carpool", *sys.argv[1:]]),
+        trust=_trust(given, url),
     )
     check_length([Phase(rate, found.warmup + found.seconds) for rate in rates])
     return found
+
+
+def _trust(given: Sweep, url: str) -> Trust:
+    """Servers of our own ask for no key."""
+    if url:
+        return trust(given.api_key_file, given.ca, given.insecure)
+    if given.api_key_file or given.ca or given.insecure:
+        raise InvalidInput("--api-key-file, --ca and --insecure go with the address of a running server")
+    return TRUSTING
 
 
 def _slo_ms(given: Sweep, source: ModelSource | None) -> float | None:

@@ -16,9 +16,9 @@ from carpool.types import Datatype, Signature, TensorSpec
 
 ANY = Signature("free", (TensorSpec("x", Datatype.FP32, (-1,)),), (TensorSpec("y", Datatype.FP32, (1,)),), 8)
 COUNT = 200_000
-BODY = (
-    b'{"id":"7","inputs":[{"name":"x","datatype":"FP32","shape":[1,%d],"data":[%b]}]}'
-    % (COUNT, b",".join([b"0.5"] * COUNT))
+BODY = b'{"id":"7","inputs":[{"name":"x","datatype":"FP32","shape":[1,%d],"data":[%b]}]}' % (
+    COUNT,
+    b",".join([b"0.5"] * COUNT),
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from carpool import __version__
 from carpool.config.fingerprint import take_fingerprint
 from carpool.config.repository import ModelSource
+from carpool.lab.load.trust import TRUSTING, Trust
 from carpool.lab.sweep.grid import Setting
 
 SLO_MS = 100.0  # where neither the command nor the model promises anything
@@ -37,6 +38,7 @@ class Order:
     curve: str = ""
     instances: int = 1
     command: str = "carpool sweep"
+    trust: Trust = TRUSTING
 
     def asked(self) -> dict[str, Any]:
         """What must be equal for runs to belong together, in plain values."""
