@@ -50,6 +50,9 @@ class Loop:
     def call_soon(self, act: Callable[[], None]) -> None:
         self.soon.append(act)
 
+    def call_later(self, _seconds: float, act: Callable[[], None]) -> None:
+        self.soon.append(act)
+
     def turn(self) -> None:
         soon, self.soon = self.soon, []
         for act in soon:
@@ -183,6 +186,19 @@ def test_chunks_of_many_clients_share_a_turn() -> None:
         for _ in range(4_000):
             front.turn()
         assert all(t.at == len(t.said) for _, t in front.clients)
+
+
+def test_who_rests_goes_on_one_at_a_time() -> None:
+    loop = Loop()
+    turns = Turns(cast(Any, loop))
+    went: list[int] = []
+    for number in range(3):
+        turns.rest(partial(went.append, number))
+    for _ in range(10):
+        before = len(went)
+        loop.turn()
+        assert len(went) <= before + 1
+    assert went == [0, 1, 2]
 
 
 def test_who_waits_longest_goes_on_first() -> None:

@@ -270,6 +270,9 @@ class Connection(Answering):
             return
         self._transport.pause_reading()
         intake = self._intake
+        if self._phase == BODY and self._ahead and intake.chunked:
+            self._shared.turns.rest(self._continue)
+            return
         begun = self._phase == BODY and intake.received % _AT_A_STRETCH >= BODY_READ
         self._shared.turns.wait(self._continue, first=begun)
 

@@ -14,18 +14,20 @@ from time import monotonic
 
 _WORK = 512 * 1024
 _SECONDS = 0.0005
+_REST_S = 0.002
 _MOST = 4  # go on in one turn, if none of them takes long: each may bring a whole read
 
 
 class Turns:
     """Work is counted in bytes read; what is dear for another reason counts as so many more."""
 
-    __slots__ = ("_left", "_loop", "_scheduled", "_waiting")
+    __slots__ = ("_left", "_loop", "_resting", "_scheduled", "_waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._left = _WORK
         self._waiting: deque[Callable[[], None]] = deque()
+        self._resting: deque[Callable[[], None]] = deque()
         self._scheduled = False
 
     @property
@@ -48,6 +50,18 @@ class Turns:
         else:
             self._waiting.append(go_on)
         self._schedule()
+
+    def rest(self, go_on: Callable[[], None]) -> None:
+        """As `wait`, for who made much work of few bytes: after a pause, so that all of these together take
+        a part of the loop's time and not all that is left."""
+        self._resting.append(go_on)
+        if len(self._resting) == 1:
+            self._loop.call_later(_REST_S, self._rested)
+
+    def _rested(self) -> None:
+        self.wait(self._resting.popleft())
+        if self._resting:
+            self._loop.call_later(_REST_S, self._rested)
 
     def _schedule(self) -> None:
         if not self._scheduled:
