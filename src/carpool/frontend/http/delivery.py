@@ -39,7 +39,7 @@ def _deliver_collected(
         plan.done(body, received_at)
         return
     inflater = Inflater(encoding, body, plan.limit, shared.ledger)
-    if inflater.step():
+    if inflater.begin():
         plan.done(inflater.body, received_at)
         return
     if shared.inflating >= shared.limits.max_inflating:

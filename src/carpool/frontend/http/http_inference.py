@@ -129,7 +129,9 @@ class Inference:
             self._offer_prepared(prepare(body, length, signature))
             return
         loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(route.service.threads, prepare, body, length, signature)
+        work = loop.run_in_executor(
+            route.service.threads, route.service.long_json.prepare, body, length, signature
+        )
         work.add_done_callback(partial(self._go_on, self._offer_prepared))
 
     def _go_on(self, step: Callable[[T], None], work: asyncio.Future[T]) -> None:

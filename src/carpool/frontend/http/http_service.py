@@ -15,6 +15,7 @@ from carpool.frontend.http.catalog_pages import CatalogPages
 from carpool.frontend.http.exchange import Exchange
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_refusals import answer_error
+from carpool.frontend.http.long_json import LongJson
 from carpool.frontend.http.responses import JSON_FIELDS
 from carpool.frontend.http.shared_page import SharedPage
 from carpool.frontend.live_document import LivePage
@@ -57,6 +58,7 @@ class Service:
         self.memory = ClientMemory(door, max_body_bytes)
         self.tracer = Tracer(door)
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="http")
+        self.long_json = LongJson()
         self.row = ModelRows(door, block).row
         self.pictures = PictureService(door, self.row, self.tracer, picture_threads)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -78,6 +80,7 @@ class Service:
     def close(self) -> None:
         self.fair.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
+        self.long_json.close()
         self.pictures.close()
         self.profiles.close()
         for task in self._tasks:
