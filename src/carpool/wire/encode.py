@@ -64,7 +64,8 @@ def encode_response(
         if output.shared_memory is not None:
             listed.append(_list_placed(output.name, placed.get(output.name)))
             continue
-        tensor = as_requested(output, tensor, labels.get(output.name, ()), batched=batched)
+        if output.classification or not output.binary:
+            tensor = as_requested(output, tensor, labels.get(output.name, ()), batched=batched)
         listed.append(_list_tensor(tensor, output.binary, "output", tail))
     document: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:

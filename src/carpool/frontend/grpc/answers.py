@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from carpool.errors import ModelError
+from carpool.frontend.call import Times
 from carpool.frontend.grpc.schema import message_class
-from carpool.frontend.server_timing import Times
 from carpool.link.door import ModelEntry
 from carpool.types import RequestedOutput, Tensor
 from carpool.wire.encode import check_array

@@ -14,13 +14,11 @@ from carpool.frontend.access.guard import API_KEY, AUTHORIZATION, Guard, check_m
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.access.route_rules import Kind, rule_of
 from carpool.frontend.grpc import health
-from carpool.frontend.grpc.asking import Metadata
 from carpool.frontend.grpc.grpc_calls import CALLS, Call
+from carpool.frontend.grpc.grpc_infer import Metadata, Stream, UnaryInfer
 from carpool.frontend.grpc.grpc_service import Service, log, too_many_messages
 from carpool.frontend.grpc.schema import message_class
 from carpool.frontend.grpc.statuses import refuse
-from carpool.frontend.grpc.stream import Stream
-from carpool.frontend.grpc.unary import UnaryInfer
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"

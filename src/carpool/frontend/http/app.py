@@ -21,7 +21,7 @@ from carpool.frontend.http.exchange import BodyPlan, Exchange
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_service import Service
 from carpool.frontend.http.image_route import TASK_ROUTES, start_predict, start_task
-from carpool.frontend.http.infer import start_infer
+from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
 from carpool.frontend.http.parsing import RequestHead
 from carpool.frontend.http.responses import Fault

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import cv2
 
 from carpool.errors import CarpoolError
-from carpool.frontend.pictures.picture_decoding import weight_of_size
 from carpool.frontend.pictures.picture_models import PictureModel, PictureModels
+from carpool.frontend.pictures.sent_pictures import weight_of_size
 from carpool.frontend.pictures.workers import Workers
-from carpool.frontend.tracing import Tracer
 from carpool.link.asked_fields import Sender
 from carpool.link.door import Catalog, Door, ModelEntry
-from carpool.observe.counters import Row
 from carpool.types import Timing
 from carpool.vision.pixel_budget import MOST_PIXELS_WAITING
 
@@ -24,11 +20,9 @@ _LEARNING = 0.2  # how much the newest batch counts in what they take
 class PictureService:
     """One per front end, used in its loop's thread only."""
 
-    def __init__(self, door: Door, row: Callable[[ModelEntry], Row], tracer: Tracer, threads: int) -> None:
+    def __init__(self, door: Door, threads: int) -> None:
         cv2.setNumThreads(1)  # pictures are spread over threads already
         self.door = door
-        self.row = row
-        self.tracer = tracer
         self.workers = Workers(threads)
         self._after: dict[int, float] = {}  # by the model's key: what its batches take, seconds
         self._models = PictureModels()
