@@ -68,7 +68,17 @@ class ClientCall:
     """
 
     __slots__ = (
-        *("_call", "_done_at", "_job", "_offered_at", "_outlets", "_pictures", "_ready_in", "_slot"),
+        *(
+            "_call",
+            "_done_at",
+            "_job",
+            "_offered_at",
+            "_outlets",
+            "_pictures",
+            "_ready_in",
+            "_slot",
+            "_until",
+        ),
         *("arrived", "deadline", "entry", "head", "row", "sender", "service", "state", "unread"),
     )
 
@@ -88,7 +98,7 @@ class ClientCall:
         self._outlets: Outlets | None = None  # for outputs that the client wants in its own memory
         self._pictures: SentPictures | None = None
         self._job: Job | None = None  # decodes them
-        self._ready_in = self._done_at = 0.0
+        self._ready_in = self._until = self._done_at = 0.0
 
     # ── what a protocol does ──
 
@@ -174,7 +184,8 @@ class ClientCall:
         self._slot = slot
         service = self.service
         self._enter(pictures.asked)
-        self._outlets = service.memory.outlets(pictures.asked.outputs)
+        if pictures.asked.outputs:
+            self._outlets = service.memory.outlets(pictures.asked.outputs)
         self._pictures = pictures
         if pictures.is_file:
             if slot is None:
@@ -183,7 +194,7 @@ class ClientCall:
             self._offer(pictures.head, slot, 0)
             return
         now, entry = monotonic(), self.entry
-        until = promised(entry, self.arrived, self.deadline)
+        self._until = until = promised(entry, self.arrived, self.deadline)
         refusal = service.pictures.cannot_decode(entry, until, now, pictures.weight)
         if refusal is not None:
             raise refusal
@@ -256,9 +267,8 @@ class ClientCall:
         """The engine has let it in: now there is sense in decoding."""
         pictures, slot = self._pictures, self._slot
         if self.state == OFFERED and self._job is None and pictures is not None and slot is not None:
-            until = promised(self.entry, self.arrived, self.deadline)
-            work = partial(pictures.prepare, slot.view)
-            self._job = self.service.pictures.workers.begin(work, self._decoded, until, pictures.weight)
+            work, workers = partial(pictures.prepare, slot.view), self.service.pictures.workers
+            self._job = workers.begin(work, self._decoded, self._until, pictures.weight)
 
     def _decoded(self, seconds: float | None, error: BaseException | None) -> None:
         """The thread is done with the slot, which goes over to the door with the tensors in it."""
@@ -289,10 +299,10 @@ class ClientCall:
         self.state = ANSWERING
         self._done_at = monotonic()
         pictures = self._pictures
-        if answer.error is not None or (pictures is None and self._outlets is None):
+        if pictures is None and self._outlets is None:
             self._finish(answer)
             return
-        if pictures is None:
+        if pictures is None or answer.error is not None:
             self._put_out(answer)
             return
         self.service.pictures.ran(self.entry, answer.timing)
@@ -320,7 +330,10 @@ class ClientCall:
             answer.outputs, seconds = composed
             assert self.row is not None
             self.row.observe(POST_SECONDS, seconds)
-        self._put_out(answer)
+        if self._outlets is None:
+            self._finish(answer)
+        else:
+            self._put_out(answer)
 
     def _put_out(self, answer: Answer) -> None:
         """Write outputs that are wanted there to the client's own memory, long ones in a thread."""
@@ -340,11 +353,21 @@ class ClientCall:
         try:
             if self.state == OVER:
                 return  # the client left while a thread worked
-            if answer.error is None and placed is not None:
-                self._answer(answer, placed())
-            else:
+            if answer.error is not None or placed is None:
                 self._fail(answer.error or stopping(), answer.timing)
-            answer.left(self.unread)
+            else:
+                self._write(answer, placed())
+                self.state = OVER
+                self._outlets = self._pictures = None
+                now = monotonic()
+                assert self.row is not None
+                self.row.observe(REQUEST_SECONDS, now - self.arrived)
+                if self.service.tracer.on:
+                    times = self.arrived, self._offered_at, now
+                    self.service.tracer.answered(self.entry, self._traced(), answer.timing, *times)
+            if answer.outside is not None:  # how long its client waited beyond what the engine sees
+                now = monotonic()
+                answer.outside.seen(self.unread + now - answer.sent, now)
         except CarpoolError as error:
             self._fail(error, answer.timing)
         except Exception as error:
@@ -352,17 +375,6 @@ class ClientCall:
         finally:
             if call is not None:
                 call.release()
-
-    def _answer(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
-        self._write(answer, placed)
-        self.state = OVER
-        self._outlets = self._pictures = None
-        now = monotonic()
-        assert self.row is not None
-        self.row.observe(REQUEST_SECONDS, now - self.arrived)
-        tracer = self.service.tracer
-        if tracer.on:
-            tracer.answered(self.entry, self._traced(), answer.timing, self.arrived, self._offered_at, now)
 
     def _times(self, timing: Timing) -> Times:
         """With the front end's own seconds around those of the engine."""

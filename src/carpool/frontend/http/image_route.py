@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from carpool.config.model import Task
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, Unavailable, without_stack
@@ -207,16 +207,17 @@ class Outcome(NamedTuple):
 class ImageCall(ClientCall):
     """One picture of a request, which hears how it ended, unless the client has left."""
 
-    __slots__ = ("_number", "_picture", "_request")
+    __slots__ = ("_number", "_picture", "_pixels", "_request")
 
     _picture: RoutePicture
 
-    def __init__(self, request: ImageRequest, number: int) -> None:
+    def __init__(self, request: ImageRequest, number: int, pixels: int) -> None:
         super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)
         self.entry, self.row, _, _ = request.target
         self.unread = request.exchange.unread
         self._request = request
         self._number = number
+        self._pixels = pixels
 
     def start(self, data: Buffer, slot: Slot | None = None, as_file: Geometry | None = None) -> None:
         """Or with a slot that holds the picture's file, and how the device will see it."""
@@ -224,7 +225,7 @@ class ImageCall(ClientCall):
         try:
             self._slot = slot
             self._picture = picture = RoutePicture(
-                request.target.model, data, request.options, request.drawn, as_file
+                request.target.model, data, request.options, request.drawn, self._pixels, as_file
             )
             self._offer_pictures(picture, slot)
         except CarpoolError as error:
@@ -325,7 +326,7 @@ class ImageRequest:
         write_length(slot.view, size)
         self._outcomes = [None]
         self.slot = None
-        self._under_way[0] = call = ImageCall(self, 0)
+        self._under_way[0] = call = ImageCall(self, 0, 0)
         call.start(b"", slot, geometry)
 
     def _read(self, work: asyncio.Future[Sent]) -> None:
@@ -364,9 +365,9 @@ class ImageRequest:
     def _go_on(self) -> None:
         """Start what may be under way; answer when nothing is any more."""
         self._starting = True
-        while self._waiting and self._may_start(self._waiting[0][0]):
+        while self._waiting and (not self._under_way or self._may_start(self._waiting[0][0])):
             number, data = self._waiting.popleft()
-            self._under_way[number] = call = ImageCall(self, number)
+            self._under_way[number] = call = ImageCall(self, number, self._pixels[number])
             call.start(data)
         self._starting = False
         if not self._under_way:
@@ -374,8 +375,6 @@ class ImageRequest:
 
     def _may_start(self, number: int) -> bool:
         """Large ones come one after the other, so that pictures of other requests are decoded in between."""
-        if not self._under_way:
-            return True
         under_way = sum(self._pixels[other] for other in self._under_way)
         fits = under_way + self._pixels[number] <= MOST_PIXELS_AT_ONCE
         return fits and len(self._under_way) < _AT_ONCE_UNDER_WAY
@@ -383,14 +382,16 @@ class ImageRequest:
     def ended(self, number: int, outcome: Outcome) -> None:
         del self._under_way[number]
         self._outcomes[number] = outcome
-        if not self._starting:
+        if self._waiting and not self._starting:
             self._go_on()
+        elif not self._under_way and not self._starting:
+            self._answer()
 
     # ── the answer ──
 
     def _answer(self) -> None:
         self._let_go()
-        outcomes = [outcome for outcome in self._outcomes if outcome is not None]
+        outcomes = cast("list[Outcome]", self._outcomes)  # all of them are there now
         slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=_time_taken)
         if self._several:
             listed = [_listed(outcome) for outcome in outcomes]
@@ -438,8 +439,7 @@ class ImageRequest:
             slot.release()
         held, self._held = self._held, 0
         pixels, self._pixels_held = self._pixels_held, 0
-        self.service.pictures.let_go(held)
-        self.service.pictures.let_pixels_go(pixels)
+        self.service.pictures.let_go(held, pixels)
 
 
 def _too_many() -> Refused:

@@ -67,9 +67,6 @@ class PictureService:
         self._held += size
         return True
 
-    def let_go(self, size: int) -> None:
-        self._held -= size
-
     def hold_pixels(self, pixels: int) -> bool:
         """Count pixels that are to be decoded; False when too many are already."""
         if self._pixels and self._pixels + pixels > MOST_PIXELS_WAITING:
@@ -77,7 +74,8 @@ class PictureService:
         self._pixels += pixels
         return True
 
-    def let_pixels_go(self, pixels: int) -> None:
+    def let_go(self, size: int, pixels: int) -> None:
+        self._held -= size
         self._pixels -= pixels
 
     def close(self) -> None:

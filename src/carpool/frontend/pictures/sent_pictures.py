@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, Unsupported
-from carpool.frontend.pictures.picture_models import NO_OPTIONS, PictureModel
+from carpool.frontend.pictures.picture_models import PictureModel
 from carpool.link.door import ModelEntry
 from carpool.memory.slot_files import FILE_AT, write_file
 from carpool.types import Array, Datatype, RequestedOutput, Signature, Tensor, TensorSpec
@@ -27,6 +27,7 @@ from carpool.vision.formats import Buffer, read_head, sniff
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options, names, read_options
 from carpool.vision.pixel_budget import pixels_of_request
+from carpool.wire.parameters import DEFAULT_OPTIONS
 from carpool.wire.v2 import (
     RequestHead,
     TensorHead,
@@ -41,7 +42,7 @@ T = TypeVar("T")
 ANSWER = "answer"
 _IMAGE = "image"  # what every model's picture may be called
 _MARK = b'"BYTES"'
-_ASKED_ON_A_ROUTE = RequestHead("", (), (), NO_OPTIONS, True, 0)
+_ASKED_ON_A_ROUTE = RequestHead("", (), (), DEFAULT_OPTIONS, True, 0)
 
 _SAME_FOR_ALL = 65536
 _A_BYTE = 2
@@ -57,13 +58,16 @@ def weight_of_size(size: int) -> float:
     return float(_SAME_FOR_ALL + (_A_BYTE + _USUAL) * size)
 
 
-def weight_of(data: Buffer) -> float:
-    """How much work there is to decode a picture. Raises `InvalidInput` for one whose head is wrong."""
-    if len(data) > _LONG:
-        sniff(data)
-        return weight_of_size(len(data))
-    head = read_head(data)
-    return float(_SAME_FOR_ALL + _A_BYTE * len(data) + head.width * head.height)
+def weight_of(data: Buffer, pixels: int) -> float:
+    """How much work there is to decode a picture, which has so many pixels by a first look at its head. 0 is
+    for one that will not be decoded: raises `InvalidInput` that says why."""
+    if not pixels:
+        if len(data) > _LONG:
+            sniff(data)
+            return weight_of_size(len(data))
+        head = read_head(data)
+        pixels = head.width * head.height
+    return float(_SAME_FOR_ALL + _A_BYTE * len(data) + pixels)
 
 
 class SentPictures:
@@ -86,6 +90,7 @@ class SentPictures:
 
     quick = False  # the answer is made in less time than a thread takes to wake up
     composes = True  # something is made of the outputs
+    drawn: str | None = None  # the format of a drawing that is wanted instead of JSON
 
     head: RequestHead
     size: int
@@ -109,7 +114,8 @@ class SentPictures:
     def put_file(self, memory: memoryview) -> None:
         """It goes into the slot as it is."""
         write_file(memory, self._pictures[0])
-        self._let_go()
+        if self.drawn is None:
+            self._pictures = ()
 
     def prepare(self, memory: memoryview) -> float:
         """All of them into the slot, one behind the other; returns the seconds. One that is bad fails all."""
@@ -118,19 +124,12 @@ class SentPictures:
         self._geometries = self._each(
             lambda number, data: model.prepare(data, memory[number * size : (number + 1) * size])
         )
-        self._let_go()
+        self._pictures = ()
         return monotonic() - started
 
     def compose(self, outputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], float]:
         """What is to be answered, and the seconds that took."""
-        started = monotonic()
-        return self._composed(outputs), monotonic() - started
-
-    def _composed(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         raise NotImplementedError
-
-    def _let_go(self) -> None:
-        self._pictures = ()
 
     def _each(self, work: Callable[[int, Buffer], T]) -> list[T]:
         """What is made of each picture; what is wrong with one names it."""
@@ -152,8 +151,7 @@ class SentPictures:
 
 
 class RoutePicture(SentPictures):
-    """The one picture of a call on a picture route. `drawn` is the format of a drawing, wanted instead of
-    JSON."""
+    """The one picture of a call on a picture route; `body` is its answer."""
 
     __slots__ = ("body", "drawn", "quick")
 
@@ -163,6 +161,7 @@ class RoutePicture(SentPictures):
         data: Buffer,
         options: Options,
         drawn: str | None,
+        pixels: int,
         as_file: Geometry | None = None,
     ) -> None:
         """With `as_file`, it lies in a slot already."""
@@ -172,24 +171,27 @@ class RoutePicture(SentPictures):
         self.quick = model.quick and drawn is None
         self.body = b""
         if as_file is None:
-            self.head, self.size, self.weight = model.head, model.bytes, weight_of(data)
+            self.head, self.size, self.weight = model.head, model.bytes, weight_of(data, pixels)
         else:
             self.head, self.size = model.file_head, FILE_AT + len(data)
 
-    def _let_go(self) -> None:
+    def prepare(self, memory: memoryview) -> float:
+        started = monotonic()
+        self._geometries = [self._model.prepare(self._pictures[0], memory)]
         if self.drawn is None:
-            super()._let_go()
+            self._pictures = ()
+        return monotonic() - started
 
-    def _composed(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def compose(self, outputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], float]:
+        started = monotonic()
         if self.drawn is None:
             self.body = self._document(outputs, 0)
-            return outputs
-        # Decoded again, in full: to keep the pixels while the model runs could take any memory.
-        model = self._model
-        pixels = decode(self._pictures[0]).pixels
-        drawn = model.answers.draw(pixels, model.of_one(outputs, 0), self._geometries[0], self._options)
-        self.body = draw.encode(drawn, self.drawn)
-        return outputs
+        else:  # decoded again, in full: to keep the pixels while the model runs could take any memory
+            model = self._model
+            pixels = decode(self._pictures[0]).pixels
+            drawn = model.answers.draw(pixels, model.of_one(outputs, 0), self._geometries[0], self._options)
+            self.body = draw.encode(drawn, self.drawn)
+        return outputs, monotonic() - started
 
 
 class TensorPictures(SentPictures):
@@ -200,7 +202,7 @@ class TensorPictures(SentPictures):
     def __init__(self, model: PictureModel, asked: RequestHead, tail: Buffer) -> None:
         given = asked.inputs[0]
         pictures = _elements(given, tail)
-        pixels_of_request(pictures)
+        pixels = pixels_of_request(pictures)
         options = read_options(_options_of(asked, model), model.task)
         as_file = model.seen_as_file(pictures[0]) if len(pictures) == 1 else None
         super().__init__(model, asked, pictures, options, as_file)
@@ -216,14 +218,16 @@ class TensorPictures(SentPictures):
         else:
             self.head = model.head_of(len(pictures), wanted, asked.options)
             self.size = self.head.tail_size
-            self.weight = sum(self._each(lambda _, data: weight_of(data)))
+            self.weight = sum(self._each(lambda number, data: weight_of(data, pixels[number])))
 
-    def _composed(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def compose(self, outputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], float]:
         """The outputs, and what they mean for each picture."""
+        started = monotonic()
         answers: Array = np.empty(len(self._geometries), object)
         for number in range(len(answers)):
             answers[number] = self._document(outputs, number)
-        return [*outputs, Tensor(ANSWER, Datatype.BYTES, self._shape, answers.reshape(self._shape))]
+        named = Tensor(ANSWER, Datatype.BYTES, self._shape, answers.reshape(self._shape))
+        return [*outputs, named], monotonic() - started
 
 
 # ── pictures in v2 requests ──
