@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
 import orjson
 
 from carpool.errors import CarpoolError
 from carpool.frontend.front_service import FrontService
-from carpool.frontend.http.catalog_pages import CatalogPages
 from carpool.frontend.http.exchange import Exchange
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_refusals import answer_error
@@ -18,11 +17,28 @@ from carpool.frontend.http.responses import JSON_FIELDS
 from carpool.frontend.http.shared_page import SharedPage
 from carpool.frontend.live_document import LivePage
 from carpool.frontend.profile_watch import ProfileWatch
-from carpool.link.door import Door
+from carpool.link.door import Catalog, Door
 from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
 
 log = logger("http")
+
+
+class CatalogPages:
+    """Pages that only the catalogue decides, written once for the one that was asked about last."""
+
+    def __init__(self) -> None:
+        self._catalog: Catalog | None = None
+        self._written: dict[Hashable, bytes] = {}
+
+    def read(self, catalog: Catalog, write: Callable[[Catalog], bytes]) -> bytes:
+        if catalog is not self._catalog:
+            self._catalog = catalog
+            self._written.clear()
+        page = self._written.get(write)
+        if page is None:
+            page = self._written[write] = write(catalog)
+        return page
 
 
 class Service(FrontService):

@@ -71,7 +71,7 @@ def start_predict(service: Service, head: HttpHead, variables: Mapping[str, str]
     return ImageRoute(service, head, None, variables["model"]).begin
 
 
-class Target(NamedTuple):
+class ImageTarget(NamedTuple):
     """What serves a request, where it is counted, and what the query asks of it."""
 
     entry: ModelEntry
@@ -89,7 +89,7 @@ class ImageRoute:
         self._task = task
         self._who = head.who
         self._catalog: Catalog | None = None
-        self._target: Target | None = None
+        self._target: ImageTarget | None = None
         if model and self.asked.model:
             raise InvalidInput("the path names the model already", field="model")
         self._model = model or self.asked.model
@@ -99,7 +99,7 @@ class ImageRoute:
     def begin(self, exchange: Exchange) -> BodyPlan:
         """Refuse before the body what can be refused, else gather it."""
         service = self.service
-        target: Target | None = None
+        target: ImageTarget | None = None
         try:
             if not service.door.serving:
                 raise not_serving()
@@ -120,7 +120,7 @@ class ImageRoute:
             service.door.turned_away(target.entry, refusal, exchange.head_at, source=source)
         return None
 
-    def _plan(self, exchange: Exchange, target: Target) -> BodyPlan:
+    def _plan(self, exchange: Exchange, target: ImageTarget) -> BodyPlan:
         """A picture that the device may decode comes straight into a slot."""
         service = self.service
         request = ImageRequest(self, exchange, target)
@@ -132,7 +132,7 @@ class ImageRoute:
                 return Receive(slot.view[FILE_AT:], request.received_in_slot, request.more)
         return Collect(service.max_body_bytes, request.received)
 
-    def current(self) -> Target:
+    def current(self) -> ImageTarget:
         """What serves these requests now: a change of the catalogue holds from the next look on."""
         catalog = self.service.door.catalog
         if catalog is not self._catalog or self._target is None:
@@ -143,7 +143,7 @@ class ImageRoute:
             options = read_options(self.asked.options, model.task)
             if self.asked.wants_drawn and "overlay" not in names(model.task):
                 raise cannot_draw(f"what {entry.name} answers")
-            self._target = Target(entry, self.service.row(entry), model, options)
+            self._target = ImageTarget(entry, self.service.row(entry), model, options)
             self._catalog = catalog
         return self._target
 
@@ -161,7 +161,7 @@ class ImageRoute:
         return entry
 
     def read_options(
-        self, target: Target, fields: Mapping[str, str], *, several: bool
+        self, target: ImageTarget, fields: Mapping[str, str], *, several: bool
     ) -> tuple[Options, str | None]:
         """With those that stand in a form; and the format of the drawn answer, if one is wanted."""
         options = target.options
@@ -251,7 +251,7 @@ class ImageRequest:
     options: Options
     drawn: str | None  # the format of the picture to answer with, instead of JSON
 
-    def __init__(self, route: ImageRoute, exchange: Exchange, target: Target) -> None:
+    def __init__(self, route: ImageRoute, exchange: Exchange, target: ImageTarget) -> None:
         self.route = route
         self.service = route.service
         self.exchange = exchange

@@ -101,7 +101,7 @@ def _answer_encodings(field: bytes | None) -> tuple[bytes | None, bytes | None]:
     return encoding, None if b"," in field or field.startswith(b"*") else encoding
 
 
-class Target(NamedTuple):
+class InferTarget(NamedTuple):
     """What serves a request, where it is counted, and how long its body can be."""
 
     entry: ModelEntry
@@ -123,7 +123,7 @@ class InferRoute:
         self._model = model
         self._version = version
         self._catalog: Catalog | None = None
-        self._target: Target | None = None
+        self._target: InferTarget | None = None
 
     def begin(self, exchange: Exchange) -> BodyPlan:
         """Refuse before the body what can be refused, else say where it goes."""
@@ -149,7 +149,7 @@ class InferRoute:
             door.turned_away(self._target.entry, refusal, exchange.head_at, source=source)
         return None
 
-    def current(self) -> Target:
+    def current(self) -> InferTarget:
         """What serves these requests now: a change of the catalogue holds from the next look on."""
         catalog = self.service.door.catalog
         if catalog is not self._catalog or self._target is None:
@@ -157,11 +157,11 @@ class InferRoute:
             entry = self.service.look_up(self._model, self._version)
             largest = LargestBody(entry, self.service.max_body_bytes)
             most = largest.in_place(self.asked.header_length or 0)
-            self._target = Target(entry, self.service.row(entry), largest, most)
+            self._target = InferTarget(entry, self.service.row(entry), largest, most)
             self._catalog = catalog
         return self._target
 
-    def _plan(self, exchange: Exchange, target: Target) -> BodyPlan:
+    def _plan(self, exchange: Exchange, target: InferTarget) -> BodyPlan:
         size = exchange.head.content_length or 0
         if not self.asked.in_place:
             most = target.largest.gathered()
@@ -179,7 +179,7 @@ class HttpCall(ClientCall):
 
     service: Service
 
-    def __init__(self, route: InferRoute, exchange: Exchange, target: Target, slot: Slot | None) -> None:
+    def __init__(self, route: InferRoute, exchange: Exchange, target: InferTarget, slot: Slot | None) -> None:
         asked = route.asked
         super().__init__(route.service, asked.sender, exchange.head_at + asked.budget)
         self.entry, self.row, _, _ = target
