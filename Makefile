@@ -7,7 +7,7 @@ SERVING := $(VENV)/.serving
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test browser check format bench conformance docs clean
+.PHONY: help setup serve test browser check format bench conformance docs proto clean
 
 help: ## show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -16,7 +16,7 @@ setup: $(STAMP) ## create .venv with everything the project needs
 
 # Serving needs less than testing, so a newcomer's first command waits for less.
 $(SERVING): pyproject.toml constraints.txt
-	$(call install,.[demo])
+	$(call install,.)
 	@touch $(SERVING)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -33,7 +33,7 @@ endef
 serve: $(SERVING) ## serve the demo models
 	$(BIN)/carpool serve
 
-test: setup browser ## run every test
+test: setup browser ## run the tests, but for the long ones of make conformance
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # The console is tested in a real Chromium. Without one its tests fail, unless CARPOOL_NO_BROWSER=1 says to go without.
@@ -59,11 +59,16 @@ format: setup ## rewrite the code in the project's format
 bench: setup ## the quick form of every benchmark
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script --quick || exit 1; done
 
-conformance: setup ## Triton's own clients and perf_analyzer against a server started here (ARGS=--help)
+conformance: setup ## Triton's own clients, perf_analyzer and the long tests (ARGS=--help)
 	@PYTHONPATH=tests $(BIN)/python -m conformance.run $(ARGS)
 
 docs: setup ## redraw the pictures in docs/
 	$(BIN)/python docs/draw.py
+
+PROTO := src/carpool/wire/proto
+proto: setup ## write the message descriptors again after a change of a .proto file
+	$(BIN)/python -m grpc_tools.protoc -I $(PROTO) --descriptor_set_out=$(PROTO)/descriptors.binpb \
+	  model_config.proto grpc_service.proto health.proto
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

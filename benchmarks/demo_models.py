@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -16,8 +15,7 @@ from time import perf_counter
 import numpy as np
 import onnxruntime
 
-from carpool.config.server import server_settings
-from carpool.demo import bundled_models, demo_models
+from carpool.demo import demo_models
 
 
 @dataclass(frozen=True)
@@ -58,10 +56,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few runs each")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    settings, _ = server_settings()
-    folders = demo_models(settings.cache_dir, tell=lambda line: print(line, file=sys.stderr))
-    folders[:1] = sorted(path.parent for path in bundled_models().glob("*/model.toml"))
-    rows = [measure(folder, 3 if given.quick else 30) for folder in folders]
+    rows = [measure(folder, 3 if given.quick else 30) for folder in demo_models()]
     if given.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return

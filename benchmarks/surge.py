@@ -31,10 +31,10 @@ from pathlib import Path
 
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
-from carpool.core.simulation import Ride
 from carpool.errors import CarpoolError
-from carpool.lab.scenario import Scenario, play
-from carpool.lab.traffic import Recording
+from carpool.sim.arrivals import Recording
+from carpool.sim.scenario import Scenario, play
+from carpool.sim.simulation import Ride
 from load import open_loop
 from load.burst import LoadError
 from load.carpool_server import CarpoolServer, FakeModel, starting, stop, wait_ready

@@ -35,8 +35,7 @@ import onnxruntime
 import orjson
 
 import nms
-from carpool.config.server import server_settings
-from carpool.demo import bundled_models, demo_models, pictures
+from carpool.demo import bundled_models, pictures
 from carpool.frontend.pictures.picture_models import PictureModel
 from carpool.link.door import ModelEntry
 from carpool.types import Datatype, Tensor
@@ -384,15 +383,11 @@ def main() -> int:
 
 
 def _sources(wanted: Sequence[str]) -> Iterator[Path]:
-    there = {"nanodet": bundled_models() / "nanodet"}
-    if set(wanted) - set(there):
-        settings, _ = server_settings()
-        there |= {path.name: path for path in demo_models(settings.cache_dir)}
     for name in wanted:
-        if name in there and name in MODELS:
-            yield there[name]
+        if name in MODELS:
+            yield bundled_models() / name
         else:
-            print(f"{name} is left out: install carpool[demo]", file=sys.stderr)
+            print(f"{name} is left out: only {', '.join(MODELS)} are measured", file=sys.stderr)
 
 
 if __name__ == "__main__":

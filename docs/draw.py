@@ -11,16 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from carpool.core.arrivals import Arrival, poisson
 from carpool.core.capacity import promised_batch
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise
-from carpool.core.simulation import Ride
 from carpool.lab import plots
 from carpool.lab.plots import COLOURS, FAINT, INK
-from carpool.lab.scenario import Scenario, contenders, measure, play, sweep
-from carpool.lab.surge import Surge
-from carpool.lab.traffic import Cameras, Poisson, Traffic
+from carpool.sim.arrivals import Arrival, Cameras, Poisson, Traffic, poisson
+from carpool.sim.scenario import Scenario, Surge, contenders, measure, play, sweep
+from carpool.sim.simulation import Ride
 
 IMAGES = Path(__file__).parent / "images"
 EXERCISE = BatchCurve.parse("4+1")

@@ -11,3 +11,6 @@ settings.register_profile("carpool", deadline=None, suppress_health_check=[Healt
 # What is to land is judged by the same examples each time; whoever develops looks at new ones with every run.
 settings.register_profile("ci", settings.get_profile("carpool"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "carpool")
+
+# Tests start hundreds of processes. Where bytecode must not be kept, each would compile the package anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

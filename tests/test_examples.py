@@ -32,6 +32,7 @@ PAGES = [
     DOCS / "troubleshooting.md",
 ]
 RUNNABLE = [page for page in PAGES if "```console" in page.read_text("utf-8")]
+AT_ONCE = ("python.md", "coming-from-triton.md")  # `make conformance` runs the other pages, too
 SECONDS = 180  # for anything to end that should take a few, on cores that other tests keep busy
 
 SERVERS_OWN = ("carpool serve", "make serve")
@@ -191,7 +192,18 @@ def masked(text: str) -> str:
     return " ".join(re.sub(r"\d[\d.,]*", "#", re.sub(r"localhost|127\.0\.0\.1", "host", text)).split())
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
+def later(*values: object, name: str) -> object:
+    """A case for `make conformance`."""
+    return pytest.param(*values, id=name, marks=pytest.mark.conformance)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name) if page.name in AT_ONCE else later(page, name=page.name)
+        for page in RUNNABLE
+    ],
+)
 def test_every_command_of_a_page_works_and_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
     server: Server | None = None
     banner = ""
@@ -263,12 +275,19 @@ def code_blocks(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
 
 
+ASKS_A_SERVER = ("demo/pictures", "InferenceServerClient")
 CODE = [(page.name, code) for page in PAGES for code in code_blocks(page)]
-CODE_IDS = [f"{name}-{number}" for number, (name, _) in enumerate(CODE)]
 
 
-@pytest.mark.parametrize(("page", "code"), CODE, ids=CODE_IDS)
-def test_code_on_the_pages_is_real(page: str, code: str, tmp_path: Path) -> None:
+def code_case(number: int, page: str, code: str) -> object:
+    name = f"{page}-{number}"
+    if any(word in code for word in ASKS_A_SERVER):
+        return later(code, name=name)
+    return pytest.param(code, id=name)
+
+
+@pytest.mark.parametrize("code", [code_case(number, *case) for number, case in enumerate(CODE)])
+def test_code_on_the_pages_is_real(code: str, tmp_path: Path) -> None:
     """It is part of an example, or a model that can be served, or a client, or a program that runs."""
     if any(code in path.read_text("utf-8") for path in EXAMPLES.rglob("*.py")):
         return
@@ -276,11 +295,11 @@ def test_code_on_the_pages_is_real(page: str, code: str, tmp_path: Path) -> None
     if "INPUTS =" in code:
         program.write_text(code)
         _ask_zeros(program)
-    elif "demo/pictures" in code:
+    elif ASKS_A_SERVER[0] in code:
         with serving("carpool serve src/carpool/demo/models --slo-ms 5000", tmp_path) as server:
             program.write_text(server.here(code))
             assert "cat" in run(f"python {program}")
-    elif "InferenceServerClient" in code:
+    elif ASKS_A_SERVER[1] in code:
         with serving("carpool serve examples/python_model --slo-ms 5000", tmp_path) as server:
             program.write_text(server.here(code))
             assert code.split("# ")[-1].split("\n")[0] in run(f"python {program}")

@@ -15,10 +15,9 @@ from typing import Any
 import uvloop
 
 from carpool.lab.load.aim import Aim
-from carpool.lab.load.plan import Closed, Open, Plan
-from carpool.lab.load.processes import run_shared
-from carpool.lab.load.report import Report
-from carpool.lab.load.schedule import Phase
+from carpool.lab.load.generator import run_shared
+from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
+from carpool.lab.load.load_report import LoadReport
 from chip.account import Account
 from chip.cores import Cores, placed
 from chip.watching import Seen, Watch
@@ -132,7 +131,7 @@ class Load:
         return Plan(Open(phases), slo=self.slo, timeout=5.0, drain=5.0)
 
 
-def drive(server: Running, load: Load) -> tuple[Report, Seen]:
+def drive(server: Running, load: Load) -> tuple[LoadReport, Seen]:
     """Who is busy is looked at while the load counts, and not while it begins or ends."""
     watch = Watch(server.pid, server.cores)
     account = Account(server.url, load.slo)
@@ -160,7 +159,7 @@ def drive(server: Running, load: Load) -> tuple[Report, Seen]:
     return report, found
 
 
-def row(what: str, load: Load, report: Report, seen: Seen) -> dict[str, Any]:
+def row(what: str, load: Load, report: LoadReport, seen: Seen) -> dict[str, Any]:
     """What is kept of a run. `in_time_of_answered` is what clients saw, `server_in_time` what it says."""
     counted = report.phases[-1] if report.phases else report.total
     generator, shares = report.generator, seen.parts()

@@ -10,14 +10,12 @@ from typing import NamedTuple
 
 import uvloop
 
-from carpool.core.simulation import percentile
 from carpool.errors import CarpoolError
 from carpool.lab.load.aim import Aim, take_aim
-from carpool.lab.load.outcome import Answer, Kind, Ticket
-from carpool.lab.load.plan import Closed, Open, Plan
-from carpool.lab.load.processes import spare_the_collector
-from carpool.lab.load.run import run
-from carpool.lab.load.schedule import Phase
+from carpool.lab.load.generator import run, spare_the_collector
+from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
+from carpool.lab.load.ticket import Answer, Kind, Ticket
+from carpool.sim.simulation import percentile
 from load.burst import LoadError
 
 _MORE_S = 120.0  # than the load itself takes, for a process to start and to tell

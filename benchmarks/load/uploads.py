@@ -11,11 +11,10 @@ from pathlib import Path
 import uvloop
 
 from carpool.lab.load.aim import Aim, take_aim
-from carpool.lab.load.outcome import Answer, Ticket
-from carpool.lab.load.plan import Closed, Open, Plan
-from carpool.lab.load.report import Counts, Report
-from carpool.lab.load.run import run
-from carpool.lab.load.schedule import Phase
+from carpool.lab.load.generator import run
+from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
+from carpool.lab.load.load_report import Counts, LoadReport
+from carpool.lab.load.ticket import Answer, Ticket
 from load import processes
 from load.carpool_server import CarpoolServer
 from load.disturbance import Disturbance, is_quiet
@@ -110,7 +109,7 @@ class Uploads:
             late_because=report.late_because,
         )
 
-    def _load(self, plan: Plan, switches: list[float] | None) -> Report:
+    def _load(self, plan: Plan, switches: list[float] | None) -> LoadReport:
         target = take_aim(self._aim)
         try:
             return uvloop.run(run(plan, target, record=self._switch(switches) if switches else None))

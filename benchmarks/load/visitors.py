@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from random import Random
 from typing import cast
 
-from carpool.lab.load.http_answer import AnswerReader, Malformed
-from carpool.lab.load.http_client import HttpTarget
+from carpool.lab.load.http_client import AnswerReader, HttpTarget, Malformed
 from carpool.lab.load.messages import Message
-from carpool.lab.load.outcome import Answer, Ticket, failed
-from carpool.lab.load.target import Clock, Tell
+from carpool.lab.load.ticket import Answer, Clock, Tell, Ticket, failed
 
 LEFT = "left"  # the reason that is told of who did not wait
 ONCE = 0.25  # share of requests that come on a connection of their own
@@ -19,7 +17,7 @@ _HOST = "127.0.0.1"
 
 
 class Visitors:
-    """A target of `carpool.lab.load.run`; `longest_stay` is how late a leaver leaves, in seconds."""
+    """A target of `carpool.lab.load.generator`; `longest_stay` is how late a leaver leaves, in seconds."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ import pytest
 
 from backends.cases import X_TO_Y, load_python
 from carpool.backends import Backend
-from carpool.backends.python import PythonBackend
+from carpool.backends.python.python_backend import PythonBackend
 
 
 @pytest.fixture

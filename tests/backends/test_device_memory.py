@@ -12,8 +12,14 @@ import pytest
 
 from backends import torch_models as tm
 from backends.torch_models import INPUT, OUTPUTS, PretendedDevice
-from carpool.backends import device_memory
-from carpool.backends.device_memory import Ledger, forget_ledgers, in_words, ledger_of, limit_device_memory
+from carpool.backends.torch import device_sharing
+from carpool.backends.torch.device_sharing import (
+    Ledger,
+    forget_ledgers,
+    in_words,
+    ledger_of,
+    limit_device_memory,
+)
 from carpool.errors import ModelError
 
 ROW = 3 * tm.SIDE * tm.SIDE * 4
@@ -166,4 +172,4 @@ def test_closing_gives_everything_back(tmp_path: Path, script: bytes) -> None:
     assert all(row() is None for row in rows)
     assert set(ledger_of(device).by_model()) == {"other"}
     other.close()
-    assert device_memory._ledgers[device.name].used == 0
+    assert device_sharing._ledgers[device.name].used == 0

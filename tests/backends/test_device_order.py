@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from carpool.backends.device_turns import Order, order_of
+from carpool.backends.torch.device_sharing import Order, order_of
 
 
 class Mark:

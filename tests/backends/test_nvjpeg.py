@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from carpool.backends.nvjpeg import NoDecoder, Nvjpeg, declared
-from carpool.backends.picture_form import PictureForm, Placed
-from carpool.backends.torch_pictures import DevicePictures
+from carpool.backends.torch.picture_form import PictureForm, Placed
+from carpool.backends.torch.torch_pictures import DevicePictures, NoDecoder, Nvjpeg, declared
 from carpool.errors import InvalidInput
 
 CPU = torch.device("cpu")

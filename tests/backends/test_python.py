@@ -11,7 +11,7 @@ import pytest
 
 from backends.cases import load, load_python, python_file, settings
 from carpool import backends
-from carpool.backends.python import PythonBackend
+from carpool.backends.python.python_backend import PythonBackend
 from carpool.config.repository import ModelVersion
 from carpool.errors import ConfigError, ModelError
 

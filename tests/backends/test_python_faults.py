@@ -16,8 +16,7 @@ import pytest
 
 from backends.cases import X_TO_Y, python_file, settings
 from carpool.backends.backend import Placement
-from carpool.backends.python import PythonBackend
-from carpool.backends.worker_process import WorkerProcess
+from carpool.backends.python.python_backend import PythonBackend, WorkerProcess
 from carpool.config.repository import ModelVersion
 from carpool.errors import ModelError
 

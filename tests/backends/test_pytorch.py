@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from backends import torch_models as tm
 from backends.torch_models import CODE, IMAGE, INPUT, OUTPUTS, SIDE
 from carpool import backends
-from carpool.backends.torch_backend import TorchBackend
-from carpool.backends.torch_device import CpuDevice
-from carpool.backends.torch_network import Network
+from carpool.backends.torch.torch_backend import TorchBackend
+from carpool.backends.torch.torch_device import CpuDevice
+from carpool.backends.torch.torch_network import Network
 from carpool.config.model import ImageSettings
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype
-from carpool.vision.input_form import InputForm
-from carpool.vision.lookup import lookup_tables
+from carpool.vision.input_form import InputForm, lookup_tables
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "script": ("", {"model.pt": tm.write_script}),
@@ -432,7 +431,7 @@ def test_compiling_is_tried_for_each_size_and_may_fail(
         assert mode == "max-autotune"
         return run
 
-    monkeypatch.setattr("carpool.backends.torch_network.compile_pipeline", compiler)
+    monkeypatch.setattr("carpool.backends.torch.torch_network.compile_pipeline", compiler)
     text = f'max_batch = 4\n{INPUT}{OUTPUTS}[pytorch]\nmodule = "model.py"\ncompile = "max-autotune"\n'
     told: list[str] = []
     backend = tm.load(

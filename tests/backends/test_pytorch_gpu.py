@@ -13,9 +13,9 @@ import torch
 from backends import torch_models as tm
 from backends.torch_models import CODE, INPUT, OUTPUTS
 from carpool.backends.backend import Placement
-from carpool.backends.device_memory import forget_ledgers, ledger_of, limit_device_memory
-from carpool.backends.torch_backend import TorchBackend
-from carpool.backends.torch_device import Captured, CudaDevice
+from carpool.backends.torch.device_sharing import forget_ledgers, ledger_of, limit_device_memory
+from carpool.backends.torch.torch_backend import TorchBackend
+from carpool.backends.torch.torch_device import Captured, CudaDevice
 from carpool.errors import ModelError
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -11,7 +11,7 @@ import pytest
 
 from backends import onnx_models
 from carpool import backends
-from carpool.backends.reshaping import reshaped
+from carpool.backends.backend import reshaped
 from carpool.config.model import ModelConfig, ModelSignature, TensorConfig
 from carpool.config.repository import read_place
 from carpool.types import Array

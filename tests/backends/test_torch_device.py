@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from carpool.backends.device_turns import Turns
-from carpool.backends.torch_device import CpuDevice, CudaDevice, is_out_of_memory
+from carpool.backends.torch.device_sharing import Turns
+from carpool.backends.torch.torch_device import CpuDevice, CudaDevice, is_out_of_memory
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from carpool.backends.picture_form import PictureForm, Place, Placed
-from carpool.backends.torch_pictures import DecodeAll, DevicePictures, can_decode
-from carpool.backends.torch_resize import PlainResize, weights
+from carpool.backends.torch.picture_form import PictureForm, Place, Placed
+from carpool.backends.torch.torch_pictures import DecodeAll, DevicePictures, PlainResize, can_decode, weights
 from carpool.config.model import ImageSettings
 from carpool.engine.models.device_pictures import _pixels, _placed, sample_picture
 from carpool.errors import CarpoolError, InvalidInput
@@ -196,7 +195,7 @@ def test_the_fused_kernel_makes_what_the_cpu_makes(
     resize: str, kernel: str, layout: str, channels: str
 ) -> None:
     pytest.importorskip("triton")
-    from carpool.backends.triton_resize import FusedResize
+    from carpool.backends.torch.triton_resize import FusedResize
 
     gpu = torch.device("cuda")
     settings = ImageSettings(resize=resize, kernel=kernel, layout=layout, channels=channels, pad=90)
@@ -232,8 +231,7 @@ def test_the_chip_decodes_as_the_cpu_does() -> None:
 @on_a_gpu
 def test_the_decoder_of_an_instance_reads_as_torchvision_does() -> None:
     pytest.importorskip("torchvision")
-    from carpool.backends.nvjpeg import NoDecoder, Nvjpeg, loaded_library
-    from carpool.backends.torch_pictures import _torchvision
+    from carpool.backends.torch.torch_pictures import NoDecoder, Nvjpeg, _torchvision, loaded_library
 
     gpu = torch.device("cuda")
     try:

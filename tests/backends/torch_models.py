@@ -12,8 +12,8 @@ import torch
 
 from carpool import backends
 from carpool.backends.backend import Placement
-from carpool.backends.torch_backend import TorchBackend
-from carpool.backends.torch_device import CpuDevice, Device, Program, Run
+from carpool.backends.torch.torch_backend import TorchBackend
+from carpool.backends.torch.torch_device import CpuDevice, Device, Program, Run
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion, read_model
 

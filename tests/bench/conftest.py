@@ -11,6 +11,7 @@ sys.path.insert(0, _FOLDER)
 try:
     for _name in (
         "gpu",
+        "hops",
         "overload_real",
         "chip.cores",
         "chip.draw_processes",

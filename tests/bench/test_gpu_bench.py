@@ -15,10 +15,9 @@ import pytest
 import gpu
 from carpool.lab.load.aim import Aim
 from carpool.lab.load.histogram import Histogram
-from carpool.lab.load.outcome import Answer, Kind, Ticket, Timing
-from carpool.lab.load.report import Report, report
-from carpool.lab.load.run import Part
+from carpool.lab.load.load_report import LoadReport, Part, report
 from carpool.lab.load.tally import Tally
+from carpool.lab.load.ticket import Answer, Kind, Ticket, Timing
 from chip import draw_processes, isolation
 from chip.isolation import Flood
 from chip.serving import Load, row
@@ -230,7 +229,7 @@ SEEN = Seen(
 )
 
 
-def reported(load: Load, latencies: list[float], lag: float) -> Report:
+def reported(load: Load, latencies: list[float], lag: float) -> LoadReport:
     """Of requests that took so long, each of which the generator got to so late."""
     warm, counted = Tally(), Tally()
     for number, latency in enumerate(latencies):

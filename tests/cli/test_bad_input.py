@@ -143,6 +143,6 @@ def test_our_own_mistakes_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("carpool.cli.simulate_run.run", broken)
+    monkeypatch.setattr("carpool.cli.simulate_command.Simulate.run", broken)
     with pytest.raises(ZeroDivisionError):
         CliRunner().invoke(app, SIMULATE.split(), catch_exceptions=False)

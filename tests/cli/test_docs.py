@@ -38,18 +38,17 @@ def test_every_verb_and_option_is_documented(verb: str) -> None:
 def test_every_json_key_is_documented() -> None:
     from dataclasses import fields
 
-    from carpool.lab.plan import Plan
-    from carpool.lab.profile import Budget, Report, Row
-    from carpool.lab.scenario import Outcome
-    from carpool.lab.sweep.findings import Row as SweepRow
-    from carpool.lab.sweep.results import Results
+    from carpool.lab.batch_profile import BatchRow, Budget, ProfileReport
+    from carpool.lab.fleet_question import FleetPlan
+    from carpool.lab.sweep.sweep_results import PointRow, Results
+    from carpool.sim.scenario import Outcome
 
     for verb, kind in (
         ("simulate", Outcome),
-        ("plan", Plan),
+        ("plan", FleetPlan),
         ("sweep", Results),
-        ("sweep", SweepRow),
-        *(("profile", kind) for kind in (Report, Row, Budget)),
+        ("sweep", PointRow),
+        *(("profile", kind) for kind in (ProfileReport, BatchRow, Budget)),
     ):
         assert all(f"`{field.name}`" in _section(verb) for field in fields(kind))
 

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from carpool.cli import load_given
-from carpool.cli.load import Load
-from carpool.cli.load_show import Window, line
+from carpool.cli.load_command import Load, aim_of, plan_of
+from carpool.cli.load_display import Window, line
 from carpool.cli.main import app
-from carpool.lab.load.plan import Closed, Open
-from carpool.lab.load.schedule import Constant, Phase
+from carpool.lab.load.load_plan import Closed, Open, Phase
 from carpool.lab.load.tally import Slice
-from carpool.lab.traffic import Bursty, Cameras
+from carpool.sim.arrivals import Bursty, Cameras, Constant
 
 URL = "http://127.0.0.1:1"
 
@@ -86,7 +84,7 @@ def test_nobody_there(processes: int) -> None:
 
 
 def open_loop(**given: object) -> Open:
-    load = load_given.plan(Load(url=URL, **given)).load  # type: ignore[arg-type]
+    load = plan_of(Load(url=URL, **given)).load  # type: ignore[arg-type]
     assert isinstance(load, Open)
     return load
 
@@ -112,7 +110,7 @@ def test_kinds_of_traffic(tmp_path: Path) -> None:
 
 def test_a_closed_loop() -> None:
     def closed(**given: object) -> Closed:
-        load = load_given.plan(Load(url=URL, concurrency=8, **given)).load  # type: ignore[arg-type]
+        load = plan_of(Load(url=URL, concurrency=8, **given)).load  # type: ignore[arg-type]
         assert isinstance(load, Closed)
         return load
 
@@ -128,7 +126,7 @@ def test_what_requests_say() -> None:
         priorities=["1", "2:3"],
         headers=["A: b:c"],
     )
-    aim = load_given.aim(given)
+    aim = aim_of(given)
     assert aim.filling.shapes == {"a:b": (1, 3)}
     assert aim.mix.sources == (("cam:1", 3.0), ("x", 1.0), ("a:b", 1.0))
     assert aim.mix.priorities == ((1, 1.0), (2, 3.0))
@@ -136,21 +134,20 @@ def test_what_requests_say() -> None:
 
 
 def test_connections_follow_the_clients_unless_calls_share_them() -> None:
-    assert load_given.aim(Load(url=URL, concurrency=300)).connections == 300
-    assert load_given.aim(Load(url="grpc://h", concurrency=300)).connections is None
-    assert load_given.aim(Load(url=URL, rate="5")).connections is None
+    assert aim_of(Load(url=URL, concurrency=300)).connections == 300
+    assert aim_of(Load(url="grpc://h", concurrency=300)).connections is None
+    assert aim_of(Load(url=URL, rate="5")).connections is None
 
 
 def test_every_key_of_the_report_is_documented() -> None:
     from dataclasses import fields
 
-    from carpool.lab.load.lateness import Generator
-    from carpool.lab.load.recorder import COLUMNS
-    from carpool.lab.load.report import Counts, Report
-    from carpool.lab.load.spread import Spread
+    from carpool.lab.load.histogram import Spread
+    from carpool.lab.load.load_report import Counts, Generator, LoadReport
+    from carpool.lab.load.tally import COLUMNS
 
     text = (Path(__file__).parents[2] / "docs" / "load.md").read_text("utf-8")
-    names = {field.name for kind in (Counts, Report, Generator, Spread) for field in fields(kind)}
+    names = {field.name for kind in (Counts, LoadReport, Generator, Spread) for field in fields(kind)}
     missing = [name for name in (names - {"total"}) | set(COLUMNS) if f"`{name}`" not in text]
     assert not missing
 

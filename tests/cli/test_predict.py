@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from carpool.cli import predict_run
+from carpool.cli import predict_command
 from carpool.cli.main import app
-from carpool.cli.predict_run import in_words, pictures
+from carpool.cli.predict_command import in_words, pictures
 from carpool.errors import InvalidInput, Refused
 from frontend.http.front_end import FrontEnd, front_end
 from frontend.picture_models import BLUE, GREEN, RED, classifier, detector, embedder, picture
@@ -102,11 +102,11 @@ def test_who_is_told_to_come_back_comes_back(tmp_path: Path, monkeypatch: pytest
     refused = json.dumps({"error": "too much", "reason": "overload", "retry_after_s": 0.2}).encode()
     answers = [(429, refused), (503, refused), (200, b'{"classes": []}')]
     slept: list[float] = []
-    monkeypatch.setattr(predict_run, "sleep", slept.append)
-    server = SimpleNamespace(ask=lambda *_: answers.pop(0))
+    monkeypatch.setattr(predict_command, "sleep", slept.append)
+    server = SimpleNamespace(ask=lambda *_, **__: answers.pop(0))
     picture = tmp_path / "a.jpg"
     picture.touch()
-    found = predict_run._ask(cast(predict_run.PictureServer, server), "/classify", picture, None)
+    found = predict_command._ask(cast(predict_command.RunningServer, server), "/classify", picture, None)
     assert found.good
     assert len(slept) == 2
     assert 0.2 <= slept[0] <= 0.3
@@ -119,13 +119,13 @@ def test_patience_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(predict_run, "sleep", sleep)
-    monkeypatch.setattr(predict_run, "monotonic", lambda: now[0])
+    monkeypatch.setattr(predict_command, "sleep", sleep)
+    monkeypatch.setattr(predict_command, "monotonic", lambda: now[0])
     refused = json.dumps({"error": "too much", "reason": "overload", "retry_after_s": 0.2}).encode()
-    server = SimpleNamespace(ask=lambda *_: (429, refused))
+    server = SimpleNamespace(ask=lambda *_, **__: (429, refused))
     picture = tmp_path / "a.jpg"
     picture.touch()
-    found = predict_run._ask(cast(predict_run.PictureServer, server), "/classify", picture, None)
+    found = predict_command._ask(cast(predict_command.RunningServer, server), "/classify", picture, None)
     assert not found.good
     assert 60 < now[0] < 70
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from carpool.cli import profile_run
 from carpool.cli.main import app
-from carpool.lab.profile import Question, Report, profile
+from carpool.lab import batch_profile
+from carpool.lab.batch_profile import ProfileQuestion, ProfileReport, profile
 from engine import repositories
 
 
@@ -26,7 +26,7 @@ def test_json_has_every_key(model: str) -> None:
     result = invoke(model, "--sizes", "1,2,8", "--slo-ms", "5,50", "--repeats", "2", "--json")
     assert result.exit_code == 0
     found = json.loads(result.stdout)
-    assert found.keys() == {field.name for field in fields(Report)}
+    assert found.keys() == {field.name for field in fields(ProfileReport)}
     assert [row["batch"] for row in found["rows"]] == [1, 2, 8]
     assert [budget["slo_ms"] for budget in found["budgets"]] == [5, 50]
     assert isinstance(found["noisy"], bool)
@@ -44,10 +44,10 @@ def test_the_table_and_the_picture(model: str, tmp_path: Path) -> None:
 
 
 def test_doubts_are_a_warning_and_no_failure(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def doubtful(question: Question, *_: object) -> Report:
+    def doubtful(question: ProfileQuestion, *_: object) -> ProfileReport:
         return replace(profile(question), noisy=True, notes=("Too noisy to tell.",))
 
-    monkeypatch.setattr(profile_run, "profile", doubtful)
+    monkeypatch.setattr(batch_profile, "profile", doubtful)
     result = invoke(model, "--sizes", "1", "--repeats", "2", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["noisy"] is True

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.cli.serve_run import _Screen, _warn_if_open
+from carpool.cli.serve_command import _Screen, _warn_if_open
 from carpool.config.server import ServerSettings
 from frontend.access.key_files import admin_keys, api_keys
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from carpool.cli import serve_progress
-from carpool.cli.serve_progress import LoadingProgress
+from carpool.cli import serve_command
+from carpool.cli.serve_command import LoadingProgress
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self._due: list[tuple[float, Callable[[], None]]] = []
-        monkeypatch.setattr(serve_progress.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(serve_command.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(asyncio, "get_running_loop", lambda: self)
 
     def call_later(self, seconds: float, then: Callable[[], None]) -> Clock:
@@ -45,15 +45,15 @@ def test_a_terminal_sees_every_model_and_that_time_goes_on(
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     progress = LoadingProgress(5)
-    progress.told("a", "loading instance 1 of 1")
+    progress.step("a", "loading instance 1 of 1")
     clock.move_to(1.0)
-    progress.told("a", "measuring a batch of 1")
+    progress.step("a", "measuring a batch of 1")
     clock.move_to(2.0)
-    progress.told("u2netp", "measuring a batch of 2")
+    progress.step("u2netp", "measuring a batch of 2")
     clock.move_to(11.0)
     progress.end()
     clock.move_to(60.0)
-    progress.told("a", "again")
+    progress.step("a", "again")
     assert capsys.readouterr().out.splitlines() == [
         "  1 of 5: a, loading instance 1 of 1 (0 s)",
         "  2 of 5: u2netp, measuring a batch of 2 (2 s)",
@@ -68,7 +68,7 @@ def test_a_log_gets_a_line_now_and_then(
     caplog.set_level(logging.INFO, "carpool")
     progress = LoadingProgress(2)
     for number in range(90):
-        progress.told("ab"[number // 45], f"step {number}")
+        progress.step("ab"[number // 45], f"step {number}")
         clock.move_to(number / 6)
     progress.end()
     assert caplog.messages == ['loading model=b step="step 60" number=2 of=2 seconds=10']

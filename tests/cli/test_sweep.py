@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from carpool.cli import sweep_given
 from carpool.cli.main import app
-from carpool.cli.sweep import Sweep, SweepMode
-from carpool.cli.sweep_show import Lines, lasting
-from carpool.lab.sweep.grid import AS_IS
+from carpool.cli.sweep_command import Lines, Sweep, SweepMode, lasting, order_of
+from carpool.lab.sweep.sweep_order import AS_IS
 from engine import repositories
 from lab.sweep.samples import run
 
@@ -20,29 +18,29 @@ def invoke(*args: str) -> Result:
 
 
 def test_without_a_model_it_is_the_demo_detector_under_its_own_promise() -> None:
-    order = sweep_given.order(Sweep())
+    order = order_of(Sweep())
     assert (order.model, order.slo_ms, order.url) == ("nanodet", 500.0, "")
     assert [setting.name for setting in order.settings] == ["promise 500 ms", "knobs 0 ms", "knobs 10 ms"]
     assert order.loads == (0.3, 0.6, 0.9, 1.1, 1.5)
-    assert sweep_given.order(Sweep(target="nanodet")).asked() == order.asked()
+    assert order_of(Sweep(target="nanodet")).identity() == order.identity()
 
 
 def test_a_path_with_its_own_settings(tmp_path: Path) -> None:
     repositories.fake(tmp_path, name="a", head="")
     repositories.fake(tmp_path, name="b")
-    order = sweep_given.order(
+    order = order_of(
         Sweep(target=str(tmp_path), name="a", mode=SweepMode.knobs, max_batch="4,8", rates="20,10,10")
     )
     assert (order.model, order.place, order.slo_ms) == ("a", tmp_path / "a", 100.0)
     assert [setting.name for setting in order.settings][:2] == ["knobs 0 ms, batch 4", "knobs 0 ms, batch 8"]
     assert (order.rates, order.loads) == ((10.0, 20.0), ())
-    before = order.asked()
+    before = order.identity()
     (tmp_path / "a" / "model.toml").write_text((tmp_path / "a" / "model.toml").read_text() + "\n")
-    assert order.asked() != before, "a model that changed is another one"
+    assert order.identity() != before, "a model that changed is another one"
 
 
 def test_a_server_is_taken_as_it_is() -> None:
-    order = sweep_given.order(Sweep(target="http://localhost:1", name="m", slo_ms=20.0))
+    order = order_of(Sweep(target="http://localhost:1", name="m", slo_ms=20.0))
     assert (order.url, order.model, order.slo_ms, order.place) == ("http://localhost:1", "m", 20.0, None)
     assert [setting.kind for setting in order.settings] == [AS_IS]
 
@@ -97,7 +95,7 @@ def test_progress_tells_what_is_done_and_how_long_it_takes() -> None:
     bars: list[tuple[int, int, str]] = []
     lines = Lines(said.append, lambda *bar: bars.append(bar))
     lines.planned(left=2, done=1, seconds_each=60)
-    lines.says("a at 10/s")
+    lines.step("a at 10/s")
     lines.ended(run("a", 10.0))
     lines.ended(run("a", 20.0, void=("late",)))
     assert said[0] == "2 runs (1 are done already), about 2 min"

@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from carpool.cli.main import app
-from carpool.cli.trust_options import VARIABLE, trust
+from carpool.cli.running_server import trust
+from carpool.cli.shared_options import KEY_VARIABLE
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim, take_aim
-from carpool.lab.load.facts import Unreachable
-from carpool.lab.load.plan import Closed, Plan
-from carpool.lab.load.run import run
-from carpool.lab.load.trust import Trust
+from carpool.lab.load.facts import Trust, Unreachable
+from carpool.lab.load.generator import run
+from carpool.lab.load.load_plan import Closed, Plan
 from engine.scripted import Stage, model, scripted_stage
 from frontend.access.key_files import ALICE, ROOT, admin_keys, api_keys, write
 from frontend.grpc.front_end import front_end as grpc_front_end
@@ -39,7 +39,7 @@ def secure_server(tmp_path: Path, stage: Stage) -> Iterator[WholeServer]:
 
 def models(server: WholeServer, *arguments: str, key: str = "") -> Result:
     url = f"https://localhost:{server.port}"
-    return CliRunner(env={VARIABLE: key}).invoke(app, ["models", *arguments, "--url", url])
+    return CliRunner(env={KEY_VARIABLE: key}).invoke(app, ["models", *arguments, "--url", url])
 
 
 def test_models_over_tls_with_a_key(server: WholeServer, tmp_path: Path) -> None:
@@ -81,14 +81,14 @@ def test_load_over_grpc_with_tls_and_a_key(tmp_path: Path) -> None:
 
 def test_where_a_key_comes_from(tmp_path: Path) -> None:
     assert trust(None, None, False, {}).key == ""
-    assert trust(None, None, False, {VARIABLE: "abc\n"}).key == "abc"
+    assert trust(None, None, False, {KEY_VARIABLE: "abc\n"}).key == "abc"
     line = tmp_path / "line"
     line.write_text("# mine\nalice secret-1 models=a\n")
-    assert trust(line, None, False, {VARIABLE: "abc"}).key == "secret-1"
+    assert trust(line, None, False, {KEY_VARIABLE: "abc"}).key == "secret-1"
     line.write_text("\n")
     for bad in (line, tmp_path / "none"):
         with pytest.raises(InvalidInput, match="--api-key-file"):
             trust(bad, None, False, {})
     with pytest.raises(InvalidInput) as raised:
-        trust(None, None, False, {VARIABLE: "a secret"})
+        trust(None, None, False, {KEY_VARIABLE: "a secret"})
     assert "secret" not in raised.value.message

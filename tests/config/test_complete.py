@@ -8,7 +8,6 @@ import pytest
 
 from carpool.config.complete import complete
 from carpool.config.model import (
-    DATATYPES,
     DEFAULT_MAX_BATCH,
     ModelConfig,
     ModelSignature,
@@ -17,7 +16,6 @@ from carpool.config.model import (
 )
 from carpool.config.toml import toml_config
 from carpool.errors import ConfigError
-from carpool.types import Datatype
 
 FOLDER = Path("models/m")
 IMAGES = TensorSignature("images", "FP32", (-1, 3, 224, 224))
@@ -35,10 +33,6 @@ def config(text: str = "") -> ModelConfig:
 def declared(**changes: object) -> ModelConfig:
     fields = {"name": "images", "datatype": "FP32", "dims": (3, 224, 224), **changes}
     return ModelConfig(name="m", path=FOLDER, inputs=(TensorConfig(**fields),))  # type: ignore[arg-type]
-
-
-def test_datatypes_are_those_of_the_protocol() -> None:
-    assert set(DATATYPES) == {datatype.value for datatype in Datatype}
 
 
 def test_everything_from_a_model_that_batches() -> None:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.config.model import ModelConfig, PytorchSettings
-from carpool.config.pixels import values_on_device
+from carpool.config.model import ModelConfig, PytorchSettings, values_on_device
 from carpool.config.repository import read_model
 from carpool.config.toml import toml_config
 from carpool.errors import ConfigError

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.config.pbtxt import parse
 from carpool.config.rules import read_settings
-from carpool.config.triton import pbtxt_config, read_pbtxt
-from carpool.config.triton_schema import MESSAGES, Use, message_fields
+from carpool.config.triton import NO_EFFECT, UNSUPPORTED, pbtxt_config, read_pbtxt
+from carpool.config.triton_text import MAX_VALUES
 from carpool.errors import ConfigError
 
 PATH = Path("models/m/config.pbtxt")
@@ -29,10 +28,12 @@ def refused(text: str) -> str:
         ('name: "a/b"', "cannot be a model's name"),
         ("max_batch_size: -1", "max_batch_size must be 0"),
         ("max_batch_size: 70000", "max_batch_size must be 0"),
-        ("max_batch_size: 99999999999", "must be -2147483648 to 2147483647"),
+        ("max_batch_size: 99999999999", "max_batch_size takes a whole number from -2147483648 to 2147483647"),
         ("max_batch_size: 1 max_batch_size: 2", "one value only"),
+        ("max_batch_size: 0 max_batch_size: 2", "one value only"),
+        ("dynamic_batching {} dynamic_batching {}", "one value only"),
         ("max_batch_size: [1]", "one value only"),
-        ("max_batch_size { }", "takes a value, not a message"),
+        ("max_batch_size { }", "max_batch_size takes a whole number"),
         ("max_batch_size: 1.5", "whole number"),
         ("name: resnet", "string in quotes"),
         ("input: 5", "takes a message in braces"),
@@ -40,7 +41,10 @@ def refused(text: str) -> str:
         ('response_cache { enable: "true" }', "true or false"),
         ('platform: "ensemble"', "ensembles"),
         ('platform: "onnxruntime_onnx" backend: "python"', "does not run platform"),
-        ("version_policy { all {} latest { num_versions: 1 } }", "not several"),
+        (
+            "version_policy { all {} latest { num_versions: 1 } }",
+            '"latest" is specified along with',
+        ),
         ("version_policy { latest {} }", "num_versions must be 1 or more"),
         ("version_policy { specific {} }", "must list versions"),
         ("version_policy { all { x: 1 } }", "there are no fields here"),
@@ -48,6 +52,11 @@ def refused(text: str) -> str:
         ("instance_group { kind: KIND_CPU gpus: 0 }", "KIND_CPU does not take gpus"),
         ("instance_group { gpus: -1 }", "numbered from 0"),
         ("instance_group { kind: 7 }", 'kind cannot be "7"'),
+        (
+            "instance_group { kind: KIND_TPU }",
+            'kind cannot be "KIND_TPU"; did you mean "KIND_GPU"?',
+        ),
+        ('input { dims: 1 name: "x" dims: x }', "input.dims takes a whole number"),
         ('default_model_filename: "/etc/passwd"', "inside the model's folder"),
         ('parameters { key: "intra_op_thread_count" value { string_value: "many" } }', "number of threads"),
     ],
@@ -82,8 +91,8 @@ def test_fields_without_effect_share_one_warning() -> None:
     )
     assert config.name == "m"
     assert warnings == [
-        "models/m/config.pbtxt: no effect here: optimization, model_warmup, instance_group.rate_limiter, "
-        "instance_group.host_policy, model_metrics"
+        "models/m/config.pbtxt: no effect here: optimization, model_warmup, model_metrics, "
+        "instance_group.rate_limiter, instance_group.host_policy"
     ]
 
 
@@ -110,14 +119,54 @@ def test_what_would_change_answers_is_refused(path: str, text: str) -> None:
     assert f"{path} is not supported: " in refused(text)
 
 
-def test_the_schema_is_closed() -> None:
-    scalars = {"string", "bool", "int32", "uint32", "int64", "uint64", "double"}
-    enums = {"DataType", "Format", "Kind", "SecondaryDeviceKind", "TimeoutAction", "ModelPriority"}
-    for name, fields in MESSAGES.items():
-        for key, spec in fields.items():
-            known = spec.type in scalars | enums or message_fields(spec.type) is not None
-            assert known or spec.use is Use.UNSUPPORTED, f"{name}.{key}"
-            assert bool(spec.why) == (spec.use is Use.UNSUPPORTED), f"{name}.{key}"
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ('input {\n  name: "x"', "2:9", 'Expected "}"'),
+        ("max_batch_size: 1\n}", "2:1", "Expected identifier"),
+        ("input <name: 'x'}", "1:17", "Expected identifier"),
+        ("max_batch_size 1", "1:16", 'Expected ":"'),
+        ("max_batch_size:", "1:16", "max_batch_size takes a whole number"),
+        ("input { dims: [1 2] }", "1:18", 'Expected ","'),
+        ("input { dims: [1,] }", "1:18", "input.dims takes a whole number"),
+        ('name: "open', "1:7", "missing ending quote"),
+        ('name: "two\nlines"', "1:7", "missing ending quote"),
+        ("\n\n  max_batch_size: 12x", "3:19", "Couldn't parse integer: 12x"),
+        ("name: @", "1:7", "name takes a string in quotes"),
+        ("[ext]: 1", "1:2", "does not have extensions"),
+        (r'name: "\\\400"', "1:10", "unknown escape at \\400"),
+        (r'name: "\q"', "1:8", "unknown escape at \\q"),
+        (r'name: "\ud800"', "1:7", "name takes a string"),
+        (r'name: "\xff"', "1:13", "name takes a string"),
+        ("max_batch_size: " + "9" * 5000, "1:17", "takes a whole number"),
+        ("input {" * 100_000, "1:8", 'unknown field "input.input"'),
+        ("{" * 100_000, "1:1", "Expected identifier"),
+        ("# {\nname # why : \n : 'm' q: 1", "3:8", 'unknown field "q"'),
+    ],
+)
+def test_errors_name_the_place(text: str, place: str, words: str) -> None:
+    message = refused(text)
+    assert message.startswith(f"models/m/config.pbtxt:{place}: ")
+    assert words in message
+    assert len(message) < 600
+
+
+def test_the_text_format_in_its_forms() -> None:
+    config, _ = pbtxt_config(
+        """
+        name: "a" 'b' # two pieces
+        input: [ < name: 'x', data_type: 11; dims: [ 0x10, 017, -1 ] > ];
+        output { name: "y\\303\\244\\x42" data_type: TYPE_FP32 dims: 1 dims: 2 }
+        """,
+        PATH,
+    )
+    assert config.name == "ab"
+    assert (config.inputs[0].datatype, config.inputs[0].dims) == ("FP32", (16, 15, -1))
+    assert (config.outputs[0].name, config.outputs[0].dims) == ("yäB", (1, 2))
+
+
+def test_number_of_values_is_limited() -> None:
+    assert "values" in refused("instance_group { gpus: [" + "1," * MAX_VALUES + "1] }")
 
 
 @pytest.mark.parametrize(("data", "words"), [(b"\xff\xfe", "not UTF-8"), (b"#" * (1 << 21), "larger than")])
@@ -130,7 +179,25 @@ def test_files_that_are_no_settings(tmp_path: Path, data: bytes, words: str) -> 
         read_settings(tmp_path / "missing")
 
 
-NAMES = st.sampled_from(sorted({key for fields in MESSAGES.values() for key in fields} | {"key", "value"}))
+NAMES = st.sampled_from(
+    [
+        *sorted({name for path in (*UNSUPPORTED, *NO_EFFECT) for name in path.split(".")}),
+        *(
+            [
+                "name",
+                "kind",
+                "count",
+                "gpus",
+                "dims",
+                "data_type",
+                "dynamic_batching",
+                "priority_levels",
+                "key",
+                "value",
+            ]
+        ),
+    ]
+)
 VALUES = st.sampled_from(
     [": 1", ": -1", ": true", ': "x"', ": TYPE_FP32", ": [1, 2]", ": 1.5", " {}", ": KIND_GPU"]
 )
@@ -143,10 +210,16 @@ BODIES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(BODIES, max_size=4).map(" ".join))
-def test_any_mix_of_fields_gives_a_config_or_a_config_error(text: str) -> None:
-    parse(text)
+FRAGMENTS = st.sampled_from([*"{}<>[]:,;-1\"'\\#\n ", "input", "dims", "name", "0x", "1e", "KIND_CPU"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(BODIES, max_size=4).map(" ".join)
+    | st.text(max_size=60)
+    | st.lists(FRAGMENTS, max_size=40).map("".join)
+)
+def test_any_text_gives_a_config_or_a_config_error(text: str) -> None:
     try:
         outcome = str(pbtxt_config(text, PATH)[0].path)
     except ConfigError as error:

@@ -1,11 +1,13 @@
-"""Triton's own clients and its load generator against a Carpool server that is started here.
+"""Triton's own clients and its load generator against a Carpool server that is started here; the long tests.
 
 Every method of tritonclient's four Python clients is called, and what comes back is held against the table;
-then perf_analyzer makes load over HTTP and gRPC in each of its ways. Exit status 1 if anything differs.
+then perf_analyzer makes load over HTTP and gRPC in each of its ways; then the tests that are marked
+`conformance` run, which take too long for `make test`. Exit status 1 if anything differs.
 
-    make conformance                        all of it, within ten minutes
+    make conformance                        all of it
+    make conformance ARGS=--ci              what comes out the same each time: without perf_analyzer
     make conformance ARGS=--json            one document instead of tables; --markdown: tables for a page
-    make conformance ARGS='--only calls'    or --only load
+    make conformance ARGS='--only calls'    or --only load, --only tests
     make conformance ARGS='--examples PATH' Triton's client examples in that folder, and nothing else
 """
 
@@ -17,6 +19,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -48,8 +51,10 @@ from conformance.show import (
 from conformance.table import Case, Server, every_case, missing
 from live.server import Live
 
-LIMIT_S = 540.0  # for all of it: what is not done by then counts as failed
-FOLDER = Path(__file__).parents[2] / ".venv" / "conformance"
+LIMIT_S = 540.0  # for the calls and the load: what is not done by then counts as failed
+TESTS_LIMIT_S = 1200.0
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".venv" / "conformance"
 _WIDTH = 180  # where there is no terminal to ask
 _TELL = Console(stderr=True)
 
@@ -59,23 +64,53 @@ def main() -> int:
     give_up = time.monotonic() + LIMIT_S
     if arguments.examples is not None:
         return _examples(arguments.examples, arguments.format, give_up)
+    wanted = _wanted(arguments)
+    bad = 0
+    if wanted & {"calls", "load"}:
+        calls, runs = _asked(wanted, give_up)
+        _show(calls, runs, arguments.format)
+        bad = _verdict(calls, runs)
+    if "tests" in wanted:
+        bad = _long_tests() or bad
+    return bad
+
+
+def _wanted(arguments: argparse.Namespace) -> set[str]:
+    if arguments.only is not None:
+        return {arguments.only}
+    return {"calls", "tests"} if arguments.ci else {"calls", "load", "tests"}
+
+
+def _asked(wanted: set[str], give_up: float) -> tuple[list[CallRow], list[RunRow]]:
+    """What the clients and perf_analyzer got."""
     calls: list[CallRow] = []
     runs: list[RunRow] = []
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="carpool-conformance-")))
-        if arguments.only != "calls":
+        if "load" in wanted:
             _TELL.print("perf_analyzer: looking for it, or fetching it …")
             binary = perf_analyzer.install(FOLDER)
         _TELL.print("Starting servers …")
         opened = stack.enter_context(running(Server.OPEN, folder / "open"))
-        if arguments.only != "load":
+        if "calls" in wanted:
             plain = stack.enter_context(running(Server.PLAIN, folder / "plain"))
             runner = stack.enter_context(asyncio.Runner())
             calls = _every_call({Server.OPEN: opened, Server.PLAIN: plain}, runner, give_up)
-        if arguments.only != "calls":
+        if "load" in wanted:
             runs = _every_run(binary, opened, folder, give_up)
-    _show(calls, runs, arguments.format)
-    return _verdict(calls, runs)
+    return calls, runs
+
+
+def _long_tests() -> int:
+    """One process for each core; what they say goes to standard error, which leaves the other for tables."""
+    jobs = str(len(os.sched_getaffinity(0)))
+    command = [sys.executable, "-m", "pytest", "-m", "conformance", "-n", jobs, "--dist", "worksteal"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, timeout=TESTS_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        _TELL.print(f"the long tests took more than {TESTS_LIMIT_S:g} s")
+        return 1
+    return int(done.returncode != 0)
 
 
 def _arguments() -> argparse.Namespace:
@@ -92,7 +127,9 @@ def _arguments() -> argparse.Namespace:
         metavar="PATH",
         help="run src/python/examples of a checkout of Triton's client",
     )
-    parser.add_argument("--only", choices=("calls", "load"), help="the clients' calls, or perf_analyzer")
+    parser.add_argument("--ci", action="store_true", help="only what comes out the same each time")
+    parts = ("calls", "load", "tests")
+    parser.add_argument("--only", choices=parts, help="the clients' calls, perf_analyzer, or the long tests")
     return parser.parse_args()
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from conformance import examples, perf_analyzer
+from conformance import examples, perf_analyzer, run
 from conformance.flavours import Flavour
 from conformance.perf_analyzer import Point, RunError, SetupError
 from conformance.runs import every_run
 from conformance.show import CallRow, Got, RunRow, as_document, as_markdown, call_cells, run_cells
-from conformance.table import every_case
+from conformance.table import every_case, missing, unknown
 
 PAGE = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text("utf-8")
 HEAD = (
@@ -76,14 +76,52 @@ def test_a_package_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch, 
         perf_analyzer.install(tmp_path)
 
 
+@pytest.mark.parametrize("flavour", Flavour, ids=lambda flavour: flavour.value)
+def test_the_table_has_every_method_of_the_client(flavour: Flavour) -> None:
+    """A new version of tritonclient with a new method fails here: add a row that says what it does."""
+    assert missing(flavour) == set()
+
+
+def test_the_table_has_no_method_that_no_client_has() -> None:
+    assert unknown() == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ([], {"calls", "load", "tests"}),
+        (["--ci"], {"calls", "tests"}),
+        (["--only", "tests"], {"tests"}),
+        (["--ci", "--only", "load"], {"load"}),
+    ],
+)
+def test_parts_are_chosen(monkeypatch: pytest.MonkeyPatch, arguments: list[str], wanted: set[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["make conformance", *arguments])
+    assert run._wanted(run._arguments()) == wanted
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_long_tests_that_fail_are_a_failure(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    commands: list[list[str]] = []
+
+    def pretended(command: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, status)
+
+    monkeypatch.setattr("sys.argv", ["make conformance", "--only", "tests"])
+    monkeypatch.setattr(subprocess, "run", pretended)
+    assert run.main() == status
+    assert commands[0][1:5] == ["-m", "pytest", "-m", "conformance"]
+
+
 def test_failures_stand_out() -> None:
     case = every_case()[0]
     row = CallRow(case, {Flavour.HTTP: Got(True, "true"), Flavour.GRPC: Got(False, "a | b")})
     assert call_cells(row)[3:] == ["yes", "–", "NO", "–", "a | b"]
-    run = RunRow(every_run()[0], (), "exit code 99")
-    assert run_cells(run)[0][3] == "FAILED"
-    assert "a \\| b" in as_markdown([row], [run])
-    document = as_document([row], [run], {})
+    failed = RunRow(every_run()[0], (), "exit code 99")
+    assert run_cells(failed)[0][3] == "FAILED"
+    assert "a \\| b" in as_markdown([row], [failed])
+    document = as_document([row], [failed], {})
     assert document["calls"][0]["got"]["grpc"] == {"good": False, "said": "a | b"}
     assert document["perf_analyzer"][0]["error"] == "exit code 99"
 
@@ -92,8 +130,8 @@ def test_the_page_has_every_call_and_every_run() -> None:
     for case in every_case():
         cells = call_cells(CallRow(case, dict.fromkeys(case.flavours, Got(True, ""))))
         assert f"| {' | '.join(cells[:7])} |" in PAGE
-    for run in every_run():
-        assert f"| {run.protocol} | {run.model} | {run.what} |" in PAGE
+    for one in every_run():
+        assert f"| {one.protocol} | {one.model} | {one.what} |" in PAGE
 
 
 @pytest.mark.parametrize(

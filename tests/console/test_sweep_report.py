@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, expect
 
-from carpool.lab.sweep.report import write_report
+from carpool.lab.sweep.sweep_report import write_report
 from lab.sweep.samples import results
 
 EVIL = '<img src=x onerror="document.title=1">'

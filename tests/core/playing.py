@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from carpool.core.arrivals import Arrival, poisson
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
-from carpool.core.simulation import Device, Report, Ride, Run, Simulation, report
+from carpool.sim.arrivals import Arrival, poisson
+from carpool.sim.simulation import Device, Report, Ride, Run, Simulation, report
 
 RESNET = "1:6.2,4:9.1,16:21,64:74"
 YOLO = "1:8,8:12,32:22,64:35,128:60"

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.arbiter import Arbiter
-from carpool.core.arrivals import Arrival, poisson
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import Job
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.core.simulation import Device, Report, Run, Simulation, report
+from carpool.sim.arrivals import Arrival, poisson
+from carpool.sim.simulation import Device, Report, Run, Simulation, report
 from core.playing import RESNET
 
 

@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from carpool.core.arrivals import TraceError, bursty, cameras, poisson, trace
+from carpool.errors import InvalidInput
+from carpool.sim.arrivals import Bursty, Cameras, poisson, trace
 
 
 def test_poisson_has_its_rate() -> None:
@@ -16,7 +17,7 @@ def test_poisson_has_its_rate() -> None:
 
 
 def test_bursts_keep_the_mean_and_triple_the_rate() -> None:
-    arrivals = bursty(700, 50, Random(1), factor=3, length=0.5, period=2.5)
+    arrivals = Bursty(factor=3, length=0.5, period=2.5).arrivals(700, 50, Random(1))
     assert len(arrivals) == pytest.approx(35_000, rel=0.03)
     inside = sum(1 for a in arrivals if a.at % 2.5 < 0.5) / (50 / 2.5 * 0.5)
     outside = sum(1 for a in arrivals if a.at % 2.5 >= 0.5) / (50 / 2.5 * 2.0)
@@ -24,11 +25,11 @@ def test_bursts_keep_the_mean_and_triple_the_rate() -> None:
 
 
 def test_cameras_are_steady_and_may_be_aligned() -> None:
-    spread = cameras(10, 5, 4, Random(1))
+    spread = Cameras(10, 5, per_source=True).arrivals(50, 4, Random(1))
     assert len(spread) == 200
     assert len({a.at for a in spread}) == 200
     assert len({a.source for a in spread}) == 10
-    assert len({a.at for a in cameras(10, 5, 4, Random(1), aligned=True)}) == 20
+    assert len({a.at for a in Cameras(10, 5, aligned=True).arrivals(50, 4, Random(1))}) == 20
 
 
 def test_a_trace_starts_at_zero_and_is_put_in_order(tmp_path: Path) -> None:
@@ -42,9 +43,9 @@ def test_a_trace_of_several_models_is_asked_for_one_of_them(tmp_path: Path) -> N
     cats = '{"time": 3, "model": "cats"}\n{"time": 5, "model": "cats", "images": 2}\n'
     file.write_text(cats + '{"time": 1, "model": "dogs"}')
     assert [(a.at, a.images) for a in trace(file, "cats")] == [(0.0, 1), (2.0, 2)]
-    with pytest.raises(TraceError, match="several models: say which with --model, of cats, dogs"):
+    with pytest.raises(InvalidInput, match="several models: say which with --model, of cats, dogs"):
         trace(file)
-    with pytest.raises(TraceError, match="no arrivals for model 'owls', but for cats, dogs"):
+    with pytest.raises(InvalidInput, match="no arrivals for model 'owls', but for cats, dogs"):
         trace(file, "owls")
     file.write_text('{"time": 1, "model": "dogs"}')
     assert len(trace(file)) == len(trace(file, "dogs")) == 1
@@ -70,5 +71,5 @@ def test_a_trace_of_several_models_is_asked_for_one_of_them(tmp_path: Path) -> N
 def test_a_malformed_trace_names_its_line(tmp_path: Path, line: str, says: str) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_text(line)
-    with pytest.raises(TraceError, match=says):
+    with pytest.raises(InvalidInput, match=says):
         trace(file)

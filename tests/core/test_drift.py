@@ -7,13 +7,13 @@ from statistics import mean
 
 import pytest
 
-from carpool.core.arrivals import poisson
 from carpool.core.capacity import fluid_bound, slo_capacity
 from carpool.core.curve import BatchCurve
 from carpool.core.drift import Drift
 from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
-from carpool.core.simulation import Device, Run, Simulation
+from carpool.sim.arrivals import poisson
+from carpool.sim.simulation import Device, Run, Simulation
 from core.playing import in_time, named
 
 CURVE = BatchCurve.parse("1:5,8:12,32:36")

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.arrivals import poisson
 from carpool.core.capacity import slo_capacity
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
@@ -16,7 +15,8 @@ from carpool.core.job import Job, Reason
 from carpool.core.outside import Outside, planned
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.core.simulation import Device, Report, Simulation, report
+from carpool.sim.arrivals import poisson
+from carpool.sim.simulation import Device, Report, Simulation, report
 from core.playing import NAMED, named
 
 SLO = 0.050

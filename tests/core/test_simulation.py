@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 
-from carpool.core.arrivals import Arrival, cameras, poisson
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.core.simulation import Device, Simulation, percentile, report
+from carpool.sim.arrivals import Arrival, Cameras, poisson
+from carpool.sim.simulation import Device, Simulation, percentile, report
 
 CURVE = BatchCurve.parse("4+1", 8)
 EXACT = Device(CURVE, noise=0.0, stall_share=0.0)
@@ -72,7 +72,7 @@ def test_percentiles_by_nearest_rank() -> None:
 
 def test_cameras_that_send_faster_than_they_are_served_see_fresher_answers_with_latest() -> None:
     curve = BatchCurve.parse("20+10", 64)
-    arrivals = cameras(8, 30.0, 8.0, Random(1))
+    arrivals = Cameras(8, 30.0, per_source=True).arrivals(240.0, 8.0, Random(1))
     reports = {}
     for latest in (False, True):
         scheduler = Scheduler(curve, Promise(0.2, 64))

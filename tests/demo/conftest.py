@@ -1,4 +1,4 @@
-"""The real models, built once for all tests of a worker."""
+"""The models and pictures of the demo."""
 
 from __future__ import annotations
 
@@ -11,48 +11,17 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from carpool.demo import demo_models, pictures
-from carpool.demo.recipes import RECIPES, Recipe
-from carpool.demo.sources import Source, find_source
-from carpool.errors import Unavailable
-
-NAMED = {recipe.name: recipe for recipe in RECIPES}
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folder of each model that could be built."""
-    told: list[str] = []
-    [_, *folders] = demo_models(tmp_path_factory.mktemp("cache"), told.append)
-    found = {folder.name: folder for folder in folders}
-    assert set(found) >= {recipe.name for recipe in RECIPES if not recipe.fetched}, told
-    return found
+def models() -> dict[str, Path]:
+    """The folder of each model."""
+    return {folder.name: folder for folder in demo_models()}
 
 
 @pytest.fixture(scope="session")
 def model_file(models: dict[str, Path]) -> Callable[[str], Path]:
-    def find(name: str) -> Path:
-        if name not in models and NAMED[name].fetched:
-            pytest.skip(f"{name} cannot be fetched here")
-        return models[name] / "1" / "model.onnx"
-
-    return find
-
-
-@pytest.fixture(scope="session")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Source]:
-    """What the packages carry."""
-    found: dict[str, Source] = {}
-
-    def find(name: str) -> Source:
-        recipe: Recipe = NAMED[name]
-        try:
-            if name not in found:
-                found[name] = find_source(recipe, tmp_path_factory.mktemp(name))
-        except Unavailable as error:
-            pytest.skip(error.message)
-        return found[name]
-
-    return find
+    return lambda name: models[name] / "1" / "model.onnx"
 
 
 @pytest.fixture(scope="session")

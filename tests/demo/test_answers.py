@@ -15,7 +15,7 @@ from PIL import Image
 
 from carpool.demo import bundled_models
 
-CLASSIFIERS = {"efficientnet_lite0": 224, "efficientnet_lite1": 240}
+CLASSIFIERS = {"efficientnet_lite0": 224}
 CATS = {"tabby", "tiger cat", "Persian cat", "Siamese cat", "Egyptian cat"}
 
 

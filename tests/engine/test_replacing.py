@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from carpool import Engine
-from carpool.backends import python as python_backend
-from carpool.backends.worker_process import WorkerProcess
+from carpool.backends.python import python_backend
+from carpool.backends.python.python_backend import WorkerProcess
 from carpool.config.model import ModelConfig
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise

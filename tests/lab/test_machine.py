@@ -9,8 +9,8 @@ import pytest
 
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve
-from carpool.lab.machine import UNSHARED, Machine
-from carpool.lab.plan import Question, plan
+from carpool.lab.fleet_plan import plan
+from carpool.lab.fleet_question import UNSHARED, FleetQuestion, Machine
 
 CURVE = BatchCurve.parse("1:13,8:85")
 TWO_CORES = Machine(cores=2, infer_cores=2, decode=0.0025, protocol=0.0005)
@@ -18,10 +18,10 @@ TWO_CORES = Machine(cores=2, infer_cores=2, decode=0.0025, protocol=0.0005)
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.lab.plan._REQUESTS", 1_500)
-    monkeypatch.setattr("carpool.lab.plan._SECONDS", 4.0)
-    monkeypatch.setattr("carpool.lab.plan._AFFORDED", 6_000)
-    monkeypatch.setattr("carpool.lab.surge._WANTED", 1_000)
+    monkeypatch.setattr("carpool.lab.fleet_plan._REQUESTS", 1_500)
+    monkeypatch.setattr("carpool.lab.fleet_plan._SECONDS", 4.0)
+    monkeypatch.setattr("carpool.lab.fleet_plan._AFFORDED", 6_000)
+    monkeypatch.setattr("carpool.sim.scenario._WANTED", 1_000)
 
 
 def test_with_cores_enough_only_the_batches_count() -> None:
@@ -62,7 +62,7 @@ def test_a_promise_that_decoding_alone_breaks_has_no_capacity() -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_the_plan_counts_the_cores() -> None:
-    question = Question(CURVE, 0.25, 80.0, noise=0.0)
+    question = FleetQuestion(CURVE, 0.25, 80.0, noise=0.0)
     assert plan(question).replicas == 1
     shared = plan(replace(question, machine=TWO_CORES))
     assert shared.replicas == 2
@@ -74,10 +74,10 @@ def test_the_plan_counts_the_cores() -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_without_cores_only_the_wait_is_known() -> None:
-    found = plan(Question(CURVE, 0.25, 40.0, noise=0.0, machine=Machine(decode=0.02)))
+    found = plan(FleetQuestion(CURVE, 0.25, 40.0, noise=0.0, machine=Machine(decode=0.02)))
     assert found.replicas == 1
     assert "With --cores it would be known" in " ".join(found.why)
-    alone = plan(Question(CURVE, 0.25, 40.0, noise=0.0))
+    alone = plan(FleetQuestion(CURVE, 0.25, 40.0, noise=0.0))
     assert found.p50_ms is not None
     assert alone.p50_ms is not None
     assert found.p50_ms == pytest.approx(alone.p50_ms + 20, abs=5)
@@ -86,10 +86,10 @@ def test_without_cores_only_the_wait_is_known() -> None:
 @pytest.mark.usefixtures("quick")
 def test_more_decoding_than_a_replica_has_cores_needs_more_replicas() -> None:
     one_core = Machine(cores=1, decode=0.02)
-    found = plan(Question(BatchCurve.parse("1:1,8:2"), 0.25, 90.0, noise=0.0, machine=one_core))
+    found = plan(FleetQuestion(BatchCurve.parse("1:1,8:2"), 0.25, 90.0, noise=0.0, machine=one_core))
     assert found.replicas is not None
     assert found.replicas >= 2
-    surging = Question(BatchCurve.parse("1:1,8:2"), 0.25, 30.0, surge=3, noise=0.0, machine=one_core)
+    surging = FleetQuestion(BatchCurve.parse("1:1,8:2"), 0.25, 30.0, surge=3, noise=0.0, machine=one_core)
     more = plan(surging).replicas
     assert more is not None
     assert more >= 2

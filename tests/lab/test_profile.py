@@ -11,9 +11,9 @@ from carpool.config.model import ModelConfig
 from carpool.engine.profile import measuring
 from carpool.engine.profile.measuring import Measuring, Point
 from carpool.errors import ConfigError, InvalidInput
-from carpool.lab import profile as lab
+from carpool.lab import batch_profile as lab
+from carpool.lab.batch_profile import ProfileQuestion, ProfileReport, profile
 from carpool.lab.plots import batch_profile
-from carpool.lab.profile import Question, Report, profile
 from engine import repositories
 from engine.timed import Clock, Timed
 
@@ -33,8 +33,8 @@ def a_timed_model(monkeypatch: pytest.MonkeyPatch) -> Timed:
     return backend
 
 
-def question(tmp_path: Path, **more: object) -> Question:
-    return replace(Question(repositories.fake(tmp_path)), **more)  # type: ignore[arg-type]
+def question(tmp_path: Path, **more: object) -> ProfileQuestion:
+    return replace(ProfileQuestion(repositories.fake(tmp_path)), **more)  # type: ignore[arg-type]
 
 
 def test_the_curve_its_line_and_what_promises_allow(tmp_path: Path, timed: Timed) -> None:
@@ -79,10 +79,10 @@ def test_a_repository_needs_a_name(tmp_path: Path, timed: Timed) -> None:
     repositories.fake(tmp_path, name="one")
     repositories.fake(tmp_path, name="two")
     with pytest.raises(InvalidInput, match=r"--name: one, two"):
-        profile(Question(tmp_path))
-    assert profile(Question(tmp_path, name="two", sizes=(1,))).model == "two"
+        profile(ProfileQuestion(tmp_path))
+    assert profile(ProfileQuestion(tmp_path, name="two", sizes=(1,))).model == "two"
     with pytest.raises(ConfigError, match="there is no model"):
-        profile(Question(tmp_path, name="three"))
+        profile(ProfileQuestion(tmp_path, name="three"))
     assert timed.closed
 
 
@@ -112,7 +112,7 @@ def test_what_was_too_slow_to_measure_is_said(tmp_path: Path, timed: Timed) -> N
 
 def test_the_picture(tmp_path: Path, timed: Timed) -> None:
     pytest.importorskip("matplotlib")
-    found: Report = profile(question(tmp_path))
+    found: ProfileReport = profile(question(tmp_path))
     batch_profile(tmp_path / "p.png", found)
     assert (tmp_path / "p.png").stat().st_size > 5000
 

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from carpool.errors import InvalidInput
-from carpool.lab.surge import Surge
-from carpool.lab.traffic import Bursty, Cameras, Poisson, Recording
+from carpool.sim.arrivals import Bursty, Cameras, Poisson, Recording
+from carpool.sim.scenario import Surge
 
 
 def _written(path: Path, *lines: object) -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 
 from frontend.http.harness import Client, Response
 
@@ -23,6 +24,8 @@ READY_S = 120.0  # far more than it takes, also on a machine that is busy with o
 PATIENCE_S = 40.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LOG_SHOWN = 12_000
+ONE_PROCESS = pytest.param(0, id="one process", marks=pytest.mark.conformance)
+LAYOUTS = [ONE_PROCESS, pytest.param(1, id="one front end")]  # what is asked of one is asked of the other
 _PORTS = random.Random(os.getpid())
 _TAKEN: list[socket.socket] = []  # one for each port that this process has chosen
 
@@ -166,7 +169,9 @@ class Live:
     def worker_pids(self) -> list[int]:
         """Of Python models."""
         below = descendants(self.pid)
-        return [pid for pid in below if "carpool.backends.python_worker" in command(pid) and is_alive(pid)]
+        return [
+            pid for pid in below if "carpool.backends.python.python_worker" in command(pid) and is_alive(pid)
+        ]
 
     def all_pids(self) -> list[int]:
         return [self.pid, *descendants(self.pid)]

@@ -18,7 +18,7 @@ from onnx import helper
 
 from backends import onnx_models
 from frontend.http.harness import chunked, parse_response_head, post
-from live.server import PATIENCE_S, Live, error_of, infer_path, outputs_of, serving
+from live.server import LAYOUTS, PATIENCE_S, Live, error_of, infer_path, outputs_of, serving
 
 MIB = 1 << 20
 LIMITS = {
@@ -31,7 +31,7 @@ FUZZ_S = 6.0
 HUGE = 2**62
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["one process", "one front end"])
+@pytest.fixture(scope="module", params=LAYOUTS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("bad")
     models = folder / "models"

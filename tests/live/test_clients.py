@@ -1,6 +1,6 @@
 """Triton's own Python clients for HTTP against a server of real processes, in detail.
 
-That every method of every client does what is documented is checked in `test_every_client_call.py`.
+That every method of every client does what is documented is checked by `make conformance`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from carpool import __version__
 from carpool.frontend.documents import EXTENSIONS
 from carpool.types import DATATYPES, Datatype
 from frontend.http.harness import Response
-from live.server import Live, serving, wait_until
+from live.server import LAYOUTS, Live, serving, wait_until
 
 VALUES: dict[str, Any] = {
     "BYTES": [[b"ab", b"\0"], [b"", "ü".encode()]],
@@ -65,7 +65,7 @@ def write_models(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["one process", "one front end"])
+@pytest.fixture(scope="module", params=LAYOUTS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("clients")
     with serving(write_models(folder / "models"), frontends=request.param, folder=folder) as running:

@@ -14,7 +14,7 @@ import pytest
 from backends import onnx_models
 from engine import repositories
 from frontend.http.harness import post
-from live.server import Live, infer_path, processor_seconds, resident_bytes, serving
+from live.server import ONE_PROCESS, Live, infer_path, processor_seconds, resident_bytes, serving
 
 CONNECTIONS = 24
 MARGIN = 8 << 20
@@ -123,6 +123,7 @@ def memory(server: Live) -> dict[str, int]:
     return {f"{name} {pid}": resident_bytes(pid) for name, pid in pids.items()}
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize(
     ("frontends", "early", "requests"),
     [(1, 20_000, 100_000), (0, 10_000, 30_000)],
@@ -144,7 +145,7 @@ def test_memory_is_flat(tmp_path: Path, frontends: int, early: int, requests: in
         server.until_metric(sent[WRONG], "nv_inference_request_failure", model="same")
 
 
-@pytest.mark.parametrize("frontends", [0, 2])
+@pytest.mark.parametrize("frontends", [ONE_PROCESS, 2])
 def test_idle_costs_less_than_one_percent_of_a_core(tmp_path: Path, frontends: int) -> None:
     """All its processes together, with a model of every mode, connections open, and work done before."""
     models = tmp_path / "models"

@@ -21,6 +21,8 @@ from backends import onnx_models
 from engine import repositories
 from frontend.http.harness import Client, Response, post
 from live.server import (
+    LAYOUTS,
+    ONE_PROCESS,
     PATIENCE_S,
     READY_S,
     Live,
@@ -168,7 +170,10 @@ def test_kill_a_front_end_under_load(tmp_path: Path) -> None:
         server.until_metric(0, "nv_inference_pending_request_count", model="model")
 
 
-@pytest.mark.parametrize("batching", ["", "[batching]"], ids=["eager", "knobs"])
+@pytest.mark.parametrize(
+    "batching",
+    [pytest.param("", id="eager", marks=pytest.mark.conformance), pytest.param("[batching]", id="knobs")],
+)
 def test_a_front_end_that_dies_with_requests_in_the_queue_leaves_nothing(
     tmp_path: Path, batching: str
 ) -> None:
@@ -220,6 +225,7 @@ def test_kill_the_engine_with_requests_waiting(tmp_path: Path) -> None:
         assert server.metric("nv_inference_request_failure", model="model") == 8
 
 
+@pytest.mark.conformance
 def test_kill_the_engine_under_load(tmp_path: Path) -> None:
     model = repositories.python(tmp_path / "models", DOUBLE)
     with serving(model, folder=tmp_path) as server, Load(server, "model") as load:
@@ -321,7 +327,7 @@ def test_a_model_whose_instances_are_gone_is_not_ready_until_one_is_back(tmp_pat
 # ---- models
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["one process", "one front end"])
+@pytest.fixture(scope="module", params=LAYOUTS)
 def moody(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("moody")
     models = folder / "models"
@@ -380,6 +386,7 @@ def test_models_whose_processes_are_killed_while_idle_are_restarted(moody: Live)
         wait_until(lambda name=model: ask(moody, name, 1, 2).status == 200, f"{model} answers again")
 
 
+@pytest.mark.conformance
 def test_kill_a_model_under_load(tmp_path: Path) -> None:
     """Who rode in its last batch hears so; everybody else is answered, by its successor."""
     model = repositories.python(tmp_path / "models", DOUBLE, max_batch=2)
@@ -412,7 +419,7 @@ def test_nan_passes_as_bytes_and_is_named_in_json(moody: Live) -> None:
 # ---- clients that leave
 
 
-@pytest.mark.parametrize("frontends", [0, 1])
+@pytest.mark.parametrize("frontends", LAYOUTS)
 def test_clients_that_leave_give_their_slots_back(tmp_path: Path, frontends: int) -> None:
     """The whole arena is 16 slots: if those of 40 clients that left were kept, nothing would fit."""
     go = tmp_path / "go"
@@ -438,7 +445,7 @@ def test_clients_that_leave_give_their_slots_back(tmp_path: Path, frontends: int
         assert server.metric("nv_inference_request_failure", model="model", reason="CANCELED") == 40
 
 
-@pytest.mark.parametrize("frontends", [0, 1])
+@pytest.mark.parametrize("frontends", LAYOUTS)
 def test_bodies_and_answers_larger_than_the_arena(tmp_path: Path, frontends: int) -> None:
     """What can never fit is not told to come back; what fits by itself leaves room for its answer or not."""
     onnx_models.identity(tmp_path / "models" / "same" / "1" / "model.onnx", "UINT8", ("batch", "length"))
@@ -460,7 +467,7 @@ def test_bodies_and_answers_larger_than_the_arena(tmp_path: Path, frontends: int
 # ---- the end
 
 
-@pytest.mark.parametrize("frontends", [0, 1])
+@pytest.mark.parametrize("frontends", LAYOUTS)
 def test_sigterm_finishes_what_was_accepted(tmp_path: Path, frontends: int) -> None:
     go = tmp_path / "go"
     model = repositories.python(tmp_path / "models", HELD.format(go=str(go)), max_batch=1)
@@ -498,7 +505,7 @@ def test_while_it_drains_open_connections_hear_that_it_is_not_ready(tmp_path: Pa
         assert server.wait() == 0
 
 
-@pytest.mark.parametrize("frontends", [0, 1])
+@pytest.mark.parametrize("frontends", LAYOUTS)
 def test_the_bound_on_draining_holds(tmp_path: Path, frontends: int) -> None:
     """A model that never comes back: the client hears of it, and the exit code says that it was cut off."""
     never = tmp_path / "never"
@@ -512,7 +519,7 @@ def test_the_bound_on_draining_holds(tmp_path: Path, frontends: int) -> None:
         assert error is not None or held[0].result().status == 503
 
 
-@pytest.mark.parametrize("frontends", [0, 1])
+@pytest.mark.parametrize("frontends", LAYOUTS)
 def test_a_second_signal_stops_at_once(tmp_path: Path, frontends: int) -> None:
     never = tmp_path / "never"
     model = repositories.python(tmp_path / "models", HELD.format(go=str(never)))
@@ -528,7 +535,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path, frontends: int) -> None:
         assert held[0].exception(PATIENCE_S) is not None or held[0].result().status == 503
 
 
-@pytest.mark.parametrize("frontends", [0, 1])
+@pytest.mark.parametrize("frontends", LAYOUTS)
 def test_sigterm_while_a_model_loads(tmp_path: Path, frontends: int) -> None:
     code = "import time\ndef setup(config):\n    time.sleep(600)\ndef predict(x):\n    return x\n"
     model = repositories.python(tmp_path / "models", code)
@@ -554,8 +561,14 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("frontends", [0, 1])
-@pytest.mark.parametrize("why", BROKEN)
+@pytest.mark.parametrize("frontends", LAYOUTS)
+@pytest.mark.parametrize(
+    "why",
+    [
+        "no weights",
+        *(pytest.param(why, marks=pytest.mark.conformance) for why in BROKEN if why != "no weights"),
+    ],
+)
 def test_a_broken_model_at_start_is_one_clear_line(tmp_path: Path, frontends: int, why: str) -> None:
     code, key = BROKEN[why]
     model = repositories.python(tmp_path / "models", code, name="broken")
@@ -575,21 +588,19 @@ def test_a_broken_model_at_start_is_one_clear_line(tmp_path: Path, frontends: in
     assert why in told[0]
 
 
-def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("frontends", LAYOUTS)
+def test_a_port_in_use_is_one_clear_line(tmp_path: Path, frontends: int) -> None:
     model = repositories.fake(tmp_path / "models")
-    for frontends in (0, 1):
-        with serving(model, frontends=frontends, folder=tmp_path) as first:
-            second = subprocess.run(
-                first.arguments, capture_output=True, text=True, timeout=READY_S, check=False
-            )
-            assert second.returncode not in (0, None)
-            told = [line for line in (second.stdout + second.stderr).splitlines() if "cannot listen" in line]
-            assert len(told) == 1, second
-            assert str(first.port) in told[0]
-            assert "Traceback" not in second.stderr
+    with serving(model, frontends=frontends, folder=tmp_path) as first:
+        second = subprocess.run(first.arguments, capture_output=True, text=True, timeout=READY_S, check=False)
+        assert second.returncode not in (0, None)
+        told = [line for line in (second.stdout + second.stderr).splitlines() if "cannot listen" in line]
+        assert len(told) == 1, second
+        assert str(first.port) in told[0]
+        assert "Traceback" not in second.stderr
 
 
-@pytest.mark.parametrize("frontends", [0, 2])
+@pytest.mark.parametrize("frontends", [ONE_PROCESS, 2])
 def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path, frontends: int) -> None:
     model = repositories.python(tmp_path / "models", DOUBLE)
     with serving(model, frontends=frontends, folder=tmp_path) as server:

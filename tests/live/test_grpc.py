@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from backends import onnx_models
 from engine import repositories
-from live.server import PATIENCE_S, READY_S, Live, is_alive, wait_until
+from live.server import ONE_PROCESS, PATIENCE_S, READY_S, Live, is_alive, wait_until
 from live.server import serving as serving_http
 
 # Holds every batch that carries a positive number until the file `go` is there; then answers twice the input.
@@ -32,7 +32,7 @@ def predict(x):
     return 2 * x
 """
 DOUBLE = "def predict(x):\n    return 2 * x\n"
-FRONTENDS = pytest.mark.parametrize("frontends", [1, 0], ids=["processes", "one-process"])
+FRONTENDS = pytest.mark.parametrize("frontends", [1, ONE_PROCESS])
 
 
 @contextmanager

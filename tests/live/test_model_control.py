@@ -170,7 +170,13 @@ def _is_ready(client: tritonclient.grpc.InferenceServerClient) -> bool:
         return False  # nobody listens yet
 
 
-@pytest.mark.parametrize(("frontends", "requests"), [(2, 10_000), (0, 2_000)])
+@pytest.mark.parametrize(
+    ("frontends", "requests"),
+    [
+        (2, 2_000),
+        *(pytest.param(*given, marks=pytest.mark.conformance) for given in ((2, 10_000), (0, 2_000))),
+    ],
+)
 def test_no_request_fails_and_none_is_answered_by_what_was_not_current(
     tmp_path: Path, frontends: int, requests: int
 ) -> None:

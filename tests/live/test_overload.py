@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from frontend.http.harness import Client, Response, post
-from live.server import PATIENCE_S, Live, error_of, infer_path, serving, wait_until
+from live.server import LAYOUTS, PATIENCE_S, Live, error_of, infer_path, serving, wait_until
 
 MODEL = """
 backend = "fake"
@@ -49,7 +49,7 @@ TIMING = re.compile(
 )
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["one process", "one front end"])
+@pytest.fixture(scope="module", params=LAYOUTS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("overload")
     model = folder / "models" / "slow"

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from frontend.picture_models import picture
-from live.server import PATIENCE_S, Live, error_of, serving, wait_until
+from live.server import LAYOUTS, PATIENCE_S, Live, error_of, serving, wait_until
 
 # Slow enough that a busy machine makes no difference: whatever comes at once finds the same queue.
 MODEL = """
@@ -35,7 +35,7 @@ CLIENTS = 60
 PICTURE = picture()
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["one process", "one front end"])
+@pytest.fixture(scope="module", params=LAYOUTS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("pictures")
     model = folder / "models" / "slow"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
-import os
 import random
 import re
 import shlex
@@ -23,12 +22,12 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from PIL import Image
 
-from carpool.demo import bundled_models, demo_models, pictures
+from carpool.demo import bundled_models, pictures
 from frontend.http.harness import Response
 from frontend.http.test_app_images import FORM
 from frontend.http.test_multipart import file_part, form
 from live.plain_detector import overlap, things_in
-from live.server import Live, error_of, resident_bytes, serving, wait_until
+from live.server import LAYOUTS, Live, error_of, resident_bytes, serving, wait_until
 from vision.made_files import HEADS
 
 PHOTOS = {file.stem: file for file in pictures()}
@@ -48,7 +47,7 @@ def plainly(model: Path, folder: Path) -> Path:
     return copied
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["one process", "one front end"])
+@pytest.fixture(scope="module", params=LAYOUTS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("pictures")
     grpc = int(request.param > 0)
@@ -261,12 +260,7 @@ def test_the_line_on_the_first_screen_works_as_it_is(server: Live) -> None:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    told: list[str] = []
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carpool"
-    paths = [
-        path for path in demo_models(cache, told.append) if path.name in ("efficientnet_lite0", "u2netp")
-    ]
-    assert "efficientnet_lite0" in [path.name for path in paths], told
+    paths = [bundled_models() / name for name in ("efficientnet_lite0", "u2netp")]
     folder = tmp_path_factory.mktemp("demo")
     with serving(
         *(plainly(path, folder) for path in paths),
@@ -285,8 +279,6 @@ def test_coffee_is_espresso(demo: Live) -> None:
 
 
 def test_the_astronaut_is_cut_out(demo: Live) -> None:
-    if demo.get("/v2/models/u2netp").status == 404:
-        pytest.skip("u2netp is fetched on first use, and could not be")
     answer = answer_of(ask(demo, "/segment", PHOTOS["astronaut"].read_bytes()))
     [mask] = answer["masks"]
     inside = np.asarray(Image.open(io.BytesIO(base64.b64decode(mask["png"])))) > 0

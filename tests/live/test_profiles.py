@@ -34,6 +34,7 @@ def told(server: Live) -> list[str]:
     return [name for name in names if server.events(name)]
 
 
+@pytest.mark.conformance  # tests/engine/test_loading.py asks the same without processes
 def test_a_profile_is_kept_checked_and_given_up(model: Path, tmp_path: Path) -> None:
     with serving(model, folder=tmp_path) as server:
         assert told(server) == ["profile-measured"]

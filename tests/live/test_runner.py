@@ -250,14 +250,20 @@ def test_a_front_end_that_dies_is_followed_by_one_whose_memory_is_known(server: 
         assert outputs_of(ask(server, "calm", 1, 2))["y"] == [2, 4]
 
 
-def test_loading_again_under_load_fails_nobody(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "models" / "model", tmp_path / "go")
+@pytest.fixture(scope="module")
+def controlled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Live, Path]]:
+    """A server that loads models when it is told to, and the folder of its one model."""
+    folder = tmp_path_factory.mktemp("controlled")
+    model = write_model(folder / "models" / "model", folder / "go")
     explicit = {"CARPOOL_MODEL_CONTROL_MODE": "explicit", "CARPOOL_LOAD_MODELS": "*"}
-    with (
-        serving(tmp_path / "models", folder=tmp_path, environment=explicit) as server,
-        Load(server, "model") as load,
-        server.connect() as client,
-    ):
+    with serving(folder / "models", folder=folder, environment=explicit) as running:
+        yield running, model
+
+
+def test_loading_again_under_load_fails_nobody(controlled: tuple[Live, Path]) -> None:
+    server, model = controlled
+    freed = len(server.events("model-unloaded"))
+    with Load(server, "model") as load, server.connect() as client:
         load.until_more()
         for _ in range(3):
             (model / "1" / "model.py").touch()
@@ -265,7 +271,7 @@ def test_loading_again_under_load_fails_nobody(tmp_path: Path) -> None:
             load.until_more()
         assert set(load.statuses) == {200}
         assert client.post("/v2/repository/models/model/unload", b"{}").status == 200
-        wait_until(lambda: len(server.events("model-unloaded")) == 4, "all are freed")
+        wait_until(lambda: len(server.events("model-unloaded")) == freed + 4, "all are freed")
         (model / "1" / "model.py").write_text("import nothing_of_that_name\n")
         refused = client.post("/v2/repository/models/model/load", b"{}")
         assert "nothing_of_that_name" in error_of(refused, refused.status)["error"]
@@ -274,17 +280,13 @@ def test_loading_again_under_load_fails_nobody(tmp_path: Path) -> None:
         load.until_more()
 
 
-def test_log_settings_reach_the_process(tmp_path: Path) -> None:
+def test_log_settings_reach_the_process(controlled: tuple[Live, Path]) -> None:
     """Loading says what it chose, in the process where it happens; one that is started later knows it too."""
-    write_model(tmp_path / "models" / "model", tmp_path / "go")
-    explicit = {"CARPOOL_MODEL_CONTROL_MODE": "explicit", "CARPOOL_LOAD_MODELS": "*"}
-    with (
-        serving(tmp_path / "models", folder=tmp_path, environment=explicit) as server,
-        server.connect() as client,
-    ):
+    server, model = controlled
+    with server.connect() as client:
 
         def load_again() -> int:
-            (tmp_path / "models" / "model" / "1" / "model.py").touch()
+            (model / "1" / "model.py").touch()
             assert client.post("/v2/repository/models/model/load", b"{}").status == 200
             return len(server.events("choice"))
 
@@ -301,6 +303,7 @@ def test_log_settings_reach_the_process(tmp_path: Path) -> None:
         assert load_again() > chosen
 
 
+@pytest.mark.conformance
 def test_everything_in_one_process_needs_no_other(tmp_path: Path) -> None:
     model = write_model(tmp_path / "models" / "model", tmp_path / "go")
     with serving(model, frontends=0, folder=tmp_path) as server:

@@ -36,7 +36,11 @@ def memory_server(folder: Path, frontends: int) -> Iterator[Live]:
         yield running
 
 
-@pytest.fixture(scope="module", params=[0, 1, 2], ids=["one process", "one front end", "two front ends"])
+@pytest.fixture(
+    scope="module",
+    params=[*(pytest.param(n, marks=pytest.mark.conformance) for n in (0, 1)), 2],
+    ids=lambda n: f"{n} front ends",
+)
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     with memory_server(tmp_path_factory.mktemp("memory"), request.param) as server:
         yield server

@@ -50,6 +50,7 @@ def test_its_own_servers_have_the_settings_that_were_asked_for(model: Path, tmp_
     assert "knobs batching" in (tmp_path / "out" / "server-2.log").read_text()
 
 
+@pytest.mark.conformance  # tests/lab/sweep/test_journal.py has what is kept of it
 def test_a_sweep_of_a_running_server_is_interrupted_and_goes_on(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = f"{TINY} --rates 20,40 --repeats 3 --curve 2+0.5 --out {out}"

@@ -20,10 +20,10 @@ from carpool.errors import (
     Refused,
     Unavailable,
 )
-from carpool.lab.traffic import Recording as Trace
 from carpool.link.asked_fields import Sender
 from carpool.process import recording
 from carpool.process.recording import Recorder, Recording, RecordingDoor, claim
+from carpool.sim.arrivals import Recording as Trace
 from carpool.types import Datatype, RequestOptions
 from carpool.wire.v2 import RequestHead
 from frontend.fake_door import FakeDoor, echo

@@ -11,9 +11,8 @@ import pytest
 
 from carpool.config.model import Task
 from carpool.config.toml import toml_config
-from carpool.vision.masks import from_run_lengths
-from carpool.vision.options import names
-from carpool.vision.results import schema
+from carpool.vision.mask_regions import from_run_lengths
+from carpool.vision.tasks import kinds, options_of
 from vision.schemas import complaints
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text("utf-8")
@@ -27,7 +26,7 @@ def blocks(task: Task, language: str) -> list[str]:
 @pytest.mark.parametrize("task", list(Task))
 def test_every_answer_has_the_form_of_its_task(task: Task) -> None:
     (answer,) = blocks(task, "json")
-    assert complaints(json.loads(answer), schema(task)) == []
+    assert complaints(json.loads(answer), kinds()[task].schema()) == []
 
 
 @pytest.mark.parametrize("task", [task for task in Task if task is not Task.RAW])
@@ -41,7 +40,7 @@ def test_every_example_of_settings_loads(task: Task) -> None:
 @pytest.mark.parametrize("task", list(Task))
 def test_every_option_is_listed_with_its_tasks(task: Task) -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| ([a-z, ]+) \|", TEXT, re.MULTILINE))
-    assert {name for name, tasks in rows.items() if task.value in tasks.split(", ")} == set(names(task))
+    assert {name for name, tasks in rows.items() if task.value in tasks.split(", ")} == set(options_of(task))
 
 
 def test_the_way_back_from_run_lengths() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from carpool.errors import InvalidInput
 from carpool.types import Array
-from carpool.vision.masks import from_run_lengths, png, png_text, run_lengths
+from carpool.vision.mask_regions import from_run_lengths, png, png_text, run_lengths
 
 
 @st.composite

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from carpool.config.model import Task
 from carpool.errors import InvalidInput
-from carpool.vision.options import Options, names, parameters, read_options
+from carpool.vision.options import Options
+from carpool.vision.tasks import options_of, parameters, read_options
 
 
 def test_nothing_given_is_the_default() -> None:
@@ -28,7 +29,7 @@ def test_everything_at_once() -> None:
         "overlay": "1",
     }
     assert read_options(given) == Options(3, 0.5, 0.0, 10, 1.0, "rle", True)
-    assert given.keys() == {field.name for field in fields(Options)} == set(names())
+    assert given.keys() == {field.name for field in fields(Options)} - {"extra"} == set(options_of())
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_what_means_nothing_to_a_task_is_a_mistake() -> None:
         read_options({"overlay": "1"}, Task.EMBED)
 
 
-@given(st.dictionaries(st.sampled_from([*names(), "x"]), st.text(max_size=8), max_size=3))
+@given(st.dictionaries(st.sampled_from([*options_of(), "x"]), st.text(max_size=8), max_size=3))
 def test_any_text_gives_options_or_a_refusal(values: dict[str, str]) -> None:
     try:
         outcome: object = read_options(values).top_k in range(1, 1001)
@@ -80,7 +81,7 @@ def test_any_text_gives_options_or_a_refusal(values: dict[str, str]) -> None:
 @pytest.mark.parametrize("task", list(Task))
 def test_openapi_lists_them(task: Task) -> None:
     listed = parameters(task)
-    assert [parameter["name"] for parameter in listed] == list(names(task))
+    assert [parameter["name"] for parameter in listed] == list(options_of(task))
     for parameter in listed:
         assert parameter["in"] == "query"
         assert parameter["description"].endswith(".")

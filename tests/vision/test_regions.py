@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from carpool.types import Array
 from carpool.vision.geometry import Geometry
-from carpool.vision.regions import NOTHING, find
+from carpool.vision.mask_regions import NOTHING, find
 from vision.encoders import GEOMETRIES
 
 

@@ -7,15 +7,15 @@ import json
 import pytest
 
 from carpool.config.model import Task
-from carpool.vision.results import EXAMPLES, schema
+from carpool.vision.tasks import kinds
 from vision.schemas import complaints
 
 
 @pytest.mark.parametrize("task", list(Task))
 def test_every_example_fits_its_schema(task: Task) -> None:
-    described = schema(task)
-    assert complaints(dict(EXAMPLES[task]), described) == []
-    assert described["examples"] == [EXAMPLES[task]]
+    described = kinds()[task].schema()
+    assert complaints(kinds()[task].examples(), described) == []
+    assert described["examples"] == [kinds()[task].examples()]
     json.dumps(described)
 
 
@@ -29,12 +29,12 @@ def test_every_field_is_described(task: Task) -> None:
             check(field)
             check(field.get("items", {}))
 
-    check(schema(task))
+    check(kinds()[task].schema())
 
 
 def test_the_schema_refuses_what_is_wrong() -> None:
-    wrong = {**EXAMPLES[Task.DETECT], "detections": [{"label": 5}]}
-    found = complaints(wrong, schema(Task.DETECT))
+    wrong = {**kinds()[Task.DETECT].examples(), "detections": [{"label": 5}]}
+    found = complaints(wrong, kinds()[Task.DETECT].schema())
     assert "detections[0].label is not a string" in found
     assert "detections[0].box is missing" in found
-    assert complaints({}, schema(Task.RAW))[:2] == ["model is missing", "version is missing"]
+    assert complaints({}, kinds()[Task.RAW].schema())[:2] == ["model is missing", "version is missing"]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from carpool.core.curve import BatchCurve, CurveError
 from carpool.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from carpool.sim.arrivals import Bursty
 
 MOST_IN_A_BATCH = 4096
 MOST_REQUESTS = 5_000_000  # in one run: a minute or two, and some GB
@@ -44,6 +48,30 @@ def sizes(option: str, text: str | None, most: int = MOST_IN_A_BATCH) -> tuple[i
     return found
 
 
+def numbers(
+    option: str, text: str, *, example: str, at_most: str, above: float | None = None, most: float
+) -> list[float]:
+    """As in the `example`; `at_most` is how many, and perhaps of what."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidInput(f"{option} must be {example}, not {text!r}", field=option) from None
+    if len(found) > int(at_most.split()[0]):
+        raise InvalidInput(f"{option}: {at_most} at most, not {len(found)}", field=option)
+    return [number(option, value, above=above, most=most) for value in found]
+
+
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, lengths = text.rpartition(":")
+    try:
+        shape = tuple(int(length) for length in lengths.split(","))
+    except ValueError:
+        shape = ()
+    if not name or not shape or any(not 1 <= length <= 1 << 31 for length in shape):
+        raise InvalidInput(f"--shape must be like image:1,3,224,224, not {text!r}", field="--shape")
+    return name, shape
+
+
 def batch_curve(text: str, max_batch: int | None, buckets: str | None) -> BatchCurve:
     if max_batch is not None:
         whole("--max-batch", max_batch, least=1, most=MOST_IN_A_BATCH)
@@ -78,7 +106,18 @@ def affordable(rate: float, seconds: float) -> None:
         )
 
 
-def picture(path: Path | None) -> None:
+def bursty(factor: float, length: float, period: float) -> Bursty:
+    from carpool.sim.arrivals import Bursty
+
+    number("--burst-period", period, least=0.01, most=1e6)
+    return Bursty(
+        number("--burst-factor", factor, least=1, most=1000),
+        number("--burst-seconds", length, above=0, most=period),
+        period,
+    )
+
+
+def drawing(path: Path | None) -> None:
     """Say so before the work, not after it."""
     if path is None:
         return

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Annotated, Any, Protocol, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
 from carpool import __version__
-from carpool.cli.load import Load
-from carpool.cli.models import ModelsVerb
-from carpool.cli.plan import PlanVerb
-from carpool.cli.predict import Predict
-from carpool.cli.profile import ProfileVerb
-from carpool.cli.serve import Serve
-from carpool.cli.simulate import Simulate
-from carpool.cli.sweep import Sweep
-from carpool.cli.verb import as_command
+from carpool.cli.load_command import Load
+from carpool.cli.models_command import ModelsVerb
+from carpool.cli.plan_command import PlanVerb
+from carpool.cli.predict_command import Predict
+from carpool.cli.profile_command import ProfileVerb
+from carpool.cli.serve_command import Serve
+from carpool.cli.simulate_command import Simulate
+from carpool.cli.sweep_command import Sweep
 from carpool.errors import CarpoolError
 
 _PLAINER = {  # typer's words, old and new, and ours
@@ -63,17 +65,41 @@ def _one_line(error: Exception) -> str | None:
     return f"{message.rstrip('.')}. Try: {asking} --help"
 
 
+class Verb(Protocol):
+    """A frozen dataclass: its fields are the options, and `run` does the work."""
+
+    def run(self) -> None: ...
+
+
+def _as_command(verb: type[Any]) -> Callable[..., None]:
+    """The function that typer expects, with the fields of the dataclass as its parameters."""
+
+    def command(**given: Any) -> None:
+        verb(**given).run()
+
+    hints: dict[str, Any] = get_type_hints(verb, include_extras=True)
+    for one in fields(verb):
+        if "option" in one.metadata:
+            hints[one.name] = Annotated[hints[one.name], one.metadata["option"]]
+    parameters = inspect.signature(verb).parameters.values()
+    typed = [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
+    command.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
+    command.__doc__ = verb.__doc__
+    return command
+
+
 app = typer.Typer(
     cls=OneLineErrors, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
-app.command("serve")(as_command(Serve))
-app.command("predict")(as_command(Predict))
-app.command("models")(as_command(ModelsVerb))
-app.command("load")(as_command(Load))
-app.command("profile")(as_command(ProfileVerb))
-app.command("sweep")(as_command(Sweep))
-app.command("simulate")(as_command(Simulate))
-app.command("plan")(as_command(PlanVerb))
+app.command("serve")(_as_command(Serve))
+app.command("predict")(_as_command(Predict))
+app.command("models")(_as_command(ModelsVerb))
+app.command("load")(_as_command(Load))
+app.command("profile")(_as_command(ProfileVerb))
+app.command("sweep")(_as_command(Sweep))
+app.command("simulate")(_as_command(Simulate))
+app.command("plan")(_as_command(PlanVerb))
 
 
 def _show_version(asked: bool) -> None:

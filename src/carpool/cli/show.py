@@ -5,50 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from carpool.lab.scenario import Outcome
-
-_ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
-    ("offered", lambda o: f"{o.offered_rps:,.1f} /s"),
-    ("answered in time (goodput)", lambda o: f"{o.goodput_rps:,.1f} /s"),
-    ("… of offered (attainment)", lambda o: percent(o.attainment)),
-    ("… of the fluid bound", lambda o: percent(o.fraction_of_bound)),
-    ("p50 of answered", lambda o: f"{o.p50_ms:,.1f} ms"),
-    ("p95 of answered", lambda o: f"{o.p95_ms:,.1f} ms"),
-    ("p99 of answered", lambda o: f"{o.p99_ms:,.1f} ms"),
-    ("mean batch", lambda o: f"{o.mean_batch:.1f}"),
-    ("device time wasted", lambda o: percent(o.wasted_fraction)),
-    ("sheds decided at arrival", lambda o: percent(o.shed_at_arrival_fraction) if o.shed_any else "–"),
-    ("device busy", lambda o: percent(o.busy_fraction)),
-)
-_LIVE_ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
-    ("replaced by a newer frame", lambda o: percent(o.replaced_fraction)),
-    ("age of a source's newest answer", lambda o: f"{o.staleness_ms:,.1f} ms"),
-)
 
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def outcomes(columns: Mapping[str, Outcome]) -> None:
-    """One column for each contender."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for label, of in _ROWS:
-        table.add_row(Text(label), *(of(outcome) for outcome in columns.values()))
-    if any(outcome.staleness_ms for outcome in columns.values()):
-        for label, of in _LIVE_ROWS:
-            table.add_row(Text(label), *(of(outcome) for outcome in columns.values()))
-    Console().print(table)
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from carpool.config.backend_kinds import kind_of
 from carpool.config.model import (
     DEFAULT_MAX_BATCH,
     DYNAMIC,
@@ -115,7 +116,7 @@ def _check_optional(
     config: ModelConfig, tensor: TensorConfig, actual: TensorSignature | None, batched: bool
 ) -> None:
     """A graph must have something to use in place of what a request leaves out; code can look for itself."""
-    if not tensor.optional or actual is None or config.backend != "onnxruntime":
+    if not tensor.optional or actual is None or not kind_of(config.backend).gives_defaults:
         return
     where = f'{config.name}: input "{tensor.name}"'
     if not actual.optional:

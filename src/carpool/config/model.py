@@ -5,29 +5,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 
+from carpool.config.backend_kinds import kind_of
 from carpool.core.policy import Knobs, Promise
 
 DEFAULT_MAX_BATCH = 32  # for a model that can batch when nobody said how far
 DYNAMIC = -1  # a dimension that differs from request to request
-
-DATATYPES = (
-    "BOOL",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "FP16",
-    "FP32",
-    "FP64",
-    "BF16",
-    "BYTES",
-)
 
 
 class Mode(enum.StrEnum):
@@ -38,12 +23,23 @@ class Mode(enum.StrEnum):
     EAGER = "eager"  # neither was asked for: whatever waits runs at once
 
 
+TASK_GROUP = "carpool.tasks"
+"""Entry points of packages that bring more."""
+
+
 class Task(enum.StrEnum):
+    """Those of this package."""
+
     CLASSIFY = "classify"
     DETECT = "detect"
     SEGMENT = "segment"
     EMBED = "embed"
     RAW = "raw"
+
+
+def task_names() -> list[str]:
+    """Of all that there are; nothing of another package is imported to know them."""
+    return [*Task, *(point.name for point in entry_points(group=TASK_GROUP))]
 
 
 class Kind(enum.StrEnum):
@@ -194,7 +190,7 @@ class ModelConfig:
     name: str
     path: Path
     backend: str | None = None  # as declared, until the repository has found the file
-    task: Task | None = None
+    task: str | None = None
     inputs: tuple[TensorConfig, ...] = ()
     outputs: tuple[TensorConfig, ...] = ()
     max_batch: int | None = None
@@ -240,3 +236,16 @@ class ModelSignature:
     def can_batch(self) -> bool:
         """True when the first dimension of every tensor varies; what has a default does not count."""
         return all(t.shape[:1] == (DYNAMIC,) for t in self.inputs + self.outputs if not t.optional)
+
+
+def values_told(image: ImageSettings) -> bool:
+    """True where [image] says anything about values."""
+    return image.scale is not None or set(image.mean) != {0.0} or set(image.std) != {1.0}
+
+
+def values_on_device(config: ModelConfig) -> bool:
+    """True for a PyTorch model whose input is declared as bytes although [image] makes other values of them:
+    then pixels travel as bytes, and scale, mean and std are applied on the device. The tensors are known."""
+    if not kind_of(config.backend).values_on_device or config.image is None or len(config.inputs) != 1:
+        return False
+    return config.inputs[0].datatype == "UINT8" and values_told(config.image)

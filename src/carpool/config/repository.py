@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carpool.config import rules
+from carpool.config.backend_kinds import default_files, home_of, kind_of
 from carpool.config.model import (
     AllVersions,
     InstanceGroup,
@@ -18,11 +19,17 @@ from carpool.config.model import (
     ModelConfig,
     VersionPolicy,
 )
-from carpool.config.model_files import DEFAULT_FILES, find_file, is_for, is_model_file
 from carpool.config.toml import read_toml
 from carpool.config.triton import read_pbtxt
 from carpool.core.policy import Promise
 from carpool.errors import ConfigError
+
+_FOREIGN = {
+    ".plan": "a TensorRT engine",
+    ".engine": "a TensorRT engine",
+    ".graphdef": "a TensorFlow graph",
+    ".savedmodel": "a TensorFlow model",
+}
 
 PBTXT = "config.pbtxt"
 TOML = "model.toml"
@@ -85,7 +92,7 @@ def find_places(
             under = _places_under(path, names)
             warnings += _strays(path)
         if some and not under:
-            looked = ", ".join((PBTXT, TOML, *DEFAULT_FILES))
+            looked = ", ".join((PBTXT, TOML, *default_files()))
             raise ConfigError(f"{path}: no models: looked for {looked} and numbered version folders")
         for name, place in under.items():
             found[name] = tuple(dict.fromkeys((*found.get(name, ()), place)))
@@ -139,7 +146,7 @@ def _strays(path: Path) -> list[str]:
 
 def is_model_folder(path: Path) -> bool:
     """True for a folder with settings, a model file or numbered versions directly inside."""
-    if any((path / name).exists() for name in (PBTXT, TOML, *DEFAULT_FILES)):
+    if any((path / name).exists() for name in (PBTXT, TOML, *default_files())):
         return True
     return any(VERSION.fullmatch(folder.name) for folder in _folders(path))
 
@@ -172,13 +179,13 @@ def read_model_file(
     """One model file; settings beside it count, and so do its number and its name in a repository."""
     path = _full(path)
     if not is_model_file(path):
-        raise ConfigError(f"{path}: not a model file; it should end like {', '.join(DEFAULT_FILES)}")
+        raise ConfigError(f"{path}: not a model file; it should end like {', '.join(default_files())}")
     with _reading(path):
         versioned = _is_version(path)
         folder = path.parent.parent if versioned else path.parent
         name = folder.name if versioned or path.stem == "model" else path.stem
         config, warnings = (settings or _settings)(folder, name)
-        if not is_for(config, path):
+        if not _is_for(config, path):
             warnings = [f"{path}: served without the settings beside it, which are for {config.file}"]
             config = ModelConfig(name=rules.check_name(name, str(path)), path=folder)
         number = int(path.parent.name) if versioned else 1
@@ -245,7 +252,7 @@ def _wanted(policy: VersionPolicy, present: list[int]) -> Sequence[int]:
 
 def _source(config: ModelConfig, chosen: dict[int, Path], gpus: int) -> tuple[ModelSource, list[str]]:
     _check_labels(config)
-    found = {number: find_file(folder, config) for number, folder in chosen.items()}
+    found = {number: _find_file(folder, config) for number, folder in chosen.items()}
     backends = sorted({backend for _, backend in found.values()})
     if len(backends) > 1:
         raise ConfigError(f"{config.name}: its versions need different backends: {', '.join(backends)}")
@@ -299,3 +306,75 @@ def with_promise(config: ModelConfig, slo_ms: float) -> tuple[ModelConfig, list[
         old = config.policy.slo * 1e3
         warnings.append(f"{config.name}: a promise of {slo_ms:g} ms replaces the {old:g} ms of its settings")
     return replace(config, mode=Mode.PROMISE, policy=policy, slo_may_grow=False), warnings
+
+
+# ---- which file of a folder is the model, and which backend runs it ----------------------------------------
+
+
+def is_model_file(path: Path) -> bool:
+    return home_of(path.suffix) is not None
+
+
+def _is_for(config: ModelConfig, path: Path) -> bool:
+    """False when the settings name another file that could run here."""
+    return config.file in (None, path.name) or Path(str(config.file)).suffix in _FOREIGN
+
+
+def _find_file(folder: Path, config: ModelConfig) -> tuple[Path | None, str]:
+    """The model file in one version's folder and the backend for it; no file for a fake model."""
+    if config.backend is not None and not kind_of(config.backend).needs_file:
+        return None, config.backend
+    asked = config.file or config.pytorch.weights
+    if asked is not None and Path(asked).suffix not in _FOREIGN:
+        return _named(folder, config, asked)
+    names = [name for name in default_files() if _fits(config.backend, name)]
+    own = _existing(folder, names)
+    found = own or _existing(folder, default_files())
+    if not found:
+        raise ConfigError(_nothing(folder, config, names or list(default_files())))
+    if config.backend is None and len(found) > 1:
+        listed = " and ".join(path.name for path in found)
+        raise ConfigError(f"{config.name}: {folder} holds {listed}; choose one by setting the backend")
+    return found[0], _backend(config, found[0])
+
+
+def _fits(backend: str | None, name: str) -> bool:
+    return Path(name).suffix in kind_of(backend).suffixes
+
+
+def _backend(config: ModelConfig, path: Path) -> str:
+    """The backend asked for where it can run the file, else the one at home with it."""
+    if config.backend is not None and _fits(config.backend, path.name):
+        return config.backend
+    return str(home_of(path.suffix))
+
+
+def _existing(folder: Path, names: list[str] | tuple[str, ...]) -> list[Path]:
+    return [path for path in (_inner(folder / name) for name in names) if path.is_file()]
+
+
+def _inner(path: Path) -> Path:
+    """A model with its weights beside it may be a folder of the model file's name."""
+    return path / path.name if path.is_dir() else path
+
+
+def _named(folder: Path, config: ModelConfig, name: str) -> tuple[Path, str]:
+    path = _inner(folder / name)
+    if not path.is_file():
+        raise ConfigError(_nothing(folder, config, [name]))
+    if is_model_file(path):
+        return path, _backend(config, path)
+    if config.backend is not None and kind_of(config.backend).suffixes:
+        return path, config.backend
+    endings = ", ".join(sorted(name.removeprefix("model") for name in default_files()))
+    raise ConfigError(
+        f"{config.name}: {path} has none of the endings {endings}; set the backend that runs it"
+    )
+
+
+def _nothing(folder: Path, config: ModelConfig, names: list[str]) -> str:
+    message = f"{config.name}: no model file in {folder}: looked for {', '.join(names)}"
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.suffix in _FOREIGN:
+            return f"{message}; {path.name} is {_FOREIGN[path.suffix]}, which cannot run here: add model.onnx"
+    return message

@@ -10,80 +10,32 @@ from carpool.errors import ConfigError
 
 # Every key of model.toml, by table; the tests hold the reference in docs/ against this list.
 KEYS: Mapping[str, tuple[str, ...]] = {
-    "": (
-        "name",
-        "backend",
-        "file",
-        "task",
-        "slo_ms",
-        "slo_may_grow",
-        "max_batch",
-        "instances",
-        "versions",
-        "labels",
-        "execution_timeout_ms",
-        "response_cache",
-        "device_weight",
-        "batching",
-        "image",
-        "detect",
-        "classify",
-        "segment",
-        "embed",
-        "fake",
-        "onnxruntime",
-        "pytorch",
-        "parameters",
-        "input",
-        "output",
-    ),
-    "instances": ("count", "kind", "gpus"),
-    "versions": ("latest",),
-    "batching": (
-        "max_delay_ms",
-        "preferred",
-        "preserve_ordering",
-        "priorities",
-        "max_queue_size",
-        "timeout_ms",
-        "timeout_action",
-        "allow_timeout_override",
-        "level",
-    ),
-    "batching.priorities": ("levels", "default"),
-    "batching.level": ("max_queue_size", "timeout_ms", "timeout_action", "allow_timeout_override"),
-    "image": (
-        "size",
-        "resize",
-        "kernel",
-        "pad",
-        "anchor",
-        "crop",
-        "mean",
-        "std",
-        "scale",
-        "channels",
-        "layout",
-        "decode",
-    ),
-    "detect": ("format", "score", "iou", "per_class", "normalized", "max_detections", "nms"),
-    "classify": ("activation",),
-    "segment": ("activation", "threshold", "background"),
-    "embed": ("normalize",),
-    "fake": ("curve", "device"),
-    "onnxruntime": ("providers", "intra_op_threads", "inter_op_threads"),
-    "pytorch": (
-        "device",
-        "precision",
-        "channels_last",
-        "compile",
-        "graphs",
-        "buckets",
-        "module",
-        "weights",
-    ),
-    "input": ("name", "datatype", "shape", "reshape", "optional", "layout"),
-    "output": ("name", "datatype", "shape", "reshape", "labels"),
+    table: tuple(keys.split())
+    for table, keys in {
+        "": (
+            "name backend file task slo_ms slo_may_grow max_batch instances versions labels "
+            "execution_timeout_ms response_cache device_weight batching image detect classify segment "
+            "embed fake onnxruntime pytorch parameters input output"
+        ),
+        "instances": "count kind gpus",
+        "versions": "latest",
+        "batching": (
+            "max_delay_ms preferred preserve_ordering priorities max_queue_size timeout_ms "
+            "timeout_action allow_timeout_override level"
+        ),
+        "batching.priorities": "levels default",
+        "batching.level": "max_queue_size timeout_ms timeout_action allow_timeout_override",
+        "image": "size resize kernel pad anchor crop mean std scale channels layout decode",
+        "detect": "format score iou per_class normalized max_detections nms",
+        "classify": "activation",
+        "segment": "activation threshold background",
+        "embed": "normalize",
+        "fake": "curve device",
+        "onnxruntime": "providers intra_op_threads inter_op_threads",
+        "pytorch": "device precision channels_last compile graphs buckets module weights",
+        "input": "name datatype shape reshape optional layout",
+        "output": "name datatype shape reshape labels",
+    }.items()
 }
 
 

@@ -2,32 +2,66 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from carpool.config import rules
+from carpool.config.backend_kinds import kinds
 from carpool.config.model import (
-    DATATYPES,
     AllVersions,
+    ClassifySettings,
+    DetectSettings,
+    EmbedSettings,
+    FakeSettings,
+    ImageSettings,
     InstanceGroup,
     Kind,
     LatestVersions,
     Mode,
     ModelConfig,
+    OnnxruntimeSettings,
+    PytorchSettings,
+    SegmentSettings,
     SpecificVersions,
-    Task,
     TensorConfig,
     VersionPolicy,
     eager_policy,
+    task_names,
 )
 from carpool.config.table import Table
-from carpool.config.toml_pytorch import pytorch
-from carpool.config.toml_sections import classify, detect, embed, fake, image, onnxruntime, segment
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
+from carpool.types import DATATYPES
 
-BACKENDS = ("onnxruntime", "pytorch", "openvino", "python", "fake")
+Section = TypeVar("Section")
+
 MAX_VERSION = 10**18
+RESIZES = ("letterbox", "stretch", "crop")
+KERNELS = ("auto", "area", "bilinear", "bicubic")
+ANCHORS = ("center", "top_left")
+CHANNELS = ("rgb", "bgr")
+LAYOUTS = ("nchw", "nhwc")
+WHERE = ("auto", "cpu", "device")
+DETECT_FORMATS = ("yolov5", "yolov8", "boxes_scores")
+MAX_DETECTIONS = 1000
+CLASS_ACTIVATIONS = ("softmax", "sigmoid", "none")
+MAP_ACTIVATIONS = (*CLASS_ACTIVATIONS, "minmax")
+MAX_CLASSES = 1 << 15
+MAX_SIDE = 16384
+MAX_THREADS = 1024
+
+_NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
+_CURVE = re.compile(
+    rf"\s*{_NUMBER}\s*\+\s*{_NUMBER}\s*|\s*\d{{1,5}}:{_NUMBER}(?:\s*,\s*\d{{1,5}}:{_NUMBER})*\s*"
+)
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+COMPILE_MODES = ("default", "max-autotune")
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
+_MODULE = re.compile(r"(?P<file>[^:]+\.py)(?::(?P<function>[A-Za-z_]\w*))?")
+BUILD = "build"  # the function that a module file has, where none is named
 
 
 def read_toml(path: Path, name: str | None = None) -> ModelConfig:
@@ -50,13 +84,12 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
     max_batch = top.integer("max_batch", 0, rules.MAX_BATCH)
     mode, policy = _policy(top)
     timeout_ms = top.number("execution_timeout_ms", 0)
-    task = top.text("task", list(Task))
-    fake_settings = fake(top.table("fake"))
+    task = top.text("task", task_names()) if top.has("task") else None
     config = ModelConfig(
         name=rules.check_name(top.text("name") or name, top.where("name")),
         path=path.parent,
         backend=_backend(top),
-        task=Task(task) if task else None,
+        task=next((known for known in task_names() if known == task), None),
         inputs=_tensors(top, "input", max_batch),
         outputs=_tensors(top, "output", max_batch),
         mode=mode,
@@ -70,14 +103,14 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         response_cache=top.flag("response_cache", False),
         device_weight=_weight(top),
         parameters=_parameters(top),
-        onnxruntime=onnxruntime(top.table("onnxruntime")),
-        pytorch=pytorch(top.table("pytorch")),
-        image=image(top.table("image")),
-        detect=detect(top.table("detect")),
-        classify=classify(top.table("classify")),
-        segment=segment(top.table("segment")),
-        embed=embed(top.table("embed")),
-        fake=fake_settings,
+        onnxruntime=_section(top, "onnxruntime", _onnxruntime) or OnnxruntimeSettings(),
+        pytorch=_section(top, "pytorch", _pytorch) or PytorchSettings(),
+        image=_section(top, "image", _image),
+        detect=_section(top, "detect", _detect),
+        classify=_section(top, "classify", _classify),
+        segment=_section(top, "segment", _segment),
+        embed=_section(top, "embed", _embed),
+        fake=_section(top, "fake", _fake),
     )
     if max_batch is None:
         return config
@@ -86,10 +119,8 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
 
 def _backend(top: Table) -> str | None:
     """As it is named, or as the table of one tells: [fake] and [pytorch] say things that no other runs."""
-    backend = top.text("backend", BACKENDS)
-    for name in ("fake", "pytorch"):
-        if not top.has(name):
-            continue
+    backend = top.text("backend", kinds())
+    for name in (kind.name for kind in kinds().values() if kind.table and top.has(kind.name)):
         if backend not in (None, name):
             raise ConfigError(
                 f'{top.file}: [{name}] and backend = "{backend}" contradict each other; remove one'
@@ -242,6 +273,149 @@ def _tensor(table: Table, max_batch: int | None) -> TensorConfig:
         reshape=None if reshape is None else rules.check_dims(reshape, table.where("reshape")),
         labels=_inside(table, "labels"),
         optional=table.flag("optional", False),
-        layout=table.text("layout", ("nchw", "nhwc")),
+        layout=table.text("layout", LAYOUTS),
     )
     return rules.check_tensor(tensor, f"{table.file}: {table.path}", max_batch)
+
+
+# ---- tables that describe pictures and runtimes ------------------------------------------------------------
+
+
+def _section(top: Table, key: str, read: Callable[[Table], Section]) -> Section | None:
+    table = top.table(key)
+    return None if table is None else read(table)
+
+
+def _image(table: Table) -> ImageSettings:
+    default = ImageSettings()
+    resize = table.text("resize", RESIZES) or default.resize
+    _check_only_for(table, resize, {"pad": "letterbox", "anchor": "letterbox", "crop": "crop"})
+    pad = table.integer("pad", 0, 255)
+    return ImageSettings(
+        size=_size(table),
+        resize=resize,
+        mean=_per_channel(table, "mean", table.numbers("mean", float("-inf"))) or default.mean,
+        std=_per_channel(table, "std", table.numbers("std", 0, above=True)) or default.std,
+        scale=table.number("scale", 0, above=True),
+        channels=table.text("channels", CHANNELS) or default.channels,
+        layout=table.text("layout", LAYOUTS),
+        kernel=table.text("kernel", KERNELS) or default.kernel,
+        pad=default.pad if pad is None else pad,
+        anchor=table.text("anchor", ANCHORS) or default.anchor,
+        crop=table.number("crop", 0, 1, above=True) or default.crop,
+        decode=table.text("decode", WHERE) or default.decode,
+    )
+
+
+def _check_only_for(table: Table, resize: str, needs: Mapping[str, str]) -> None:
+    """A key that another way to resize would ignore is a mistake."""
+    for key, needed in needs.items():
+        if table.has(key) and resize != needed:
+            raise table.error(key, f'goes with resize = "{needed}", not with "{resize}"')
+
+
+def _size(table: Table) -> tuple[int, int] | None:
+    """One number for a square, or height and width."""
+    if not isinstance(table.data.get("size"), list):
+        side = table.integer("size", 1, MAX_SIDE)
+        return None if side is None else (side, side)
+    sides = table.integers("size", 1, MAX_SIDE) or ()
+    if len(sides) != 2:
+        raise table.error("size", f"must be one number, or height and width, not {len(sides)} numbers")
+    return sides[0], sides[1]
+
+
+def _per_channel(table: Table, key: str, values: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    if values is not None and len(values) not in (1, 3):
+        raise table.error(key, f"must be one number, or one per channel, not {len(values)} numbers")
+    return values
+
+
+def _detect(table: Table) -> DetectSettings:
+    default = DetectSettings()
+    score, iou = table.number("score", 0, 1), table.number("iou", 0, 1)
+    return DetectSettings(
+        format=table.text("format", DETECT_FORMATS),
+        score=default.score if score is None else score,
+        iou=default.iou if iou is None else iou,
+        per_class=table.flag("per_class", default.per_class),
+        normalized=table.flag("normalized", default.normalized),
+        max_detections=table.integer("max_detections", 1, MAX_DETECTIONS) or default.max_detections,
+        nms=table.text("nms", WHERE) or default.nms,
+    )
+
+
+def _classify(table: Table) -> ClassifySettings:
+    return ClassifySettings(table.text("activation", CLASS_ACTIVATIONS))
+
+
+def _segment(table: Table) -> SegmentSettings:
+    threshold = table.number("threshold", 0, 1)
+    return SegmentSettings(
+        activation=table.text("activation", MAP_ACTIVATIONS),
+        threshold=SegmentSettings().threshold if threshold is None else threshold,
+        background=table.integer("background", 0, MAX_CLASSES - 1),
+    )
+
+
+def _embed(table: Table) -> EmbedSettings:
+    return EmbedSettings(table.flag("normalize", EmbedSettings().normalize))
+
+
+def _fake(table: Table) -> FakeSettings:
+    curve = table.text("curve") or FakeSettings().curve
+    if not _CURVE.fullmatch(curve):
+        raise table.error(
+            "curve",
+            f'must be ms per batch + ms per image, like "16+4", or batch:ms points, not {rules.shown(curve)}',
+        )
+    return FakeSettings(curve, table.text("device") or "")
+
+
+def _onnxruntime(table: Table) -> OnnxruntimeSettings:
+    return OnnxruntimeSettings(
+        providers=table.texts("providers"),
+        intra_op_threads=table.integer("intra_op_threads", 1, MAX_THREADS),
+        inter_op_threads=table.integer("inter_op_threads", 1, MAX_THREADS),
+    )
+
+
+def _pytorch(table: Table) -> PytorchSettings:
+    default = PytorchSettings()
+    device = table.text("device") or default.device
+    if not _DEVICE.fullmatch(device):
+        raise table.error(
+            "device", f'must be "auto", "cpu", "cuda" or like "cuda:1", not {rules.shown(device)}'
+        )
+    buckets = table.integers("buckets", 1, rules.MAX_BATCH) or ()
+    weights = table.text("weights")
+    return PytorchSettings(
+        device=device,
+        precision=table.text("precision", PRECISIONS) or default.precision,
+        channels_last=table.flag("channels_last", False) if table.has("channels_last") else None,
+        compile=_compile(table),
+        graphs=table.flag("graphs", True) if table.has("graphs") else None,
+        buckets=tuple(sorted(set(buckets))),
+        module=_module(table),
+        weights=None if weights is None else rules.check_inside(weights, table.where("weights")),
+    )
+
+
+def _compile(table: Table) -> str:
+    if isinstance(table.data.get("compile"), str):
+        return table.text("compile", COMPILE_MODES) or "off"
+    return "default" if table.flag("compile", False) else "off"
+
+
+def _module(table: Table) -> str | None:
+    """A file of the version's folder and a function in it."""
+    text = table.text("module")
+    if text is None:
+        return None
+    found = _MODULE.fullmatch(text)
+    if found is None:
+        raise table.error(
+            "module", f'must name a file and a function, like "model.py:build", not {rules.shown(text)}'
+        )
+    file = rules.check_inside(found["file"], table.where("module"))
+    return f"{file}:{found['function'] or BUILD}"

@@ -1,10 +1,13 @@
-"""config.pbtxt → ModelConfig, with Triton's meaning for every field that is used."""
+"""Triton's ModelConfig → ours, with Triton's meaning for every field that is used, and back to its JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from carpool.config import rules
+from carpool.config.backend_kinds import backend_of_platform, kind_of
 from carpool.config.model import (
     AllVersions,
     InstanceGroup,
@@ -18,22 +21,57 @@ from carpool.config.model import (
     VersionPolicy,
     eager_policy,
 )
-from carpool.config.pbtxt import Message, parse
-from carpool.config.triton_fields import Fields, check_fields
-from carpool.config.triton_schema import V2_TYPES
 from carpool.core.policy import Knobs, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
+from carpool.types import DATATYPES
 
-PLATFORM_BACKENDS = {
+if TYPE_CHECKING:
+    from carpool.config.triton_text import Source
+
+PLATFORM_BACKENDS = {  # of those that nothing runs here
     "tensorrt_plan": "tensorrt",
-    "onnxruntime_onnx": "onnxruntime",
-    "pytorch_libtorch": "pytorch",
-    "torch_aoti": "pytorch",
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
 }
+# A v2 datatype is TYPE_ and its name in Triton's settings, except that BYTES is TYPE_STRING.
+_TRITON_TYPES = {name: "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}" for name in DATATYPES}
+_RAGGED = "requests of different shapes are not put into one batch here"
+_TENSORRT_ONLY = "it exists for TensorRT engines only"
+# Ignoring these would change answers, so they are errors.
+UNSUPPORTED: Mapping[str, str] = {
+    "batch_input": _RAGGED,
+    "batch_output": _RAGGED,
+    "input.allow_ragged_batch": _RAGGED,
+    "input.is_shape_tensor": _TENSORRT_ONLY,
+    "input.is_non_linear_format_io": _TENSORRT_ONLY,
+    "output.is_shape_tensor": _TENSORRT_ONLY,
+    "output.is_non_linear_format_io": _TENSORRT_ONLY,
+    "sequence_batching": "each request is answered on its own here",
+    "ensemble_scheduling": "ensembles cannot be served yet",
+    "instance_group.passive": "an instance that takes no requests would only hold memory",
+    "cc_model_filenames": "use default_model_filename for the file to run",
+    "model_operations": "custom operators cannot be loaded here",
+    "model_transaction_policy.decoupled": "every request has exactly one answer here",
+    "model_repository_agents": "a check that is skipped would only look like one",
+}
+# Tuning for other runtimes: the answers stay the same without it.
+NO_EFFECT = frozenset(
+    {
+        "runtime",
+        "optimization",
+        "instance_group.rate_limiter",
+        "instance_group.secondary_devices",
+        "instance_group.profile",
+        "instance_group.host_policy",
+        "metric_tags",
+        "model_warmup",
+        "response_cache.enable",
+        "model_metrics",
+    }
+)
 _THREADS = ("intra_op_thread_count", "inter_op_thread_count")
 _LAYOUTS = {"FORMAT_NHWC": "nhwc", "FORMAT_NCHW": "nchw"}
+_V2_TYPES = {triton: name for name, triton in _TRITON_TYPES.items()}
 
 
 def read_pbtxt(path: Path, name: str | None = None) -> tuple[ModelConfig, list[str]]:
@@ -46,207 +84,343 @@ def read_pbtxt(path: Path, name: str | None = None) -> tuple[ModelConfig, list[s
 
 def pbtxt_config(text: str, path: Path, name: str | None = None) -> tuple[ModelConfig, list[str]]:
     """The same from text; `path` names the file in messages and its folder is the model's."""
-    return tree_config(parse(text, str(path)), path, name)
+    from carpool.config.triton_text import read_text  # protobuf, which takes its time to load
+
+    return _read(read_text(text, str(path)), path, name or path.parent.name)
 
 
-def tree_config(tree: Message, path: Path, name: str | None = None) -> tuple[ModelConfig, list[str]]:
-    """The same from a tree, whatever it was read from."""
-    fields, idle = check_fields(tree)
-    idle += _idle_levels(fields)
-    config = _model(fields, path, name or path.parent.name)
+def read_override(text: str, folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
+    """The same from the JSON that came with a request to load the model of this name."""
+    from carpool.config.triton_text import read_json
+
+    config, warnings = _read(read_json(text), folder / "config", name)
+    if config.name != name:
+        raise ConfigError(
+            f"config.name: {rules.shown(config.name)} is not the model to be loaded, {rules.shown(name)}",
+            field="config",
+        )
+    return config, warnings
+
+
+def _read(source: Source, path: Path, name: str) -> tuple[ModelConfig, list[str]]:
+    idle = list(dict.fromkeys(_idle_fields(source)))
+    idle += _idle_levels(source.message.dynamic_batching)
+    config = _model(source, path, name)
     idle += _idle_parameters(config)
     warnings = [f"{path}: no effect here: {', '.join(idle)}"] if idle else []
     return config, warnings
 
 
-def _model(fields: Fields, path: Path, name: str) -> ModelConfig:
-    max_batch = _max_batch(fields)
-    outputs = _tensors(fields, "output", max_batch)
-    parameters = _parameters(fields)
-    mode, policy = _policy(fields)
-    cache = fields.message("response_cache")
+def _idle_fields(source: Source) -> Iterator[str]:
+    """The fields that ask for something and get nothing; those that must not be ignored are errors."""
+    for path, numbered in source.given(_LOOKED_INTO):
+        if path in UNSUPPORTED:
+            raise source.error(numbered, f"{path} is not supported: {UNSUPPORTED[path]}")
+        if path in NO_EFFECT:
+            yield path
+
+
+_LOOKED_INTO = {path.rpartition(".")[0] for path in (*UNSUPPORTED, *NO_EFFECT)}
+
+
+def _model(source: Source, path: Path, name: str) -> ModelConfig:
+    message = source.message
+    max_batch = _max_batch(source)
+    outputs = _tensors(source, "output", max_batch)
+    parameters = {key: message.parameters[key].string_value for key in sorted(message.parameters)}
+    mode, policy = _policy(source)
+    file, where = message.default_model_filename, source.where("default_model_filename")
     config = ModelConfig(
-        name=rules.check_name(fields.text("name") or name, str(fields.at("name"))),
+        name=rules.check_name(message.name or name, source.where("name")),
         path=path.parent,
-        backend=_backend(fields),
-        inputs=_tensors(fields, "input", max_batch),
+        backend=_backend(source),
+        inputs=_tensors(source, "input", max_batch),
         outputs=outputs,
         mode=mode,
         policy=policy,
-        instances=_instances(fields),
-        versions=_versions(fields),
-        file=_file(fields),
+        instances=_instances(source),
+        versions=_versions(source),
+        file=rules.check_inside(file, where) if file else None,
         labels=next((t.labels for t in outputs if t.labels), None),
-        response_cache=cache is not None and cache.flag("enable"),
+        response_cache=message.response_cache.enable,
         parameters=parameters,
         onnxruntime=OnnxruntimeSettings(
-            intra_op_threads=_threads(parameters, _THREADS[0], fields),
-            inter_op_threads=_threads(parameters, _THREADS[1], fields),
+            intra_op_threads=_threads(parameters, _THREADS[0], source),
+            inter_op_threads=_threads(parameters, _THREADS[1], source),
         ),
     )
     if max_batch is None:
         return config
-    return rules.with_max_batch(config, max_batch, str(fields.at("dynamic_batching")))
+    return rules.with_max_batch(config, max_batch, source.where("dynamic_batching"))
 
 
-def _max_batch(fields: Fields) -> int | None:
+def _max_batch(source: Source) -> int | None:
     """As in Triton, 0 equals absent: no batching where tensors are declared, else the model decides."""
-    size = fields.integer("max_batch_size")
+    size: int = source.message.max_batch_size
     if not 0 <= size <= rules.MAX_BATCH:
-        raise fields.at("max_batch_size").error(f"max_batch_size must be 0 to {rules.MAX_BATCH}, not {size}")
+        raise source.error("max_batch_size", f"max_batch_size must be 0 to {rules.MAX_BATCH}, not {size}")
     if size == 0:
-        return 0 if fields.has("input") and fields.has("output") else None
+        return 0 if source.message.input and source.message.output else None
     return size
 
 
-def _backend(fields: Fields) -> str | None:
-    platform, backend = fields.text("platform"), fields.text("backend")
+def _backend(source: Source) -> str | None:
+    platform, backend = source.message.platform, source.message.backend
     if platform == "ensemble":
-        raise fields.at("platform").error("ensembles cannot be served yet")
-    known = PLATFORM_BACKENDS.get(platform, platform)
+        raise source.error("platform", "ensembles cannot be served yet")
+    known = backend_of_platform(platform) or PLATFORM_BACKENDS.get(platform, platform)
     if platform and backend and known != backend:
-        raise fields.at("backend").error(
-            f'backend "{backend}" does not run platform "{platform}"; keep one of them'
+        raise source.error(
+            "backend", f'backend "{backend}" does not run platform "{platform}"; keep one of them'
         )
     return backend or known or None
 
 
-def _file(fields: Fields) -> str | None:
-    name = fields.text("default_model_filename")
-    return rules.check_inside(name, str(fields.at("default_model_filename"))) if name else None
+def _chosen(source: Source, message: Any, name: str, path: str) -> str:
+    """The name of an enum's value: numbers that mean nothing pass the parser."""
+    choices = message.DESCRIPTOR.fields_by_name[name].enum_type
+    number = getattr(message, name)
+    if number not in choices.values_by_number:
+        hint = rules.nearest(str(number), choices.values_by_name)
+        raise source.error(path, f'{name} cannot be "{number}"; {hint}')
+    return str(choices.values_by_number[number].name)
 
 
-def _tensors(fields: Fields, name: str, max_batch: int | None) -> tuple[TensorConfig, ...]:
-    tensors = [_tensor(item, name, max_batch) for item in fields.each(name)]
-    return rules.check_distinct(tensors, f"{fields.at(name)}: {name}")
+def _tensors(source: Source, kind: str, max_batch: int | None) -> tuple[TensorConfig, ...]:
+    listed = enumerate(getattr(source.message, kind))
+    tensors = [_tensor(source, item, kind, f"{kind}[{n}]", max_batch) for n, item in listed]
+    return rules.check_distinct(tensors, f"{source.where(kind)}: {kind}")
 
 
-def _tensor(item: Fields, kind: str, max_batch: int | None) -> TensorConfig:
-    for key in ("name", "data_type", "dims"):
-        if not item.has(key):
-            raise item.place.error(f"{kind} {rules.shown(item.text('name'))} has no {key}")
-    where = f"{item.at('dims')}: {kind} {rules.shown(item.text('name'))}"
-    datatype = V2_TYPES.get(item.text("data_type"))
-    if datatype is None or not item.text("name") or not item.integers("dims"):
-        raise ConfigError(f"{where} needs a name, a data_type and dims")
-    reshape = item.message("reshape")
-    labels = item.text("label_filename")
+def _tensor(source: Source, item: Any, kind: str, path: str, max_batch: int | None) -> TensorConfig:
+    owner = f"{kind} {rules.shown(item.name)}"
+    datatype = _V2_TYPES.get(_chosen(source, item, "data_type", f"{path}.data_type"))
+    for key, given in (("name", item.name), ("data_type", datatype), ("dims", item.dims)):
+        if not given:
+            raise source.error(path, f"{owner} has no {key}")
+    where = f"{source.where(f'{path}.dims')}: {owner}"
+    labels = item.label_filename if kind == "output" else ""
+    reshaped = item.HasField("reshape")
     tensor = TensorConfig(
-        name=item.text("name"),
-        datatype=datatype,
-        dims=rules.check_dims(item.integers("dims"), where),
-        reshape=None if reshape is None else rules.check_dims(reshape.integers("shape"), where),
-        labels=rules.check_inside(labels, str(item.at("label_filename"))) if labels else None,
-        optional=item.flag("optional"),
-        layout=_LAYOUTS.get(item.text("format")),
+        name=item.name,
+        datatype=str(datatype),
+        dims=rules.check_dims(item.dims, where),
+        reshape=rules.check_dims(item.reshape.shape, where) if reshaped else None,
+        labels=rules.check_inside(labels, source.where(f"{path}.label_filename")) if labels else None,
+        optional=kind == "input" and item.optional,
+        layout=_LAYOUTS.get(_chosen(source, item, "format", f"{path}.format")) if kind == "input" else None,
     )
     return rules.check_tensor(tensor, where, max_batch)
 
 
-def _policy(fields: Fields) -> tuple[Mode, Knobs]:
-    batching = fields.message("dynamic_batching")
-    if batching is None:
+def _policy(source: Source) -> tuple[Mode, Knobs]:
+    if not source.message.HasField("dynamic_batching"):
         return Mode.EAGER, eager_policy()
-    where = str(fields.at("dynamic_batching"))
-    preferred = batching.integers("preferred_batch_size")
-    if any(size < 1 for size in preferred):
-        raise batching.at("preferred_batch_size").error("a preferred batch must be 1 or more")
-    levels = batching.integer("priority_levels")
+    batching, path = source.message.dynamic_batching, "dynamic_batching"
+    if any(size < 1 for size in batching.preferred_batch_size):
+        raise source.error(f"{path}.preferred_batch_size", "a preferred batch must be 1 or more")
+    levels = batching.priority_levels
+    policies = batching.priority_queue_policy if levels else {}
     knobs = Knobs(
         max_batch=1,
-        preferred=tuple(sorted(set(preferred))),
-        max_delay=batching.integer("max_queue_delay_microseconds") / 1e6,
+        preferred=tuple(sorted(set(batching.preferred_batch_size))),
+        max_delay=batching.max_queue_delay_microseconds / 1e6,
         priority_levels=levels,
-        default_priority=batching.integer("default_priority_level") if levels else 0,
-        limits=_limits(batching.message("default_queue_policy")),
-        level_limits=_level_limits(batching) if levels else {},
-        preserve_ordering=batching.flag("preserve_ordering"),
+        default_priority=batching.default_priority_level if levels else 0,
+        limits=_limits(source, batching.default_queue_policy, f"{path}.default_queue_policy"),
+        level_limits={
+            n: _limits(source, policies[n], f"{path}.priority_queue_policy") for n in sorted(policies)
+        },
+        preserve_ordering=batching.preserve_ordering,
     )
-    return Mode.KNOBS, rules.check_knobs(knobs, where)
+    return Mode.KNOBS, rules.check_knobs(knobs, source.where(path))
 
 
-def _level_limits(batching: Fields) -> dict[int, QueueLimits]:
-    entries = batching.each("priority_queue_policy")
-    return {entry.integer("key"): _limits(entry.message("value")) for entry in entries}
-
-
-def _limits(policy: Fields | None) -> QueueLimits:
-    if policy is None:
-        return QueueLimits()
+def _limits(source: Source, policy: Any, path: str) -> QueueLimits:
     return QueueLimits(
-        max_size=policy.integer("max_queue_size"),
-        timeout=policy.integer("default_timeout_microseconds") / 1e6,
-        allow_override=policy.flag("allow_timeout_override"),
-        action=TimeoutAction.DELAY if policy.text("timeout_action") == "DELAY" else TimeoutAction.REJECT,
+        max_size=policy.max_queue_size,
+        timeout=policy.default_timeout_microseconds / 1e6,
+        allow_override=policy.allow_timeout_override,
+        action=TimeoutAction[_chosen(source, policy, "timeout_action", f"{path}.timeout_action")],
     )
 
 
-def _idle_levels(fields: Fields) -> list[str]:
+def _idle_levels(batching: Any) -> list[str]:
     """Triton reads the limits of single levels only where there are levels."""
-    batching = fields.message("dynamic_batching")
-    if batching is None or batching.integer("priority_levels") or not batching.has("priority_queue_policy"):
-        return []
-    return ["dynamic_batching.priority_queue_policy"]
+    idle = batching.priority_queue_policy and not batching.priority_levels
+    return ["dynamic_batching.priority_queue_policy"] if idle else []
 
 
 def _idle_parameters(config: ModelConfig) -> list[str]:
     """A Python model reads its parameters itself; those for a runtime do what it knows, or nothing."""
-    if config.backend not in ("onnxruntime", "pytorch"):
-        return []
-    known = _THREADS if config.backend == "onnxruntime" else ()
-    return [f"parameters.{key[:64]}" for key in config.parameters if key not in known]
+    known = kind_of(config.backend).parameters
+    return [f"parameters.{key[:64]}" for key in config.parameters if known is not None and key not in known]
 
 
-def _instances(fields: Fields) -> tuple[InstanceGroup, ...]:
-    given = tuple(_instance(group) for group in fields.each("instance_group"))
+def _instances(source: Source) -> tuple[InstanceGroup, ...]:
+    groups = enumerate(source.message.instance_group)
+    given = tuple(_instance(source, group, f"instance_group[{n}]") for n, group in groups)
     return given or (InstanceGroup(given=False),)
 
 
-def _instance(group: Fields) -> InstanceGroup:
-    count = group.integer("count")
-    if not 0 <= count <= rules.MAX_INSTANCES:
-        raise group.at("count").error(f"count must be 1 to {rules.MAX_INSTANCES}, not {count}")
-    kind = Kind((group.text("kind") or "KIND_AUTO").removeprefix("KIND_").lower())
-    gpus = tuple(group.integers("gpus"))
+def _instance(source: Source, group: Any, path: str) -> InstanceGroup:
+    if not 0 <= group.count <= rules.MAX_INSTANCES:
+        raise source.error(f"{path}.count", f"count must be 1 to {rules.MAX_INSTANCES}, not {group.count}")
+    kind = Kind(_chosen(source, group, "kind", f"{path}.kind").removeprefix("KIND_").lower())
+    gpus = tuple(group.gpus)
     if any(gpu < 0 for gpu in gpus):
-        raise group.at("gpus").error("GPUs are numbered from 0")
+        raise source.error(f"{path}.gpus", "GPUs are numbered from 0")
     if gpus and kind in (Kind.CPU, Kind.MODEL):
-        raise group.at("gpus").error(f"KIND_{kind.upper()} does not take gpus")
-    return InstanceGroup(count or 1, kind, gpus, group.text("name"))
+        raise source.error(f"{path}.gpus", f"KIND_{kind.upper()} does not take gpus")
+    return InstanceGroup(group.count or 1, kind, gpus, group.name)
 
 
-def _versions(fields: Fields) -> VersionPolicy:
-    policy = fields.message("version_policy")
-    if policy is None or not policy.places:
+def _versions(source: Source) -> VersionPolicy:
+    policy, path = source.message.version_policy, "version_policy"
+    choice = policy.WhichOneof("policy_choice")
+    if choice is None:
         return LatestVersions()
-    if len(policy.places) > 1:
-        raise policy.place.error(f"version_policy takes one of {', '.join(policy.places)}, not several")
-    if policy.has("all"):
+    if choice == "all":
         return AllVersions()
-    latest, specific = policy.message("latest"), policy.message("specific")
-    if latest is not None:
-        if latest.integer("num_versions") < 1:
-            raise latest.place.error("version_policy.latest.num_versions must be 1 or more")
-        return LatestVersions(latest.integer("num_versions"))
-    versions = specific.integers("versions") if specific is not None else []
+    if choice == "latest":
+        if policy.latest.num_versions < 1:
+            raise source.error(f"{path}.latest", f"{path}.latest.num_versions must be 1 or more")
+        return LatestVersions(policy.latest.num_versions)
+    versions = policy.specific.versions
     if not versions or min(versions) < 1:
-        raise policy.place.error("version_policy.specific.versions must list versions, each 1 or more")
+        raise source.error(f"{path}.specific", f"{path}.specific.versions must list versions, each 1 or more")
     return SpecificVersions(tuple(sorted(set(versions))))
 
 
-def _parameters(fields: Fields) -> dict[str, str]:
-    found = {}
-    for entry in fields.each("parameters"):
-        value = entry.message("value")
-        found[entry.text("key")] = value.text("string_value") if value is not None else ""
-    return found
-
-
-def _threads(parameters: dict[str, str], key: str, fields: Fields) -> int | None:
+def _threads(parameters: Mapping[str, str], key: str, source: Source) -> int | None:
     """onnxruntime's thread counts; 0 is Triton's way to leave the choice to the runtime."""
     text = parameters.get(key, "0").strip()
     if not text.isascii() or not text.isdigit() or len(text) > 4:
-        raise fields.at("parameters").error(
-            f'parameter "{key}" must be a number of threads, not {rules.shown(text)}'
+        raise source.error(
+            "parameters", f'parameter "{key}" must be a number of threads, not {rules.shown(text)}'
         )
     return int(text) or None
+
+
+# ---- and back: the document that clients read at /v2/models/{model}/config ---------------------------------
+
+Document = dict[str, object]
+
+
+def config_document(config: ModelConfig) -> Document:
+    """Triton's field names and defaults; whole numbers stay numbers, as in Triton's own answer."""
+    backend = config.backend or ""
+    document: Document = {
+        "name": config.name,
+        "platform": next(iter(kind_of(backend).platforms), ""),
+        "backend": backend,
+        "runtime": "",
+        "version_policy": _versions_document(config.versions),
+        "max_batch_size": config.max_batch or 0,
+        "input": [_input(tensor) for tensor in config.inputs],
+        "output": [_output(tensor) for tensor in config.outputs],
+        "batch_input": [],
+        "batch_output": [],
+        "optimization": _optimization(),
+        "instance_group": [
+            _instance_document(group, n, config.name) for n, group in enumerate(config.instances)
+        ],
+        "default_model_filename": config.file or "",
+        "cc_model_filenames": {},
+        "metric_tags": {},
+        "parameters": {key: {"string_value": value} for key, value in config.parameters.items()},
+        "model_warmup": [],
+        "model_transaction_policy": {"decoupled": False},
+        "response_cache": {"enable": config.response_cache},
+    }
+    if config.max_batch:
+        document["dynamic_batching"] = _batching(config)
+    return document
+
+
+def _optimization() -> Document:
+    return {
+        "priority": "PRIORITY_DEFAULT",
+        "input_pinned_memory": {"enable": True},
+        "output_pinned_memory": {"enable": True},
+        "gather_kernel_buffer_threshold": 0,
+        "eager_batching": False,
+    }
+
+
+def _versions_document(policy: VersionPolicy) -> Document:
+    if isinstance(policy, LatestVersions):
+        return {"latest": {"num_versions": policy.count}}
+    if isinstance(policy, AllVersions):
+        return {"all": {}}
+    return {"specific": {"versions": list(policy.versions)}}
+
+
+def _input(tensor: TensorConfig) -> Document:
+    return {
+        **_tensor_document(tensor),
+        "format": f"FORMAT_{tensor.layout.upper()}" if tensor.layout else "FORMAT_NONE",
+        "allow_ragged_batch": False,
+        "optional": tensor.optional,
+    }
+
+
+def _output(tensor: TensorConfig) -> Document:
+    return {**_tensor_document(tensor), "label_filename": tensor.labels or ""}
+
+
+def _tensor_document(tensor: TensorConfig) -> Document:
+    document: Document = {
+        "name": tensor.name,
+        "data_type": _TRITON_TYPES[tensor.datatype],
+        "dims": list(tensor.dims),
+        "is_shape_tensor": False,
+        "is_non_linear_format_io": False,
+    }
+    if tensor.reshape is not None:
+        document["reshape"] = {"shape": list(tensor.reshape)}
+    return document
+
+
+def _batching(config: ModelConfig) -> Document:
+    """A promise gathers requests too, so it is reported as a batcher at its defaults."""
+    knobs = config.policy if isinstance(config.policy, Knobs) else Knobs(max_batch=config.policy.max_batch)
+    document: Document = {
+        "preferred_batch_size": list(knobs.preferred) or [knobs.max_batch],
+        "max_queue_delay_microseconds": _microseconds(knobs.max_delay),
+        "preserve_ordering": knobs.preserve_ordering,
+        "priority_levels": knobs.priority_levels,
+        "default_priority_level": knobs.default_priority,
+        "priority_queue_policy": {
+            str(n): _limits_document(limits) for n, limits in knobs.level_limits.items()
+        },
+    }
+    if knobs.limits != QueueLimits():
+        document["default_queue_policy"] = _limits_document(knobs.limits)
+    return document
+
+
+def _limits_document(limits: QueueLimits) -> Document:
+    return {
+        "timeout_action": limits.action.name,
+        "default_timeout_microseconds": _microseconds(limits.timeout),
+        "allow_timeout_override": limits.allow_override,
+        "max_queue_size": limits.max_size,
+    }
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _instance_document(group: InstanceGroup, number: int, model: str) -> Document:
+    return {
+        "name": group.name or f"{model}_{number}",
+        "kind": f"KIND_{group.kind.upper()}",
+        "count": group.count,
+        "gpus": list(group.gpus),
+        "secondary_devices": [],
+        "profile": [],
+        "passive": False,
+        "host_policy": "",
+    }

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from carpool.backends.device_memory import limit_device_memory
+from carpool.backends.torch.device_sharing import limit_device_memory
 from carpool.clock import now
 from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import find_models, with_promise

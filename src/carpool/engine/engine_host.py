@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from carpool.config.triton_json import config_document
+from carpool.config.triton import config_document
 from carpool.core.job import Reason
 from carpool.core.policy import Promise
 from carpool.engine.engine import Engine

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carpool.errors import InvalidInput
-from carpool.lab.profile import CAUTION, Budget, Report
-from carpool.lab.scenario import Outcome
+from carpool.lab.batch_profile import CAUTION, Budget, ProfileReport
+from carpool.sim.scenario import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,6 +58,35 @@ def figure(path: Path, columns: int = 1, width: float = 8.0, height: float = 4.2
             raise InvalidInput(f"cannot write {path}: {error.strerror or error}") from None
 
 
+def beside_level(axes: Axes, text: str, y: float, *, left: bool = False) -> None:
+    """Words over a horizontal line, at one of its ends."""
+    axes.annotate(
+        text,
+        (0.0 if left else 1.0, y),
+        xycoords=("axes fraction", "data"),
+        xytext=(4 if left else -2, 4),
+        textcoords="offset points",
+        ha="left" if left else "right",
+        color=INK,
+        fontsize=9,
+    )
+
+
+def beside_capacity(axes: Axes, text: str, x: float) -> None:
+    """Words along a vertical line, from its foot."""
+    axes.annotate(
+        text,
+        (x, 0.03),
+        xycoords=("data", "axes fraction"),
+        xytext=(-5, 0),
+        textcoords="offset points",
+        ha="right",
+        rotation=90,
+        color=INK,
+        fontsize=9,
+    )
+
+
 def operating_curve(path: Path, sweeps: Mapping[str, Sweep], *, slo_ms: float, title: str) -> None:
     """Goodput and latency over load, side by side."""
     with figure(path, columns=2, width=11.0) as (left, right):
@@ -67,7 +96,7 @@ def operating_curve(path: Path, sweeps: Mapping[str, Sweep], *, slo_ms: float, t
         right.set_title("Latency of what was answered" if len(sweeps) == 1 else "p99 of what was answered")
 
 
-def batch_profile(path: Path, report: Report) -> None:
+def batch_profile(path: Path, report: ProfileReport) -> None:
     """Batch times with the line through them, and the rate they give, with the knee and the promises."""
     sizes = [row.batch for row in report.rows]
     with figure(path, columns=2, width=11.0) as (left, right):
@@ -100,16 +129,7 @@ def _half_promise(axes: Axes, budget: Budget) -> None:
     ms = budget.slo_ms / (2 * CAUTION)
     if ms < axes.get_ylim()[1]:
         axes.axhline(ms, color=INK, linestyle="--", linewidth=1)
-        axes.annotate(
-            f"allowed by a promise of {budget.slo_ms:g} ms",
-            (1.0, ms),
-            xycoords=("axes fraction", "data"),
-            xytext=(-2, 3),
-            textcoords="offset points",
-            ha="right",
-            color=INK,
-            fontsize=9,
-        )
+        beside_level(axes, f"allowed by a promise of {budget.slo_ms:g} ms", ms)
 
 
 def goodput(axes: Axes, sweeps: Mapping[str, Sweep]) -> None:
@@ -120,17 +140,7 @@ def goodput(axes: Axes, sweeps: Mapping[str, Sweep]) -> None:
     axes.plot(loads, bound, color=INK, linestyle=":", linewidth=1.6, label="fluid bound")
     _lines(axes, sweeps, lambda outcome: outcome.goodput_rps)
     axes.axvline(1.0, color=FAINT, linewidth=1)
-    axes.annotate(
-        f"capacity {reference[0][1].capacity_rps:,.0f}/s",
-        (1.0, 0.03),
-        xycoords=("data", "axes fraction"),
-        xytext=(-3, 0),
-        textcoords="offset points",
-        ha="right",
-        rotation=90,
-        color=INK,
-        fontsize=9,
-    )
+    beside_capacity(axes, f"capacity {reference[0][1].capacity_rps:,.0f}/s", 1.0)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("images per second")
     _over_load(axes)
@@ -152,16 +162,7 @@ def latency(axes: Axes, sweeps: Mapping[str, Sweep], slo_ms: float) -> None:
     else:
         _lines(axes, sweeps, lambda outcome: min(outcome.p99_ms, 10 * top))
     axes.axhline(slo_ms, color=INK, linestyle="--", linewidth=1.4)
-    axes.annotate(
-        f"SLO {slo_ms:g} ms",
-        (1.0, slo_ms),
-        xycoords=("axes fraction", "data"),
-        xytext=(-2, 4),
-        textcoords="offset points",
-        ha="right",
-        color=INK,
-        fontsize=9,
-    )
+    beside_level(axes, f"SLO {slo_ms:g} ms", slo_ms)
     axes.set_ylim(0, top)
     axes.set_ylabel("ms")
     _over_load(axes)

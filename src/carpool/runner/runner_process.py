@@ -24,7 +24,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
 from carpool.backends.backend import Backend, SharesDevice
-from carpool.backends.device_memory import limit_device_memory
+from carpool.backends.torch.device_sharing import limit_device_memory
 from carpool.engine.hosted.imported_packages import imported_packages
 from carpool.engine.hosted.runner_messages import (
     Asked,

@@ -2,17 +2,195 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import cv2
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 from carpool.config.rules import nearest, shown
 from carpool.errors import InvalidInput
 from carpool.types import Array
-from carpool.vision.canvas import INK, PAPER, Canvas, colour
-from carpool.vision.regions import NOTHING, Regions
-from carpool.vision.results import Class, Detection
+from carpool.vision.answer_forms import Class, Detection
+from carpool.vision.mask_regions import NOTHING, Regions
+
+# ---- A picture to draw on: lines, tags and text that can be read on any size and any background
+
+
+Colour = tuple[int, int, int]
+Rectangle = tuple[int, int, int, int]  # x1, y1, x2, y2
+
+INK: Colour = (16, 20, 26)
+PAPER: Colour = (255, 255, 255)
+_SMALLEST_SIDE = 480  # the longer side of a smaller picture is enlarged to about this, for the text's sake
+_LARGEST_FACTOR = 16
+_LONGEST_TEXT = 60
+_SMOOTH = 4  # tags are drawn so many times larger and scaled down: that rounds their corners
+_GOLDEN = 0.61803398875
+_FINE, _UNIT = 4, 16  # OpenCV takes coordinates in 16ths of a pixel
+
+
+@lru_cache(maxsize=1024)
+def colour(class_id: int) -> Colour:
+    """A class's own colour, always the same: steps of the golden ratio keep neighbours far apart."""
+    hue = 2 * math.pi * ((0.6 + class_id * _GOLDEN) % 1.0)
+    lightness, chroma = ((0.74, 0.17), (0.66, 0.2), (0.82, 0.14))[class_id % 3]
+    return _from_oklch(lightness, chroma, hue)
+
+
+def _from_oklch(lightness: float, chroma: float, hue: float) -> Colour:
+    """Björn Ottosson's OKLab, in which equal steps look equally large, to sRGB."""
+    a, b = chroma * math.cos(hue), chroma * math.sin(hue)
+    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
+    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
+    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
+    linear = (
+        4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
+        -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
+        -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
+    )
+    red, green, blue = (_gamma(min(1.0, max(0.0, part))) for part in linear)
+    return red, green, blue
+
+
+def _gamma(part: float) -> int:
+    return round(255 * (12.92 * part if part <= 0.0031308 else 1.055 * part ** (1 / 2.4) - 0.055))
+
+
+def ink_on(background: Colour) -> Colour:
+    """Dark or light, whichever can be read."""
+    brightness = 0.299 * background[0] + 0.587 * background[1] + 0.114 * background[2]
+    return INK if brightness > 140 else PAPER
+
+
+class Canvas:
+    """A copy of the picture, enlarged if it is tiny. Sizes of lines and letters follow the picture's."""
+
+    def __init__(self, pixels: Array) -> None:
+        height, width = pixels.shape[:2]
+        factor = min(_LARGEST_FACTOR, -(-_SMALLEST_SIDE // max(height, width)))
+        if factor > 1:
+            size = (width * factor, height * factor)
+            self.pixels: Array = cv2.resize(pixels, size, interpolation=cv2.INTER_CUBIC)
+        else:
+            self.pixels = np.array(pixels, np.uint8, order="C")
+        self.height, self.width = self.pixels.shape[:2]
+        extent = math.sqrt(self.height * self.width)
+        self.line = max(2, round(extent / 230))
+        self.letters = max(12, round(extent / 36))
+        self.gap = max(2, self.letters // 4)
+        self._font = ImageFont.load_default(self.letters)
+        self._taken: list[Rectangle] = []
+
+    # ---- boxes ------------------------------------------------------------------------------------------
+
+    def box(self, corners: Sequence[float], own: Colour) -> None:
+        """A frame in the class's colour with a dark rim, so that it shows on its own colour too."""
+        x1, y1, x2, y2 = corners
+        half = self.line / 2
+        left, top = max(half, x1), max(half, y1)
+        right, bottom = min(self.width - half, x2), min(self.height - half, y2)
+        first = (round(left * _UNIT), round(top * _UNIT))
+        last = (round(max(left, right) * _UNIT), round(max(top, bottom) * _UNIT))
+        for thickness, shade in ((self.line + 2, _dark(own)), (self.line, own)):
+            cv2.rectangle(self.pixels, first, last, shade, thickness, cv2.LINE_AA, _FINE)
+
+    # ---- tags -------------------------------------------------------------------------------------------
+
+    def tag_box(self, corners: Sequence[float], text: str, own: Colour) -> None:
+        """At a corner of the box where no other tag is yet: above, inside, below."""
+        width, height = self.tag_size(text)
+        x1, y1, x2, y2 = (round(side) for side in corners)
+        x1, y1 = x1 - self.line // 2, y1 - self.line // 2
+        places = (
+            (x1, y1 - height),
+            (x1, y1),
+            (x2 - width, y1 - height),
+            (x1, y2),
+            (x1, y2 - height),
+            (x2 - width, y2 - height),
+        )
+        self._tag([self._inside(x, y, width, height) for x, y in places], text, own)
+
+    def tag_point(self, x: float, y: float, text: str, own: Colour) -> None:
+        """Around a point; a little above or below it where another tag is there."""
+        width, height = self.tag_size(text)
+        left, top = round(x - width / 2), round(y - height / 2)
+        steps = (0, -height, height, -2 * height, 2 * height)
+        self._tag([self._inside(left, top + step, width, height) for step in steps], text, own)
+
+    def tag_size(self, text: str) -> tuple[int, int]:
+        return self.text_width(text) + 3 * self.gap, self.letters + 2 * self.gap
+
+    def text_width(self, text: str) -> int:
+        return math.ceil(self._font.getlength(_line(text)))
+
+    def _inside(self, x: int, y: int, width: int, height: int) -> Rectangle:
+        left = max(0, min(x, self.width - width))
+        top = max(0, min(y, self.height - height))
+        return left, top, left + width, top + height
+
+    def _tag(self, places: Sequence[Rectangle], text: str, own: Colour) -> None:
+        free = (place for place in places if not any(_overlap(place, taken) for taken in self._taken))
+        place = next(free, places[0])
+        self._taken.append(place)
+        self.panel(place, own, 0.92)
+        middle = (place[1] + place[3]) / 2
+        self.text((place[0] + place[2]) / 2, middle, text, ink_on(own), "mm")
+
+    # ---- what they are made of --------------------------------------------------------------------------
+
+    def panel(self, place: Rectangle, fill: Colour, opacity: float, radius: int | None = None) -> None:
+        """A filled rectangle with round corners."""
+        width, height = place[2] - place[0], place[3] - place[1]
+        if width <= 0 or height <= 0:
+            return
+        large = Image.new("L", (width * _SMOOTH, height * _SMOOTH), 0)
+        bend = (self.letters // 4 if radius is None else radius) * _SMOOTH
+        edges = (0, 0, width * _SMOOTH - 1, height * _SMOOTH - 1)
+        ImageDraw.Draw(large).rounded_rectangle(edges, bend, fill=round(255 * opacity))
+        shape = cv2.resize(np.asarray(large), (width, height), interpolation=cv2.INTER_AREA)
+        self._stamp(place[0], place[1], shape, fill)
+
+    def text(self, x: float, y: float, text: str, ink: Colour, anchor: str) -> None:
+        """One line of text; the anchor is Pillow's: "mm" for the middle, "lm" and "rm" for the ends."""
+        line = _line(text)
+        width, height = self.text_width(line) + 2, 2 * self.letters
+        left = {"l": x, "m": x - width / 2, "r": x - width}[anchor[0]]
+        shape = Image.new("L", (width, height), 0)
+        ImageDraw.Draw(shape).text((1, height / 2), line, 255, self._font, "lm")
+        self._stamp(round(left), round(y - height / 2), np.asarray(shape), ink)
+
+    def _stamp(self, x: int, y: int, shape: Array, ink: Colour) -> None:
+        """Lay a colour on, as opaque as `shape` says, cut at the picture's edges."""
+        top, left = max(0, -y), max(0, -x)
+        shape = shape[top : max(top, self.height - y), left : max(left, self.width - x)]
+        if not shape.size:
+            return
+        y, x = y + top, x + left
+        under = self.pixels[y : y + shape.shape[0], x : x + shape.shape[1]]
+        opacity = shape[:, :, None].astype(np.float32) / 255
+        under[:] = np.rint(under + (np.array(ink, np.float32) - under) * opacity).astype(np.uint8)
+
+
+def _line(text: str) -> str:
+    """One line that ends somewhere, whatever a labels file holds."""
+    clean = "".join(letter if letter.isprintable() else " " for letter in text)
+    return clean if len(clean) <= _LONGEST_TEXT else clean[: _LONGEST_TEXT - 1] + "…"
+
+
+def _dark(own: Colour) -> Colour:
+    return own[0] // 4, own[1] // 4, own[2] // 4
+
+
+def _overlap(one: Rectangle, other: Rectangle) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+# ---- what the tasks draw
+
 
 _FORMATS = {  # file ending, setting, longest side that the format can hold
     "jpeg": (".jpg", cv2.IMWRITE_JPEG_QUALITY, 65_500),

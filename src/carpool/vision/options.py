@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from carpool.config.model import Task
-from carpool.config.rules import nearest, shown
-from carpool.config.toml_sections import MAX_DETECTIONS
+from carpool.config.rules import shown
+from carpool.config.toml import MAX_DETECTIONS
 from carpool.errors import InvalidInput
 
 MAX_TOP_K = 1000
@@ -28,17 +27,21 @@ class Options:
     threshold: float | None = None
     format: str = "png"
     overlay: bool = False
+    extra: Mapping[str, object] = field(
+        default_factory=dict, hash=False
+    )  # of tasks from other packages, by name
 
 
 DEFAULT = Options()
 
 
 @dataclass(frozen=True, slots=True)
-class _Option:
+class Option:
+    """One of them: how its text is read, what OpenAPI says of it, and in words. `read` gets name and text."""
+
     read: Callable[[str, str], object]
     schema: Mapping[str, Any]
     description: str
-    tasks: frozenset[Task]
 
 
 def _whole(most: int) -> Callable[[str, str], int]:
@@ -50,7 +53,7 @@ def _whole(most: int) -> Callable[[str, str], int]:
     return read
 
 
-def _fraction(name: str, text: str) -> float:
+def fraction(name: str, text: str) -> float:
     try:
         number = float(text) if len(text) <= 32 else math.nan
     except ValueError:
@@ -60,7 +63,7 @@ def _fraction(name: str, text: str) -> float:
     return number
 
 
-def _flag(name: str, text: str) -> bool:
+def flag(name: str, text: str) -> bool:
     word = text.lower()
     if word not in _YES + _NO:
         raise _wrong(name, "1 or 0", text)
@@ -78,78 +81,32 @@ def _wrong(name: str, expected: str, given: str) -> InvalidInput:
 
 
 _FRACTION = {"type": "number", "minimum": 0, "maximum": 1}
-_OPTIONS: Mapping[str, _Option] = {
-    "top_k": _Option(
-        _whole(MAX_TOP_K),
-        {"type": "integer", "minimum": 1, "maximum": MAX_TOP_K, "default": DEFAULT.top_k},
-        "How many classes to answer, the best ones.",
-        frozenset({Task.CLASSIFY}),
-    ),
-    "score": _Option(
-        _fraction,
-        _FRACTION,
-        "Lowest score that counts, instead of the model's own setting.",
-        frozenset({Task.CLASSIFY, Task.DETECT, Task.SEGMENT}),
-    ),
-    "iou": _Option(
-        _fraction,
-        _FRACTION,
-        "Overlap above which the weaker of two boxes goes, instead of the model's own setting.",
-        frozenset({Task.DETECT}),
-    ),
-    "max_detections": _Option(
-        _whole(MAX_DETECTIONS),
-        {"type": "integer", "minimum": 1, "maximum": MAX_DETECTIONS},
-        "How many boxes to answer at most, the best ones.",
-        frozenset({Task.DETECT}),
-    ),
-    "threshold": _Option(
-        _fraction,
-        _FRACTION,
-        "Lowest probability of a pixel inside a mask, instead of the model's own setting.",
-        frozenset({Task.SEGMENT}),
-    ),
-    "format": _Option(
-        _mask_format,
-        {"type": "string", "enum": list(MASK_FORMATS), "default": DEFAULT.format},
-        "How masks are written: a PNG in base64, or COCO's uncompressed run lengths.",
-        frozenset({Task.SEGMENT}),
-    ),
-    "overlay": _Option(
-        _flag,
-        {"type": "boolean", "default": False},
-        "Answer the picture with the result drawn in, instead of JSON.",
-        frozenset({Task.CLASSIFY, Task.DETECT, Task.SEGMENT}),
-    ),
-}
-
-
-def names(task: Task | None = None) -> tuple[str, ...]:
-    """The options that mean something to this task; without one, all of them."""
-    return tuple(name for name, option in _OPTIONS.items() if task is None or task in option.tasks)
-
-
-def read_options(values: Mapping[str, str], task: Task | None = None) -> Options:
-    """The options in a query or a form; with a task, only those that mean something to it."""
-    valid = names(task)
-    for name in values:
-        if name not in valid:
-            what = f"{shown(name)} means nothing to {task}" if name in _OPTIONS else f"unknown {shown(name)}"
-            end = nearest(name, valid) if valid else f"{task} takes no options"
-            raise InvalidInput(f"{what}; {end}", field=name[:64])
-    given: dict[str, Any] = {name: _OPTIONS[name].read(name, text) for name, text in values.items()}
-    return Options(**given)
-
-
-def parameters(task: Task | None = None) -> list[dict[str, Any]]:
-    """The same options as OpenAPI describes query parameters."""
-    return [
-        {
-            "name": name,
-            "in": "query",
-            "required": False,
-            "description": _OPTIONS[name].description,
-            "schema": dict(_OPTIONS[name].schema),
-        }
-        for name in names(task)
-    ]
+TOP_K = Option(
+    _whole(MAX_TOP_K),
+    {"type": "integer", "minimum": 1, "maximum": MAX_TOP_K, "default": DEFAULT.top_k},
+    "How many classes to answer, the best ones.",
+)
+SCORE = Option(fraction, _FRACTION, "Lowest score that counts, instead of the model's own setting.")
+IOU = Option(
+    fraction,
+    _FRACTION,
+    "Overlap above which the weaker of two boxes goes, instead of the model's own setting.",
+)
+MOST_BOXES = Option(
+    _whole(MAX_DETECTIONS),
+    {"type": "integer", "minimum": 1, "maximum": MAX_DETECTIONS},
+    "How many boxes to answer at most, the best ones.",
+)
+THRESHOLD = Option(
+    fraction, _FRACTION, "Lowest probability of a pixel inside a mask, instead of the model's own setting."
+)
+MASK_FORMAT = Option(
+    _mask_format,
+    {"type": "string", "enum": list(MASK_FORMATS), "default": DEFAULT.format},
+    "How masks are written: a PNG in base64, or COCO's uncompressed run lengths.",
+)
+OVERLAY = Option(
+    flag,
+    {"type": "boolean", "default": False},
+    "Answer the picture with the result drawn in, instead of JSON.",
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from carpool.vision.formats import DEFAULT_LIMITS, Buffer
-from carpool.vision.orientation import UPRIGHT, exif_orientation
+from carpool.vision.heads import UPRIGHT, exif_orientation
 
 MOST_PIXELS = 9_000_000
 """On a device, where a whole batch lies decoded at the same time: 4096×2160 fits."""

@@ -15,10 +15,8 @@ import numpy as np
 from carpool.config.model import ImageSettings
 from carpool.types import Array, TensorSpec
 from carpool.vision.decode import Decoded
-from carpool.vision.geometry import Geometry
-from carpool.vision.input_form import InputForm, read_form
-from carpool.vision.lookup import lookup_tables
-from carpool.vision.placement import Placement, place
+from carpool.vision.geometry import Geometry, Placement, place
+from carpool.vision.input_form import InputForm, lookup_tables, read_form
 
 _KERNELS = {"area": cv2.INTER_AREA, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _BY_SIZE = {1: np.uint8, 2: np.uint16, 4: np.int32, 8: np.float64}  # what cv2 moves without a look inside

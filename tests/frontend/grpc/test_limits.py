@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from carpool.config.server import ServerSettings
 from carpool.frontend.grpc import grpc_service as service
-from carpool.frontend.grpc.largest_message import largest_message
+from carpool.frontend.grpc.grpc_server import largest_message
 from carpool.link.door import Catalog
 from carpool.types import Datatype
 from frontend.fake_door import FakeDoor, FakeModel, echo

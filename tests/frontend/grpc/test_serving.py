@@ -11,11 +11,10 @@ import pytest
 
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
-from carpool.frontend.grpc.grpc_server import GrpcServer, addresses, options
-from carpool.frontend.grpc.largest_message import largest_message
-from carpool.frontend.grpc.schema import health_class
+from carpool.frontend.grpc.grpc_server import GrpcServer, addresses, largest_message, options
 from carpool.frontend.http.http_server import listen
 from carpool.link.door import Catalog
+from carpool.wire.proto import message_class
 from frontend.fake_door import FakeDoor
 from frontend.grpc.front_end import (
     SERVICE,
@@ -35,8 +34,8 @@ from frontend.http.front_end import models
 from frontend.http.harness import PATIENCE, until
 
 Code = grpc.StatusCode
-Request = health_class("HealthCheckRequest")
-Response = health_class("HealthCheckResponse")
+Request = message_class("HealthCheckRequest", "grpc.health.v1")
+Response = message_class("HealthCheckResponse", "grpc.health.v1")
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 
 

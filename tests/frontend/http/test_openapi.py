@@ -15,7 +15,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from carpool.frontend.http.app import ROUTES
 from carpool.frontend.http.openapi import openapi
 from carpool.link.door import Catalog
-from carpool.vision import options
+from carpool.vision import tasks
 from frontend.http.front_end import FrontEnd, front_end
 from frontend.http.test_app_images import FORM
 from frontend.http.test_multipart import file_part, form
@@ -56,7 +56,7 @@ def test_it_has_every_option(document: dict[str, Any]) -> None:
     listed = {
         parameter["name"] for parameter in document["paths"]["/models/{model}/predict"]["post"]["parameters"]
     }
-    assert set(options.names()) <= listed
+    assert set(tasks.options_of()) <= listed
 
 
 def schema_of(document: dict[str, Any], path: str) -> Draft202012Validator:

@@ -11,9 +11,9 @@ import pytest
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.lab.load.aim import Address, Aim, read_url, take_aim
 from carpool.lab.load.facts import Unreachable
-from carpool.lab.load.plan import Closed, Plan
-from carpool.lab.load.report import Report
-from carpool.lab.load.run import run
+from carpool.lab.load.generator import run
+from carpool.lab.load.load_plan import Closed, Plan
+from carpool.lab.load.load_report import LoadReport
 from lab.load.stub import ANSWER, Exchange, Stub, fine, in_loop
 
 
@@ -45,8 +45,8 @@ def test_an_ipv6_address_keeps_its_brackets() -> None:
     assert read_url("http://[::1]:9").authority == "[::1]:9"
 
 
-def loaded(aim: dict[str, Any], stub: Stub, requests: int = 3) -> Report:
-    async def work() -> Report:
+def loaded(aim: dict[str, Any], stub: Stub, requests: int = 3) -> LoadReport:
+    async def work() -> LoadReport:
         async with stub.serve():
             url = stub.url + aim.pop("path", "")
             target = await asyncio.to_thread(take_aim, Aim(url, **aim))

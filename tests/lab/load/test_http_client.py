@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
+from carpool.lab.load.generator import run
 from carpool.lab.load.http_client import HttpTarget
-from carpool.lab.load.plan import Closed, Open, Plan
-from carpool.lab.load.report import Report
-from carpool.lab.load.run import run
-from carpool.lab.load.schedule import Constant, Phase
+from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
+from carpool.lab.load.load_report import LoadReport
 from carpool.lab.load.tally import Slice
+from carpool.sim.arrivals import Constant
 from lab.load.stub import ANSWER, TIMING, Exchange, Handle, Stub, fine, in_loop
 
 REQUEST = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody"
@@ -23,8 +23,8 @@ def target(port: int, connections: int = 64) -> HttpTarget:
     return HttpTarget("127.0.0.1", port, lambda _ticket: (REQUEST, b""), connections=connections, name="stub")
 
 
-def ran(plan: Plan, handle: Handle, connections: int = 64) -> tuple[Report, Stub]:
-    async def work() -> tuple[Report, Stub]:
+def ran(plan: Plan, handle: Handle, connections: int = 64) -> tuple[LoadReport, Stub]:
+    async def work() -> tuple[LoadReport, Stub]:
         async with Stub(handle).serve() as stub:
             return await run(plan, target(stub.port, connections)), stub
 
@@ -157,7 +157,7 @@ def test_nobody_at_the_address() -> None:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
 
-        async def work() -> Report:
+        async def work() -> LoadReport:
             return await run(closed(6, 2), target(port))
 
         total = in_loop(work()).total
@@ -202,7 +202,7 @@ def test_a_request_that_finds_no_connection_waits_and_its_wait_counts() -> None:
         if elapsed > 0.35:  # on the run's own clock, however slow the machine is
             released.set()
 
-    async def work() -> Report:
+    async def work() -> LoadReport:
         async with Stub(held).serve() as stub:
             plan = Plan(Open((Phase(200, 0.2),), Constant()))
             return await run(plan, target(stub.port, 2), watch=release)
@@ -229,7 +229,7 @@ def test_it_can_be_stopped_early_and_still_reports() -> None:
         if seen == 10:
             stop.set()
 
-    async def work() -> Report:
+    async def work() -> LoadReport:
         async with Stub(handle).serve() as stub:
             return await run(Plan(Open((Phase(100, 600.0),))), target(stub.port), stop=stop)
 
@@ -244,7 +244,7 @@ def test_a_target_that_breaks_ends_the_run_with_its_error() -> None:
     def broken(_ticket: object) -> tuple[bytes, bytes]:
         raise ZeroDivisionError
 
-    async def work() -> Report:
+    async def work() -> LoadReport:
         async with Stub(fine).serve() as stub:
             bad = HttpTarget("127.0.0.1", stub.port, broken, connections=1, name="bad")
             return await run(closed(3), bad)

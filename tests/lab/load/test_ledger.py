@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.lab.load.ledger import Ledger
-from carpool.lab.load.outcome import PLAIN_ANSWER, Answer, Kind, Ticket, Timing, failed
-from carpool.lab.load.pace import ClosedLoop, OpenLoop
-from carpool.lab.load.plan import Closed
-from carpool.lab.load.schedule import Constant, Phase, Schedule
-from carpool.lab.load.tally import Tally
-from carpool.lab.traffic import Poisson
+from carpool.lab.load.load_plan import Closed, ClosedLoop, OpenLoop, Phase, Schedule
+from carpool.lab.load.tally import Ledger, Tally
+from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Kind, Ticket, Timing, failed
+from carpool.sim.arrivals import Constant, Poisson
 from lab.load.playing import Stalling, play
 
 ANSWERS = st.sampled_from(

@@ -9,11 +9,10 @@ import pytest
 from carpool.errors import InvalidInput
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import HeadFinder, RequestHead, parse_head
-from carpool.lab.load.calls import tensor_calls
-from carpool.lab.load.inputs import Filling, InputSpec, make_tensors
+from carpool.lab.load.grpc_client import tensor_calls
 from carpool.lab.load.messages import Asking, check_headers, check_source, picture_messages, tensor_messages
-from carpool.lab.load.mix import Draw, Mix
-from carpool.lab.load.outcome import Ticket
+from carpool.lab.load.request_data import Draw, Filling, InputSpec, Mix, make_tensors
+from carpool.lab.load.ticket import Ticket
 from carpool.types import Datatype, Signature, Tensor, TensorSpec
 from carpool.wire.v2 import decode_request, read_header_length
 

@@ -6,12 +6,10 @@ from math import inf
 
 import pytest
 
-from carpool.lab.load.ledger import Ledger
-from carpool.lab.load.outcome import PLAIN_ANSWER, Answer, Ticket
-from carpool.lab.load.pace import ClosedLoop, OpenLoop, Pace, pace_of
-from carpool.lab.load.plan import Closed, Open
-from carpool.lab.load.schedule import Constant, Phase
-from carpool.lab.load.tally import Tally
+from carpool.lab.load.load_plan import Closed, ClosedLoop, Open, OpenLoop, Pace, Phase, pace_of
+from carpool.lab.load.tally import Ledger, Tally
+from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Ticket
+from carpool.sim.arrivals import Constant
 from lab.load.playing import play
 
 

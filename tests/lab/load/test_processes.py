@@ -15,9 +15,9 @@ from multiprocessing.reduction import ForkingPickler
 
 import pytest
 
+from carpool.lab.load.generator import LostPart, _receive, _watch
 from carpool.lab.load.histogram import Histogram
-from carpool.lab.load.processes import LostPart, _receive, _watch
-from carpool.lab.load.run import Part
+from carpool.lab.load.load_report import Part
 from carpool.lab.load.tally import Tally
 from lab.load.stub import PATIENCE, in_loop
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.outcome import Answer, Kind, Ticket, Timing
-from carpool.lab.load.recorder import COLUMNS, Recorder
+from carpool.lab.load.tally import COLUMNS, Recorder
+from carpool.lab.load.ticket import Answer, Kind, Ticket, Timing
 
 
 def record(path: Path) -> None:

@@ -7,15 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from carpool.lab.load.histogram import Histogram
-from carpool.lab.load.lateness import Generator, bound_ms, judge
-from carpool.lab.load.outcome import PLAIN_ANSWER, Answer, Kind, Ticket
-from carpool.lab.load.plan import Closed, Open, Plan
-from carpool.lab.load.report import report
-from carpool.lab.load.run import Part
-from carpool.lab.load.schedule import Phase
-from carpool.lab.load.spread import Spread, milliseconds
+from carpool.lab.load.histogram import Histogram, Spread, milliseconds
+from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
+from carpool.lab.load.load_report import Generator, Part, bound_ms, judge, report
 from carpool.lab.load.tally import Tally
+from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Kind, Ticket
 
 NOTHING = milliseconds(Histogram())
 

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import asyncio
 
-from carpool.lab.load.outcome import PLAIN_ANSWER, Ticket
-from carpool.lab.load.plan import Closed, Open, Plan
-from carpool.lab.load.run import at_once, run
-from carpool.lab.load.schedule import Phase
-from carpool.lab.load.target import Clock, Tell
+from carpool.lab.load.generator import at_once, run
+from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
+from carpool.lab.load.ticket import PLAIN_ANSWER, Clock, Tell, Ticket
 from lab.load.stub import in_loop
 
 

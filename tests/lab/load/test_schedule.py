@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.core.arrivals import Arrival, poisson
 from carpool.errors import InvalidInput
-from carpool.lab.load import schedule as module
-from carpool.lab.load.pace import OpenLoop
-from carpool.lab.load.schedule import Constant, Phase, Schedule
-from carpool.lab.traffic import Bursty, Cameras, Poisson, Recording, Traffic
+from carpool.lab.load import load_plan as module
+from carpool.lab.load.load_plan import OpenLoop, Phase, Schedule
+from carpool.sim.arrivals import Arrival, Bursty, Cameras, Constant, Poisson, Recording, Traffic, poisson
 
 PHASES = (Phase(100, 1.0), Phase(400, 0.5), Phase(100, 1.0))
 

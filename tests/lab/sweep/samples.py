@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from carpool.lab.load.histogram import Histogram
-from carpool.lab.sweep.grid import KNOBS, PROMISE, Setting
-from carpool.lab.sweep.measured import Measured, pack
-from carpool.lab.sweep.predict import Predicted
-from carpool.lab.sweep.results import Results
+from carpool.lab.sweep.sweep_order import KNOBS, PROMISE, Setting
+from carpool.lab.sweep.sweep_prediction import Predicted
+from carpool.lab.sweep.sweep_results import Results
+from carpool.lab.sweep.sweep_runs import MeasuredRun, pack
 
 SLO_MS = 50.0
 CAPACITY = 100.0
 PROMISED, DELAYED = Setting(PROMISE, SLO_MS), Setting(KNOBS, None, 10.0, 8)
 
 
-def run(setting: str, rate: float, repeat: int = 0, **changes: Any) -> Measured:
+def run(setting: str, rate: float, repeat: int = 0, **changes: Any) -> MeasuredRun:
     """Ten seconds in which everybody is answered in 20 ms, unless `changes` say something else."""
     offered = round(rate * 10)
     ms: Sequence[float] = changes.pop("ms", [20.0] * offered)
@@ -45,10 +45,10 @@ def run(setting: str, rate: float, repeat: int = 0, **changes: Any) -> Measured:
         "batches": {1: len(ms) - len(ms) // 2, 4: len(ms) // 2},
         "response": pack(histogram),
     }
-    return Measured(**values | changes)
+    return MeasuredRun(**values | changes)
 
 
-def runs() -> list[Measured]:
+def runs() -> list[MeasuredRun]:
     """The promise refuses what is too much, the knobs answer it late; the last repeat of one is void."""
     found = []
     for repeat in range(2):

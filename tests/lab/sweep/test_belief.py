@@ -7,14 +7,21 @@ import pytest
 from carpool.core.curve import BatchCurve
 from carpool.errors import InvalidInput
 from carpool.lab.load.facts import Unreachable
-from carpool.lab.load.outcome import PLAIN_ANSWER, Answer, Kind, Ticket, Timing
-from carpool.lab.sweep.belief import SERVER, Belief, from_answers, rates_of, read_profile
-from carpool.lab.sweep.found import Found, read_found
-from carpool.lab.sweep.grid import AS_IS, KNOBS, PROMISE, Setting
-from carpool.lab.sweep.measured import Watcher
-from carpool.lab.sweep.predict import predict
+from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Kind, Ticket, Timing
+from carpool.lab.sweep.sweep_order import AS_IS, KNOBS, PROMISE, Setting
+from carpool.lab.sweep.sweep_prediction import (
+    SERVER,
+    CurveEstimate,
+    SweepBasis,
+    from_answers,
+    predict,
+    rates_of,
+    read_basis,
+    read_profile,
+)
+from carpool.lab.sweep.sweep_runs import Watcher
 
-BELIEF = Belief(BatchCurve.parse("40+10", 16), 1, SERVER)
+BELIEF = CurveEstimate(BatchCurve.parse("40+10", 16), 1, SERVER)
 
 
 def test_the_servers_profile_is_believed() -> None:
@@ -81,18 +88,18 @@ def test_the_prediction_is_the_simulators() -> None:
 
 
 def test_a_server_as_it_is_is_predicted_by_what_it_tells() -> None:
-    told = Belief(BELIEF.curve, 1, SERVER, max_delay_ms=0.0)
+    told = CurveEstimate(BELIEF.curve, 1, SERVER, max_delay_ms=0.0)
     late = predict([Setting(AS_IS)], [200.0], told, 500.0, seconds=8.0)[-1]
     kept = predict([Setting(AS_IS)], [200.0], BELIEF, 500.0, seconds=8.0)[-1]
     assert late.goodput_rps < 20 < kept.goodput_rps
 
 
 def test_what_was_found_out_reads_back() -> None:
-    found = Found(
-        "m", 50.0, [(10.0, 0.5), (20.0, None)], Belief(BELIEF.curve, 2, SERVER, None, 3.0), "tensors"
+    found = SweepBasis(
+        "m", 50.0, [(10.0, 0.5), (20.0, None)], CurveEstimate(BELIEF.curve, 2, SERVER, None, 3.0), "tensors"
     )
-    again = read_found(found.as_json())
+    again = read_basis(found.as_json())
     assert again.as_json() == found.as_json()
     for damaged in ({}, {"belief": 3}, found.as_json() | {"rates": [1]}):
         with pytest.raises(InvalidInput, match="damaged"):
-            read_found(damaged)
+            read_basis(damaged)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from carpool.lab.sweep.findings import best_of, noise_of, noise_words, rows_of, sentences
-from carpool.lab.sweep.measured import read_measured
+from carpool.lab.sweep.sweep_results import best_of, noise_of, noise_words, rows_of, sentences
+from carpool.lab.sweep.sweep_runs import read_run
 from lab.sweep.samples import DELAYED, PROMISED, SLO_MS, results, run, runs
 
 NAMES = [PROMISED.name, DELAYED.name]
@@ -70,6 +70,6 @@ def test_json_has_everything_and_reads_back() -> None:
     found = json.loads(json.dumps(results().as_json()))
     assert [row["best"] for row in found["points"]] == [False, True, False] * 2
     assert len(found["runs"]) == found["planned_runs"] == 12
-    assert tuple(read_measured(one) for one in found["runs"]) == results().runs
+    assert tuple(read_run(one) for one in found["runs"]) == results().runs
     assert found["noise"]["void_runs"] == 1
     assert [setting["name"] for setting in found["settings"]] == NAMES

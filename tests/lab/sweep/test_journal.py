@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from carpool.errors import InvalidInput
-from carpool.lab.sweep.journal import Journal, digest
+from carpool.lab.sweep.sweep_runs import Journal, digest
 from lab.sweep.samples import run
 
 ASKED: dict[str, Any] = {"model": "m", "rates": [1.0, 2.0], "settings": [{"kind": "promise"}]}
@@ -27,7 +27,7 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
         first.add(one)
     again = Journal.open(tmp_path / "new" / "out", ASKED)
     assert again.runs == made
-    assert again.found == FOUND
+    assert again.basis == FOUND
 
 
 def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:

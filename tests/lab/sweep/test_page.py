@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from carpool.lab.sweep.charts import shown_rates
-from carpool.lab.sweep.page import page, themed
+from carpool.lab.sweep.sweep_report import page, shown_rates, themed
 from lab.sweep.samples import DELAYED, results, run, runs
 
 EVIL = '<img src=x onerror="document.title=1">$a_b$&'

@@ -12,7 +12,7 @@ from carpool.config.model import Task
 from carpool.errors import ModelError
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
-from carpool.vision.results import schema
+from carpool.vision.tasks import kinds
 from carpool.vision.tasks.classify import best_first
 from vision.models import task
 from vision.schemas import complaints
@@ -25,7 +25,7 @@ LOGITS = np.array([1.0, 3.0, 2.0], np.float32)
 def classes(toml: str, values: object, **options: object) -> list[dict[str, object]]:
     made = task({"y": (3,)}, toml, LABELS)
     answer = made.answer({"y": np.asarray(values, np.float32)}, GEOMETRY, Options(**options))  # type: ignore[arg-type]
-    assert complaints({"model": "m", "version": "1", **answer}, schema(Task.CLASSIFY)) == []
+    assert complaints({"model": "m", "version": "1", **answer}, kinds()[Task.CLASSIFY].schema()) == []
     assert answer["image"] == {"width": 200, "height": 100}
     return answer["classes"]  # type: ignore[no-any-return]
 

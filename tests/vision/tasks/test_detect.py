@@ -15,8 +15,8 @@ from carpool.vision import tasks
 from carpool.vision.boxes import KEPT
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
-from carpool.vision.results import schema
 from carpool.vision.settings import describe
+from carpool.vision.tasks import kinds
 from carpool.vision.tasks.detect import boxes_scores, yolov5, yolov8
 from carpool.vision.tasks.task import VisionTask
 from vision.encoders import ANCHORS, FORMATS, GEOMETRIES, Thing, encode
@@ -70,7 +70,7 @@ def test_what_was_put_in_comes_out_in_the_pictures_pixels(
     answer = made.answer(
         encode(form, things, geometry, CLASSES, normalized=normalized), geometry, Options(score=0.25)
     )
-    assert complaints({"model": "m", "version": "1", **answer}, schema(Task.DETECT)) == []
+    assert complaints({"model": "m", "version": "1", **answer}, kinds()[Task.DETECT].schema()) == []
     assert answer["image"] == {"width": width, "height": height}
     found = answer["detections"]
     expected = sorted(things, key=lambda thing: -thing.score)
@@ -193,7 +193,7 @@ def chosen(*rows: tuple[float, ...], **options: object) -> list[dict[str, object
     nobody = (0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
     array = np.array([*rows, *[nobody] * (4 - len(rows))], np.float32)
     answer = tasks.build(made).answer({"detections": array}, SQUARE, Options(**options))  # type: ignore[arg-type]
-    assert complaints({"model": "m", "version": "1", **answer}, schema(Task.DETECT)) == []
+    assert complaints({"model": "m", "version": "1", **answer}, kinds()[Task.DETECT].schema()) == []
     return answer["detections"]  # type: ignore[no-any-return]
 
 

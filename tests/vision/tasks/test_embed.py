@@ -12,7 +12,7 @@ from carpool.config.model import Task
 from carpool.errors import InvalidInput, ModelError, TooLarge
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
-from carpool.vision.results import schema
+from carpool.vision.tasks import kinds
 from vision.models import task
 from vision.schemas import complaints
 
@@ -22,7 +22,7 @@ GEOMETRY = Geometry(200, 100, 64, 64, 0.32, 0.64)
 def embedding(values: object, toml: str = "[embed]") -> list[float]:
     array = np.asarray(values, np.float32)
     answer = task({"y": array.shape}, toml).answer({"y": array}, GEOMETRY, Options())
-    assert complaints({"model": "m", "version": "1", **answer}, schema(Task.EMBED)) == []
+    assert complaints({"model": "m", "version": "1", **answer}, kinds()[Task.EMBED].schema()) == []
     return answer["embedding"]  # type: ignore[no-any-return]
 
 
@@ -60,5 +60,5 @@ def test_there_is_a_limit() -> None:
 
 def test_it_cannot_be_drawn() -> None:
     made = task({"y": (2,)}, "[embed]")
-    with pytest.raises(InvalidInput, match="an embedding cannot be drawn"):
+    with pytest.raises(InvalidInput, match="answers of embed cannot be drawn"):
         made.draw(np.zeros((9, 9, 3), np.uint8), {}, GEOMETRY, Options())

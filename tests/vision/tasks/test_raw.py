@@ -11,8 +11,8 @@ from carpool.types import Array, Datatype
 from carpool.vision import tasks
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
-from carpool.vision.results import schema
 from carpool.vision.settings import describe
+from carpool.vision.tasks import kinds
 from vision.models import config, signature, task
 from vision.schemas import complaints
 
@@ -23,7 +23,7 @@ def output(array: Array, datatype: Datatype) -> dict[str, object]:
     made, _ = describe(config('task = "raw"'), signature({"y": array.shape}, datatype=datatype))
     assert made is not None
     answer = tasks.build(made).answer({"y": array}, GEOMETRY, Options())
-    assert complaints({"model": "m", "version": "1", **answer}, schema(Task.RAW)) == []
+    assert complaints({"model": "m", "version": "1", **answer}, kinds()[Task.RAW].schema()) == []
     json.dumps(answer, allow_nan=False)
     return answer["outputs"][0]  # type: ignore[no-any-return]
 
@@ -61,5 +61,5 @@ def test_there_is_a_limit() -> None:
 
 
 def test_it_cannot_be_drawn() -> None:
-    with pytest.raises(InvalidInput, match="raw outputs cannot be drawn"):
+    with pytest.raises(InvalidInput, match="answers of raw cannot be drawn"):
         task({"y": (2,)}, 'task = "raw"').draw(np.zeros((9, 9, 3), np.uint8), {}, GEOMETRY, Options())

@@ -13,9 +13,9 @@ from carpool.config.model import Task
 from carpool.types import Array
 from carpool.vision import tasks
 from carpool.vision.geometry import Geometry
-from carpool.vision.masks import from_run_lengths
+from carpool.vision.mask_regions import from_run_lengths
 from carpool.vision.options import Options
-from carpool.vision.results import schema
+from carpool.vision.tasks import kinds
 from carpool.vision.tasks.segment import activate
 from vision.encoders import GEOMETRIES
 from vision.models import settings as made_settings
@@ -35,7 +35,7 @@ def masks(
         for form in ("png", "rle")
     }
     for answer in answered.values():
-        assert complaints({"model": "m", "version": "1", **answer}, schema(Task.SEGMENT)) == []
+        assert complaints({"model": "m", "version": "1", **answer}, kinds()[Task.SEGMENT].schema()) == []
         json.dumps(answer, allow_nan=False)
     decoded = []
     for one, other in zip(answered["png"]["masks"], answered["rle"]["masks"], strict=True):

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
+from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.server import ServerSettings
@@ -25,7 +26,6 @@ from carpool.memory.arena import create_memory, map_memory
 from carpool.memory.pulse import STALE_S, START_S, Beats, Pulses, Watch, pulse_bytes
 from carpool.observe.logs import logger
 
-BACKENDS = ("pytorch",)
 """Whose models run there: they hold the interpreter lock between calls into their device."""
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Runner:
         return None if self._child is None else self._child.pid
 
     def loading(self, config: ModelConfig, version: ModelVersion) -> HostedLoading | None:
-        if config.backend not in BACKENDS:
+        if kind_of(config.backend).process != "runner":
             return None
         return HostedLoading(self, next(self._loadings), config, version)
 

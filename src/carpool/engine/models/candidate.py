@@ -9,7 +9,7 @@ from pathlib import Path
 from carpool.config.fingerprint import Fingerprint, take_fingerprint
 from carpool.config.model import LatestVersions, ModelConfig
 from carpool.config.repository import ModelSource, ModelVersion, read_place, the_place
-from carpool.config.triton_override import read_override
+from carpool.config.triton import read_override
 from carpool.engine.hardware import gpu_count
 from carpool.engine.models.uploads import Upload
 from carpool.errors import CarpoolError, Unavailable

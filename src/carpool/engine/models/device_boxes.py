@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from carpool.backends.backend import Finish
+from carpool.config.backend_kinds import kind_of
 from carpool.config.model import DYNAMIC, DetectSettings, ModelConfig, TensorConfig
 from carpool.engine.models.device_pictures import on_a_gpu
 from carpool.errors import ConfigError
@@ -25,7 +26,7 @@ def with_boxes(
         return config, signature, vision, None
     if not _wanted(config, signature, vision, table):
         return config, signature, vision, None
-    from carpool.backends.torch_nms import BoxForm, KeptBoxes  # with torch, which is there by now
+    from carpool.backends.torch.torch_nms import BoxForm, KeptBoxes  # with torch, which is there by now
 
     height, width = read_form(vision.image, vision.input, config.name).size
     sources = tuple(spec.name for spec in vision.outputs)
@@ -46,7 +47,7 @@ def _wanted(config: ModelConfig, signature: Signature, vision: VisionSettings, t
     if table.nms == "cpu" or (table.nms == "auto" and not on_a_gpu(config)):
         return False
     why = None
-    if config.backend != "pytorch":
+    if not kind_of(config.backend).values_on_device:
         why = f"is for the pytorch backend, and this model runs on {config.backend}"
     elif not signature.max_batch:
         why = "needs a model that takes batches"

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from carpool.backends.backend import Filling, FillPictures
-from carpool.backends.picture_form import PictureForm, Placed
+from carpool.backends.torch.picture_form import PictureForm, Placed
+from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ImageSettings, ModelConfig
 from carpool.errors import ConfigError
 from carpool.types import Array, Datatype, Signature
+from carpool.vision.geometry import place
 from carpool.vision.input_form import read_form
-from carpool.vision.placement import place
 from carpool.vision.settings import VisionSettings
 
 _SAMPLE = (640, 480)
@@ -41,19 +42,19 @@ def _encoded(config: ModelConfig, signature: Signature, vision: VisionSettings) 
 
 def on_a_gpu(config: ModelConfig) -> bool:
     """The settings are settled: nothing is left to "auto"."""
-    return config.backend == "pytorch" and config.pytorch.device.startswith("cuda")
+    return kind_of(config.backend).values_on_device and config.pytorch.device.startswith("cuda")
 
 
 def _chip_decodes() -> bool:
     import torch  # only for a model that has loaded it already
 
-    from carpool.backends.torch_pictures import can_decode
+    from carpool.backends.torch.torch_pictures import can_decode
 
     return can_decode(torch.device("cuda"))
 
 
 def _cannot(config: ModelConfig, signature: Signature, vision: VisionSettings) -> str | None:
-    if config.backend not in ("pytorch", "fake"):
+    if not kind_of(config.backend).pictures_on_device:
         return f"is for the pytorch backend, and this model runs on {config.backend}"
     if not signature.max_batch:
         return "needs a model that takes batches"
@@ -77,7 +78,7 @@ def filling(config: ModelConfig, vision: VisionSettings | None) -> Filling | Non
         return _placed(picture_width, picture_height, form.size, settings)
 
     def fill(device: Any) -> FillPictures:
-        from carpool.backends.torch_pictures import DevicePictures  # with torch, which is there by now
+        from carpool.backends.torch.torch_pictures import DevicePictures  # with torch, which is there by now
 
         return DevicePictures(device, wanted, place_one, _pixels)
 

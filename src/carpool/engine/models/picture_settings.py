@@ -11,8 +11,7 @@ from carpool.engine.models.device_pictures import divided
 from carpool.errors import ConfigError
 from carpool.observe.logs import logger
 from carpool.types import Signature
-from carpool.vision.input_form import read_form
-from carpool.vision.lookup import lookup_tables
+from carpool.vision.input_form import lookup_tables, read_form
 from carpool.vision.settings import VisionSettings, describe
 
 log = logger("engine")

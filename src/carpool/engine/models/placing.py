@@ -8,6 +8,7 @@ from math import isinf
 from carpool import backends
 from carpool.backends.backend import Backend
 from carpool.clock import now as monotonic
+from carpool.config.backend_kinds import kind_of
 from carpool.config.model import Kind, ModelConfig
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve
@@ -21,7 +22,6 @@ from carpool.types import Signature
 
 log = logger("engine")
 
-_THREADED = ("onnxruntime", "pytorch")  # run on as many threads as they are given
 _MOST_STREAMS = 6  # instances on one GPU that are tried
 _WORTH_ANOTHER = 1.1  # times the rate without it: each takes memory, and makes single images slower
 _TRIAL = Effort(seconds=0.1, warm_up=0.3, total=1.0)
@@ -64,7 +64,7 @@ def choose_on_cpu(
     count = instance_count(config)
     shared = backends.default_threads(count, cores)
     told = config.onnxruntime.intra_op_threads
-    if config.backend not in _THREADED or told or config.onnxruntime.providers or cores == 1:
+    if not kind_of(config.backend).threaded or told or config.onnxruntime.providers or cores == 1:
         return Chosen(Layout(count, told or shared), f"threads as the settings say: {told}" if told else "")
     tell("trying instances and threads")
     policy = config.policy

@@ -10,6 +10,7 @@ from time import monotonic, time
 from typing import ParamSpec, TypeVar
 
 from carpool.backends.backend import Backend
+from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve
@@ -159,7 +160,7 @@ class Served:
         self._leave_devices = self._devices.join(scheduler, ready.backends, weight, driver.wake)
         for instance, backend in zip(scheduler.instances, ready.backends, strict=True):
             self._driver.place(instance, self._executor(backend))
-        if ready.config.backend == "python":
+        if kind_of(ready.config.backend).process == "worker":
             self._look_at_idle()
 
     def _executor(self, backend: Backend | RunsElsewhere) -> Executes:
@@ -266,7 +267,7 @@ class Served:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LAST_RETRY_S)
                 continue
-            if self.config.backend == "python":
+            if kind_of(self.config.backend).process == "worker":
                 self._server_row.add(columns.RESTARTS["worker"])
             log.info("instance-replaced", model=self.name, version=self.version, instance=instance.index)
             return

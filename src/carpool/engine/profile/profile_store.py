@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from carpool.backends import device_names
+from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import content_digest
-from carpool.config.model import ModelConfig
-from carpool.config.pixels import values_on_device
+from carpool.config.model import ModelConfig, values_on_device
 from carpool.config.repository import ModelVersion
 from carpool.core.policy import Promise
 from carpool.engine.hardware import Hardware, hardware
@@ -33,8 +33,6 @@ FORMAT = 1
 MOST_FILES = 256
 _MOST_BYTES = 1 << 18
 _SUFFIX = ".profile.json"
-
-_PACKAGES = {"pytorch": "torch"}
 
 Key = Mapping[str, Any]
 
@@ -76,7 +74,7 @@ def _on_device(config: ModelConfig) -> list[str | None]:
 
 def _pytorch(config: ModelConfig, file: Path) -> dict[str, Any] | None:
     """Its settings as they were settled, the code of its network, and the devices by name."""
-    if config.backend != "pytorch":
+    if not kind_of(config.backend).values_on_device:
         return None
     used = asdict(config.pytorch)
     code = None if config.pytorch.module is None else file.parent / config.pytorch.module.partition(":")[0]
@@ -92,7 +90,7 @@ def _pytorch(config: ModelConfig, file: Path) -> dict[str, Any] | None:
 
 def _version_of(backend: str | None) -> str:
     try:
-        return importlib.metadata.version(_PACKAGES.get(backend or "", backend or ""))
+        return importlib.metadata.version(kind_of(backend).package or str(backend))
     except (importlib.metadata.PackageNotFoundError, ValueError):
         return platform.python_version()
 

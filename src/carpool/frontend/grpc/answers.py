@@ -8,11 +8,11 @@ from functools import lru_cache
 
 from carpool.errors import ModelError
 from carpool.frontend.call import Times
-from carpool.frontend.grpc.schema import message_class
 from carpool.link.door import ModelEntry
 from carpool.types import RequestedOutput, Tensor
 from carpool.wire.encode import check_array
 from carpool.wire.parameters import write_shared_memory
+from carpool.wire.proto import message_class
 from carpool.wire.tensors import to_binary
 from carpool.wire.v2 import Buffer, Placed, as_requested
 

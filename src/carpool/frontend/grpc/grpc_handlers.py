@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,23 +11,25 @@ import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from carpool.errors import CarpoolError, InvalidInput, without_stack
+from carpool.errors import CarpoolError, InvalidInput, NotFound, without_stack
 from carpool.frontend.access.guard import API_KEY, AUTHORIZATION, Guard, check_model, presented, tell_change
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.access.route_rules import Kind, rule_of
-from carpool.frontend.grpc import health
 from carpool.frontend.grpc.grpc_calls import CALLS, Call
 from carpool.frontend.grpc.grpc_infer import Metadata, Stream, UnaryInfer
 from carpool.frontend.grpc.grpc_service import Service, log, too_many_messages
-from carpool.frontend.grpc.schema import message_class
 from carpool.frontend.grpc.statuses import refuse
+from carpool.wire.proto import message_class
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
 
 _INFER = f"/{SERVICE}/ModelInfer"
 _STREAM = f"/{SERVICE}/ModelStreamInfer"
-_KNOWN = frozenset({SERVICE, HEALTH})
+_LOOK_S = 0.1
+_SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
+_HealthCheckRequest = message_class("HealthCheckRequest", HEALTH.rpartition(".")[0])
+_HealthCheckResponse = message_class("HealthCheckResponse", HEALTH.rpartition(".")[0])
 
 
 class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -70,13 +74,38 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return who
 
     async def _check(self, message: bytes, context: Any) -> bytes:
+        """gRPC's own health service, which Kubernetes and load balancers ask."""
         name = _service_asked_for(message, context)
-        return b"" if name is None else await health.checked(self._service, name, _KNOWN, context)
+        if name is None:
+            return b""
+        status = self._health(name)
+        if status == _SERVICE_UNKNOWN:
+            return refuse(context, NotFound("this server has no service of that name", field="service"))
+        return _health_answer(status)
 
     async def _watch(self, message: bytes, context: Any) -> None:
+        """Tell the status now and whenever it changes, until the server stops."""
         name = _service_asked_for(message, context)
-        if name is not None:
-            await health.watch(self._service, name, _KNOWN, context)
+        sent = None
+        while name is not None:
+            status = self._health(name)
+            if status != sent:
+                await context.write(_health_answer(status))
+                sent = status
+            if self._service.stopping.is_set():
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._service.stopping.wait(), _LOOK_S)
+
+    def _health(self, name: str) -> int:
+        """Of the whole server, or of a service that it has; of others it knows nothing."""
+        if name not in ("", SERVICE, HEALTH):
+            return _SERVICE_UNKNOWN
+        return _SERVING if self._service.ready else _NOT_SERVING
+
+
+def _health_answer(status: int) -> bytes:
+    return bytes(_HealthCheckResponse(status=status).SerializeToString())
 
 
 async def _too_many(_messages: object, context: Any) -> bytes:
@@ -86,7 +115,7 @@ async def _too_many(_messages: object, context: Any) -> bytes:
 def _service_asked_for(message: bytes, context: Any) -> str | None:
     """None if it was refused."""
     try:
-        name: str = health.HealthCheckRequest.FromString(message).service
+        name: str = _HealthCheckRequest.FromString(message).service
     except DecodeError:
         refuse(context, InvalidInput("the message is not a HealthCheckRequest", field="body"))
         return None

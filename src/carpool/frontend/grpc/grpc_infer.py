@@ -32,7 +32,6 @@ from carpool.frontend.grpc.infer_messages import (
     read_family,
     take_apart,
 )
-from carpool.frontend.grpc.schema import message_class
 from carpool.frontend.grpc.statuses import Failure, details_of, metadata_of, refuse
 from carpool.frontend.model_lookup import not_serving
 from carpool.frontend.pictures.sent_pictures import TensorPictures, check_pictures, sends_pictures
@@ -48,6 +47,7 @@ from carpool.link.asked_fields import (
 from carpool.link.door import Answer, ModelEntry
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
+from carpool.wire.proto import message_class
 from carpool.wire.v2 import Placed, RequestHead, check_head
 
 COMPRESSION = "x-carpool-compression"

@@ -16,11 +16,13 @@ from carpool.frontend.access.access import Access
 from carpool.frontend.access.tls import Pair, Tls
 from carpool.frontend.grpc.grpc_handlers import Handlers
 from carpool.frontend.grpc.grpc_service import Service, log
-from carpool.frontend.grpc.largest_message import largest_message
+from carpool.frontend.http.largest_body import LargestBody
 from carpool.frontend.pictures.workers import threads_for
 from carpool.link.door import Catalog, Door
 from carpool.observe.counters import Block
 
+_SHORT_MESSAGE = 4 << 20  # gRPC's own default
+_LONGEST_MESSAGE = 2**31 - 1  # what a message's length can be
 _STREAMS_PER_CONNECTION = 1024
 _AHEAD = 1 << 20  # a tensor comes in one piece, without a pause for permission: about a tenth less work
 _KEEPALIVE_MS = 60_000  # a client that is gone is noticed within this and the next
@@ -45,6 +47,22 @@ def options(settings: ServerSettings, largest: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", _CLIENT_PINGS_MS),
     ]
+
+
+def largest_message(catalog: Catalog, settings: ServerSettings) -> int:
+    """How long a message may be: no more than the models that are loaded can take.
+
+    gRPC learns it when a server is made, and refuses longer ones at their first bytes. A power of two, so
+    that another model seldom needs another server, or the limit of all bodies.
+    """
+    limit = min(settings.max_body_bytes + settings.max_header_bytes, _LONGEST_MESSAGE)
+    if settings.model_control_mode == "explicit":
+        return limit  # models come with a request, too
+    entries = (*catalog.entries.values(), *catalog.leaving)
+    needed = max((LargestBody(entry, settings.max_body_bytes).gathered() for entry in entries), default=0)
+    if needed >= settings.max_body_bytes:
+        return limit
+    return min(limit, 1 << (max(needed, _SHORT_MESSAGE) - 1).bit_length())
 
 
 class GrpcServer:

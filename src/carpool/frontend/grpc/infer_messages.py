@@ -13,12 +13,12 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from carpool.errors import InvalidInput
-from carpool.frontend.grpc.schema import message_class
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.counters import Row
 from carpool.types import Datatype, Scalar
 from carpool.wire.head import MAX_TENSORS, begin_tensor, check_size, check_unique, parse_requested
 from carpool.wire.parameters import read_options, read_shared_memory, shorten
+from carpool.wire.proto import message_class
 from carpool.wire.v2 import Buffer, RequestHead, TensorHead
 
 ModelInferRequest = message_class("ModelInferRequest")

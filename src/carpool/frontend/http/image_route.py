@@ -12,7 +12,6 @@ from dataclasses import replace
 from time import monotonic
 from typing import NamedTuple, cast
 
-from carpool.config.model import Task
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, Unavailable, without_stack
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
@@ -36,19 +35,14 @@ from carpool.memory.slot_files import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
-from carpool.vision.formats import Buffer
+from carpool.vision.formats import MOST_PIXELS_AT_ONCE, Buffer, pixels_of_request
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import Options, names, read_options
-from carpool.vision.pixel_budget import MOST_PIXELS_AT_ONCE, pixels_of_request
+from carpool.vision.options import Options
+from carpool.vision.tasks import kinds, options_of, read_options
 from carpool.vision.tasks.task import cannot_draw
 from carpool.wire.v2 import Placed, encode_error
 
-TASK_ROUTES: Mapping[Task, str] = {
-    Task.DETECT: "/detect",
-    Task.CLASSIFY: "/classify",
-    Task.SEGMENT: "/segment",
-    Task.EMBED: "/embed",
-}
+TASK_ROUTES: Mapping[str, str] = {name: kind.route for name, kind in kinds().items() if kind.route}
 
 _AT_ONCE_UNDER_WAY = 16
 """Pictures of one request: enough to fill batches, and no client takes all the slots."""
@@ -58,7 +52,7 @@ _JSON_ANSWER = JSON_FIELDS + b"Vary: Accept\r\n" + TIMING
 _DRAWN_ANSWER = b"Content-Type: image/%b\r\nVary: Accept\r\n" + TIMING
 
 
-def start_task(task: Task) -> Starter:
+def start_task(task: str) -> Starter:
     """For a route that names what is wanted, and leaves it open who does it."""
 
     def starter(service: Service, head: HttpHead, _variables: Mapping[str, str]) -> Start:
@@ -83,7 +77,7 @@ class ImageTarget(NamedTuple):
 class ImageRoute:
     """Requests with one head."""
 
-    def __init__(self, service: Service, head: HttpHead, task: Task | None, model: str = "") -> None:
+    def __init__(self, service: Service, head: HttpHead, task: str | None, model: str = "") -> None:
         self.service = service
         self.asked = read_image_head(head)
         self._task = task
@@ -141,7 +135,7 @@ class ImageRoute:
             check_model(self._who, entry.name)
             model = self.service.pictures.model(entry)
             options = read_options(self.asked.options, model.task)
-            if self.asked.wants_drawn and "overlay" not in names(model.task):
+            if self.asked.wants_drawn and "overlay" not in options_of(model.task):
                 raise cannot_draw(f"what {entry.name} answers")
             self._target = ImageTarget(entry, self.service.row(entry), model, options)
             self._catalog = catalog
@@ -177,9 +171,9 @@ class ImageRoute:
         return replace(options, overlay=True), self.asked.drawn
 
 
-def default_model(catalog: Catalog, task: Task, who: Principal | None = None) -> ModelEntry:
+def default_model(catalog: Catalog, task: str, who: Principal | None = None) -> ModelEntry:
     """The first that was configured for a task, of those that the key is for; failing that, the first."""
-    found = [entry for entry in in_order(catalog) if task_of(entry) is task]
+    found = [entry for entry in in_order(catalog) if task_of(entry) == task]
     for entry in found:
         if who is None or who.may_use(entry.name):
             return entry

@@ -6,30 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from carpool import __version__
-from carpool.config.model import Task
 from carpool.frontend.http.image_reading import MAX_PICTURES
 from carpool.frontend.http.image_route import TASK_ROUTES, in_order
 from carpool.frontend.pictures.picture_models import task_of
 from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE
 from carpool.link.door import Catalog
-from carpool.vision import draw, options, results
+from carpool.vision import draw, tasks
 from carpool.wire.parameters import MAX_SOURCE_CHARS
 
 Document = dict[str, Any]
 
-_SUMMARIES = {
-    Task.DETECT: "Find objects",
-    Task.CLASSIFY: "Say what a picture shows",
-    Task.SEGMENT: "Cut things out",
-    Task.EMBED: "Turn a picture into a vector",
-}
-_NAMES = {
-    Task.DETECT: "Detections",
-    Task.CLASSIFY: "Classes",
-    Task.SEGMENT: "Masks",
-    Task.EMBED: "Embedding",
-    Task.RAW: "Outputs",
-}
 _REFUSALS: Mapping[str, str] = {
     "400": "The picture, a name or a value cannot be used; `field` says which.",
     "401": "The server asks for a key, and this is none of its own.",
@@ -54,7 +40,7 @@ def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
     models = [(entry.name, entry.version, task) for entry in in_order(catalog) if (task := task_of(entry))]
     paths: Document = {}
     for task, path in TASK_ROUTES.items():
-        served = [name for name, _, of in models if of is task]
+        served = [name for name, _, of in models if of == task]
         paths[path] = {"post": _operation(task, served)}
     paths["/models/{model}/predict"] = {"post": _predict([name for name, _, _ in models])}
     return {
@@ -76,7 +62,7 @@ def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
     }
 
 
-def _operation(task: Task, models: Sequence[str]) -> Document:
+def _operation(task: str, models: Sequence[str]) -> Document:
     known: Document = {"type": "string", **({"enum": list(models)} if models else {})}
     default = f"`{models[0]}` without it." if models else "No model here is for this task now."
     who = [
@@ -85,10 +71,10 @@ def _operation(task: Task, models: Sequence[str]) -> Document:
     ]
     return {
         "operationId": str(task),
-        "summary": _SUMMARIES[task],
-        "parameters": [*who, *options.parameters(task), *_header_parameters()],
+        "summary": tasks.kinds()[task].summary,
+        "parameters": [*who, *tasks.parameters(task), *_header_parameters()],
         "requestBody": _request_body(),
-        "responses": _answers([task], drawn="overlay" in options.names(task)),
+        "responses": _answers([task], drawn="overlay" in tasks.options_of(task)),
     }
 
 
@@ -100,9 +86,9 @@ def _predict(models: Sequence[str]) -> Document:
         "operationId": "predict",
         "summary": "Ask one model, whatever its task",
         "description": "Options that mean nothing to the model's task are refused.",
-        "parameters": [path, version, *options.parameters(), *_header_parameters()],
+        "parameters": [path, version, *tasks.parameters(), *_header_parameters()],
         "requestBody": _request_body(),
-        "responses": _answers(list(_NAMES), drawn=True),
+        "responses": _answers(list(tasks.kinds()), drawn=True),
     }
 
 
@@ -165,13 +151,14 @@ def _object(properties: Document) -> Document:
     }
 
 
-def _answers(tasks: Sequence[Task], *, drawn: bool) -> Document:
-    one = [{"$ref": f"#/components/schemas/{_NAMES[task]}"} for task in tasks]
+def _answers(of: Sequence[str], *, drawn: bool) -> Document:
+    kinds = [tasks.kinds()[task] for task in of]
+    one = [_ref(kind.form.__name__) for kind in kinds]
     several = _object({"results": {"type": "array", "items": {"anyOf": [*one, _ref("PictureError")]}}})
     content: Document = {
         "application/json": {
             "schema": {"anyOf": [*one, several]},
-            "examples": {str(task): {"value": results.EXAMPLES[task]} for task in tasks},
+            "examples": {str(kind.name): {"value": kind.examples()} for kind in kinds},
         }
     }
     if drawn:
@@ -206,7 +193,7 @@ def _schemas() -> Document:
     status = {"type": "integer", "description": "the HTTP status that it would have had alone"}
     alone: Document = {"allOf": [_ref("Error"), {"properties": {"status": status}, "required": ["status"]}]}
     return {
-        **{name: results.schema(task) for task, name in _NAMES.items()},
+        **{kind.form.__name__: kind.schema() for kind in tasks.kinds().values()},
         "Error": error,
         "PictureError": alone,
     }

@@ -21,12 +21,10 @@ from carpool.frontend.pictures.picture_models import PictureModel
 from carpool.link.door import ModelEntry
 from carpool.memory.slot_files import FILE_AT, write_file
 from carpool.types import Array, Datatype, RequestedOutput, Signature, Tensor, TensorSpec
-from carpool.vision import draw
-from carpool.vision.decode import decode
-from carpool.vision.formats import Buffer, read_head, sniff
+from carpool.vision.formats import Buffer, pixels_of_request, read_head, sniff
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import Options, names, read_options
-from carpool.vision.pixel_budget import pixels_of_request
+from carpool.vision.options import Options
+from carpool.vision.tasks import options_of, read_options
 from carpool.wire.parameters import DEFAULT_OPTIONS
 from carpool.wire.v2 import (
     RequestHead,
@@ -146,7 +144,7 @@ class SentPictures:
     def _document(self, outputs: Sequence[Tensor], number: int) -> bytes:
         """The answer to one of them, as JSON."""
         model = self._model
-        answer = model.answers.answer(model.of_one(outputs, number), self._geometries[number], self._options)
+        answer = model.answer(model.of_one(outputs, number), self._geometries[number], self._options)
         return orjson.dumps({"model": model.entry.name, "version": model.entry.version, **answer})
 
 
@@ -187,10 +185,9 @@ class RoutePicture(SentPictures):
         if self.drawn is None:
             self.body = self._document(outputs, 0)
         else:  # decoded again, in full: to keep the pixels while the model runs could take any memory
-            model = self._model
-            pixels = decode(self._pictures[0]).pixels
-            drawn = model.answers.draw(pixels, model.of_one(outputs, 0), self._geometries[0], self._options)
-            self.body = draw.encode(drawn, self.drawn)
+            model, data = self._model, self._pictures[0]
+            given = model.of_one(outputs, 0), self._geometries[0], self._options
+            self.body = model.drawn(data, *given, self.drawn)
         return outputs, monotonic() - started
 
 
@@ -292,7 +289,9 @@ def _elements(given: TensorHead, tail: Buffer) -> list[bytes]:
 def _options_of(asked: RequestHead, model: PictureModel) -> dict[str, str]:
     """Those of the request's parameters that mean something to the task; others are for the model."""
     custom = asked.options.custom
-    return {name: _text(custom[name]) for name in names(model.task) if name in custom and name != "overlay"}
+    return {
+        name: _text(custom[name]) for name in options_of(model.task) if name in custom and name != "overlay"
+    }
 
 
 def _text(value: object) -> str:

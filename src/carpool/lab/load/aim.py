@@ -2,24 +2,117 @@
 
 from __future__ import annotations
 
-import ssl
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from carpool.errors import InvalidInput
-from carpool.lab.load.facts import Facts, GrpcFacts, HttpFacts, Unreachable, only_model
-from carpool.lab.load.http_answer import REFUSALS
-from carpool.lab.load.http_client import HttpTarget
-from carpool.lab.load.inputs import Filling, make_tensors
-from carpool.lab.load.messages import Asking, Header, picture_messages, tensor_messages
-from carpool.lab.load.mix import Draw, Mix
-from carpool.lab.load.outcome import Ticket
-from carpool.lab.load.regions import ClientRegion, RegionTarget, region_messages
-from carpool.lab.load.target import Target
-from carpool.lab.load.trust import TRUSTING, Trust
-from carpool.types import Tensor
+import orjson
+
+from carpool.errors import CarpoolError, InvalidInput
+from carpool.lab.load.facts import TRUSTING, Facts, GrpcFacts, HttpFacts, Trust, Unreachable, only_model
+from carpool.lab.load.http_client import REFUSALS, HttpTarget
+from carpool.lab.load.messages import (
+    Asking,
+    Header,
+    Message,
+    head_and_body,
+    picture_messages,
+    tensor_messages,
+)
+from carpool.lab.load.request_data import Draw, Filling, Mix, make_tensors
+from carpool.lab.load.ticket import Target, Ticket
+from carpool.types import Datatype, Tensor
 from carpool.wire.v2 import decode_error, decode_response, read_header_length
+
+_FOLDER = Path("/dev/shm")
+_MOST = 1 << 30
+_KINDS = 8192
+
+
+class ClientRegion:
+    """One region with all different sets of tensors behind each other, until it is closed."""
+
+    def __init__(self, facts: HttpFacts, sets: Sequence[list[Tensor]]) -> None:
+        self._facts = facts
+        self.name = f"carpool-load-{os.getpid()}-{id(self):x}"
+        self._path = _FOLDER / self.name
+        self._offsets: list[list[tuple[Tensor, int]]] = []
+        size = 0
+        for tensors in sets:
+            placed = []
+            for tensor in tensors:
+                if tensor.datatype is Datatype.BYTES:
+                    raise InvalidInput(f"input {tensor.name!r} is text: leave out --shared-memory")
+                placed.append((tensor, size))
+                size += tensor.data.nbytes
+            self._offsets.append(placed)
+        if size > _MOST:
+            raise InvalidInput(f"--shared-memory would take {size:,} bytes: use a smaller --distinct")
+        try:
+            with self._path.open("xb") as file:
+                for placed in self._offsets:
+                    for tensor, _ in placed:
+                        file.write(tensor.data.tobytes())
+        except OSError as error:
+            self._path.unlink(missing_ok=True)
+            raise InvalidInput(f"--shared-memory: {_FOLDER} cannot be used: {error.strerror}") from None
+        try:
+            facts.post(
+                self._route("register"),
+                orjson.dumps({"key": f"/{self.name}", "byte_size": size}),
+                "the region",
+            )
+        except BaseException:
+            self._path.unlink(missing_ok=True)
+            raise
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def inputs(self, number: int) -> list[dict[str, object]]:
+        """The inputs of one set, as a request names them."""
+        return [
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype.value,
+                "shape": list(tensor.shape),
+                "parameters": {
+                    "shared_memory_region": self.name,
+                    "shared_memory_offset": offset,
+                    "shared_memory_byte_size": tensor.data.nbytes,
+                },
+            }
+            for tensor, offset in self._offsets[number]
+        ]
+
+    def close(self) -> None:
+        """The server is asked to forget it; one that is gone has forgotten already."""
+        try:
+            self._facts.post(self._route("unregister"), b"", "the region")
+        except CarpoolError:
+            """Nothing depends on it any more."""
+        self._path.unlink(missing_ok=True)
+
+    def _route(self, verb: str) -> str:
+        return f"/v2/systemsharedmemory/region/{quote(self.name, safe='')}/{verb}"
+
+
+def region_messages(asking: Asking, region: ClientRegion, draw: Draw) -> Callable[[Ticket], Message]:
+    """Requests without tensors: they say where those lie. The outputs come in the answer, as bytes."""
+
+    @lru_cache(maxsize=_KINDS)
+    def build(number: int, source: str, priority: int) -> Message:
+        parameters: dict[str, object] = {"binary_data_output": True}
+        if priority:
+            parameters["priority"] = priority
+        body = orjson.dumps({"inputs": region.inputs(number), "parameters": parameters})
+        return head_and_body(asking, source, "application/json", body)
+
+    return lambda ticket: build(ticket.number % len(region), draw.source(ticket), draw.priority(ticket))
+
 
 _CONTENT_TYPES = {
     ".jpg": "image/jpeg",
@@ -61,7 +154,7 @@ class Aim:
     shared_memory: bool = False  # tensors lie in a region instead of in the requests
     trust: Trust = TRUSTING
 
-    def said(self) -> tuple[Header, ...]:
+    def all_headers(self) -> tuple[Header, ...]:
         """With every request."""
         return (*self.trust.headers(), *self.headers)
 
@@ -125,35 +218,17 @@ def _tensors(aim: Aim, address: Address, facts: HttpFacts) -> Target:
     model = aim.model or only_model(facts)
     version = f"/versions/{quote(aim.version, safe='')}" if aim.version else ""
     path = f"/v2/models/{quote(model, safe='')}{version}/infer"
-    asking = Asking(address.authority, path, aim.said(), aim.deadline_ms)
+    asking = Asking(address.authority, path, aim.all_headers(), aim.deadline_ms)
     bodies = _Bodies(facts, model, aim)
     draw = Draw(aim.mix, aim.filling.seed)
     name = f"{address.scheme}://{address.authority}, model {model}"
-    connections = aim.connections or _CONNECTIONS
-    tls = _context(address, aim)
     if aim.shared_memory:
         region = ClientRegion(facts, bodies(1))
         message = region_messages(asking, region, draw)
-        placed = RegionTarget(
-            address.host,
-            address.port,
-            message,
-            connections=connections,
-            name=name,
-            tls=tls,
-        )
-        placed.region = region
-        target: HttpTarget = placed
+        target = _http_target(aim, address, message, name, closing=region.close)
     else:
         message = tensor_messages(asking, model, bodies, draw)
-        target = HttpTarget(
-            address.host,
-            address.port,
-            message,
-            connections=connections,
-            name=name,
-            tls=tls,
-        )
+        target = _http_target(aim, address, message, name)
     status, body, length = facts.try_one(message(Ticket(0, 0.0)))
     _check(status, body)
     if status == 200:
@@ -167,23 +242,33 @@ def _pictures(aim: Aim, address: Address, facts: HttpFacts) -> Target:
         raise InvalidInput(
             f"--image needs to know where to: like {aim.url.rstrip('/')}/detect, or --model NAME", field="URL"
         )
-    asking = Asking(address.authority, path, aim.said(), aim.deadline_ms)
+    asking = Asking(address.authority, path, aim.all_headers(), aim.deadline_ms)
     message = picture_messages(asking, read_pictures(aim.pictures), Draw(aim.mix, aim.filling.seed))
     _check(*facts.try_one(message(Ticket(0, 0.0)))[:2])
-    connections = aim.connections or _CONNECTIONS
-    name = f"{address.scheme}://{address.authority}{path}"
+    return _http_target(aim, address, message, f"{address.scheme}://{address.authority}{path}")
+
+
+def _http_target(
+    aim: Aim,
+    address: Address,
+    message: Callable[[Ticket], Message],
+    name: str,
+    closing: Callable[[], None] = lambda: None,
+) -> HttpTarget:
     return HttpTarget(
-        address.host, address.port, message, connections=connections, name=name, tls=_context(address, aim)
+        address.host,
+        address.port,
+        message,
+        connections=aim.connections or _CONNECTIONS,
+        name=name,
+        tls=aim.trust.context() if address.secure else None,
+        closing=closing,
     )
 
 
 def http_facts(address: Address, trust: Trust = TRUSTING) -> HttpFacts:
     tls = trust.context() if address.secure else None
     return HttpFacts(address.host, address.port, tls, trust.headers())
-
-
-def _context(address: Address, aim: Aim) -> ssl.SSLContext | None:
-    return aim.trust.context() if address.secure else None
 
 
 def _check(status: int, body: bytes) -> None:
@@ -194,8 +279,7 @@ def _check(status: int, body: bytes) -> None:
 
 
 def _grpc(aim: Aim, address: Address) -> Target:
-    from carpool.lab.load.calls import tensor_calls
-    from carpool.lab.load.grpc_client import GrpcTarget
+    from carpool.lab.load.grpc_client import GrpcTarget, tensor_calls
 
     if aim.pictures or address.path:
         raise InvalidInput(
@@ -205,7 +289,7 @@ def _grpc(aim: Aim, address: Address) -> Target:
     facts = GrpcFacts(address.authority, credentials, aim.trust.headers())
     facts.check_ready()
     model = aim.model or only_model(facts)
-    asking = Asking(address.authority, "", aim.said(), aim.deadline_ms)
+    asking = Asking(address.authority, "", aim.all_headers(), aim.deadline_ms)
     call = tensor_calls(
         asking, model, aim.version, _Bodies(facts, model, aim), Draw(aim.mix, aim.filling.seed)
     )

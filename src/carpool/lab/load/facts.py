@@ -1,4 +1,4 @@
-"""What a server says about itself before it is loaded: whether it is ready, its models, what they take."""
+"""What a server says about itself before it is loaded, and how the two know each other."""
 
 from __future__ import annotations
 
@@ -6,18 +6,61 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput
-from carpool.lab.load.inputs import InputSpec
 from carpool.lab.load.messages import Header
-from carpool.lab.load.protobuf import fields, integer, shape_of, strings, text
+from carpool.lab.load.request_data import InputSpec
 from carpool.types import DATATYPES
 from carpool.wire.v2 import decode_error
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """`ca` signs the server's certificate; `insecure` believes any. `key` goes with every request."""
+
+    ca: str = ""
+    insecure: bool = False
+    key: str = field(default="", repr=False)
+
+    def context(self) -> ssl.SSLContext:
+        """For an https:// address."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca or None)
+        except (OSError, ValueError):  # no such file, or no certificate in it
+            raise InvalidInput(f"--ca {self.ca} is not a certificate in PEM form", field="--ca") from None
+        if self.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def credentials(self) -> Any:
+        """For a grpcs:// address."""
+        import grpc
+
+        if self.insecure:
+            raise InvalidInput(
+                "--insecure goes with https://; for grpcs:// give the server's own certificate as --ca",
+                field="--insecure",
+            )
+        try:
+            roots = Path(self.ca).read_bytes() if self.ca else None
+        except OSError:
+            raise InvalidInput(f"--ca {self.ca} cannot be read", field="--ca") from None
+        return grpc.ssl_channel_credentials(roots)
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        return (("Authorization", f"Bearer {self.key}"),) if self.key else ()
+
+
+TRUSTING = Trust()
+
 
 _ANSWER_S = 10.0
 _MOST_BYTES = 64 << 20
@@ -166,24 +209,27 @@ class GrpcFacts:
         self._said = tuple((name.lower(), value) for name, value in headers)
 
     def check_ready(self) -> None:
-        ready = dict(fields(self.ask("ServerReady", b"")))
-        if ready.get(1) != 1:
+        if not self._read("ServerReady").ready:
             raise Unreachable(f"{self._where} is not ready: ServerReady answered false. Nothing was sent")
 
     def models(self) -> list[str]:
-        listed = [
-            entry for number, entry in fields(self.ask("RepositoryIndex", integer(2, 1))) if number == 1
-        ]
-        return [name for entry in listed if isinstance(entry, bytes) for name in strings(entry, 1)]
+        return [model.name for model in self._read("RepositoryIndex", ready=True).models]
 
     def inputs(self, model: str, version: str) -> list[InputSpec]:
-        answer = self.ask("ModelMetadata", text(1, model) + text(2, version))
-        listed = [entry for number, entry in fields(answer) if number == 4]
-        return [
-            input_spec("".join(strings(entry, 1)), "".join(strings(entry, 2)), shape_of(entry, 3))
-            for entry in listed
-            if isinstance(entry, bytes)
-        ]
+        described = self._read("ModelMetadata", name=model, version=version)
+        return [input_spec(entry.name, entry.datatype, tuple(entry.shape)) for entry in described.inputs]
+
+    def _read(self, method: str, **fields: object) -> Any:
+        """The response to a request with these fields."""
+        from google.protobuf.message import DecodeError
+
+        from carpool.wire.proto import message_class
+
+        answer = self.ask(method, message_class(f"{method}Request")(**fields).SerializeToString())
+        try:
+            return message_class(f"{method}Response").FromString(answer)
+        except DecodeError:
+            raise Unreachable(f"{self._where} answers {method} with what is no {method}Response") from None
 
     def ask(self, method: str, message: bytes, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
         import grpc

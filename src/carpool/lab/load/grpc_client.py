@@ -1,22 +1,29 @@
-"""gRPC as the generator speaks it: calls of raw bytes, spread over a few channels."""
+"""gRPC as the generator speaks it: calls made once for each kind, spread over a few channels."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from carpool.errors import InvalidInput
-from carpool.lab.load.http_answer import read_timing
-from carpool.lab.load.outcome import PLAIN_ANSWER, Answer, Kind, Ticket, Timing, failed
-from carpool.lab.load.protobuf import numbers
-from carpool.lab.load.target import Clock, Tell
+from carpool.lab.load.http_client import read_timing
+from carpool.lab.load.messages import Asking, Bodies, asked_headers
+from carpool.lab.load.request_data import Draw
+from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Clock, Kind, Tell, Ticket, Timing, failed
+from carpool.types import Tensor
+from carpool.wire.proto import message_class
+from carpool.wire.tensors import to_binary
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-_PARAMETERS = 4  # the field of ModelInferResponse
+_ModelInferRequest = message_class("ModelInferRequest")
+_ModelInferResponse = message_class("ModelInferResponse")
+_KEPT = 64  # messages: each has its tensors in it
+_SOURCES = 8192
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -32,6 +39,38 @@ _REASON = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
 Metadata = tuple[tuple[str, str], ...]
 Call = tuple[bytes, Metadata]
+
+
+def tensor_calls(
+    asking: Asking, model: str, version: str, bodies: Bodies, draw: Draw
+) -> Callable[[Ticket], Call]:
+    made = lru_cache(maxsize=_KEPT)(bodies)
+
+    @lru_cache(maxsize=_KEPT)
+    def build(images: int, number: int, priority: int) -> bytes:
+        return infer_request(model, version, made(images)[number], priority)
+
+    @lru_cache(maxsize=_SOURCES)
+    def metadata(source: str) -> Metadata:
+        return tuple((name.lower(), value) for name, value in asked_headers(asking, source))
+
+    def call(ticket: Ticket) -> Call:
+        number = ticket.number % len(made(ticket.images))
+        return build(ticket.images, number, draw.priority(ticket)), metadata(draw.source(ticket))
+
+    return call
+
+
+def infer_request(model: str, version: str, tensors: Sequence[Tensor], priority: int = 0) -> bytes:
+    request = _ModelInferRequest(
+        model_name=model,
+        model_version=version,
+        inputs=[{"name": t.name, "datatype": t.datatype.value, "shape": t.shape} for t in tensors],
+        raw_input_contents=[bytes(to_binary(tensor)) for tensor in tensors],
+    )
+    if priority:
+        request.parameters["priority"].int64_param = priority
+    return bytes(request.SerializeToString())
 
 
 class GrpcTarget:
@@ -108,15 +147,17 @@ class GrpcTarget:
 def read_answer(message: bytes) -> Answer:
     """Of a ModelInferResponse."""
     try:
-        found = numbers(message, _PARAMETERS)
-    except InvalidInput:
+        parameters = _ModelInferResponse.FromString(message).parameters
+    except DecodeError:
         return failed("malformed")
-    if "carpool_batch" not in found:
+    if "carpool_batch" not in parameters:
         return PLAIN_ANSWER
-    queue, infer = found.get("carpool_queue_ms", 0.0), found.get("carpool_infer_ms", 0.0)
-    post = found.get("carpool_post_ms")
+    post = parameters["carpool_post_ms"].double_param / 1e3 if "carpool_post_ms" in parameters else None
     timing = Timing(
-        queue / 1e3, infer / 1e3, int(found["carpool_batch"]), None if post is None else post / 1e3
+        parameters["carpool_queue_ms"].double_param / 1e3,
+        parameters["carpool_infer_ms"].double_param / 1e3,
+        parameters["carpool_batch"].int64_param,
+        post,
     )
     return Answer(Kind.ANSWERED, "", timing)
 
@@ -124,8 +165,8 @@ def read_answer(message: bytes) -> Answer:
 def read_error(code: grpc.StatusCode, trailing: Mapping[str, str]) -> Answer:
     """UNAVAILABLE is a refusal only if the server says why: it is also what a broken connection is called."""
     reason = trailing.get("carpool-reason", "")
-    told = bool(_REASON.fullmatch(reason))
-    refused = code in _REFUSALS and (told or code is not grpc.StatusCode.UNAVAILABLE)
+    explained = bool(_REASON.fullmatch(reason))
+    refused = code in _REFUSALS and (explained or code is not grpc.StatusCode.UNAVAILABLE)
     timing = read_timing(trailing.get("server-timing", "").encode())
-    word = reason if told else f"grpc-{code.name.lower().replace('_', '-')}"
+    word = reason if explained else f"grpc-{code.name.lower().replace('_', '-')}"
     return Answer(Kind.REFUSED if refused else Kind.FAILED, word, timing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import ceil, log, sqrt
 
 _GROWTH = 1.01
@@ -72,3 +73,31 @@ class Histogram:
     def _value(self, index: int) -> float:
         middle = _SMALLEST * _GROWTH ** (index - 0.5) if index else _SMALLEST
         return min(max(middle, self.least), self.most)
+
+
+SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """All zero if there was nothing to measure: see `count`."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    p99_9: float
+    max: float
+
+
+def spread(histogram: Histogram, scale: float) -> Spread:
+    values = [value * scale for value in histogram.percentiles(SHARES.values())]
+    named = dict(zip(SHARES, (round(value, 4) for value in values), strict=True))
+    mean, most = round(histogram.mean * scale, 4), round(histogram.most * scale, 4)
+    return Spread(histogram.count, mean, **named, max=most)
+
+
+def milliseconds(histogram: Histogram) -> Spread:
+    return spread(histogram, 1e3)

@@ -10,8 +10,8 @@ from math import isfinite
 from typing import TypeAlias
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.mix import Draw
-from carpool.lab.load.outcome import Ticket
+from carpool.lab.load.request_data import Draw
+from carpool.lab.load.ticket import Ticket
 from carpool.types import InferRequest, RequestOptions, Tensor
 from carpool.wire.v2 import HEADER_LENGTH, encode_request
 

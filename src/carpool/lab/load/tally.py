@@ -1,17 +1,36 @@
-"""Counts and histograms of requests: added up while they end, and merged over processes."""
+"""Every request that is under way, and what became of the others: counted, merged, and written to a file."""
 
 from __future__ import annotations
 
-from collections import Counter
+import csv
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
 
+import orjson
+
+from carpool.errors import InvalidInput
 from carpool.lab.load.histogram import Histogram
-from carpool.lab.load.outcome import Answer, Kind, Ticket
+from carpool.lab.load.ticket import Answer, Kind, Ticket, Timing
 
 
-class Slice:
+class _Counts:
+    """Numbers, counters and histograms, each of which can be added to its like."""
+
+    def merge(self, other: Self) -> None:
+        for name, value in vars(other).items():
+            if isinstance(value, int):
+                setattr(self, name, getattr(self, name) + value)
+            elif isinstance(value, Counter):
+                getattr(self, name).update(value)
+            else:
+                getattr(self, name).merge(value)
+
+
+class Slice(_Counts):
     """What happened in a short while, by the clock: for somebody who watches."""
-
-    __slots__ = ("answered", "failed", "good", "offered", "refused", "response")
 
     def __init__(self) -> None:
         self.offered = 0
@@ -21,16 +40,8 @@ class Slice:
         self.failed = 0  # and everything else that went wrong
         self.response = Histogram()
 
-    def merge(self, other: Slice) -> None:
-        self.offered += other.offered
-        self.answered += other.answered
-        self.good += other.good
-        self.refused += other.refused
-        self.failed += other.failed
-        self.response.merge(other.response)
 
-
-class Tally:
+class Tally(_Counts):
     """The requests of one phase, whenever they ended. Every one that was offered is in one of five counts."""
 
     def __init__(self) -> None:
@@ -93,11 +104,141 @@ class Tally:
             if timing.inside is not None:
                 self.outside.add(service - timing.inside)
 
-    def merge(self, other: Tally) -> None:
-        for name, value in vars(other).items():
-            if isinstance(value, int):
-                setattr(self, name, getattr(self, name) + value)
-            elif isinstance(value, Counter):
-                getattr(self, name).update(value)
-            else:
-                getattr(self, name).merge(value)
+
+Record = Callable[[Ticket, float, Answer], None]
+
+_TIMED_OUT = Answer(Kind.TIMED_OUT)
+_UNANSWERED = Answer(Kind.UNANSWERED)
+
+
+class Ledger:
+    """Counts a request once, however many ends it seems to have."""
+
+    def __init__(
+        self, phases: int, *, slo: float | None, timeout: float, record: Record | None = None
+    ) -> None:
+        self.tallies = [Tally() for _ in range(phases)]
+        self.open = 0
+        self.last_answer = 0.0
+        self._slo = slo
+        self._timeout = timeout
+        self._record = record
+        self._waiting: deque[Ticket] = deque()  # in the order of their intended times; some have ended
+        self._slice = Slice()
+
+    def start(self, ticket: Ticket, now: float) -> None:
+        """The generator got to a request that was due."""
+        ticket.started = now
+        self.open += 1
+        self._slice.offered += 1
+        self.tallies[ticket.phase].start(ticket)
+        self._waiting.append(ticket)
+
+    def end(self, ticket: Ticket, now: float, answer: Answer) -> bool:
+        """Whether this was its end: what comes after a timeout is of no interest any more."""
+        if ticket.done:
+            return False
+        ticket.done = True
+        self.open -= 1
+        good = self.tallies[ticket.phase].end(ticket, now, answer, self._slo)
+        self._watch(ticket, now, answer, good)
+        if self._record is not None:
+            self._record(ticket, now, answer)
+        return True
+
+    def expire(self, now: float) -> list[Ticket]:
+        """Those whose time is up, ended as timed out; to be called often."""
+        found = []
+        while self._waiting and (self._waiting[0].done or now - self._waiting[0].intended >= self._timeout):
+            ticket = self._waiting.popleft()
+            if self.end(ticket, now, _TIMED_OUT):
+                found.append(ticket)
+        return found
+
+    def abandon(self, now: float) -> list[Ticket]:
+        """Whoever is still open, ended as unanswered."""
+        found = [ticket for ticket in self._waiting if self.end(ticket, now, _UNANSWERED)]
+        self._waiting.clear()
+        return found
+
+    def cut(self) -> Slice:
+        """What happened since the last cut."""
+        done, self._slice = self._slice, Slice()
+        return done
+
+    def _watch(self, ticket: Ticket, now: float, answer: Answer, good: bool) -> None:
+        seen = self._slice
+        if answer.kind is Kind.ANSWERED:
+            self.last_answer = now
+            seen.answered += 1
+            seen.good += good
+            seen.response.add(now - ticket.intended)
+        elif answer.kind is Kind.REFUSED:
+            seen.refused += 1
+        else:
+            seen.failed += 1
+
+
+COLUMNS = (
+    "number",
+    "phase",
+    "intended_s",
+    "sent_s",
+    "ended_s",
+    "outcome",
+    "reason",
+    "source",
+    "images",
+    "queue_ms",
+    "infer_ms",
+    "batch",
+)
+SUFFIXES = (".jsonl", ".csv")
+
+
+class Recorder:
+    """JSON lines or CSV, by the name of the file. To be called with every request that ends."""
+
+    def __init__(self, path: Path) -> None:
+        if path.suffix not in SUFFIXES:
+            raise InvalidInput(f"--save must name a .jsonl or .csv file, not {path}", field="--save")
+        try:
+            self._file: IO[str] = path.open("w", encoding="utf-8", newline="")
+        except OSError as error:
+            raise InvalidInput(
+                f"--save: cannot write {path}: {error.strerror or error}", field="--save"
+            ) from None
+        self._csv = csv.writer(self._file) if path.suffix == ".csv" else None
+        if self._csv is not None:
+            self._csv.writerow(COLUMNS)
+
+    def __call__(self, ticket: Ticket, now: float, answer: Answer) -> None:
+        timing = answer.timing
+        row = (
+            ticket.number,
+            ticket.phase,
+            round(ticket.intended, 6),
+            None if ticket.sent is None else round(ticket.sent, 6),
+            round(now, 6),
+            answer.kind.value,
+            answer.reason,
+            ticket.source,
+            ticket.images,
+            *((None, None, None) if timing is None else _milliseconds(timing)),
+        )
+        if self._csv is not None:
+            self._csv.writerow(row)
+        else:
+            self._file.write(orjson.dumps(dict(zip(COLUMNS, row, strict=True))).decode() + "\n")
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def _milliseconds(timing: Timing) -> tuple[float, float, int]:
+    return round(timing.queue * 1e3, 3), round(timing.infer * 1e3, 3), timing.batch

@@ -21,19 +21,23 @@ from carpool.demo import pictures as demo_pictures
 from carpool.engine.hardware import Steal, hardware
 from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
 from carpool.lab.load.facts import Unreachable, only_model
-from carpool.lab.load.inputs import Filling
-from carpool.lab.load.plan import Open, Plan
-from carpool.lab.load.run import run as run_load
-from carpool.lab.load.schedule import Phase
-from carpool.lab.sweep.belief import GIVEN, Belief, ask_server, rates_of, try_out
-from carpool.lab.sweep.found import Found, read_found
-from carpool.lab.sweep.grid import PROMISE, Point, Setting, points
-from carpool.lab.sweep.journal import Journal
-from carpool.lab.sweep.measured import Measured, Watcher, measured
-from carpool.lab.sweep.order import SLO_MS, Order
+from carpool.lab.load.generator import run as run_load
+from carpool.lab.load.load_plan import Open, Phase, Plan
+from carpool.lab.load.request_data import Filling
 from carpool.lab.sweep.own_server import OwnServer
-from carpool.lab.sweep.predict import predict
-from carpool.lab.sweep.results import Results
+from carpool.lab.sweep.sweep_order import PROMISE, SLO_MS, Point, Setting, SweepOrder, points
+from carpool.lab.sweep.sweep_prediction import (
+    GIVEN,
+    CurveEstimate,
+    SweepBasis,
+    ask_server,
+    predict,
+    rates_of,
+    read_basis,
+    try_out,
+)
+from carpool.lab.sweep.sweep_results import Results
+from carpool.lab.sweep.sweep_runs import Journal, MeasuredRun, Watcher, measured
 from carpool.lab.sweep.variant import make_variant
 
 T = TypeVar("T")
@@ -42,14 +46,14 @@ _CONNECTIONS, _OTHER_FILES = 2048, 128
 _TIMEOUT_S = 10.0  # of a request, at least
 
 
-class Audience(Protocol):
+class SweepProgress(Protocol):
     """Whoever wants to know how far it is."""
 
-    def says(self, text: str) -> None: ...
+    def step(self, text: str) -> None: ...
 
     def planned(self, left: int, done: int, seconds_each: float) -> None: ...
 
-    def ended(self, run: Measured) -> None: ...
+    def ended(self, run: MeasuredRun) -> None: ...
 
 
 @dataclass
@@ -65,25 +69,27 @@ class _Stage:
             server.check()
 
 
-async def conduct(order: Order, folder: Path, audience: Audience, stop: asyncio.Event) -> Results | None:
+async def conduct(
+    order: SweepOrder, folder: Path, progress: SweepProgress, stop: asyncio.Event
+) -> Results | None:
     """Everything that was found, also by an earlier sweep in this folder; None if that is nothing at all."""
-    asked = order.asked()
-    journal = Journal.open(folder, asked)
-    found = None if journal.found is None else read_found(journal.found)
+    identity = order.identity()
+    journal = Journal.open(folder, identity)
+    basis = None if journal.basis is None else read_basis(journal.basis)
     done = {run.key for run in journal.runs}
-    if found is None or any(point.key not in done for point in _points(order, found)):
+    if basis is None or any(point.key not in done for point in _points(order, basis)):
         with _servers() as stage:
-            await _or_stop(_set_up(order, folder, stage, audience), stop)
-            if found is None and not stop.is_set():
-                found = await _or_stop(_find_out(order, stage, audience), stop)
-                if found is not None:
-                    journal.begin(asked, found.as_json())
-            if found is not None and not stop.is_set():
-                await _measure_all(order, found, journal, stage, audience, stop)
-    if found is None or not journal.runs:
+            await _or_stop(_set_up(order, folder, stage, progress), stop)
+            if basis is None and not stop.is_set():
+                basis = await _or_stop(_find_out(order, stage, progress), stop)
+                if basis is not None:
+                    journal.begin(identity, basis.as_json())
+            if basis is not None and not stop.is_set():
+                await _measure_all(order, basis, journal, stage, progress, stop)
+    if basis is None or not journal.runs:
         return None
-    audience.says("simulating the same")
-    return _results(order, found, journal)
+    progress.step("simulating the same")
+    return _results(order, basis, journal)
 
 
 async def _or_stop(work: Coroutine[None, None, T], stop: asyncio.Event) -> T | None:
@@ -114,17 +120,17 @@ def _servers() -> Iterator[_Stage]:
 # ---- before the first run
 
 
-async def _set_up(order: Order, folder: Path, stage: _Stage, audience: Audience) -> None:
+async def _set_up(order: SweepOrder, folder: Path, stage: _Stage, progress: SweepProgress) -> None:
     """All servers at once, since an idle one costs nothing: then settings can take turns run by run."""
     for setting in order.settings:
         url = order.url
         if not url:
-            audience.says(f"starting a server: {setting.name}")
+            progress.step(f"starting a server: {setting.name}")
             url = await _serve(order, setting, folder, stage)
         stage.aims[setting.name] = _aim(order, url)
 
 
-async def _serve(order: Order, setting: Setting, folder: Path, stage: _Stage) -> str:
+async def _serve(order: SweepOrder, setting: Setting, folder: Path, stage: _Stage) -> str:
     assert order.place is not None
     assert order.source is not None
     number = str(len(stage.own) + 1)
@@ -137,7 +143,7 @@ async def _serve(order: Order, setting: Setting, folder: Path, stage: _Stage) ->
     return await server.address()
 
 
-def _aim(order: Order, url: str) -> Aim:
+def _aim(order: SweepOrder, url: str) -> Aim:
     """Pictures where the model takes them, tensors else. Sends one request, to see."""
     filling = Filling(shapes=order.shapes, seed=order.seed)
     address = read_url(url)
@@ -169,52 +175,59 @@ def _tried(aim: Aim) -> Aim:
     return aim
 
 
-async def _find_out(order: Order, stage: _Stage, audience: Audience) -> Found:
+async def _find_out(order: SweepOrder, stage: _Stage, progress: SweepProgress) -> SweepBasis:
     last = order.settings[-1]  # knobs, if there are any: they form larger batches than a promise may want
     aim = stage.aims[last.name]
-    audience.says("asking how long batches take")
+    progress.step("asking how long batches take")
     belief = await _belief(order, aim, last)
     slo_ms = order.slo_ms or belief.slo_ms or SLO_MS
     many = f"{len(aim.pictures)} pictures in turn" if aim.pictures else "random tensors"
     rates = rates_of(order.rates, order.loads, belief, slo_ms)
-    return Found(aim.model, slo_ms, rates, belief, f"{many}, one in a request")
+    return SweepBasis(aim.model, slo_ms, rates, belief, f"{many}, one in a request")
 
 
-async def _belief(order: Order, aim: Aim, setting: Setting) -> Belief:
+async def _belief(order: SweepOrder, aim: Aim, setting: Setting) -> CurveEstimate:
     if order.curve:
-        return Belief(BatchCurve.parse(order.curve), order.instances, GIVEN)
+        return CurveEstimate(BatchCurve.parse(order.curve), order.instances, GIVEN)
     return ask_server(aim.url, aim.model) or await try_out(aim, setting.max_batch)
 
 
 # ---- the runs
 
 
-def _points(order: Order, found: Found) -> list[Point]:
+def _points(order: SweepOrder, basis: SweepBasis) -> list[Point]:
     names = [setting.name for setting in order.settings]
-    return list(points(names, found.rates, order.repeats, order.seed))
+    return list(points(names, basis.rates, order.repeats, order.seed))
 
 
 async def _measure_all(
-    order: Order, found: Found, journal: Journal, stage: _Stage, audience: Audience, stop: asyncio.Event
+    order: SweepOrder,
+    basis: SweepBasis,
+    journal: Journal,
+    stage: _Stage,
+    progress: SweepProgress,
+    stop: asyncio.Event,
 ) -> None:
     done = {run.key for run in journal.runs}
-    left = [point for point in _points(order, found) if point.key not in done]
-    audience.planned(len(left), len(done), order.warmup + order.seconds)
+    left = [point for point in _points(order, basis) if point.key not in done]
+    progress.planned(len(left), len(done), order.warmup + order.seconds)
     for point in left:
-        audience.says(f"{point.setting} at {point.rate:.9g}/s")
+        progress.step(f"{point.setting} at {point.rate:.9g}/s")
         stage.check()
-        run = await _measure(order, found, point, stage.aims[point.setting], stop)
+        run = await _measure(order, basis, point, stage.aims[point.setting], stop)
         if stop.is_set():
             return  # a run that was cut short is none
         journal.add(run)
-        audience.ended(run)
+        progress.ended(run)
 
 
-async def _measure(order: Order, found: Found, point: Point, aim: Aim, stop: asyncio.Event) -> Measured:
+async def _measure(
+    order: SweepOrder, basis: SweepBasis, point: Point, aim: Aim, stop: asyncio.Event
+) -> MeasuredRun:
     phases = [Phase(point.rate, order.seconds)]
     if order.warmup:
         phases.insert(0, Phase(point.rate, order.warmup, warmup=True))
-    slo = found.slo_ms / 1e3
+    slo = basis.slo_ms / 1e3
     patience = max(_TIMEOUT_S, 4 * slo)
     plan = Plan(Open(tuple(phases), seed=order.seed + point.seed), slo=slo, timeout=patience, drain=patience)
     seen, steal = Watcher(len(phases) - 1), Steal()
@@ -223,23 +236,23 @@ async def _measure(order: Order, found: Found, point: Point, aim: Aim, stop: asy
     return measured(point, at, report, seen, steal.share())
 
 
-def _results(order: Order, found: Found, journal: Journal) -> Results:
-    rates = [rate for rate, _ in found.rates]
+def _results(order: SweepOrder, basis: SweepBasis, journal: Journal) -> Results:
+    rates = [rate for rate, _ in basis.rates]
     seconds = order.warmup + order.seconds
     return Results(
-        model=found.model or order.model,
+        model=basis.model or order.model,
         target=order.url or "a server of its own for each setting",
-        requests=found.requests,
-        slo_ms=found.slo_ms,
-        curve=found.belief.text,
-        curve_from=found.belief.source,
-        instances=found.belief.instances,
-        capacity_rps=round(found.belief.capacity(found.slo_ms), 3),
+        requests=basis.requests,
+        slo_ms=basis.slo_ms,
+        curve=basis.belief.text,
+        curve_from=basis.belief.source,
+        instances=basis.belief.instances,
+        capacity_rps=round(basis.belief.capacity(basis.slo_ms), 3),
         settings=order.settings,
         seconds=order.seconds,
-        planned_runs=len(_points(order, found)),
+        planned_runs=len(_points(order, basis)),
         runs=tuple(journal.runs),
-        prediction=tuple(predict(order.settings, rates, found.belief, found.slo_ms, seconds)),
+        prediction=tuple(predict(order.settings, rates, basis.belief, basis.slo_ms, seconds)),
         machine=f"{hardware()}; {platform.system()} {platform.release()}",
         date=_now(),
         command=order.command,

@@ -8,12 +8,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from carpool.config.pbtxt import Message, Scalar, parse
 from carpool.config.repository import PBTXT, TOML, VERSION, ModelSource
 from carpool.config.rules import read_settings
-from carpool.config.tokens import TokenKind
 from carpool.errors import InvalidInput
-from carpool.lab.sweep.grid import Setting
+from carpool.lab.sweep.sweep_order import Setting
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -72,27 +70,13 @@ def _key(key: str) -> str:
 
 
 def pbtxt_with_knobs(text: str, setting: Setting) -> str:
-    tree = parse(text)
-    delay_us = round((setting.max_delay_ms or 0.0) * 1e3)
-    ours = {"dynamic_batching"} | ({"max_batch_size"} if setting.max_batch is not None else set())
-    lines = [
-        _pbtxt(field.name, value) for field in tree.fields for value in field.values if field.name not in ours
-    ]
-    lines.append(f"dynamic_batching {{ max_queue_delay_microseconds: {delay_us} }}")
+    from google.protobuf import text_format
+
+    from carpool.config.triton_text import read_text
+
+    config = read_text(text, PBTXT).message
+    config.ClearField("dynamic_batching")
+    config.dynamic_batching.max_queue_delay_microseconds = round((setting.max_delay_ms or 0.0) * 1e3)
     if setting.max_batch is not None:
-        lines.append(f"max_batch_size: {setting.max_batch}")
-    return "\n".join(lines) + "\n"
-
-
-def _pbtxt(name: str, value: Scalar | Message) -> str:
-    if isinstance(value, Message):
-        inside = " ".join(_pbtxt(field.name, entry) for field in value.fields for entry in field.values)
-        return f"{name} {{ {inside} }}"
-    if value.kind is TokenKind.STRING:
-        return f'{name}: "{"".join(map(_octal, value.text.encode()))}"'
-    return f"{name}: {value.text}"
-
-
-def _octal(byte: int) -> str:
-    """Printable as it is, the rest by number, which every reader of the text format understands."""
-    return chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}"
+        config.max_batch_size = setting.max_batch
+    return str(text_format.MessageToString(config))

@@ -1,26 +1,81 @@
-"""One object per model turns the outputs for one picture into its answer, or into the picture drawn over."""
+"""The tasks that there are. A package adds one with an entry point in the group carpool.tasks that leads to a
+VisionTask of the entry point's name: docs/extending.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
 
-from carpool.config.model import Task
-from carpool.vision.settings import VisionSettings
+from carpool.config.model import TASK_GROUP
+from carpool.config.rules import nearest, shown
+from carpool.errors import ConfigError, InvalidInput
+from carpool.vision.options import Option, Options
 from carpool.vision.tasks.classify import Classify
 from carpool.vision.tasks.detect import Detect
 from carpool.vision.tasks.embed import Embed
 from carpool.vision.tasks.raw import Raw
 from carpool.vision.tasks.segment import Segment
-from carpool.vision.tasks.task import VisionTask
+from carpool.vision.tasks.task import VisionSettings, VisionTask
 
-_BUILT: Mapping[Task, Callable[[VisionSettings], VisionTask]] = {
-    Task.CLASSIFY: Classify,
-    Task.DETECT: Detect,
-    Task.SEGMENT: Segment,
-    Task.EMBED: Embed,
-    Task.RAW: Raw,
-}
+_STANDARD = {field.name for field in fields(Options)} - {"extra"}
+
+
+@cache
+def kinds() -> Mapping[str, type[VisionTask]]:
+    """By name: those of this package, then those of others, which can replace none."""
+    found: dict[str, type[VisionTask]] = {kind.name: kind for kind in (Detect, Classify, Segment, Embed, Raw)}
+    for point in entry_points(group=TASK_GROUP):
+        try:
+            kind = point.load()
+        except Exception as error:  # whatever goes wrong while somebody else's package is imported
+            raise ConfigError(f"the task {point.name} ({point.value}) does not import: {error}") from None
+        fits = isinstance(kind, type) and issubclass(kind, VisionTask) and kind.name == point.name
+        if not fits or kind.name in found:
+            raise ConfigError(
+                f"the task {point.name} ({point.value}) must be a VisionTask of that name, "
+                "which no other task has"
+            )
+        found[kind.name] = kind
+    return found
 
 
 def build(settings: VisionSettings) -> VisionTask:
-    return _BUILT[settings.task](settings)
+    return kinds()[settings.task](settings)
+
+
+def options_of(task: str | None = None) -> Mapping[str, Option]:
+    """The options that mean something to this task; without one, all of them."""
+    if task is not None:
+        return kinds()[task].options
+    return {name: option for kind in kinds().values() for name, option in kind.options.items()}
+
+
+def read_options(values: Mapping[str, str], task: str | None = None) -> Options:
+    """The options in a query or a form; with a task, only those that mean something to it."""
+    valid = options_of(task)
+    for name in values:
+        if name not in valid:
+            known = name in options_of()
+            what = f"{shown(name)} means nothing to {task}" if known else f"unknown {shown(name)}"
+            end = nearest(name, valid) if valid else f"{task} takes no options"
+            raise InvalidInput(f"{what}; {end}", field=name[:64])
+    given: dict[str, Any] = {name: valid[name].read(name, text) for name, text in values.items()}
+    extra = {name: given.pop(name) for name in [*given] if name not in _STANDARD}
+    return Options(**given, extra=extra)
+
+
+def parameters(task: str | None = None) -> list[dict[str, Any]]:
+    """The same options as OpenAPI describes query parameters."""
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "required": False,
+            "description": option.description,
+            "schema": dict(option.schema),
+        }
+        for name, option in options_of(task).items()
+    ]

@@ -4,26 +4,71 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 
-from carpool.config.model import ClassifySettings
-from carpool.types import Array
-from carpool.vision import draw
+from carpool.config.model import ClassifySettings, Task
+from carpool.types import Array, TensorSpec
+from carpool.vision import recognise
+from carpool.vision.answer_forms import Class, Classes
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import Options
-from carpool.vision.results import Class, Classes
-from carpool.vision.settings import VisionSettings
-from carpool.vision.tasks.task import SCORE_DIGITS, read_floats, size
+from carpool.vision.options import OVERLAY, SCORE, TOP_K, Option, Options
+from carpool.vision.tasks.task import (
+    SCORE_DIGITS,
+    LoadedModel,
+    Verdict,
+    VisionSettings,
+    VisionTask,
+    activation_in_words,
+    holds_probabilities,
+    read_floats,
+    size,
+)
 
 
-class Classify:
+class Classify(VisionTask):
+    name = Task.CLASSIFY
+    route, summary = "/classify", "Say what a picture shows"
+    form, title = Classes, "What the picture shows"
+    example: ClassVar[Mapping[str, Any]] = {
+        "classes": [
+            {"label": "espresso", "class_id": 967, "score": 0.951204},
+            {"label": "cup", "class_id": 968, "score": 0.018331},
+        ]
+    }
+    options: ClassVar[Mapping[str, Option]] = {"top_k": TOP_K, "score": SCORE, "overlay": OVERLAY}
+    table = ClassifySettings
+    quick = True
+
     def __init__(self, settings: VisionSettings) -> None:
         assert isinstance(settings.table, ClassifySettings)
         self._settings = settings
         self._activation = settings.table.activation
         self._output = settings.outputs[0]
+
+    @classmethod
+    def recognise(cls, model: LoadedModel) -> Verdict | None:
+        if len(model.outputs) != 1 or not recognise.is_classes(model.outputs[0], model.labels):
+            return None
+        return Verdict(20, f"one output {list(model.outputs[0].shape)}{model.counted_labels()}")
+
+    @classmethod
+    def settle(cls, model: LoadedModel) -> tuple[ClassifySettings, tuple[TensorSpec, ...]]:
+        vectors = [spec for spec in model.outputs if recognise.length(spec) is not None]
+        vectors.sort(key=lambda spec: recognise.length(spec) != len(model.labels))
+        if not vectors:
+            raise model.cannot(cls.name, "an output [classes] of floats")
+        chosen = vectors[0]
+        model.note_labels(recognise.length(chosen) or 0)
+        table = model.config.classify or ClassifySettings()
+        if table.activation is None:
+            table = replace(table, activation="none" if holds_probabilities(chosen) else "softmax")
+            model.notes.append(
+                f'scores are {activation_in_words(table.activation)} output "{chosen.name}", by its name'
+            )
+        return table, (chosen,)
 
     def answer(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> dict[str, Any]:
         found = Classes(image=size(geometry), classes=self._classes(outputs, options))
@@ -32,6 +77,8 @@ class Classify:
     def draw(
         self, pixels: Array, outputs: Mapping[str, Array], geometry: Geometry, options: Options
     ) -> Array:
+        from carpool.vision import draw  # brings OpenCV along, which the engine never needs
+
         return draw.classes(pixels, self._classes(outputs, options))
 
     def _classes(self, outputs: Mapping[str, Array], options: Options) -> list[Class]:

@@ -3,32 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 
-from carpool.config.model import DetectSettings
+from carpool.config.model import DYNAMIC, DetectSettings, Task
 from carpool.errors import InvalidInput, ModelError
-from carpool.types import Array
+from carpool.types import Array, TensorSpec
 from carpool.vision import boxes as box_math
-from carpool.vision import draw
+from carpool.vision import recognise
+from carpool.vision.answer_forms import Detection, Detections
 from carpool.vision.boxes import KEPT
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import Options
-from carpool.vision.results import Detection, Detections
-from carpool.vision.settings import VisionSettings
-from carpool.vision.tasks.task import BOX_DIGITS, SCORE_DIGITS, read_floats, rounded, size
+from carpool.vision.options import IOU, MOST_BOXES, OVERLAY, SCORE, Option, Options
+from carpool.vision.recognise import in_words
+from carpool.vision.tasks.task import (
+    BOX_DIGITS,
+    SCORE_DIGITS,
+    LoadedModel,
+    Verdict,
+    VisionSettings,
+    VisionTask,
+    read_floats,
+    rounded,
+    size,
+)
 
 _FAR = 1e6  # pixels: beyond, areas would overflow
 
 Candidates = tuple[Array, Array, Array]  # boxes [n, 4] by corners, scores [n], classes [n]
 
 
-class Detect:
+class Detect(VisionTask):
+    name = Task.DETECT
+    route, summary = "/detect", "Find objects"
+    form, title = Detections, "Objects and where they are"
+    example: ClassVar[Mapping[str, Any]] = {
+        "detections": [
+            {"label": "dog", "class_id": 16, "score": 0.66112, "box": [131.2, 120.5, 310.4, 402.0]}
+        ]
+    }
+    options: ClassVar[Mapping[str, Option]] = {
+        "score": SCORE,
+        "iou": IOU,
+        "max_detections": MOST_BOXES,
+        "overlay": OVERLAY,
+    }
+    table = DetectSettings
+    quick = True
+
     def __init__(self, settings: VisionSettings) -> None:
         assert isinstance(settings.table, DetectSettings)
         self._settings = settings
         self._table = settings.table
+
+    @classmethod
+    def recognise(cls, model: LoadedModel) -> Verdict | None:
+        outputs = model.outputs
+        if recognise.boxes_and_scores(outputs):
+            return Verdict(50, f"outputs {in_words(outputs)}")
+        if len(outputs) == 1 and recognise.yolo_format(outputs[0], model.labels, model.picture):
+            return Verdict(10, f"one output {list(outputs[0].shape)}{model.counted_labels()}")
+        return None
+
+    @classmethod
+    def settle(cls, model: LoadedModel) -> tuple[DetectSettings, tuple[TensorSpec, ...]]:
+        table = model.config.detect or DetectSettings()
+        form = table.format or cls._told_format(model)
+        if form == "boxes_scores":
+            pair = recognise.boxes_and_scores(model.outputs)
+            if pair is None:
+                raise model.cannot(cls.name, "outputs [anchors, 4] and [anchors, classes] of floats")
+            model.note_labels(pair[1].shape[1])
+            return replace(table, format=form), pair
+        fields = "[4 + classes, anchors]" if form == "yolov8" else "[anchors, 5 + classes]"
+        chosen = next((spec for spec in model.outputs if recognise.can_be(form, spec)), None)
+        if chosen is None:
+            raise model.cannot(cls.name, f"for {form} an output {fields} of floats")
+        first, extra = (chosen.shape[0], 4) if form == "yolov8" else (chosen.shape[1], 5)
+        model.note_labels(first if first == DYNAMIC else first - extra)
+        return replace(table, format=form), (chosen,)
+
+    @classmethod
+    def _told_format(cls, model: LoadedModel) -> str:
+        form = "boxes_scores" if recognise.boxes_and_scores(model.outputs) else None
+        for spec in model.outputs:
+            form = form or recognise.yolo_format(spec, model.labels, model.picture)
+        for spec in model.outputs:
+            form = form or recognise.likely_yolo(spec)
+        if form is None:
+            expected = "[anchors, 4] and [anchors, classes], [4 + classes, anchors] or [anchors, 5 + classes]"
+            raise model.cannot(cls.name, f"outputs {expected} of floats")
+        model.notes.append(f"detect format {form}: outputs {in_words(model.outputs)}")
+        return form
 
     def answer(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> dict[str, Any]:
         found = Detections(image=size(geometry), detections=self._detections(outputs, geometry, options))
@@ -37,6 +105,8 @@ class Detect:
     def draw(
         self, pixels: Array, outputs: Mapping[str, Array], geometry: Geometry, options: Options
     ) -> Array:
+        from carpool.vision import draw  # brings OpenCV along, which the engine never needs
+
         found = self._detections(outputs, geometry, options)
         return draw.detections(pixels, found, (geometry.width, geometry.height))
 

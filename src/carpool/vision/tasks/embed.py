@@ -3,26 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from carpool.config.model import EmbedSettings
+from carpool.config.model import EmbedSettings, Task
 from carpool.errors import ModelError
-from carpool.types import Array
+from carpool.types import Array, TensorSpec
+from carpool.vision import recognise
+from carpool.vision.answer_forms import Embedding
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
-from carpool.vision.results import Embedding
-from carpool.vision.settings import VisionSettings
+from carpool.vision.recognise import in_words
 from carpool.vision.tasks.raw import check_count
-from carpool.vision.tasks.task import cannot_draw, read_floats, size
+from carpool.vision.tasks.task import LoadedModel, Verdict, VisionSettings, VisionTask, read_floats, size
 
 
-class Embed:
+class Embed(VisionTask):
+    name = Task.EMBED
+    route, summary = "/embed", "Turn a picture into a vector"
+    form, title = Embedding, "The picture as a vector"
+    example: ClassVar[Mapping[str, Any]] = {"embedding": [0.6, -0.8, 0.0]}
+    table = EmbedSettings
+    quick = True
+
     def __init__(self, settings: VisionSettings) -> None:
         assert isinstance(settings.table, EmbedSettings)
         self._normalize = settings.table.normalize
         self._output = settings.outputs[0]
+
+    @classmethod
+    def recognise(cls, model: LoadedModel) -> Verdict | None:
+        named = [spec for spec in model.outputs if "embed" in spec.name.lower()]
+        if len(model.outputs) != 1 or not named or not recognise.length(named[0]):
+            return None
+        return Verdict(30, f"output {in_words(model.outputs)}")
+
+    @classmethod
+    def settle(cls, model: LoadedModel) -> tuple[EmbedSettings, tuple[TensorSpec, ...]]:
+        chosen = next((spec for spec in model.outputs if spec.datatype in recognise.FLOATS), None)
+        if chosen is None:
+            raise model.cannot(cls.name, "an output of floats")
+        return model.config.embed or EmbedSettings(), (chosen,)
 
     def answer(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> dict[str, Any]:
         values = read_floats(outputs, self._output).reshape(-1).astype(np.float64)
@@ -32,15 +54,6 @@ class Embed:
         if self._normalize:
             values = unit(values)
         return dict(Embedding(image=size(geometry), embedding=values.tolist()))
-
-    def draw(
-        self,
-        pixels: Array,
-        outputs: Mapping[str, Array],
-        geometry: Geometry,
-        options: Options,
-    ) -> Array:
-        raise cannot_draw("an embedding")
 
 
 def unit(values: Array) -> Array:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from carpool.config.model import Task
 from carpool.errors import TooLarge
 from carpool.types import Array, Datatype, TensorSpec
+from carpool.vision.answer_forms import Output, Outputs
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
-from carpool.vision.results import Output, Outputs
-from carpool.vision.settings import VisionSettings
-from carpool.vision.tasks.task import cannot_draw, read, size, widened
+from carpool.vision.tasks.task import VisionSettings, VisionTask, read, size, widened
 
 MAX_NUMBERS = 100_000  # in one answer; as JSON text that is one or two megabytes
 
 
-class Raw:
+class Raw(VisionTask):
+    name = Task.RAW
+    form, title = Outputs, "The model's outputs as they are"
+    example: ClassVar[Mapping[str, Any]] = {
+        "outputs": [{"name": "logits", "datatype": "FP32", "shape": [2], "data": [0.25, -1.5]}]
+    }
+
     def __init__(self, settings: VisionSettings) -> None:
         self._outputs = settings.outputs
 
@@ -26,15 +32,6 @@ class Raw:
         arrays = [(spec, read(outputs, spec)) for spec in self._outputs]
         check_count(sum(array.size for _, array in arrays))
         return dict(Outputs(image=size(geometry), outputs=[_output(spec, array) for spec, array in arrays]))
-
-    def draw(
-        self,
-        pixels: Array,
-        outputs: Mapping[str, Array],
-        geometry: Geometry,
-        options: Options,
-    ) -> Array:
-        raise cannot_draw("raw outputs")
 
 
 def check_count(numbers: int) -> None:

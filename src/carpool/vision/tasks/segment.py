@@ -3,33 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from carpool.config.model import SegmentSettings
+from carpool.config.model import SegmentSettings, Task
 from carpool.errors import ModelError
-from carpool.types import Array
-from carpool.vision import draw, regions
+from carpool.types import Array, TensorSpec
+from carpool.vision import recognise
+from carpool.vision.answer_forms import Mask, Masks
 from carpool.vision.geometry import Geometry
-from carpool.vision.masks import png_text, run_lengths
-from carpool.vision.options import Options
-from carpool.vision.regions import Region, Regions
-from carpool.vision.results import Mask, Masks
-from carpool.vision.settings import VisionSettings
-from carpool.vision.tasks.task import SCORE_DIGITS, read_floats, size
+from carpool.vision.options import MASK_FORMAT, OVERLAY, SCORE, THRESHOLD, Option, Options
+from carpool.vision.recognise import in_words
+from carpool.vision.tasks.task import (
+    SCORE_DIGITS,
+    LoadedModel,
+    Verdict,
+    VisionSettings,
+    VisionTask,
+    activation_in_words,
+    holds_probabilities,
+    read_floats,
+    size,
+)
+
+if TYPE_CHECKING:
+    from carpool.vision.mask_regions import Region, Regions
 
 _ONE_MAP = "foreground"  # what the only class is called when there are no labels
 _MOST_CLASSES = 1 << 15
+_BACKGROUNDS = ("background", "__background__", "_background_")
 
 
-class Segment:
+class Segment(VisionTask):
+    name = Task.SEGMENT
+    route, summary = "/segment", "Cut things out"
+    form, title = Masks, "Which pixels belong to what"
+    example: ClassVar[Mapping[str, Any]] = {
+        "masks": [
+            {
+                "label": "foreground",
+                "class_id": 0,
+                "score": 0.9731,
+                "box": [2.0, 1.0, 4.0, 3.0],
+                "rle": {"size": [4, 6], "counts": [9, 2, 2, 2, 9]},
+            }
+        ]
+    }
+    options: ClassVar[Mapping[str, Option]] = {
+        "score": SCORE,
+        "threshold": THRESHOLD,
+        "format": MASK_FORMAT,
+        "overlay": OVERLAY,
+    }
+    table = SegmentSettings
+
     def __init__(self, settings: VisionSettings) -> None:
         assert isinstance(settings.table, SegmentSettings)
         self._settings = settings
         self._table = settings.table
         self._output = settings.outputs[0]
         self._classes_last = settings.image.layout == "nhwc"
+
+    @classmethod
+    def recognise(cls, model: LoadedModel) -> Verdict | None:
+        outputs = model.outputs
+        alike = len({spec.shape for spec in outputs}) == 1
+        if not alike or not recognise.is_map(outputs[0], model.labels, model.picture):
+            return None
+        return Verdict(40, f"output {in_words(outputs[:1])} is a map of the picture{model.counted_labels()}")
+
+    @classmethod
+    def settle(cls, model: LoadedModel) -> tuple[SegmentSettings, tuple[TensorSpec, ...]]:
+        maps = [spec for spec in model.outputs if recognise.map_shape(spec, model.picture)]
+        if not maps:
+            raise model.cannot(cls.name, "an output [classes, height, width] or [height, width] of floats")
+        chosen = maps[0]
+        shape = recognise.map_shape(chosen, model.picture)
+        classes = shape[0] if shape else 1
+        model.note_labels(classes)
+        table = model.config.segment or SegmentSettings()
+        if table.activation is None:
+            table = replace(table, activation=_map_activation(chosen, classes))
+            model.notes.append(
+                f'masks are from {activation_in_words(table.activation)} output "{chosen.name}"'
+            )
+        if table.background is None:
+            named = (number for number, name in enumerate(model.labels) if name.lower() in _BACKGROUNDS)
+            table = replace(table, background=next(named, None))
+        return table, (chosen,)
 
     def answer(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> dict[str, Any]:
         """Masks are made and written one at a time: together they could be larger than the picture."""
@@ -41,11 +104,15 @@ class Segment:
         self, pixels: Array, outputs: Mapping[str, Array], geometry: Geometry, options: Options
     ) -> Array:
         found, one_map = self._find(outputs, geometry, options)
+        from carpool.vision import draw
+
         return draw.regions(pixels, found, lambda class_id: self._label(class_id, one_map))
 
     def _find(
         self, outputs: Mapping[str, Array], geometry: Geometry, options: Options
     ) -> tuple[Regions, bool]:
+        from carpool.vision import mask_regions  # brings OpenCV along, which the engine never needs
+
         maps = read_floats(outputs, self._output)
         if maps.ndim == 2:
             maps = maps[None]
@@ -58,10 +125,10 @@ class Segment:
         if exclusive and options.threshold is None:
             threshold = 0.0  # the most probable class wins, however improbable
         probabilities = activate(maps, self._table.activation)
-        found = regions.find(probabilities, geometry, threshold, self._table.background)
+        found = mask_regions.find(probabilities, geometry, threshold, self._table.background)
         least = options.score or 0.0
         kept = tuple(region for region in found.found if region.score >= least)
-        return Regions(found.index, found.width, found.height, kept), len(maps) == 1
+        return mask_regions.Regions(found.index, found.width, found.height, kept), len(maps) == 1
 
     def _mask(self, found: Regions, region: Region, one_map: bool, options: Options) -> Mask:
         mask = Mask(
@@ -70,6 +137,8 @@ class Segment:
             score=round(region.score, SCORE_DIGITS),
             box=[float(side) for side in region.box],
         )
+        from carpool.vision.mask_regions import png_text, run_lengths
+
         pixels = found.mask(region)
         if options.format == "rle":
             mask["rle"] = {"size": [found.height, found.width], "counts": run_lengths(pixels)}
@@ -98,3 +167,10 @@ def activate(maps: Array, activation: str | None) -> Array:
         values -= np.float32(low)
         values /= np.float32(high - low if high > low else 1.0)
     return np.clip(values, 0.0, 1.0, out=values)
+
+
+def _map_activation(spec: TensorSpec, classes: int) -> str:
+    """Classes exclude each other; a single map is taken as probabilities unless it is called …logit…."""
+    if classes == 1:
+        return "sigmoid" if "logit" in spec.name.lower() else "none"
+    return "none" if holds_probabilities(spec) else "softmax"

@@ -1,32 +1,125 @@
-"""The shape of a task, and how all of them read the model's outputs."""
+"""What a task is, and how all of them read the model's outputs. docs/extending.md says how one is added."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from carpool.config.model import DYNAMIC
-from carpool.errors import InvalidInput, ModelError
+from carpool.config.model import DYNAMIC, ImageSettings, ModelConfig
+from carpool.errors import ConfigError, InvalidInput, ModelError
 from carpool.types import Array, Datatype, TensorSpec
+from carpool.vision.answer_forms import Size, Who, schema_of
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import Options
-from carpool.vision.results import Size
+from carpool.vision.options import Option, Options
+from carpool.vision.recognise import Picture, in_words
 
 SCORE_DIGITS, BOX_DIGITS = 6, 2  # of numbers in answers: beyond this is noise
 
 
-class VisionTask(Protocol):
-    """Holds no state of any request: one object serves every thread."""
+@dataclass(frozen=True, slots=True)
+class VisionSettings:
+    """Nothing is left open: the format, the activation and the outputs are known. Shapes have no batch."""
+
+    task: str
+    image: ImageSettings
+    input: TensorSpec  # three dimensions, in the order of image.layout
+    outputs: tuple[TensorSpec, ...]  # those the task reads: for boxes_scores the boxes, then the scores
+    table: Any = None  # the task's own settings, if it has any
+    labels: tuple[str, ...] = ()
+    encoded: bool = False  # the model's device decodes pictures; `image` says what is left to do elsewhere
+
+    def label(self, class_id: int) -> str:
+        name = self.labels[class_id] if class_id < len(self.labels) else ""
+        return name or str(class_id)
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """What a task is told about a model that takes pictures. `notes` hears what was concluded, in words."""
+
+    config: ModelConfig
+    picture: Picture
+    outputs: tuple[TensorSpec, ...]
+    labels: tuple[str, ...]
+    notes: list[str]
+
+    def cannot(self, task: str, expected: str) -> ConfigError:
+        why = f'task = "{task}"' if self.config.task else f"[{task}]"
+        found = in_words(self.outputs)
+        return ConfigError(f"{self.config.name}: {why} needs {expected}; the model's outputs are {found}")
+
+    def note_labels(self, classes: int) -> None:
+        if self.labels and classes not in (DYNAMIC, len(self.labels)):
+            self.notes.append(f"{len(self.labels)} labels for {classes} classes: the rest go by number")
+
+    def counted_labels(self) -> str:
+        return f" and {len(self.labels)} labels" if self.labels else ""
+
+
+class Verdict(NamedTuple):
+    """That a model is for a task. Of several the strongest counts."""
+
+    strength: int
+    why: str
+
+
+class VisionTask:
+    """Everything about one task: the class says what it is, an object of it answers for one model.
+
+    An object holds no state of any request, so that one serves every thread.
+    """
+
+    name: ClassVar[str]  # in model.toml and in answers
+    route: ClassVar[str] = ""  # where any model of this task can be asked; none: only by the model's name
+    summary: ClassVar[str] = ""  # of that route
+    form: ClassVar[type]  # the TypedDict that it answers; its name is that of the schema
+    title: ClassVar[str]  # of that schema
+    example: ClassVar[Mapping[str, Any]]  # what an answer has beside `image`
+    options: ClassVar[Mapping[str, Option]] = {}  # what a request may ask; with OVERLAY it can be drawn
+    table: ClassVar[type | None] = None  # its settings in model.toml, a dataclass
+    quick: ClassVar[bool] = False  # few numbers are answered in less time than a thread takes to wake up
+
+    def __init__(self, settings: VisionSettings) -> None:
+        self._settings = settings
+
+    @classmethod
+    def recognise(cls, model: LoadedModel) -> Verdict | None:  # noqa: ARG003
+        """Whether the outputs of a model show beyond doubt that it is for this task."""
+        return None
+
+    @classmethod
+    def settle(cls, model: LoadedModel) -> tuple[Any, tuple[TensorSpec, ...]]:
+        """The settings with nothing left open, and the outputs that are read. ConfigError if it cannot be."""
+        return None, model.outputs
 
     def answer(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> dict[str, Any]:
         """The answer to one picture, from the model's outputs without the batch dimension."""
+        raise NotImplementedError
 
     def draw(
         self, pixels: Array, outputs: Mapping[str, Array], geometry: Geometry, options: Options
     ) -> Array:
         """A new picture with the answer drawn in; `pixels` are RGB [h, w, 3], of any size."""
+        raise cannot_draw(f"answers of {self.name}")
+
+    @classmethod
+    def examples(cls) -> dict[str, Any]:
+        return {"model": "m", "version": "1", "image": {"width": 640, "height": 427}, **cls.example}
+
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        """JSON schema of an answer, with descriptions and an example."""
+        who, answer = schema_of(Who), schema_of(cls.form)
+        return {
+            "title": cls.title,
+            "type": "object",
+            "properties": {**who["properties"], **answer["properties"]},
+            "required": [*who["required"], *answer["required"]],
+            "examples": [cls.examples()],
+        }
 
 
 def read(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
@@ -73,3 +166,14 @@ def rounded(values: Array, digits: int) -> list[Any]:
 
 def cannot_draw(what: str) -> InvalidInput:
     return InvalidInput(f"{what} cannot be drawn; ask for JSON, without overlay", field="overlay")
+
+
+_ALREADY = ("prob", "softmax", "sigmoid")  # in the name of an output: it holds probabilities
+
+
+def holds_probabilities(spec: TensorSpec) -> bool:
+    return any(word in spec.name.lower() for word in _ALREADY)
+
+
+def activation_in_words(activation: str | None) -> str:
+    return "the" if activation == "none" else f"the {activation} of"

@@ -1,0 +1,283 @@
+"""Models written in Python: a file with a class `Model` or a function `predict`, run in a process of its own.
+
+    class Model:
+        def setup(self, config):        # optional; name, version, instance, gpu, path, file, parameters, …
+            ...
+        def predict(self, inputs):      # {"name": array of the whole batch}, valid until predict returns
+            return {"scores": scores}
+
+Parameters that are named like the model's inputs get the arrays themselves: `def predict(self, image)`. An
+optional input that a request left out is not in `inputs`; a parameter for it needs a default. All requests of
+a batch bring the same inputs. An
+answer is a dict of arrays, one array where the model has one output, or a list with one result (a value, or a
+dict of values) per item of the batch. Arrays go out as they are; plain numbers and lists take the declared
+datatype. BYTES are object arrays of bytes, and BF16 is its 16 bits as uint16.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from carpool.backends.backend import Backend, Placement, aborted
+from carpool.backends.python.declarations import read_declarations
+from carpool.backends.python.worker_channel import Channel, Region
+from carpool.config.complete import complete
+from carpool.config.model import ModelConfig, ModelSignature, TensorConfig
+from carpool.config.repository import ModelVersion
+from carpool.errors import ModelError
+from carpool.types import Array
+
+# ---- the process of one Python model, seen from the server: started, watched, ended
+
+
+_GRACE = 5.0  # seconds in which a process that is asked to end may clean up
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class WorkerDied(Exception):
+    """The process is gone; the text says how it went."""
+
+
+class WorkerTimeout(Exception):
+    """The process said nothing in time."""
+
+
+class WorkerProcess:
+    """A fresh interpreter in a process group of its own, so that whatever it starts ends with it.
+
+    It holds the other end of a pipe that nobody writes to. When the server ends, in whatever way, the kernel
+    closes the server's end and kills the group: see `tie_to_server` in python_worker.py.
+    """
+
+    def __init__(self, threads: int | None) -> None:
+        self.inputs = Region.create("carpool-inputs")
+        self.outputs = Region.create("carpool-outputs")
+        ours, theirs = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        fds = (theirs.fileno(), self.inputs.fd, self.outputs.fd, lifeline)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-u", "-m", "carpool.backends.python.python_worker", *map(str, fds)],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what a model prints is log, and belongs where the server's log goes
+                pass_fds=fds,
+                env=_environment(threads),
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            self._close_files()
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self.channel = Channel(ours, self._wait_readable)
+        self._events = select.poll()
+        self._events.register(ours, select.POLLIN)
+        self._events.register(self._pidfd, select.POLLIN)
+        self._socket_fd = ours.fileno()
+        self._ending = threading.Lock()
+        self.deadline: float | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        with self._ending:
+            return self._process.returncode is None and not _readable(self._pidfd, 0)
+
+    def _wait_readable(self) -> None:
+        """A child of the model may hold the socket open: the process is watched, not just the socket."""
+        timeout = None if self.deadline is None else max(0.0, self.deadline - time.monotonic()) * 1e3
+        ready = {fd for fd, _ in self._events.poll(timeout)}
+        if not ready:
+            raise WorkerTimeout
+        if self._socket_fd not in ready:
+            raise WorkerDied(self.end())
+
+    def kill(self) -> None:
+        """From any thread. The number stays ours until `end` collects the process, so nobody else is hit."""
+        with self._ending:
+            if self._process.returncode is None:
+                self._kill_group()
+
+    def end(self) -> str:
+        """Kills what is left, collects it, and says how the process ended."""
+        with self._ending:
+            if self._process.returncode is None:
+                self._kill_group()
+                self._process.wait()
+        code = self._process.returncode
+        return f"signal {-code}" if code < 0 else f"exit status {code}"
+
+    def close(self) -> None:
+        """Asks the process to end, insists after a while, and gives back every file."""
+        self.channel.close()
+        if self._lifeline >= 0:
+            _readable(self._pidfd, _GRACE)
+            self.end()
+            os.close(self._pidfd)
+            self._close_files()
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _close_files(self) -> None:
+        os.close(self._lifeline)
+        self._lifeline = -1
+        self.inputs.close()
+        self.outputs.close()
+
+
+def _readable(fd: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1e3))
+
+
+def _environment(threads: int | None) -> dict[str, str]:
+    """The server's own, and the model's share of the cores unless the user chose one."""
+    if threads is None:
+        return dict(os.environ)
+    return dict.fromkeys(_THREAD_VARIABLES, str(threads)) | os.environ
+
+
+# ---- the model, one instance for each process
+
+
+SETUP_TIMEOUT = 300.0  # seconds for importing the file and its `setup`: weights may be large and disks slow
+
+
+def load(config: ModelConfig, version: ModelVersion, placement: Placement) -> Backend:
+    return PythonBackend(config, version, placement, SETUP_TIMEOUT)
+
+
+def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
+    """Complete, with the largest batch that the file declares."""
+    if config.max_batch is None:
+        config = replace(config, max_batch=read_declarations(version.file).max_batch)
+    return complete(config, read_signature(config, version))
+
+
+def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
+    return read_declarations(version.file).signature(config.max_batch)
+
+
+class PythonBackend:
+    def __init__(
+        self, config: ModelConfig, version: ModelVersion, placement: Placement, setup_timeout: float
+    ) -> None:
+        self._model = config.name
+        self._aborted = False
+        self.signature = read_signature(config, version)
+        self._process = WorkerProcess(placement.threads)
+        try:
+            self._start(_settings(config, version, placement), setup_timeout)
+        except BaseException:
+            self._process.kill()
+            self._process.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        return not self._aborted and self._process.alive
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        if not self.alive:
+            raise self._died(self._process.end())
+        places = self._process.inputs.write(inputs)
+        answer = self._ask({"inputs": places, "wanted": list(wanted)})
+        if "error" in answer:
+            raise ModelError(f"{self._model}: {answer['error']}")
+        try:
+            outputs = self._process.outputs.read(answer["outputs"])
+        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+            self._process.end()
+            raise ModelError(f"{self._model}: its process sent a broken answer: {error}") from None
+        # The next batch is written over these.
+        return {name: array.copy() for name, array in outputs.items()}
+
+    def abort(self) -> None:
+        self._aborted = True
+        self._process.kill()
+
+    def close(self) -> None:
+        self._process.close()
+
+    def _start(self, settings: dict[str, Any], timeout: float) -> None:
+        self._process.deadline = time.monotonic() + timeout
+        try:
+            answer = self._ask(settings)
+        except WorkerTimeout:
+            raise ModelError(
+                f"{self._model}: {settings['file']} was not ready after {timeout:g} s of loading"
+            ) from None
+        self._process.deadline = None
+        if "error" in answer:
+            raise ModelError(f"{self._model}: {settings['file']} cannot be loaded: {answer['error']}")
+
+    def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            self._process.channel.send(message)
+            return self._process.channel.receive()
+        except WorkerDied as died:
+            raise self._died(str(died)) from None
+        except (EOFError, OSError):
+            raise self._died(self._process.end()) from None
+        except (ValueError, RecursionError) as error:
+            self._process.end()
+            raise ModelError(f"{self._model}: its process sent a broken answer: {error}") from None
+
+    def _died(self, how: str) -> ModelError:
+        return (
+            aborted(self._model)
+            if self._aborted
+            else ModelError(f"{self._model}: the model's process died ({how})", reason="model-died")
+        )
+
+
+def _settings(config: ModelConfig, version: ModelVersion, placement: Placement) -> dict[str, Any]:
+    """What the model's `setup` gets."""
+    return {
+        "name": config.name,
+        "version": version.number,
+        "instance": placement.instance,
+        "gpu": placement.gpu,
+        "threads": placement.threads,
+        "path": str(config.path),
+        "file": str(cast(Path, version.file)),
+        "max_batch": config.max_batch,
+        "inputs": [_tensor(tensor) for tensor in config.inputs],
+        "outputs": [_tensor(tensor) for tensor in config.outputs],
+        "parameters": dict(config.parameters),
+    }
+
+
+def _tensor(tensor: TensorConfig) -> dict[str, Any]:
+    dims = tensor.dims if tensor.reshape is None else tensor.reshape
+    return {
+        "name": tensor.name,
+        "datatype": tensor.datatype,
+        "shape": list(dims),
+        "optional": tensor.optional,
+    }

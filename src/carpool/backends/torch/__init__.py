@@ -1,0 +1,1 @@
+"""PyTorch models; pytorch.py is the way in. Nothing here is imported before a model needs it."""

@@ -1,0 +1,134 @@
+"""PyTorch models: TorchScript, exported programs, and a Python file with its weights. See docs/pytorch.md."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from carpool.backends.backend import Backend, Placement
+from carpool.config.complete import complete
+from carpool.config.model import Kind, ModelConfig, ModelSignature, PytorchSettings
+from carpool.config.repository import ModelVersion
+from carpool.errors import ConfigError, Unsupported
+
+if TYPE_CHECKING:
+    from carpool.backends.torch import torch_backend
+
+_HALF = ("fp16", "bf16")
+
+_log = logging.getLogger(__name__)
+
+
+def load(config: ModelConfig, version: ModelVersion, placement: Placement) -> Backend:
+    home = _home(config, "torch_backend")
+    return cast("torch_backend.TorchBackend", home.load(config, cast(Path, version.file), placement))
+
+
+def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
+    return cast(ModelSignature, _signatures(config).signature_of(config, cast(Path, version.file)))
+
+
+def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
+    """Complete, and with nothing left to be chosen about the device, the batch sizes and the precision."""
+    config = _signatures(config).assumed(config, cast(Path, version.file))
+    config = complete(config, read_signature(config, version))
+    for tensor in config.inputs + config.outputs:
+        if tensor.datatype == "BYTES" or tensor.optional:
+            kind = "optional" if tensor.optional else "BYTES"
+            raise Unsupported(
+                f'{config.name}: "{tensor.name}" is {kind}, and PyTorch models have no such tensors'
+            )
+        if tensor.reshape is not None:
+            raise Unsupported(
+                f'{config.name}: "{tensor.name}" has a reshape, which PyTorch models do not take: give the'
+                " shape that the network has, or reshape in the network itself"
+            )
+    return replace(config, pytorch=_settled(config))
+
+
+def devices(config: ModelConfig) -> tuple[int, ...]:
+    """The GPUs that this model may run on; none: the CPU. The settings are settled."""
+    device = config.pytorch.device
+    if device == "cpu":
+        return ()
+    _, _, number = device.partition(":")
+    return (int(number),) if number else tuple(range(_gpus(config)))
+
+
+def device_names(config: ModelConfig) -> tuple[str, ...]:
+    import torch
+
+    return tuple(torch.cuda.get_device_name(index) for index in devices(config))
+
+
+def _settled(config: ModelConfig) -> PytorchSettings:
+    used = config.pytorch
+    device = _device(config)
+    on_gpu = device != "cpu"
+    graphs = on_gpu if used.graphs is None else used.graphs
+    return replace(
+        used,
+        device=device,
+        channels_last=(on_gpu and used.precision in _HALF)
+        if used.channels_last is None
+        else used.channels_last,
+        graphs=graphs,
+        buckets=_buckets(config, graphs),
+    )
+
+
+def _device(config: ModelConfig) -> str:
+    asked = config.pytorch.device
+    if asked == "cpu" or all(group.kind is Kind.CPU for group in config.instances):
+        return "cpu"
+    gpus = _gpus(config)
+    if not gpus:
+        if asked != "auto":
+            _log.warning(
+                "%s: runs on the CPU: %s was asked for, and PyTorch finds no GPU", config.name, asked
+            )
+        return "cpu"
+    number = asked.partition(":")[2]
+    if number and int(number) >= gpus:
+        raise ConfigError(
+            f"{config.name}: pytorch.device is {asked}, but there are {gpus} GPUs, numbered from 0"
+        )
+    return "cuda" if asked == "auto" else asked
+
+
+def _buckets(config: ModelConfig, graphs: bool) -> tuple[int, ...]:
+    """The batch sizes that run; none: every size as it comes, where nothing is prepared for sizes."""
+    used, largest = config.pytorch, config.max_batch or 0
+    varies = any(-1 in tensor.dims for tensor in config.inputs)
+    if not largest or varies or not (graphs or used.buckets or used.compile != "off"):
+        return ()
+    for size in used.buckets:
+        if size > largest:
+            raise ConfigError(
+                f"{config.name}: pytorch.buckets has {size}, more than max_batch, which is {largest}"
+            )
+    sizes = used.buckets or tuple(1 << power for power in range(largest.bit_length()))
+    return tuple(sorted({*sizes, largest}))
+
+
+def _gpus(config: ModelConfig) -> int:
+    _home(config, "torch_backend")
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _signatures(config: ModelConfig) -> Any:
+    return _home(config, "torch_signature")
+
+
+def _home(config: ModelConfig, name: str) -> Any:
+    """PyTorch is large, and not everybody has it: it is imported by the first model that needs it."""
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        raise Unsupported(f"{config.name}: needs PyTorch (pip install torch): {error}") from None
+    return importlib.import_module(f"carpool.backends.torch.{name}")

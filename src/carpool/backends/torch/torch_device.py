@@ -1,0 +1,341 @@
+"""Where a PyTorch model runs, behind one seam: a GPU with a stream of its own, or the CPU.
+
+Everything that differs between the two is here, so that batches, buckets and padding are one code path, which
+tests can walk without a GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from carpool.backends.torch.device_sharing import order_of, turns_of
+from carpool.types import Array, Datatype
+
+# ---- PyTorch's datatypes and ours: which is which, and how arrays of them come and go without a copy
+
+
+TORCH_TYPES = {
+    Datatype.BOOL: torch.bool,
+    Datatype.UINT8: torch.uint8,
+    Datatype.UINT16: torch.uint16,
+    Datatype.UINT32: torch.uint32,
+    Datatype.UINT64: torch.uint64,
+    Datatype.INT8: torch.int8,
+    Datatype.INT16: torch.int16,
+    Datatype.INT32: torch.int32,
+    Datatype.INT64: torch.int64,
+    Datatype.FP16: torch.float16,
+    Datatype.FP32: torch.float32,
+    Datatype.FP64: torch.float64,
+    Datatype.BF16: torch.bfloat16,
+}
+DATATYPE_OF = {dtype: datatype for datatype, dtype in TORCH_TYPES.items()}
+FLOATS = (Datatype.FP16, Datatype.BF16, Datatype.FP32)
+"""Those that a model in any precision takes and answers: they are converted on the device."""
+
+PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def carried(datatype: Datatype) -> torch.dtype:
+    """How tensors of it lie in buffers: numpy has no BF16, so that its bits go as they are."""
+    return torch.uint16 if datatype is Datatype.BF16 else TORCH_TYPES[datatype]
+
+
+def as_tensor(array: Array | torch.Tensor) -> torch.Tensor:
+    """Where it lies. What is read-only, unaligned or not contiguous is copied first."""
+    if isinstance(array, np.ndarray):
+        return torch.from_numpy(array if lies_well(array) else np.array(array, order="C"))
+    return array
+
+
+def lies_well(array: Array) -> bool:
+    """A tensor can be made over it."""
+    return array.flags.carray
+
+
+# ---- a GPU, or the CPU
+
+
+# A waiting thread sleeps instead of spinning: the cores belong to the front ends. A single image is done
+# within a millisecond, and waking up would take a part of that: for it the thread spins.
+_SPINS_FOR = 1
+_WARM_UPS = 3  # while libraries choose their kernels, they take more than they need
+_FILLS_DEVICE = 32  # images: a batch that leaves nothing of a GPU to another (measured: docs/gpu.md)
+_COPY_THREADS = 1  # that gather a batch for a GPU: a team has to be woken for each image, and spins meanwhile
+
+Run = Callable[[], Mapping[str, torch.Tensor]]
+
+
+class Program(Protocol):
+    """A model prepared for one batch size, from its static inputs to its outputs."""
+
+    @property
+    def outputs(self) -> Mapping[str, torch.Tensor]:
+        """Of the last `replay`, until the next."""
+
+    def replay(self) -> None: ...
+
+
+class Called:
+    """Calls the model each time."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.outputs: Mapping[str, torch.Tensor] = {}
+
+    def replay(self) -> None:
+        self.outputs = self._run()
+
+
+class Captured:
+    """A CUDA graph: all kernels of the model in one launch, with the outputs always in the same place."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Mapping[str, torch.Tensor]) -> None:
+        self.outputs = outputs
+        self.replay: Callable[[], None] = graph.replay
+
+
+class Device(Protocol):
+    """One instance's share of a device. Used by one thread at a time."""
+
+    name: str
+    place: torch.device
+    bounded: bool  # whether its memory is counted and limited
+
+    def enter(self) -> None:
+        """What this thread does from here on is this instance's: its device, its stream, its threads."""
+
+    def staging(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Zeros in host memory that the device copies from and to without a detour."""
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor: ...
+
+    def warm(self, run: Run) -> int:
+        """So often that libraries have chosen their kernels and made their workspaces. Returns the bytes that
+        a run takes of the device beside what it held already."""
+
+    def capture(self, run: Run) -> Program:
+        """Of a run that is warm. Raises RuntimeError where the model cannot be captured."""
+
+    def call(self, run: Run) -> Program:
+        """Not captured: run anew each time."""
+
+    def launch(self, program: Program, images: int) -> None:
+        """Replay it. Returns when it is on its way; large batches compute one after the other."""
+
+    def wait(self, images: int | None = None) -> None:
+        """Until everything that was asked of the device is done, for so many images if that is known."""
+
+    def turn(self) -> threading.Lock:
+        """Held while a batch runs, so that nobody captures beside it."""
+
+    def allocated(self) -> int:
+        """Bytes of the device that this process holds."""
+
+    def free(self) -> int:
+        """Bytes of the device that nobody holds."""
+
+    def limit(self, most: int) -> None:
+        """This process may hold so many bytes, and not one more."""
+
+    def release(self) -> None:
+        """Memory that nothing uses goes back to the device."""
+
+    def close(self) -> None: ...
+
+
+class _Here(threading.local):
+    owner: object = None  # the device that this thread was set up for
+
+
+_here = _Here()
+
+
+class CpuDevice:
+    """Memory is the host's, and programs are plain calls."""
+
+    name = "cpu"
+    bounded = False
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.place = torch.device("cpu")
+        self._threads = threads
+        self._turn = threading.Lock()
+
+    def enter(self) -> None:
+        if _here.owner is not self:
+            _here.owner = self
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)  # of this thread, whatever the name says
+
+    def staging(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    def warm(self, run: Run) -> int:
+        run()
+        return 0
+
+    def capture(self, run: Run) -> Program:
+        return Called(run)
+
+    def call(self, run: Run) -> Program:
+        return Called(run)
+
+    def launch(self, program: Program, images: int) -> None:  # noqa: ARG002 - it runs here and now
+        program.replay()
+
+    def wait(self, images: int | None = None) -> None:
+        pass
+
+    def turn(self) -> threading.Lock:
+        return self._turn
+
+    def allocated(self) -> int:
+        return 0
+
+    def free(self) -> int:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def limit(self, most: int) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    def close(self) -> None:
+        if _here.owner is self:
+            _here.owner = None
+
+
+class CudaDevice:
+    """One stream on one GPU. Its graphs share a pool of memory, since they never run at the same time."""
+
+    bounded = True
+
+    def __init__(self, index: int) -> None:
+        self.name = f"cuda:{index}"
+        self.place = torch.device("cuda", index)
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.backends.cudnn.benchmark = True  # shapes never change, so looking for the best kernel pays
+        with torch.cuda.device(self.place):
+            self._stream = torch.cuda.Stream(self.place)  # type: ignore[no-untyped-call]
+            self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._done_soon = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
+        self._turns = turns_of(index)
+        self._turn = self._turns.join()
+        self._order = order_of(index)
+
+    def enter(self) -> None:
+        if _here.owner is not self:
+            _here.owner = self
+            torch.cuda.set_device(self.place)
+            torch.cuda.set_stream(self._stream)
+            torch.set_num_threads(_COPY_THREADS)  # of this thread, whatever the name says
+
+    def staging(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        self.enter()
+        return torch.zeros(tuple(shape), dtype=dtype, device=self.place)
+
+    def warm(self, run: Run) -> int:
+        self.enter()
+        for _ in range(_WARM_UPS):
+            run()
+        self.wait()
+        torch.cuda.reset_peak_memory_stats(self.place)
+        held = torch.cuda.memory_allocated(self.place)
+        run()
+        self.wait()
+        return max(0, int(torch.cuda.max_memory_allocated(self.place) - held))
+
+    def capture(self, run: Run) -> Program:
+        self.enter()
+        graph = torch.cuda.CUDAGraph()
+        with self._turns.alone(), _no_collection():
+            # Other threads may copy and run meanwhile: only what this one does is forbidden to it.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outputs = run()
+            except BaseException:
+                with suppress(Exception):  # the error that matters is on its way already
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        program = Captured(graph, outputs)
+        program.replay()
+        self.wait()
+        return program
+
+    def call(self, run: Run) -> Program:
+        return Called(run)
+
+    def launch(self, program: Program, images: int) -> None:
+        """What is not captured runs code of the model, which nobody else may have to wait for."""
+        if images < _FILLS_DEVICE or not isinstance(program, Captured):
+            program.replay()
+        else:
+            self._order.launch(self._stream, self._computed, program.replay)
+
+    def wait(self, images: int | None = None) -> None:
+        done = self._done_soon if images is not None and images <= _SPINS_FOR else self._done
+        done.record(self._stream)
+        done.synchronize()
+
+    def turn(self) -> threading.Lock:
+        return self._turn
+
+    def allocated(self) -> int:
+        return int(torch.cuda.memory_reserved(self.place))
+
+    def free(self) -> int:
+        return int(torch.cuda.mem_get_info(self.place)[0])
+
+    def limit(self, most: int) -> None:
+        total = int(torch.cuda.mem_get_info(self.place)[1])
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most / total), self.place)
+
+    def release(self) -> None:
+        with self._turns.alone():
+            torch.cuda.synchronize(self.place)
+            with torch.cuda.device(self.place):
+                torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        self._turns.leave(self._turn)
+        self._order.leave(self._computed)
+        if _here.owner is self:
+            _here.owner = None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What the collector frees may belong to the device, and must not be freed in the middle of a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Also where a library below PyTorch says so in words only."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+    )

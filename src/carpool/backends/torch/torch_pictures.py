@@ -1,0 +1,356 @@
+"""Pictures' files into a model's uint8 input, on its device: a whole batch is decoded, then resized, at once.
+
+On CUDA the chip's own decoder reads JPEGs: through a handle of the instance's own, and what that cannot read
+through torchvision. What neither reads is decoded on the CPU, which also says what is wrong with a file. On a
+CPU that is the way of all of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_void_p
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from carpool.backends.torch.picture_form import Decode, PictureForm, Place, Placed
+from carpool.errors import CarpoolError
+from carpool.types import Array
+
+# ---- NVIDIA's JPEG decoder, called directly: a handle for each instance of a model
+# torchvision decodes one batch at a time, behind one lock for the whole process, and the host's part of
+# that is most of it. Here every instance decodes for itself, into memory that is taken at once for the
+# whole batch, in its own stream. The library is the one that torchvision has loaded; it is used as its C
+# interface says.
+
+
+_HARDWARE = 3  # of its ways to decode: the engine that does nothing else
+_PLANES = 3  # of its formats: RGB, one plane after the other
+_COLOURS = 3
+_MOST_COMPONENTS = 4
+_DESTINATION = 2 * _MOST_COMPONENTS  # numbers for one picture: where its planes go, bytes in a line of each
+_OK = 0
+_CANNOT = {1: "is not set up", 5: "got no memory", 7: "has no engine here", 9: "has no such way here"}
+"""Of its answers those that are nobody's file's fault; the others are about what it was given."""
+
+
+class NoDecoder(Exception):
+    """This machine cannot decode in this way, or no longer."""
+
+
+def loaded_library() -> Any:
+    """As torchvision brought it along; raises `NoDecoder`."""
+    import torchvision.io  # noqa: F401  loads it
+
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line[line.find("/") :] if "/" in line else ""
+        if "libnvjpeg" in Path(path).name:
+            return declared(ctypes.CDLL(path))
+    raise NoDecoder("torchvision was built without nvJPEG")
+
+
+def declared(library: Any) -> Any:
+    """With the types of what is called, so that pointers are not cut off."""
+    library.nvjpegCreateEx.argtypes = (c_int, c_void_p, c_void_p, c_uint, POINTER(c_void_p))
+    library.nvjpegDestroy.argtypes = (c_void_p,)
+    library.nvjpegJpegStateCreate.argtypes = (c_void_p, POINTER(c_void_p))
+    library.nvjpegJpegStateDestroy.argtypes = (c_void_p,)
+    sizes = (POINTER(c_int),) * 4
+    library.nvjpegGetImageInfo.argtypes = (c_void_p, c_void_p, c_size_t, *sizes)
+    library.nvjpegDecodeBatchedInitialize.argtypes = (c_void_p, c_void_p, c_int, c_int, c_int)
+    library.nvjpegDecodeBatched.argtypes = (c_void_p,) * 6
+    return library
+
+
+class Nvjpeg:
+    """Decodes batches, for one thread at a time. What it cannot read raises RuntimeError for the batch."""
+
+    # Seen on an H200: of several threads that begin at once, beside graphs that run, some are told that there
+    # is no memory, while nearly all of it is free. Whoever is told so has to decode in another way.
+
+    def __init__(self, library: Any, device: torch.device) -> None:
+        self._library = library
+        self._device = device
+        self._handle, self._state = c_void_p(), c_void_p()
+        with _current(device):
+            if library.nvjpegCreateEx(_HARDWARE, None, None, 0, byref(self._handle)) != _OK:
+                raise NoDecoder("the device has no engine for JPEGs")
+            if library.nvjpegJpegStateCreate(self._handle, byref(self._state)) != _OK:
+                library.nvjpegDestroy(self._handle)
+                raise NoDecoder("the device's engine for JPEGs cannot be used")
+        self._batch = 0  # that it is ready for
+        self._components, self._sampling = c_int(), c_int()
+        self._widths, self._heights = (c_int * _MOST_COMPONENTS)(), (c_int * _MOST_COMPONENTS)()
+        ending = weakref.finalize(self, _destroy, library, self._handle, self._state)
+        ending.atexit = False  # by then the driver may be gone
+
+    def __call__(self, files: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Each as [3, h, w], in the current stream: the files must stay where they are until that is done."""
+        count = len(files)
+        addresses = [file.data_ptr() for file in files]
+        lengths = [file.numel() for file in files]
+        pictures, destinations = self._room(list(map(self._size, addresses, lengths)))
+        library = self._library
+        if count != self._batch:
+            self._batch = 0
+            self._check(library.nvjpegDecodeBatchedInitialize(self._handle, self._state, count, 1, _PLANES))
+            self._batch = count
+        stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
+        numbers = (np.array(addresses, np.uint64), np.array(lengths, np.uint64), destinations)
+        places = (c_void_p(array.ctypes.data) for array in numbers)
+        self._check(library.nvjpegDecodeBatched(self._handle, self._state, *places, c_void_p(stream)))
+        return pictures
+
+    def _size(self, address: int, length: int) -> tuple[int, int]:
+        """Height and width of a picture in colour."""
+        found = (byref(self._components), byref(self._sampling), self._widths, self._heights)
+        self._check(self._library.nvjpegGetImageInfo(self._handle, address, length, *found))
+        if self._components.value != _COLOURS:
+            raise RuntimeError("not a JPEG of three colours")
+        return self._heights[0], self._widths[0]
+
+    def _room(self, sizes: list[tuple[int, int]]) -> tuple[list[torch.Tensor], np.ndarray[Any, Any]]:
+        """Memory for all pictures, taken once for each size, and where each of their planes goes."""
+        pictures: list[torch.Tensor] = [torch.empty(0)] * len(sizes)
+        destinations = np.zeros((len(sizes), _DESTINATION), np.uint64)
+        rows_of: dict[tuple[int, int], list[int]] = {}
+        for row, size in enumerate(sizes):
+            rows_of.setdefault(size, []).append(row)
+        for (height, width), rows in rows_of.items():
+            block = torch.empty(len(rows), _COLOURS, height, width, dtype=torch.uint8, device=self._device)
+            planes = np.arange(len(rows) * _COLOURS, dtype=np.uint64) * np.uint64(height * width)
+            destinations[rows, :_COLOURS] = (planes + np.uint64(block.data_ptr())).reshape(-1, _COLOURS)
+            destinations[rows, _MOST_COMPONENTS : _MOST_COMPONENTS + _COLOURS] = width
+            for row, picture in zip(rows, block.unbind(), strict=True):
+                pictures[row] = picture
+        return pictures, destinations
+
+    def _check(self, status: int) -> None:
+        if status in _CANNOT:
+            raise NoDecoder(f"nvJPEG {_CANNOT[status]}")
+        if status != _OK:
+            raise RuntimeError(f"nvJPEG answered {status}")
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _destroy(library: Any, handle: c_void_p, state: c_void_p) -> None:
+    library.nvjpegJpegStateDestroy(state)
+    library.nvjpegDestroy(handle)
+
+
+# ---- pictures of any size into rows of the input, in plain torch: on a CPU, or without the fused kernel
+# Every kernel is a weighted sum along each side, so that resizing is two matrix products. The sums are
+# exact: the results differ from those of the CPU's way only where the two round to neighbours.
+
+
+_MOST_WEIGHT_BYTES = 64 << 20  # kept for sizes that come again
+_MOST_PIXELS = 1 << 24  # held as floats at a time
+
+
+def weights(kernel: str, source: int, target: int) -> Array:
+    """[target, source]: how much each pixel of one side counts in each of the other."""
+    step = source / target
+    index, pixel = np.arange(target)[:, None], np.arange(source)[None, :]
+    if kernel == "area":
+        shares = np.minimum((index + 1) * step, pixel + 1) - np.maximum(index * step, pixel)
+        shares = np.maximum(shares, 0.0)
+        table: Array = shares / shares.sum(axis=1, keepdims=True)
+        return table.astype(np.float32)
+    centre = (index + 0.5) * step - 0.5
+    if kernel == "bilinear":
+        near = np.clip(centre, 0, source - 1)
+        table = np.maximum(1.0 - np.abs(near - pixel), 0.0)
+        return table.astype(np.float32)
+    table = np.zeros((target, source))
+    first = np.floor(centre).astype(np.int64)
+    for tap in range(-1, 3):
+        at = np.clip(first + tap, 0, source - 1)
+        np.add.at(table, (index, at), _cubic(np.abs(centre - (first + tap))))
+    return table.astype(np.float32)
+
+
+def _cubic(distance: Array) -> Array:
+    """Cubic convolution with a = −0.75."""
+    a, d = -0.75, distance
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+
+
+class PlainResize:
+    """Pictures of one size go together."""
+
+    def __init__(self, form: PictureForm, device: torch.device, place: Place) -> None:
+        self._form = form
+        self._device = device
+        self._place = place
+        self._weights: dict[tuple[str, int, int], torch.Tensor] = {}
+        self._held = 0
+
+    def __call__(self, sources: Sequence[torch.Tensor], rows: Sequence[int], into: torch.Tensor) -> None:
+        """Sources are uint8 [3, h, w], each for the row of `into` with its number."""
+        alike: dict[torch.Size, list[int]] = defaultdict(list)
+        for number, source in enumerate(sources):
+            alike[source.shape].append(number)
+        for shape, numbers in alike.items():
+            place = self._place(shape[2], shape[1])
+            together = max(1, _MOST_PIXELS // (shape[1] * shape[2]))
+            for start in range(0, len(numbers), together):
+                some = numbers[start : start + together]
+                pictures = torch.stack([sources[number] for number in some])
+                self._fill(pictures, place, [rows[number] for number in some], into)
+
+    def _fill(self, pictures: torch.Tensor, place: Placed, rows: Sequence[int], into: torch.Tensor) -> None:
+        bottom, right = place.top + place.height, place.left + place.width
+        part = pictures[:, :, place.top : bottom, place.left : right].float()
+        high = self._weight(place.kernel, place.height, place.into_height)
+        wide = self._weight(place.kernel, place.width, place.into_width)
+        small = (high @ part @ wide.T).round_().clamp_(0, 255).to(torch.uint8)
+        form = self._form
+        if form.bgr:
+            small = small.flip(1)
+        whole = torch.full(
+            (len(rows), 3, form.height, form.width), form.pad, dtype=torch.uint8, device=self._device
+        )
+        bottom, right = place.into_top + place.into_height, place.into_left + place.into_width
+        whole[:, :, place.into_top : bottom, place.into_left : right] = small
+        chosen = torch.tensor(rows, device=self._device)
+        into[chosen] = whole if form.planar else whole.permute(0, 2, 3, 1)
+
+    def _weight(self, kernel: str, source: int, target: int) -> torch.Tensor:
+        key = (kernel, source, target)
+        found = self._weights.get(key)
+        if found is None:
+            if self._held > _MOST_WEIGHT_BYTES:
+                self._weights.clear()
+                self._held = 0
+            found = torch.from_numpy(weights(*key)).to(self._device)
+            self._weights[key] = found
+            self._held += found.nbytes
+        return found
+
+
+# ---- a batch of files into the input
+
+
+_MOST_FAILURES = 3
+
+_log = logging.getLogger(__name__)
+
+Resize = Callable[[Sequence[torch.Tensor], Sequence[int], torch.Tensor], None]
+DecodeAll = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
+def can_decode(device: torch.device) -> bool:
+    """Whether the device reads JPEGs itself, and not merely through the CPU."""
+    return device.type == "cuda" and find_spec("torchvision") is not None
+
+
+class DevicePictures:
+    """One per instance of a model; `fill` is called from one thread at a time."""
+
+    def __init__(
+        self, device: torch.device | str, form: PictureForm, place: Place, decode: Decode, *ways: DecodeAll
+    ) -> None:
+        """`decode` reads one file on the CPU; each of `ways` a batch on the device, by default as that can:
+        what the first does not read, the next is asked for."""
+        self._device = torch.device(device)
+        self._decode = decode
+        self._ways = ways or (_chip_decoders(self._device) if can_decode(self._device) else ())
+        self._resize = _resizer(form, self._device, place)
+        self._failures = 0
+
+    def fill(self, pictures: Sequence[Array], into: torch.Tensor) -> dict[int, CarpoolError]:
+        """See `FillPictures`. What the device has no memory for raises, for the caller to halve its batch."""
+        errors: dict[int, CarpoolError] = {}
+        sources = self._decoded(pictures, 0, errors, self._ways)
+        if sources:
+            rows = [row for row in range(len(pictures)) if row not in errors]
+            self._resize(sources, rows, into)
+        return errors
+
+    def _decoded(
+        self,
+        pictures: Sequence[Array],
+        first: int,
+        errors: dict[int, CarpoolError],
+        ways: Sequence[DecodeAll],
+    ) -> list[torch.Tensor]:
+        """Each as [3, h, w]; without those that are in `errors` now. `first` is the number of the first.
+
+        One bad file fails them all, so they are halved until it is alone: its neighbours stay on the device,
+        and a client who sends bad ones costs the others little.
+        """
+        if not ways:
+            return self._decoded_on_cpu(pictures, first, errors)
+        try:
+            return ways[0]([torch.from_numpy(picture) for picture in pictures])
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except NoDecoder as error:
+            self._failed(ways[0], error)
+        except RuntimeError:
+            if len(pictures) > 1:
+                half = len(pictures) // 2
+                left = self._decoded(pictures[:half], first, errors, ways)
+                return left + self._decoded(pictures[half:], first + half, errors, ways)
+        return self._decoded(pictures, first, errors, ways[1:])
+
+    def _decoded_on_cpu(
+        self, pictures: Sequence[Array], first: int, errors: dict[int, CarpoolError]
+    ) -> list[torch.Tensor]:
+        decoded = []
+        for number, picture in enumerate(pictures, first):
+            try:
+                pixels = torch.from_numpy(self._decode(picture))
+            except CarpoolError as error:
+                errors[number] = error
+            else:
+                decoded.append(pixels.to(self._device).permute(2, 0, 1))
+        return decoded
+
+    def _failed(self, way: DecodeAll, why: NoDecoder) -> None:
+        """It may be the first attempt only; what goes on failing is not asked again."""
+        self._failures += 1
+        if self._failures == _MOST_FAILURES:
+            self._ways = tuple(other for other in self._ways if other is not way)
+            _log.warning("JPEGs are decoded without a decoder of the instance's own from now on: %s", why)
+
+
+def _chip_decoders(device: torch.device) -> tuple[DecodeAll, ...]:
+    """An instance's own, where that can be had: torchvision decodes one batch of the process at a time."""
+    try:
+        return Nvjpeg(loaded_library(), device), _torchvision(device)
+    except (NoDecoder, OSError, AttributeError):  # no library, one without these functions, or no engine
+        return (_torchvision(device),)
+
+
+def _torchvision(device: torch.device) -> DecodeAll:
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    def decode_all(files: list[torch.Tensor]) -> list[torch.Tensor]:
+        decoded: list[torch.Tensor] = decode_jpeg(files, mode=ImageReadMode.RGB, device=device)
+        return decoded
+
+    return decode_all
+
+
+def _resizer(form: PictureForm, device: torch.device, place: Place) -> Resize:
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from carpool.backends.torch.triton_resize import (
+            FusedResize,  # needs a compiler's runtime, and the device
+        )
+
+        return FusedResize(form, device, place)
+    return PlainResize(form, device, place)

@@ -1,0 +1,290 @@
+"""What one instance prepares when it is loaded: its static inputs, and a program for each batch size."""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import torch
+
+from carpool.backends.backend import Finish
+from carpool.backends.torch.device_sharing import Ledger, in_words
+from carpool.backends.torch.torch_device import Device, Program, Run, as_tensor, carried, is_out_of_memory
+from carpool.backends.torch.torch_files import in_one_line
+from carpool.backends.torch.torch_network import Tell, network_for
+from carpool.config.model import DYNAMIC, ModelConfig, TensorConfig
+from carpool.errors import ModelError
+from carpool.types import DATATYPES, Array
+
+# ---- the memory of one instance that stays where it is: inputs on their way in, and outputs on their way out
+
+
+_KEPT = 8  # buffers of one shape that wait for the next batch; what is beyond goes back to the system
+
+Part: TypeAlias = Mapping[str, Array | torch.Tensor]
+"""The inputs of one request."""
+
+
+class Inputs(Protocol):
+    def rows(self, count: int) -> list[torch.Tensor]:
+        """The first rows of every input on the device, in the order of the settings."""
+
+    def gather(self, parts: Sequence[Part], count: int) -> None:
+        """The inputs of these requests, one behind the other, into those rows."""
+
+
+def bytes_of(tensors: Sequence[TensorConfig], largest: int | None) -> int:
+    """What the inputs of the largest batch take."""
+    return sum(
+        (largest or 1) * math.prod(tensor.dims) * carried(DATATYPES[tensor.datatype]).itemsize
+        for tensor in tensors
+    )
+
+
+class FixedInputs:
+    """One buffer on the device for the largest batch, whose first rows serve the smaller ones, and one to
+    gather in. Rows behind the batch keep what an earlier one left there: they are computed and dropped."""
+
+    def __init__(self, device: Device, tensors: Sequence[TensorConfig], largest: int | None) -> None:
+        self._batched = largest is not None
+        self._staged: dict[str, torch.Tensor] = {}
+        self._static: dict[str, torch.Tensor] = {}
+        self._views: dict[int, dict[str, tuple[torch.Tensor, torch.Tensor]]] = {}
+        for tensor in tensors:
+            shape = tensor.dims if largest is None else (largest, *tensor.dims)
+            dtype = carried(DATATYPES[tensor.datatype])
+            self._staged[tensor.name] = device.staging(shape, dtype)
+            self._static[tensor.name] = device.zeros(shape, dtype)
+
+    def rows(self, count: int) -> list[torch.Tensor]:
+        return [static for _, static in self._of(count).values()]
+
+    def gather(self, parts: Sequence[Part], count: int) -> None:
+        """All rows of one input in one call into pinned memory, and one copy from there. Each call gives up
+        the interpreter and has to get it back, so that few calls matter more than few bytes."""
+        for name, (staged, static) in self._of(count).items():
+            torch.cat([as_tensor(part[name]) for part in parts], out=staged)
+            static.copy_(staged, non_blocking=True)
+
+    def _of(self, count: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        views = self._views.get(count)
+        if views is None:
+            whole = slice(None, count if self._batched else None)
+            views = self._views[count] = {
+                name: (staged[whole], self._static[name][whole]) for name, staged in self._staged.items()
+            }
+        return views
+
+
+class VaryingInputs:
+    """For tensors whose shape differs from request to request: each batch has new ones."""
+
+    def __init__(self, device: Device, tensors: Sequence[TensorConfig]) -> None:
+        self._device = device
+        self._names = [tensor.name for tensor in tensors]
+        self._rows: list[torch.Tensor] = []
+
+    def rows(self, count: int) -> list[torch.Tensor]:  # noqa: ARG002 - all of them are this batch's
+        return self._rows
+
+    def gather(self, parts: Sequence[Part], count: int) -> None:  # noqa: ARG002
+        self._rows = [
+            torch.cat([as_tensor(part[name]) for part in parts]).to(self._device.place)
+            for name in self._names
+        ]
+
+
+class Answers:
+    """Host memory for outputs. An array that is handed out belongs to whoever has it, and its memory is used
+    again once that array and all its parts are gone: nothing is copied, and nothing grows when answers are
+    taken away as fast as they come."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._free: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+
+    def copy(self, outputs: Mapping[str, torch.Tensor], names: Sequence[str]) -> dict[str, Array]:
+        """On their way: they are there when the device was waited for."""
+        arrays: dict[str, Array] = {}
+        for name in names:
+            output = outputs[name]
+            free = self._free[output.shape, output.dtype]
+            memory = free.pop() if free else self._device.staging(output.shape, output.dtype)
+            memory.copy_(output, non_blocking=True)
+            array = memory.numpy()
+            weakref.finalize(array, _give_back, free, memory).atexit = False
+            arrays[name] = array
+        return arrays
+
+    def close(self) -> None:
+        self._free.clear()
+
+
+def _give_back(free: list[torch.Tensor], memory: torch.Tensor) -> None:
+    """From whichever thread lets go of the array last."""
+    if len(free) < _KEPT:
+        free.append(memory)
+
+
+# ---- a program for each batch size
+
+
+_log = logging.getLogger(__name__)
+
+
+class Programs:
+    """`sizes` are the batches that run; none: each as it comes. `footprint` is what each was seen to take of
+    the device's memory, in bytes."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        file: Path,
+        device: Device,
+        ledger: Ledger | None,
+        tell: Tell,
+        finish: Finish | None = None,
+        *,
+        hurry: bool = False,
+        plain: bool = False,
+    ) -> None:
+        """In a `hurry` nothing is compiled, warmed or captured: sizes run as they come, as plain calls. Those
+        that are only `plain` are warmed and captured."""
+        self._hurried = hurry
+        self._plain = plain or hurry
+        self._config = config
+        self._finish = finish
+        self._device = device
+        self._ready: dict[int, Program] = {}
+        self.footprint: dict[int, int] = {}
+        self.sizes = config.pytorch.buckets if config.max_batch else (1,)
+        self.varying = any(DYNAMIC in tensor.dims for tensor in config.inputs)
+        self.bytes = 0  # beside the weights
+        device.enter()
+        self._network = network_for(_own(config, finish), file, device, ledger)
+        before = device.allocated()
+        self.inputs: Inputs
+        if self.varying:  # nothing can be laid out for tensors of any size
+            self.inputs = VaryingInputs(device, config.inputs)
+            self.sizes = ()
+            return
+        largest = config.max_batch or None
+        buffers = bytes_of(config.inputs, largest)
+        if ledger is not None:
+            ledger.check(config.name, buffers, f"its inputs for batches of {largest or 1} take")
+        self.inputs = FixedInputs(device, config.inputs, largest)
+        if hurry:
+            self.bytes = buffers
+            return
+        self._warm(ledger, buffers, tell)
+        self._capture(tell)
+        self.bytes = device.allocated() - before
+
+    def _warm(self, ledger: Ledger | None, buffers: int, tell: Tell) -> None:
+        """Small batches first: what they take tells whether the next larger one would fit."""
+        seen: list[tuple[int, int]] = []
+        for size in self.sizes or (1,):
+            if ledger is not None:
+                needed = _expected(seen, size)
+                ledger.check(self._config.name, needed, f"with batches of {size} it would take about")
+            rows = self.inputs.rows(size)
+            if not self._plain:
+                self._network.compile_for(rows, size, tell)
+            self.footprint[size] = buffers + self._device.warm(self._runs(rows, size))
+            seen.append((size, self.footprint[size]))
+
+    def _capture(self, tell: Tell) -> None:
+        self._device.release()  # what warming up took is not needed beside the graphs
+        for size in sorted(self.sizes, reverse=True):  # the smaller ones find room where the largest had it
+            tell(f"preparing batches of {size}")
+            self._ready[size] = self._program(size)
+        self._device.release()
+
+    def _runs(self, rows: Sequence[torch.Tensor], size: int) -> Run:
+        run, finish = self._network.runs(rows, size, plain=self._plain), self._finish
+        return run if finish is None else lambda: finish(run())
+
+    def _program(self, size: int) -> Program:
+        run = self._runs(self.inputs.rows(size), size)
+        if self._hurried or not self._config.pytorch.graphs or size not in self.sizes:
+            return self._device.call(run)
+        try:
+            return self._device.capture(run)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            model = self._config.name
+            _log.warning("%s: batches of %d run without a graph: %s", model, size, in_one_line(error))
+            return self._device.call(run)
+
+    def said(self) -> str:
+        """What was settled, and what it takes, in words."""
+        used, device = self._config.pytorch, self._device
+        form = ", channels last" if used.channels_last else ""
+        how = f"On {device.name} in {used.precision}{form}"
+        if self.sizes and used.graphs:
+            how += f", as {'CUDA graphs' if device.place.type == 'cuda' else 'plain calls'}"
+        if self._network.is_compiled and not self._plain:
+            how += ", compiled"
+        if not device.bounded:
+            return f"{how}."
+        sizes = ", ".join(f"{size}: {in_words(taken)}" for size, taken in self.footprint.items())
+        weights = in_words(self._network.weights)
+        # Other models come and go on the device meanwhile: less than nothing says only that they did.
+        more = f"{in_words(self.bytes)} more" if self.bytes > 0 else "an unknown amount more"
+        return f"{how}; weights {weights}, each instance {more} (by batch {sizes})."
+
+    # ---- running ----------------------------------------------------------------------------------------
+
+    def padded(self, count: int) -> int:
+        """The batch that runs for so many images."""
+        if not self.sizes:
+            return count
+        place = bisect_left(self.sizes, count)
+        if place == len(self.sizes):
+            model, most = self._config.name, self.sizes[-1]
+            raise ModelError(f"{model}: batches end at {most} images, and this one has {count}")
+        return self.sizes[place]
+
+    def smaller(self, count: int) -> int:
+        """What to try where the batch for so many images did not fit: half, or the next bucket; 0: none."""
+        size = self.padded(count)
+        if not self.sizes:
+            return size // 2
+        return max((other for other in self.sizes if other < size), default=0)
+
+    def replay(self, count: int, stage: Callable[[Inputs], object]) -> tuple[Mapping[str, torch.Tensor], int]:
+        """The outputs, on their way, and the size of the batch that ran."""
+        stage(self.inputs)
+        size = self.padded(count)
+        program = self._ready.get(size)
+        if program is None:
+            program = self._program(size)
+            if not self.varying:
+                self._ready[size] = program
+        self._device.launch(program, size)
+        return program.outputs, size
+
+
+def _own(config: ModelConfig, finish: Finish | None) -> ModelConfig:
+    """Without the outputs that the network does not make itself."""
+    added = () if finish is None else finish.adds
+    return replace(config, outputs=tuple(tensor for tensor in config.outputs if tensor.name not in added))
+
+
+def _expected(seen: Sequence[tuple[int, int]], size: int) -> int:
+    """What a batch of this size will take, on the line through the two largest that were tried."""
+    if not seen:
+        return 0
+    last, used = seen[-1]
+    if len(seen) == 1:
+        return used
+    before, less = seen[-2]
+    return used + max(0, used - less) * (size - last) // (last - before)

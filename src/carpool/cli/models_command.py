@@ -1,0 +1,99 @@
+"""`carpool models`: what a running server has, and to load and unload."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from carpool.cli import shared_options as o
+from carpool.cli import show
+from carpool.cli.running_server import Failed, RunningServer, trust
+from carpool.errors import InvalidInput
+
+_LOADING_S = 3600.0  # a large model takes its time, and whoever waits can stop waiting
+
+
+class Action(StrEnum):
+    """What to do."""
+
+    list = "list"
+    load = "load"
+    unload = "unload"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsVerb:
+    """List, load and unload the models of a running server.
+
+    What is there, and why something is not:
+
+        carpool models list
+
+    Load a model, or load it again after its files changed. Requests are answered all the while. The server
+    must have been started with --model-control-mode explicit.
+
+        carpool models load resnet50
+    """
+
+    action: Annotated[
+        Action, typer.Argument(metavar="list|load|unload", help="What to do.", show_default=False)
+    ]
+    name: Annotated[
+        str | None, typer.Argument(help="The model; list shows all without it.", show_default=False)
+    ] = None
+    url: o.ServerUrl = "http://localhost:8000"
+    config: Path | None = o.option(
+        None,
+        "load: settings to use instead of the model's own, a file in Triton's JSON form.",
+        show_default=False,
+    )
+    as_json: o.Json = False
+    api_key_file: o.ApiKeyFile = None
+    ca: o.Ca = None
+    insecure: o.Insecure = False
+
+    def run(self) -> None:
+        if self.action is not Action.list and not self.name:
+            raise InvalidInput(f"{self.action} needs the name of a model: carpool models {self.action} NAME")
+        if self.config is not None and self.action is not Action.load:
+            raise InvalidInput(f"--config goes with load, not with {self.action}")
+        server = RunningServer(self.url, trust(self.api_key_file, self.ca, self.insecure))
+        try:
+            if self.action is not Action.list:
+                self._change(server)
+            lines = server.post("/v2/repository/index", {})
+        except Failed as error:
+            print(f"carpool: {error.message}", file=sys.stderr)
+            raise typer.Exit(1) from None
+        shown = [line for line in lines if self.name in (None, line["name"])]
+        if self.as_json:
+            print(json.dumps(shown, indent=2))
+        elif self.name and not shown:
+            print(f"carpool: the server has no model {self.name}", file=sys.stderr)
+        else:
+            _show(shown)
+        if self.name and not shown:
+            raise typer.Exit(1)
+
+    def _change(self, server: RunningServer) -> None:
+        from carpool.config.rules import read_settings
+
+        settings = {} if self.config is None else {"parameters": {"config": read_settings(self.config)}}
+        path = f"/v2/repository/models/{quote(self.name or '', safe='')}/{self.action}"
+        server.post(path, settings, _LOADING_S)
+
+
+def _show(lines: list[dict[str, str]]) -> None:
+    titles = ("model", "version", "state", "reason")
+    rows = [
+        (line["name"], line.get("version", ""), line.get("state") or "not loaded", line.get("reason", ""))
+        for line in lines
+    ]
+    show.table(titles, rows, left=titles)

@@ -1,0 +1,134 @@
+"""`carpool plan`: how many replicas, and why."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import inf
+from typing import Annotated
+
+import typer
+
+from carpool.cli import checks, show
+from carpool.cli import shared_options as o
+from carpool.errors import InvalidInput
+from carpool.lab.fleet_question import FleetPlan, FleetQuestion, Machine
+
+_CORES, _FLEET = "The cores", "The fleet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanVerb:
+    """How many replicas keep this promise, with which settings, at what cost, and why.
+
+    500 requests a second, which triple for ten seconds now and then:
+
+        carpool plan --curve 4+1 --slo-ms 50 --rate 500 --surge 3 --surge-seconds 10
+
+    Measured batch times, one GPU to spare, at 2.50 an hour:
+
+        carpool plan --curve 1:6.2,16:21,64:74 --slo-ms 100 --rate 2400 --redundancy 1 --price-per-hour 2.5
+
+    JPEGs for a model on the CPU, where decoding and the protocol take their part of the cores:
+
+        carpool plan --curve 1:13,8:85 --slo-ms 250 --rate 60 --cores 2 --infer-cores 2 --decode-ms 2.5
+    """
+
+    curve: o.Curve
+    slo_ms: o.SloMs
+    rate: Annotated[float, typer.Option(help="Images per second, on average.", rich_help_panel=o.TRAFFIC)]
+    surge: float = o.option(1.0, "Surges multiply the rate by this.", o.TRAFFIC)
+    surge_seconds: float = o.option(60.0, "How long a surge lasts.", o.TRAFFIC)
+    price_per_hour: float | None = o.option(None, "What a replica costs, in any currency.", _FLEET)
+    redundancy: int = o.option(0, "Replicas that may be gone while the promise holds.", _FLEET)
+    cores: float | None = o.option(
+        None,
+        "Cores that each replica has for everything: its part of a machine. Default: enough.",
+        _CORES,
+        show_default=False,
+    )
+    infer_cores: float = o.option(
+        0.0, "Cores that a batch keeps busy while it runs: those of a CPU model, as profile tells.", _CORES
+    )
+    decode_ms: float = o.option(0.0, "What decoding one picture takes of a core, in ms.", _CORES)
+    protocol_ms: float = o.option(
+        0.0, "What one request takes of a core in front end and engine, in ms.", _CORES
+    )
+    max_batch: o.MaxBatch = None
+    buckets: o.Buckets = None
+    noise: o.Noise = 0.05
+    seed: o.Seed = 1
+    as_json: o.Json = False
+
+    def run(self) -> None:
+        from carpool.lab.fleet_plan import plan
+
+        question = self._question()
+        with show.status("planning") as tell:
+            answer = plan(question, tell)
+        if self.as_json:
+            print(json.dumps(answer.as_json() | {"settings": self._settings(question)}, indent=2))
+        else:
+            _print(answer, question)
+        if answer.replicas is None:
+            raise typer.Exit(1)
+
+    def _question(self) -> FleetQuestion:
+        curve = checks.batch_curve(self.curve, self.max_batch, self.buckets)
+        price = self.price_per_hour
+        return FleetQuestion(
+            curve,
+            checks.slo(self.slo_ms, curve),
+            checks.number("--rate", self.rate, above=0, most=1e7),
+            surge=checks.number("--surge", self.surge, least=1, most=1000),
+            surge_seconds=checks.number("--surge-seconds", self.surge_seconds, above=0),
+            price_per_hour=None if price is None else checks.number("--price-per-hour", price),
+            redundancy=checks.whole("--redundancy", self.redundancy, least=0, most=1000),
+            noise=checks.number("--noise", self.noise, most=2),
+            seed=self.seed,
+            machine=self._machine(),
+        )
+
+    def _machine(self) -> Machine:
+        cores = inf if self.cores is None else checks.number("--cores", self.cores, above=0, most=1e6)
+        busy = checks.number("--infer-cores", self.infer_cores, most=1e6)
+        if busy > cores:
+            raise InvalidInput(
+                f"--infer-cores: a batch that ran on {cores:g} cores cannot keep {busy:g} busy",
+                field="--infer-cores",
+            )
+        decode = checks.number("--decode-ms", self.decode_ms, most=1e7)
+        protocol = checks.number("--protocol-ms", self.protocol_ms, most=1e7)
+        return Machine(cores, busy, decode / 1e3, protocol / 1e3)
+
+    def _settings(self, question: FleetQuestion) -> dict[str, object]:
+        """Everything that was asked for, with the defaults filled in."""
+        used = {name: value for name, value in vars(self).items() if name != "as_json"}
+        return used | {"max_batch": question.curve.max_batch, "buckets": list(question.curve.buckets)}
+
+
+def _print(answer: FleetPlan, question: FleetQuestion) -> None:
+    if answer.replicas is None:
+        show.paragraph("No plan.")
+    else:
+        show.pairs(_facts(answer, question, answer.replicas))
+    show.paragraph("")
+    for sentence in answer.why:
+        show.paragraph(sentence, "· ")
+
+
+def _facts(answer: FleetPlan, question: FleetQuestion, replicas: int) -> dict[str, str]:
+    fleet = replicas * answer.capacity_rps
+    spare = f", {question.redundancy} of them to spare" if question.redundancy else ""
+    facts = {
+        "replicas": f"{replicas}{spare}",
+        "max batch": f"{answer.max_batch}",
+        "max delay": f"{answer.max_delay_ms:g} ms",
+        "expected p50": f"{answer.p50_ms:.1f} ms",
+        "expected p99": f"{answer.p99_ms:.1f} ms",
+        "capacity": f"{answer.capacity_rps:,.0f} /s per replica, {fleet:,.0f} /s in all",
+        "headroom": f"{100 * (answer.headroom or 0.0):.0f} %",
+    }
+    if answer.cost_per_1000 is not None:
+        facts["cost per 1,000 images"] = f"{answer.cost_per_1000:.3g}"
+    return facts

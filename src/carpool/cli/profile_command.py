@@ -1,0 +1,256 @@
+"""`carpool profile`: how long batches take here, and which a promise allows; or what a server measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from carpool.cli import checks, show
+from carpool.cli import shared_options as o
+from carpool.cli.running_server import Failed, RunningServer, trust
+from carpool.core.numerals import numeral
+from carpool.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from carpool.lab.batch_profile import ProfileQuestion, ProfileReport
+
+_SOME_CORES = 0.1  # less is not worth a word
+_GOES_WITH_A_URL = ("model", "name", "as_json", "api_key_file", "ca", "insecure")
+_MOST_NAMED = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileVerb:
+    """Measure how long batches take here, and say which of them a promise allows.
+
+    Which promise could this model keep?
+
+        carpool profile resnet50.onnx --slo-ms 30,50,100
+
+    Two instances with one thread each, against one with two:
+
+        carpool profile resnet50.onnx --instances 2 --threads 1
+        carpool profile resnet50.onnx --instances 1 --threads 2
+
+    What does a running server believe of a model, and where does it work?
+
+        carpool profile http://localhost:8000 --name detector
+    """
+
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A model file, a model folder, or a repository with --name; or the URL of a running server.",
+            show_default=False,
+        ),
+    ]
+    name: str | None = o.option(None, "Which model of a repository or a server.", show_default=False)
+    sizes: str | None = o.option(
+        None, "Batch sizes to measure, like 1,2,4,8. Default: powers of two.", show_default=False
+    )
+    slo_ms: str = o.option("30,50,100", "Promises to weigh, in ms, like 30,50,100.")
+    repeats: int = o.option(10, "Runs of each size, at least, after the warm-up.")
+    instances: int | None = o.option(
+        None, "Instances that run at the same time. Default: as the server would choose."
+    )
+    threads: int | None = o.option(None, "Threads of each instance. Default: as the server would choose.")
+    backend: str | None = o.option(None, "onnxruntime, python or fake. Default: as the file says.")
+    plot: Path | None = o.option(
+        None, "Draw the points, the line, the knee and the promises.", metavar="FILE.png"
+    )
+    as_json: o.Json = False
+    api_key_file: o.ApiKeyFile = None
+    ca: o.Ca = None
+    insecure: o.Insecure = False
+
+    def run(self) -> None:
+        if "://" in self.model:
+            _ask_server(self)
+        else:
+            _measure(self)
+
+
+# ---- measured here
+
+
+def _measure(options: ProfileVerb) -> None:
+    from carpool.lab.batch_profile import profile
+
+    checks.drawing(options.plot)
+    question = _question(options)
+    with show.status("reading the model") as tell:
+        report = profile(question, tell)
+    if options.plot is not None:
+        _draw(options.plot, report)
+    if options.as_json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        _print(report)
+    if report.noisy:
+        print("carpool: these numbers are doubtful: the machine was not quiet", file=sys.stderr)
+
+
+def _question(options: ProfileVerb) -> ProfileQuestion:
+    from carpool.lab.batch_profile import ProfileQuestion
+
+    instances, threads = options.instances, options.threads
+    slos_ms = checks.numbers(
+        "--slo-ms", options.slo_ms, example="ms like 30,50,100", at_most="16 promises", above=0, most=1e7
+    )
+    return ProfileQuestion(
+        Path(options.model),
+        options.name,
+        checks.sizes("--sizes", options.sizes),
+        tuple(ms / 1e3 for ms in slos_ms),
+        checks.whole("--repeats", options.repeats, least=2, most=10_000),
+        None if instances is None else checks.whole("--instances", instances, least=1, most=256),
+        None if threads is None else checks.whole("--threads", threads, least=1, most=1024),
+        options.backend,
+    )
+
+
+def _draw(file: Path, report: ProfileReport) -> None:
+    from carpool.lab.plots import batch_profile
+
+    try:
+        batch_profile(file, report)
+    except InvalidInput as error:
+        raise InvalidInput(f"--plot: {error.message}", field="--plot") from None
+
+
+def _print(report: ProfileReport) -> None:
+    instances = "1 instance" if report.instances == 1 else f"{report.instances} instances"
+    threads = "1 thread" if report.threads == 1 else f"{report.threads} threads"
+    show.paragraph(f"{report.model} on {report.backend}, {instances} × {threads}; {report.hardware}.")
+    show.table(
+        ("batch", "time", "±", "spread", "runs", "images/s", "off the line"),
+        [
+            (
+                f"{row.batch}{' ← knee' if row.batch == report.knee else ''}",
+                f"{numeral(row.ms, 4)} ms",
+                show.percent(row.sure),
+                show.percent(row.spread),
+                f"{row.runs}",
+                numeral(row.images_per_s),
+                f"{100 * row.off_line:+.1f} %",
+            )
+            for row in report.rows
+        ],
+    )
+    show.paragraph("")
+    show.table(
+        ("promise", "batch", "takes", "images/s", "largest", "why"),
+        [
+            (
+                f"{budget.slo_ms:g} ms",
+                f"{budget.batch or '–'}",
+                f"{numeral(budget.batch_ms)} ms" if budget.batch else "–",
+                numeral(budget.images_per_s) if budget.batch else "–",
+                f"{budget.largest or '–'}",
+                budget.why,
+            )
+            for budget in report.budgets
+        ],
+        left=("why",),
+    )
+    show.paragraph("")
+    for note in report.notes:
+        show.paragraph(note, "· ")
+    show.paragraph(f"For simulate and plan: --curve {report.curve}", "· ")
+    if report.infer_cores >= _SOME_CORES:
+        show.paragraph(
+            f"Batches kept {numeral(report.infer_cores)} cores busy. For plan, where they share them with "
+            f"decoding and the protocol: --infer-cores {report.infer_cores:g}",
+            "· ",
+        )
+
+
+# ---- nothing is measured: a running server is asked what it measured and believes now
+
+
+def _ask_server(options: ProfileVerb) -> None:
+    _check_goes_with_a_url(options)
+    server = RunningServer(options.model, trust(options.api_key_file, options.ca, options.insecure))
+    try:
+        name = options.name or _only_model(server)
+        document = server.get(f"/v2/models/{quote(name, safe='')}/profile")
+    except Failed as error:
+        print(f"carpool: {error.message}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    if options.as_json:
+        print(json.dumps(document, indent=2))
+    else:
+        _print_document(document)
+
+
+def _check_goes_with_a_url(options: ProfileVerb) -> None:
+    for field in fields(options):
+        if field.name not in _GOES_WITH_A_URL and getattr(options, field.name) != field.default:
+            option = f"--{field.name.replace('_', '-')}"
+            raise InvalidInput(
+                f"{option} is for measuring; a running server is only asked what it knows", field=option
+            )
+
+
+def _only_model(server: RunningServer) -> str:
+    try:
+        names = [str(name) for name in server.get("/health")["models"]]
+    except (KeyError, TypeError):
+        raise Failed("what answers there is no Carpool server") from None
+    if len(names) != 1:
+        there = ", ".join(names[:_MOST_NAMED]) or "none"
+        raise InvalidInput(f"--name: which model? The server has {there}", field="--name")
+    return names[0]
+
+
+def _print_document(document: dict[str, Any]) -> None:
+    instances = "1 instance" if document["instances"] == 1 else f"{document['instances']} instances"
+    threads = f" × {document['threads']} threads" if document["threads"] else ""
+    promise = document["promise"]
+    promised = f"promises {promise['slo_ms']:g} ms" if promise else f"no promise ({document['mode']})"
+    show.paragraph(f"{document['name']} version {document['version']}: {promised}, {instances}{threads}.")
+    measured = {point["size"]: point["ms"] for point in document["points"]}
+    believed = dict(document["believed"])
+    ran = {size: (batches, ms) for size, batches, ms in document["recent"]["sizes"]}
+    show.table(
+        ("batch", "measured", "believed now", f"ran in {document['recent']['seconds']} s", "took"),
+        [
+            (
+                f"{size}",
+                _ms(measured.get(size)),
+                _ms(believed.get(size)),
+                f"{ran[size][0]}" if size in ran else "–",
+                _ms(ran[size][1] if size in ran else None),
+            )
+            for size in sorted({*measured, *believed, *ran})
+        ],
+    )
+    show.paragraph("")
+    for note in _notes(document):
+        show.paragraph(note, "· ")
+
+
+def _notes(document: dict[str, Any]) -> list[str]:
+    fit, speed, promise = document["fit"], document["speed"], document["promise"]
+    notes = [
+        f"t(B) = {numeral(fit['fixed_ms'])} ms + B × {numeral(fit['per_image_ms'])} ms, as it was loaded."
+    ]
+    again = "; the curve was re-learned" if speed["relearned"] else ""
+    notes.append(f"Batches take {speed['factor']:.2f} × what was loaded{again}.")
+    if promise:
+        notes.append(
+            f"Largest batch {promise['largest_batch']}, under load near {promise['promised_batch'] or '–'}: "
+            f"that carries {numeral(promise['capacity_rps'])} images/s."
+        )
+    curve = ",".join(f"{size}:{ms:.4g}" for size, ms in document["curve"])
+    return [*notes, *map(str, document["choices"]), f"For simulate and plan: --curve {curve}"]
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else f"{numeral(value, 4)} ms"

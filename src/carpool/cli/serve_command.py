@@ -1,0 +1,385 @@
+"""`carpool serve`: models behind HTTP and gRPC, until a signal says stop."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from carpool.cli import shared_options as o
+from carpool.errors import CarpoolError, ConfigError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from carpool.config.repository import ModelSource
+    from carpool.config.server import ServerSettings
+    from carpool.link.door import Catalog
+
+_ENGINE = "carpool.process.start:engine"
+_HTTP = "carpool.process.front_ends:http"
+_GRPC = "carpool.process.front_ends:grpc"
+_PHOTOS = {"detect": "astronaut", "classify": "coffee", "segment": "astronaut", "embed": "chelsea"}
+_WATCHED_S = 5.0
+_LOGGED_S = 10.0
+
+_option = partial(o.option, show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """Serve models over the Triton / KServe v2 protocol.
+
+    A Triton repository, as it is:
+
+        carpool serve models/
+
+    One ONNX file, with a promise: answer within 50 ms, or say no early.
+
+        carpool serve resnet50.onnx --slo-ms 50
+
+    Every option can also be given as an environment variable: CARPOOL_HTTP_PORT, CARPOOL_SLO_MS, …
+    """
+
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Model files, model folders or Triton repositories.", show_default=False),
+    ] = None
+    slo_ms: float | None = _option(
+        None, "Promise this latency for every model, whatever its own settings say.", min=0.001
+    )
+    host: str | None = _option(
+        None, "Address to listen on; 0.0.0.0 lets other machines in.", show_default="localhost: this machine"
+    )
+    http_port: int | None = _option(None, "Port of HTTP; 0 takes a free one.", show_default="8000")
+    grpc_port: int | None = _option(None, "Port of gRPC; 0 takes a free one.", show_default="8001")
+    metrics_port: int | None = _option(
+        None, "Port of the metrics page; 0 takes a free one.", show_default="8002"
+    )
+    frontends: int | None = _option(
+        None,
+        "Front-end processes for HTTP; 0 keeps everything in one process.",
+        show_default="one for every 4 cores, 1 to 4",
+    )
+    grpc_frontends: int | None = _option(
+        None, "Front-end processes for gRPC; 0 serves no gRPC.", show_default="1"
+    )
+    drain_s: float | None = _option(
+        None, "Seconds to finish what was accepted when stopping.", show_default="30"
+    )
+    watchdog_s: float | None = _option(
+        None,
+        "Seconds without a sign of life after which a process is killed and started again; 0: never.",
+        show_default="10",
+    )
+    model_control_mode: str | None = _option(
+        None,
+        "none: models stay as they are; explicit: load and unload by request; poll: follow the folders.",
+        show_default="none",
+    )
+    load_models: list[str] | None = _option(
+        None, "With explicit: a model to start with; * for all.", name="--load-model"
+    )
+    poll_s: float | None = _option(
+        None,
+        "Seconds between two looks at the model folders.",
+        name="--repository-poll-secs",
+        show_default="15",
+    )
+    allow_client_shm: bool | None = _option(
+        None, "Let clients on this machine pass tensors in shared memory.", name="--allow-client-shm"
+    )
+    allowed_hosts: list[str] | None = _option(
+        None,
+        "A name besides localhost by which a proxy on this machine calls the server.",
+        name="--allowed-host",
+        metavar="NAME",
+    )
+    api_key_file: str | None = _option(None, "Keys for inference, 'name key' a line.", metavar="FILE")
+    admin_key_file: str | None = _option(
+        None, "Keys for loading models and changing settings, likewise.", metavar="FILE"
+    )
+    metrics_key: bool | None = _option(
+        None, "The metrics need a key, too: any of them.", name="--metrics-key"
+    )
+    http_restricted_api: list[str] | None = _option(
+        None,
+        "As in Triton: these APIs take this header. Others see it here: prefer key files.",
+        name="--http-restricted-api",
+        metavar="APIS:HEADER=VALUE",
+    )
+    grpc_restricted_protocol: list[str] | None = _option(
+        None,
+        "The same over gRPC, with triton-grpc-protocol- before the header's name.",
+        name="--grpc-restricted-protocol",
+        metavar="APIS:HEADER=VALUE",
+    )
+    tls_cert: str | None = _option(None, "Certificate, with its chain, for TLS on all ports.", metavar="FILE")
+    tls_key: str | None = _option(None, "Private key of the certificate.", metavar="FILE")
+    tls_client_ca: str | None = _option(
+        None, "Let in only clients with a certificate of this authority.", metavar="FILE"
+    )
+    server_name: str | None = _option(
+        None, "The name in the server's metadata; some clients want triton.", show_default="carpool"
+    )
+    metrics_config: list[str] | None = _option(
+        None,
+        "As in Triton: histogram_latencies=true, counter_latencies=false.",
+        name="--metrics-config",
+        metavar="KEY=VALUE",
+    )
+    device_memory_gb: float | None = _option(
+        None, "Gigabytes of each GPU that models may take; without, 0.9 of what is free."
+    )
+    trace_file: str | None = _option(None, "File for traces of single requests; none without.")
+    record: str | None = _option(
+        None, "Write when each request came, for carpool simulate --arrivals trace:FILE.", metavar="FILE"
+    )
+    record_limit_mb: float | None = _option(
+        None, "Stop recording when the file is so large.", show_default="256"
+    )
+    log_format: str | None = _option(None, "text or json.", show_default="text")
+    log_level: str | None = _option(None, "debug, info, warning or error.", show_default="info")
+
+    def run(self) -> None:
+        code = _run(self)
+        if code:
+            raise typer.Exit(code)
+
+
+def _run(options: Serve) -> int:
+    """Returns the exit code."""
+    import asyncio
+
+    import uvloop
+
+    from carpool.config.repository import find_models
+    from carpool.config.server import server_settings
+    from carpool.demo import demo_models
+    from carpool.engine.hardware import gpu_count
+    from carpool.frontend.access.access import check_files
+    from carpool.observe.descriptors import raise_limit
+    from carpool.observe.logs import configure, finish, logger
+    from carpool.process.recording import claim
+    from carpool.process.supervisor import FrontendKind, Supervisor
+
+    given = {name: value for name, value in vars(options).items() if name != "paths"}
+    settings, warnings = server_settings(given)
+    configure(settings.log_format, settings.log_level)
+    for warning in warnings:
+        logger("server").warning("settings", message=warning)
+    raise_limit(settings.max_connections)
+    check_files(settings)
+    _warn_if_open(settings)
+    paths = options.paths or demo_models()
+    # Mistakes in settings are told before anything is started.
+    sources, _ = find_models(
+        paths, gpus=gpu_count(), only=settings.models_at_start, some=settings.needs_models
+    )
+    if settings.record:
+        settings = replace(settings, record=str(claim(settings.record)))
+    print(f"Loading {_count(len(sources), 'model')} …", flush=True)
+    screen = _Screen(sources, settings)
+    if settings.frontends == 0:
+        return _alone(paths, settings, screen)
+    ports = {"http": settings.http_port, "metrics": settings.metrics_port}
+    grpc = {"grpc": settings.grpc_port}
+    supervisor = Supervisor(
+        settings,
+        [str(path) for path in paths],
+        engine=_ENGINE,
+        frontends=[
+            FrontendKind("http", _HTTP, settings.frontends, ports),
+            FrontendKind("grpc", _GRPC, settings.grpc_frontends, grpc, accepts=False),
+        ],
+        ready=screen.show,
+        loading=screen.progress.step,
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        code = runner.run(supervisor.run())
+    finish()
+    return code
+
+
+def _warn_if_open(settings: ServerSettings) -> None:
+    from carpool.frontend.access.access import is_loopback
+    from carpool.observe.logs import logger
+
+    if (
+        settings.model_control_mode == "explicit"
+        and not settings.admin_key_file
+        and not settings.api_key_file  # which close control to everybody
+        and not is_loopback(settings.host)
+    ):
+        logger("server").warning(
+            "control-is-open",
+            host=settings.host,
+            why="whoever reaches this address can load models, and so run code: give --admin-key-file",
+        )
+
+
+def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> int:
+    import asyncio
+
+    import uvloop
+
+    from carpool.frontend.documents import picture_tasks, promises
+    from carpool.observe.output import caught
+    from carpool.process import one_process  # all of the engine, which otherwise has a process of its own
+    from carpool.process.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
+
+    async def serve() -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def signalled(number: signal.Signals) -> None:
+            if stop.is_set():
+                os._exit(128 + number)  # the second one: at once
+            if not screen.shown:
+                os._exit(0)  # nothing to drain yet, and a thread that loads a model would be waited for
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, signalled, number)
+
+        def ready(catalog: Catalog, ports: Mapping[str, int]) -> None:
+            screen.show(ports, picture_tasks(catalog), promises(catalog))
+
+        def progress(model: str, step: str) -> None:  # from the thread that loads
+            loop.call_soon_threadsafe(screen.progress.step, model, step)
+
+        return await one_process.serve(paths, settings, stop, progress=progress, ready=ready)
+
+    try:
+        with (
+            caught(settings.log_format, settings.log_level),
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            cut_off = runner.run(serve())
+    except CarpoolError as error:
+        print(f"carpool: {error.message}", file=sys.stderr)
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+    return EXIT_CUT_OFF if cut_off else 0
+
+
+class _Screen:
+    """What is served, where, under which promise, and a line to try it with: shown once, when it is true."""
+
+    def __init__(self, sources: Sequence[ModelSource], settings: ServerSettings) -> None:
+        self._sources = sources
+        self._settings = settings
+        self.progress = LoadingProgress(len(sources))
+        self.shown = False
+
+    def show(self, ports: Mapping[str, int], tasks: Mapping[str, str], promised: Mapping[str, float]) -> None:
+        """By model: the tasks of those that take pictures, the milliseconds of those that promise."""
+        from carpool.frontend.access.access import is_loopback
+
+        if self.shown:
+            return  # a restarted engine is a line in the log, not a new beginning
+        self.shown = True
+        self.progress.end()
+        settings = self._settings
+        host = "localhost" if settings.host in ("0.0.0.0", "::") else settings.host
+        http = "https" if settings.tls_cert else "http"
+        address = f"{http}://{host}:{ports['http']}"
+        print(f"\n  Carpool serves {_count(len(self._sources), 'model')} at {address}\n")
+        for source in self._sources:
+            print(f"    {_line(source, promised.get(source.config.name))}")
+        if self._sources:
+            print(f"\n  Try:      {_line_to_try(address, tasks) or self._metadata_line(address)}")
+        if settings.model_control_mode == "explicit":
+            print(f"  Load:     carpool models load NAME --url {address}")
+        if "grpc" in ports:
+            print(f"  gRPC:     {host}:{ports['grpc']}")
+        print(f"  Metrics:  {http}://{host}:{ports['metrics']}/metrics")
+        if is_loopback(settings.host):
+            print(
+                "  Open:     only this machine gets in; --host 0.0.0.0 opens it to others (docs/security.md)"
+            )
+        print("  Stop:     Ctrl-C finishes what was accepted\n", flush=True)
+
+    def _metadata_line(self, address: str) -> str:
+        return f"curl -s {address}/v2/models/{self._sources[0].config.name}"
+
+
+def _line(source: ModelSource, slo_ms: float | None) -> str:
+    config = source.config
+    promise = f"promises {slo_ms:g} ms" if slo_ms else f"{config.mode.value} batching, no promise"
+    versions = ", ".join(str(version.number) for version in source.versions)
+    return f"{config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}"
+
+
+def _line_to_try(address: str, tasks: Mapping[str, str]) -> str:
+    """A picture for the first model that says something about pictures; it works as it is."""
+    from carpool.demo import pictures
+
+    for task in tasks.values():
+        photo = next((file for file in pictures() if file.stem == _PHOTOS.get(task)), None)
+        if photo is not None:
+            return f"curl -s -F file=@{shlex.quote(str(photo))} {address}/{task}"
+    return ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+class LoadingProgress:
+    """Told every step, in the loop's thread; a step may take minutes, so that the time goes on being told."""
+
+    def __init__(self, models: int) -> None:
+        self._models = models
+        self._seen: list[str] = []
+        self._step = ""
+        self._began = time.monotonic()
+        self._watched = sys.stdout.isatty()
+        self._timer: asyncio.TimerHandle | None = None
+        self._over = False
+
+    def step(self, model: str, step: str) -> None:
+        if self._over:
+            return  # a restarted engine is a line in the log, not a new beginning
+        self._step = step
+        if model not in self._seen:
+            self._seen.append(model)
+            if self._watched:
+                self._say()
+        if self._timer is None:
+            self._wait()
+
+    def end(self) -> None:
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wait(self) -> None:
+        import asyncio
+
+        every = _WATCHED_S if self._watched else _LOGGED_S
+        self._timer = asyncio.get_running_loop().call_later(every, self._remind)
+
+    def _remind(self) -> None:
+        self._say()
+        self._wait()
+
+    def _say(self) -> None:
+        number, of, model = len(self._seen), max(self._models, len(self._seen)), self._seen[-1]
+        seconds = round(time.monotonic() - self._began)
+        if self._watched:
+            print(f"  {number} of {of}: {model}, {self._step} ({seconds} s)", flush=True)
+        else:
+            from carpool.observe.logs import logger
+
+            logger("server").info(
+                "loading", model=model, step=self._step, number=number, of=of, seconds=seconds
+            )

@@ -1,0 +1,371 @@
+"""`carpool simulate`: the real scheduler in virtual time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from carpool.cli import checks, show
+from carpool.cli import shared_options as o
+from carpool.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from carpool.core.curve import BatchCurve
+    from carpool.core.policy import Knobs
+    from carpool.sim.arrivals import Cameras, Traffic
+    from carpool.sim.scenario import Outcome, Scenario
+
+_SECONDS = 60.0
+_KNOBS = "Knobs mode"
+
+
+class Mode(StrEnum):
+    """How the scheduler is run."""
+
+    promise = "promise"
+    knobs = "knobs"
+
+
+class Timeout(StrEnum):
+    """What happens to a request that waited longer than its queue timeout."""
+
+    reject = "reject"
+    delay = "delay"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulate:
+    """Play traffic against a model in virtual time, with the scheduler that serves it.
+
+    Three times the traffic that can be promised, beside what other servers do:
+
+        carpool simulate --curve 4+1 --slo-ms 50 --load 3 --compare
+
+    A hundred cameras on measured batch times:
+
+        carpool simulate --curve 1:8,8:12,32:22,64:35,128:60 --slo-ms 100 --arrivals cameras --cameras 100
+
+    What carpool serve --record FILE saw, on two instances:
+
+        carpool simulate --curve 16+4 --slo-ms 200 --arrivals trace:FILE --instances 2
+    """
+
+    curve: o.Curve
+    slo_ms: o.SloMs
+    max_batch: o.MaxBatch = None
+    buckets: o.Buckets = None
+    instances: int = o.option(1, "Devices behind the one queue.", o.MODEL)
+    load: float | None = o.option(
+        None,
+        "Traffic as a multiple of the SLO capacity: max B/t(B) with 2·t(B) ≤ SLO. Default: 1.",
+        o.TRAFFIC,
+    )
+    rate: float | None = o.option(None, "Traffic in images per second, instead of --load.", o.TRAFFIC)
+    arrivals: str = o.option(
+        "poisson",
+        "poisson, bursty, cameras, or trace:FILE (JSON lines: time, if known model, images, source).",
+        o.TRAFFIC,
+    )
+    model: str = o.option("", "trace: whose arrivals, if there are several models in it.", o.TRAFFIC)
+    burst_factor: o.BurstFactor = 3.0
+    burst_seconds: o.BurstSeconds = 0.5
+    burst_period: o.BurstPeriod = 2.5
+    cameras: o.CameraCount = None
+    fps: o.Fps = None
+    aligned: o.Aligned = False
+    per_source: bool = o.option(
+        False,
+        "Cameras, or the sources of a trace, each get a fair share. Without it they are one source.",
+        o.TRAFFIC,
+        name="--per-source",
+    )
+    latest: bool = o.option(
+        False,
+        "A newer frame of a source takes the place of one that waits; each camera is a source.",
+        o.TRAFFIC,
+        name="--latest",
+    )
+    mode: Mode = o.option(Mode.promise, "Keep a promise, or obey Triton's batching knobs.", _KNOBS)
+    max_delay_ms: float = o.option(5.0, "Wait so long for a fuller batch; 0 is eager.", _KNOBS)
+    preferred: str | None = o.option(None, "Preferred batch sizes, like 4,8.", _KNOBS)
+    max_queue: int = o.option(0, "Requests that may wait; 0 is no limit.", _KNOBS)
+    queue_timeout_ms: float = o.option(0.0, "How long a request may wait; 0 is no limit.", _KNOBS)
+    timeout_action: Timeout = o.option(
+        Timeout.reject, "After the queue timeout: reject, or delay behind the others.", _KNOBS
+    )
+    noise: o.Noise = 0.05
+    stall_share: float = o.option(0.002, "Share of batches that stall.", o.DEVICE)
+    stall_factor: float = o.option(2.0, "How much longer a stalled batch takes.", o.DEVICE)
+    profile_error: float = o.option(
+        1.0, "The device is so many times slower than --curve says; 1.3 is 30 %.", o.DEVICE
+    )
+    seconds: float | None = o.option(None, "Simulated time. Default: 60, or all of a trace.", o.RUN)
+    seed: o.Seed = 1
+    seeds: int = o.option(1, "Mean over so many seeds.", o.RUN)
+    compare: bool = o.option(
+        False, "Promise beside these knobs, eager batching and batch 1.", o.RUN, name="--compare"
+    )
+    plot: Path | None = o.option(
+        None,
+        "Draw goodput and latency over 0.1–3× load; with --compare, of all four.",
+        o.RUN,
+        metavar="FILE.png",
+    )
+    as_json: o.Json = False
+
+    def run(self) -> None:
+        from carpool.sim.scenario import contenders, measure
+
+        checks.drawing(self.plot)
+        scenario = _scenario(self)
+        entries = contenders(scenario, _knobs(self, scenario.curve))
+        if not self.compare:
+            entries = {self.mode.value: entries[self.mode.value]}
+        with show.steps("simulating", len(entries) * scenario.seeds) as step:
+            results = {name: measure(entry, step) for name, entry in entries.items()}
+        notes = _notes(self, scenario)
+        if self.plot is not None:
+            _draw(self, self.plot, entries)
+            notes.append(f"Goodput and latency over load are drawn in {self.plot}.")
+        if self.as_json:
+            print(json.dumps(_as_json(self, scenario, results, notes), indent=2))
+            return
+        _print_heading(self, scenario, results[self.mode.value])
+        _print_outcomes(results)
+        for note in notes:
+            show.paragraph(note, "· ")
+
+
+# ---- from the options to a scenario
+
+
+def _scenario(options: Simulate) -> Scenario:
+    """In promise mode; the knobs are for `contenders`."""
+    from carpool.core.policy import Promise
+    from carpool.sim.scenario import Scenario
+
+    curve = checks.batch_curve(options.curve, options.max_batch, options.buckets)
+    slo = checks.slo(options.slo_ms, curve)
+    traffic = _traffic(options)
+    scenario = Scenario(
+        curve,
+        slo,
+        Promise(slo, curve.max_batch),
+        rate=1.0,
+        traffic=traffic,
+        instances=checks.whole("--instances", options.instances, least=1, most=256),
+        seconds=_seconds(options, traffic),
+        seed=options.seed,
+        seeds=checks.whole("--seeds", options.seeds, least=1, most=100),
+        noise=checks.number("--noise", options.noise, most=2),
+        stall_share=checks.number("--stall-share", options.stall_share, most=1),
+        stall_factor=checks.number("--stall-factor", options.stall_factor, least=1, most=1000),
+        profile_error=checks.number("--profile-error", options.profile_error, least=0.1, most=10),
+        latest=options.latest,
+    )
+    scenario = replace(scenario, rate=_mean_rate(options, scenario))
+    checks.affordable(scenario.rate, scenario.seconds)
+    return scenario
+
+
+def _knobs(options: Simulate, curve: BatchCurve) -> Knobs:
+    from carpool.core.policy import Knobs, QueueLimits, TimeoutAction
+
+    limits = QueueLimits(
+        max_size=checks.whole("--max-queue", options.max_queue, least=0, most=10**6),
+        timeout=checks.number("--queue-timeout-ms", options.queue_timeout_ms, most=1e7) / 1e3,
+        action=TimeoutAction(options.timeout_action.value),
+    )
+    return Knobs(
+        curve.max_batch,
+        preferred=checks.sizes("--preferred", options.preferred, most=curve.max_batch),
+        max_delay=checks.number("--max-delay-ms", options.max_delay_ms, most=1e7) / 1e3,
+        limits=limits,
+    )
+
+
+def _seconds(options: Simulate, traffic: Traffic) -> float:
+    from carpool.sim.arrivals import Recording
+
+    if options.seconds is not None:
+        return checks.number("--seconds", options.seconds, above=0, most=1e6)
+    # A hair more than its span, so that the last arrival of a trace is played too.
+    return traffic.span * (1 + 1e-9) if isinstance(traffic, Recording) else _SECONDS
+
+
+def _mean_rate(options: Simulate, scenario: Scenario) -> float:
+    if scenario.traffic.own_rate is not None:
+        for option, value in (("--load", options.load), ("--rate", options.rate)):
+            if value is not None:
+                raise InvalidInput(f"{option} cannot be given with {options.arrivals}: its rate is its own")
+        return scenario.traffic.own_rate
+    if options.rate is None:
+        return _load(options, scenario) * scenario.capacity
+    if options.load is not None:
+        raise InvalidInput("--load and --rate both say how much traffic there is: give one of them")
+    return checks.number("--rate", options.rate, above=0)
+
+
+def _load(options: Simulate, scenario: Scenario) -> float:
+    if not scenario.capacity:
+        raise InvalidInput(
+            f"--load needs a capacity to multiply, and nothing can be promised within {options.slo_ms:g} ms: "
+            f"give --slo-ms {2e3 * scenario.curve.times[1]:g} or more, or give --rate instead"
+        )
+    return checks.number("--load", 1.0 if options.load is None else options.load, above=0, most=1000)
+
+
+def _traffic(options: Simulate) -> Traffic:
+    from carpool.sim.arrivals import Poisson, Recording
+
+    if options.latest and options.arrivals in ("poisson", "bursty"):
+        raise InvalidInput("--latest needs sources: give --arrivals cameras or a trace that names them")
+    if options.model and not options.arrivals.startswith("trace:"):
+        raise InvalidInput("--model chooses among the models of a trace: give --arrivals trace:FILE")
+    if options.arrivals == "poisson":
+        return Poisson()
+    if options.arrivals == "bursty":
+        return checks.bursty(options.burst_factor, options.burst_seconds, options.burst_period)
+    if options.arrivals == "cameras":
+        return _cameras(options)
+    if options.arrivals.startswith("trace:"):
+        try:
+            file = Path(options.arrivals.removeprefix("trace:"))
+            per_source = options.per_source or options.latest
+            return Recording.read(file, per_source=per_source, model=options.model)
+        except InvalidInput as error:
+            raise InvalidInput(f"--arrivals: {error.message}") from None
+    raise InvalidInput(f"--arrivals must be poisson, bursty, cameras or trace:FILE, not {options.arrivals!r}")
+
+
+def _cameras(options: Simulate) -> Cameras:
+    from carpool.sim.arrivals import Cameras
+
+    if options.cameras is None:
+        raise InvalidInput("--cameras is needed with --arrivals cameras: say how many, like --cameras 100")
+    return Cameras(
+        count=checks.whole("--cameras", options.cameras, least=1, most=10**6),
+        fps=checks.number("--fps", 10.0 if options.fps is None else options.fps, above=0, most=10_000),
+        aligned=options.aligned,
+        per_source=options.per_source or options.latest,
+    )
+
+
+def _as_json(
+    options: Simulate, scenario: Scenario, results: Mapping[str, Outcome], notes: list[str]
+) -> dict[str, object]:
+    found: dict[str, object] = {"mode": options.mode.value, **results[options.mode.value].as_json()}
+    if options.compare:
+        found["compare"] = {name: result.as_json() for name, result in results.items()}
+    found["settings"] = _settings(options, scenario)
+    found["notes"] = notes
+    return found
+
+
+def _settings(options: Simulate, scenario: Scenario) -> dict[str, object]:
+    """Everything that the numbers depend on, with the defaults filled in."""
+    used: dict[str, object] = {
+        "curve": options.curve,
+        "slo_ms": options.slo_ms,
+        "max_batch": scenario.curve.max_batch,
+        "buckets": list(scenario.curve.buckets),
+        "instances": scenario.instances,
+        "arrivals": scenario.traffic.name,
+        "rate_rps": scenario.rate,
+        "load": scenario.rate / scenario.capacity if scenario.capacity else None,
+        "seconds": scenario.seconds,
+        "seed": scenario.seed,
+        "seeds": scenario.seeds,
+        "noise": scenario.noise,
+        "stall_share": scenario.stall_share,
+        "stall_factor": scenario.stall_factor,
+        "profile_error": scenario.profile_error,
+    }
+    if options.model:
+        used["model"] = options.model
+    kinds = {
+        "bursty": ("burst_factor", "burst_seconds", "burst_period"),
+        "cameras": ("cameras", "fps", "aligned", "per_source", "latest"),
+    }
+    knobs = ("max_delay_ms", "preferred", "max_queue", "queue_timeout_ms", "timeout_action")
+    names = kinds.get(scenario.traffic.name, ())
+    if options.compare or options.mode.value == "knobs":
+        names += knobs
+    return used | {name: getattr(options, name) for name in names}
+
+
+def _notes(options: Simulate, scenario: Scenario) -> list[str]:
+    notes = []
+    if not scenario.traffic.even:
+        notes.append(
+            "The fluid bound is that of the mean rate: with traffic as uneven as this, a rough estimate."
+        )
+    if scenario.profile_error != 1:
+        notes.append(
+            f"The device takes {scenario.profile_error:g} × what --curve says. Load and capacity are the "
+            "profile's; the fluid bound is the device's own."
+        )
+    if not (options.per_source or options.latest) and scenario.traffic.own_rate is not None:
+        notes.append("All requests count as one source; --per-source gives each its fair share.")
+    return notes
+
+
+def _draw(options: Simulate, file: Path, entries: Mapping[str, Scenario]) -> None:
+    from carpool.lab.plots import operating_curve
+    from carpool.sim.scenario import LOADS, sweep
+
+    with show.steps("drawing", len(entries) * len(LOADS)) as step:
+        sweeps = {name: sweep(entry, on_step=step) for name, entry in entries.items()}
+    try:
+        operating_curve(file, sweeps, slo_ms=options.slo_ms, title=f"Curve {options.curve} ms")
+    except InvalidInput as error:
+        raise InvalidInput(f"--plot: {error.message}", field="--plot") from None
+
+
+def _print_heading(options: Simulate, scenario: Scenario, result: Outcome) -> None:
+    devices = "1 instance" if scenario.instances == 1 else f"{scenario.instances} instances"
+    load = f" ({scenario.rate / scenario.capacity:.3g}×)" if scenario.capacity else ""
+    seeds = f"mean of {scenario.seeds} seeds" if scenario.seeds > 1 else f"seed {scenario.seed}"
+    show.paragraph(
+        f"Curve {options.curve} ms, SLO {options.slo_ms:g} ms, {devices}, "
+        f"max batch {scenario.curve.max_batch}: capacity {result.capacity_rps:,.0f}/s, "
+        f"fluid bound {result.fluid_bound_rps:,.0f}/s."
+    )
+    show.paragraph(
+        f"Arrivals: {scenario.traffic.name}, {scenario.rate:,.6g}/s{load}, {scenario.seconds:.4g} s, {seeds}."
+    )
+
+
+# ---- what a person sees
+
+_ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
+    ("offered", lambda o: f"{o.offered_rps:,.1f} /s"),
+    ("answered in time (goodput)", lambda o: f"{o.goodput_rps:,.1f} /s"),
+    ("… of offered (attainment)", lambda o: show.percent(o.attainment)),
+    ("… of the fluid bound", lambda o: show.percent(o.fraction_of_bound)),
+    ("p50 of answered", lambda o: f"{o.p50_ms:,.1f} ms"),
+    ("p95 of answered", lambda o: f"{o.p95_ms:,.1f} ms"),
+    ("p99 of answered", lambda o: f"{o.p99_ms:,.1f} ms"),
+    ("mean batch", lambda o: f"{o.mean_batch:.1f}"),
+    ("device time wasted", lambda o: show.percent(o.wasted_fraction)),
+    ("sheds decided at arrival", lambda o: show.percent(o.shed_at_arrival_fraction) if o.shed_any else "–"),
+    ("device busy", lambda o: show.percent(o.busy_fraction)),
+)
+_LIVE_ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
+    ("replaced by a newer frame", lambda o: show.percent(o.replaced_fraction)),
+    ("age of a source's newest answer", lambda o: f"{o.staleness_ms:,.1f} ms"),
+)
+
+
+def _print_outcomes(columns: Mapping[str, Outcome]) -> None:
+    """One column for each contender."""
+    live = any(outcome.staleness_ms for outcome in columns.values())
+    rows = [
+        (label, *(of(outcome) for outcome in columns.values()))
+        for label, of in (*_ROWS, *(_LIVE_ROWS if live else ()))
+    ]
+    show.table(("", *columns), rows, left=("",))

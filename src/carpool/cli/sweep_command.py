@@ -1,0 +1,405 @@
+"""`carpool sweep`: rates × settings, and a report with the operating curve."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from carpool.cli import checks, show
+from carpool.cli import shared_options as o
+from carpool.core.numerals import numeral
+from carpool.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from carpool.config.repository import ModelSource
+    from carpool.lab.sweep.conduct import SweepProgress
+    from carpool.lab.sweep.sweep_order import Setting, SweepOrder
+    from carpool.lab.sweep.sweep_results import Results
+    from carpool.lab.sweep.sweep_runs import MeasuredRun
+
+DEMO_DETECTOR = "nanodet"
+_MOST_SETTINGS, _MOST_RATES, _MOST_RUNS = 16, "64", 2000
+_OVERHEAD_S = 0.5  # between two runs, until it is known better
+
+_SETTINGS = "Settings"
+
+
+class SweepMode(StrEnum):
+    """What the sweep's own servers are started with."""
+
+    promise = "promise"
+    knobs = "knobs"
+    both = "both"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Measure a model at many rates and settings, and draw its operating curve.
+
+    The demo detector, under a promise and under fixed knobs; the report opens in a browser:
+
+        carpool sweep
+
+    Which delay and largest batch would be best for this model, and does a promise beat them?
+
+        carpool sweep resnet50.onnx --slo-ms 50 --max-delay-ms 0,5,20 --max-batch 8,32
+
+    A server that runs, as it is:
+
+        carpool sweep http://localhost:8000 --name detector --rates 10,20,40,80
+
+    Ctrl-C keeps what is done. The same command with the same --out goes on from there.
+    """
+
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="[MODEL|URL]",
+            help="A model file, folder or repository; a demo model's name; or a server that runs, "
+            "http://HOST:PORT or grpc://HOST:PORT. Default: the demo detector.",
+            show_default=False,
+        ),
+    ] = ""
+    name: str = o.option("", "Which model of a repository, or of the server.", show_default=False)
+    mode: SweepMode = o.option(
+        SweepMode.both, "Servers that keep a promise, that obey knobs, or both.", _SETTINGS
+    )
+    slo_ms: float | None = o.option(
+        None, "The promise, and what counts as in time. Default: the model's own, or 100.", _SETTINGS
+    )
+    max_delay_ms: str = o.option("0,10", "Knobs: delays to try, in ms, like 0,5,20.", _SETTINGS)
+    max_batch: str | None = o.option(
+        None, "Knobs: largest batches to try, like 8,32. Default: the model's.", _SETTINGS
+    )
+    rates: str | None = o.option(None, "Requests per second, like 10,20,40, instead of --loads.", o.TRAFFIC)
+    loads: str = o.option("0.3,0.6,0.9,1.1,1.5", "Rates as multiples of the planned capacity.", o.TRAFFIC)
+    images: list[Path] | None = o.option(
+        None,
+        "Upload this picture; again for more. Default: the demo's, if the model takes pictures.",
+        o.TRAFFIC,
+        name="--image",
+    )
+    shapes: list[str] | None = o.option(
+        None,
+        "Send tensors with these lengths, name:1,3,224,224, where the model leaves them open.",
+        o.TRAFFIC,
+        name="--shape",
+    )
+    curve: str | None = o.option(
+        None, "How long a batch takes, as in plan. Default: what the server measured.", o.TRAFFIC
+    )
+    instances: int = o.option(1, "With --curve: instances that run at the same time.", o.TRAFFIC)
+    seconds: float = o.option(6.0, "Length of a run.", o.RUN)
+    warmup: float = o.option(1.0, "Seconds of the same traffic before it counts.", o.RUN)
+    repeats: int = o.option(2, "Runs of every point: two show the noise.", o.RUN)
+    seed: o.Seed = 1
+    out: Path | None = o.option(
+        None,
+        "Where the report goes; one with the same sweep in it is gone on with.",
+        o.RUN,
+        metavar="FOLDER",
+        show_default="./carpool-sweep-MODEL-TIME",
+    )
+    as_json: o.Json = False
+
+    def run(self) -> None:
+        code = _run(self)
+        if code:
+            raise typer.Exit(code)
+
+
+def _run(options: Sweep) -> int:
+    """Returns the exit code."""
+    import asyncio
+
+    import uvloop
+
+    from carpool.lab.load.facts import Unreachable
+    from carpool.lab.sweep.own_server import NoServer
+    from carpool.lab.sweep.sweep_report import check_drawing, write_report
+
+    check_drawing()
+    order = order_of(options)
+    folder = options.out or _folder(order)
+    try:
+        with _progress() as progress:
+            results = uvloop.run(_sweep(order, folder, progress))
+    except (Unreachable, NoServer) as error:
+        print(f"carpool: {error.message}", file=sys.stderr)
+        if (folder / "sweep.json").exists():
+            print(f"What is done is kept: go on with --out {folder}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        raise InvalidInput(f"--out: {folder}: {error.strerror or error}", field="--out") from None
+    except asyncio.CancelledError:
+        return 130
+    if results is None:
+        print("carpool: stopped before the first run was over", file=sys.stderr)
+        return 1
+    page = write_report(results, folder)
+    if options.as_json:
+        print(json.dumps(results.as_json(), indent=2, ensure_ascii=False))
+    else:
+        _print(results, page)
+    return 0
+
+
+def _folder(order: SweepOrder) -> Path:
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", order.model or "server")[:64]
+    return Path(f"carpool-sweep-{name}-{datetime.now():%Y%m%d-%H%M%S}")
+
+
+async def _sweep(order: SweepOrder, folder: Path, progress: SweepProgress) -> Results | None:
+    """Ctrl-C ends it and still reports; the second one does not."""
+    import asyncio
+
+    from carpool.lab.load.generator import spare_the_collector
+    from carpool.lab.sweep.conduct import conduct
+
+    stop = asyncio.Event()
+    task = asyncio.current_task()
+    assert task is not None
+
+    def interrupted() -> None:
+        if stop.is_set():
+            task.cancel()
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupted)
+    spare_the_collector()
+    return await conduct(order, folder, progress, stop)
+
+
+def _print(results: Results, page: Path) -> None:
+    _print_points(results)
+    show.paragraph("")
+    for sentence in (*results.words(), results.noise_words()):
+        show.paragraph(sentence, "· ")
+    show.paragraph("")
+    show.paragraph(f"Report: {page}")
+
+
+# ---- from the options to an order
+
+
+def order_of(options: Sweep) -> SweepOrder:
+    from carpool.lab.load.aim import read_pictures, read_url
+    from carpool.lab.load.load_plan import Phase, check_length
+    from carpool.lab.sweep.sweep_order import AS_IS, SLO_MS, Setting, SweepOrder
+
+    url = options.target if "://" in options.target else ""
+    place, source = (None, None) if url else _model(options)
+    slo_ms = _slo_ms(options, source)
+    settings = (Setting(AS_IS),) if url else _settings(options, slo_ms or SLO_MS)
+    rates, loads = _rates(options)
+    runs = len(settings) * len(rates or loads) * checks.whole("--repeats", options.repeats, least=1, most=100)
+    if runs > _MOST_RUNS:
+        raise InvalidInput(
+            f"these are {runs:,} runs, and {_MOST_RUNS:,} are the most: give fewer settings or rates"
+        )
+    if url:
+        read_url(url)
+    if options.curve:
+        checks.batch_curve(options.curve, None, None)
+    pictures = tuple(path.absolute() for path in options.images or ())
+    read_pictures(pictures)
+    if pictures and options.shapes:
+        raise InvalidInput("--shape goes with tensors, not with --image", field="--shape")
+    order = SweepOrder(
+        settings=settings,
+        model=source.config.name if source is not None else options.name,
+        url=url,
+        place=place,
+        source=source,
+        slo_ms=slo_ms,
+        rates=rates,
+        loads=loads,
+        seconds=checks.number("--seconds", options.seconds, above=0, most=3600),
+        warmup=checks.number("--warmup", options.warmup, most=3600),
+        repeats=options.repeats,
+        seed=options.seed,
+        pictures=pictures,
+        shapes=dict(checks.shape(text) for text in options.shapes or ()),
+        curve=options.curve or "",
+        instances=checks.whole("--instances", options.instances, least=1, most=256),
+        command=shlex.join(["carpool", *sys.argv[1:]]),
+    )
+    check_length([Phase(rate, order.warmup + order.seconds) for rate in rates])
+    return order
+
+
+def _slo_ms(options: Sweep, source: ModelSource | None) -> float | None:
+    """None leaves it to the server, which may have a promise of its own."""
+    from carpool.core.policy import Promise
+    from carpool.lab.sweep.sweep_order import SLO_MS
+
+    if options.slo_ms is not None:
+        return checks.number("--slo-ms", options.slo_ms, above=0, most=3.6e6)
+    if source is None:
+        return None
+    policy = source.config.policy
+    return policy.slo * 1e3 if isinstance(policy, Promise) else SLO_MS
+
+
+def _settings(options: Sweep, slo_ms: float) -> tuple[Setting, ...]:
+    from carpool.lab.sweep.sweep_order import settings_of
+
+    delays = _rising("--max-delay-ms", options.max_delay_ms, most=60_000, example="0,5,20")
+    found = settings_of(options.mode, slo_ms, delays, checks.sizes("--max-batch", options.max_batch))
+    if len(found) > _MOST_SETTINGS:
+        raise InvalidInput(
+            f"these are {len(found)} settings, and {_MOST_SETTINGS} are the most: each has its own server"
+        )
+    return tuple(found)
+
+
+def _rates(options: Sweep) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if options.rates is not None:
+        return _rising("--rates", options.rates, above=0, most=100_000, example="10,20,40"), ()
+    return (), _rising("--loads", options.loads, above=0, most=100, example="0.3,0.6,0.9")
+
+
+def _rising(
+    option: str, text: str, *, above: float | None = None, most: float, example: str
+) -> tuple[float, ...]:
+    """And different."""
+    like = f"numbers like {example}"
+    return tuple(
+        sorted({*checks.numbers(option, text, example=like, at_most=_MOST_RATES, above=above, most=most)})
+    )
+
+
+# ---- the model
+
+
+def _model(options: Sweep) -> tuple[Path, ModelSource]:
+    """Where it lies, and what its settings say."""
+    from carpool.config.repository import find_models
+    from carpool.lab.sweep.variant import check_place
+
+    path = _path(options.target)
+    found, _ = find_models([path], only=[options.name] if options.name else None)
+    if len(found) > 1:
+        names = [source.config.name for source in found]
+        raise InvalidInput(
+            f"{path} has several models: say which with --name: {', '.join(names)}", field="--name"
+        )
+    place = path.absolute() if path.is_file() else found[0].config.path
+    check_place(place)
+    return place, found[0]
+
+
+def _path(target: str) -> Path:
+    from carpool.demo import bundled_models, demo_models
+
+    if target and Path(target).exists():
+        return Path(target)
+    name = target or DEMO_DETECTOR
+    if (bundled_models() / name).is_dir():
+        return bundled_models() / name
+    demos = ", ".join(path.name for path in demo_models())
+    raise InvalidInput(
+        f"there is no file or folder {target!r}, nor a demo model of that name ({demos}), nor is it an "
+        "address like http://localhost:8000",
+        field="MODEL",
+    )
+
+
+# ---- while it goes on, for whoever watches stderr, and its points when it is over
+
+
+class Lines:
+    """A line for every finished run, with the time that is left."""
+
+    def __init__(
+        self, write: Callable[[str], None], bar: Callable[[int, int, str], None] | None = None
+    ) -> None:
+        self._write = write
+        self._bar = bar or (lambda _done, _total, _text: None)
+        self._done = self._total = 0
+        self._left = self._made = 0
+        self._each = 0.0
+        self._began = 0.0
+
+    def step(self, text: str) -> None:
+        self._bar(self._done, self._total, text)
+
+    def planned(self, left: int, done: int, seconds_each: float) -> None:
+        self._done, self._total, self._left = done, left + done, left
+        self._each = seconds_each + _OVERHEAD_S
+        self._began = time.monotonic()
+        before = f" ({done} are done already)" if done else ""
+        self._write(f"{left} runs{before}, about {lasting(left * self._each)}")
+
+    def ended(self, run: MeasuredRun) -> None:
+        self._done += 1
+        self._left -= 1
+        self._made += 1
+        self._each = (time.monotonic() - self._began) / self._made
+        self._write(
+            f"[{self._done}/{self._total}] {run.setting} at {run.rate:.9g}/s: "
+            f"{numeral(run.goodput_rps)}/s in time, p99 {run.p99_ms:,.0f} ms{', void' if run.void else ''}; "
+            f"{lasting(self._left * self._each)} left"
+        )
+        self._bar(self._done, self._total, "")
+
+
+def lasting(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+@contextmanager
+def _progress() -> Iterator[SweepProgress]:
+    """With a bar in a terminal, lines alone elsewhere."""
+    if not sys.stderr.isatty():
+        yield Lines(lambda line: print(line, file=sys.stderr, flush=True))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
+        task = drawn.add_task("", total=None)
+
+        def bar(done: int, total: int, text: str) -> None:
+            drawn.update(task, completed=done, total=total or None, description=escape(text))
+
+        yield Lines(lambda line: drawn.console.print(line, markup=False, highlight=False), bar)
+
+
+def _print_points(results: Results) -> None:
+    best = {name: results.best(name) for name in results.names}
+    rows = []
+    for row in results.rows:
+        chosen = best[row.setting]
+        predicted = results.predicted(row.setting, row.rate)
+        rows.append(
+            (
+                row.setting,
+                "–" if row.load is None else f"{row.load:g}",
+                numeral(row.offered_rps, 4),
+                numeral(row.goodput_rps, 4),
+                "–" if predicted is None else numeral(predicted.goodput_rps, 4),
+                show.percent(row.attainment),
+                f"{numeral(row.p99_ms, 4)} ms",
+                f"{row.mean_batch:.1f}",
+                "void" if row.void else "best" if chosen is not None and chosen.rate == row.rate else "",
+            )
+        )
+    titles = ("setting", "load", "offered/s", "in time/s", "plan/s", "in time", "p99", "batch", "")
+    show.table(titles, rows, left=("setting", ""))

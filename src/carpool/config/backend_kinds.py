@@ -1,0 +1,140 @@
+"""What there is to run models with: one description of each backend, which everything else asks.
+
+A description is data, so that settings can be checked where no runtime is installed; `home` names the module
+that does the work. A package adds a backend with an entry point in the group carpool.backends that leads to a
+BackendKind of the entry point's name: docs/extending.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+from carpool.errors import ConfigError, Unsupported
+
+GROUP = "carpool.backends"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendKind:
+    """One backend.
+
+    `home` is a module with `load(config, version, placement)`, which makes an instance, and
+    `read_signature(config, version)`. It may have `describe`, `devices` and `device_names` as well, for what
+    the runtime settles itself (carpool.backends.backend). Empty: the name is known, but nothing runs it.
+    """
+
+    name: str
+    home: str
+    suffixes: tuple[str, ...] = ()  # of the files that it can run
+    at_home: tuple[str, ...] = ()  # those of them that are its own when the settings name no backend
+    needs_file: bool = True
+    platforms: tuple[str, ...] = ()  # Triton's names for it; clients are told the first
+    package: str = ""  # that has to be installed; profiles belong to one version of it
+    process: Literal["engine", "worker", "runner"] = "engine"
+    """Where its instances run: in the engine, each in a worker process, or all in the runner of the GPUs."""
+    threaded: bool = False  # runs on as many threads as it is given
+    reshapes: bool = True  # False: it looks at no shapes, or takes no `reshape`
+    gives_defaults: bool = False  # an optional input needs a default in the model file
+    values_on_device: bool = (
+        False  # can make values of a picture's bytes, and boxes of outputs, on its device
+    )
+    pictures_on_device: bool = False  # can take encoded pictures
+    parameters: tuple[str, ...] | None = None  # of the settings that have an effect; None: any may
+    table: bool = False  # its table in model.toml says that the model is for it
+
+    def module(self) -> Any:
+        """The code, imported now."""
+        if not self.home:
+            served = ", ".join(sorted(kind.name for kind in kinds().values() if kind.home))
+            raise Unsupported(f'there is no backend "{self.name}" yet; there are {served}')
+        return importlib.import_module(self.home)
+
+
+_BUILT_IN = (
+    BackendKind(
+        name="onnxruntime",
+        home="carpool.backends.onnxruntime",
+        suffixes=(".onnx",),
+        at_home=(".onnx",),
+        platforms=("onnxruntime_onnx",),
+        package="onnxruntime",
+        threaded=True,
+        gives_defaults=True,
+        parameters=("intra_op_thread_count", "inter_op_thread_count"),
+    ),
+    BackendKind(
+        name="pytorch",
+        home="carpool.backends.torch.pytorch",
+        suffixes=(".pt", ".pt2", ".py", ".pth", ".safetensors"),
+        at_home=(".pt", ".pt2"),
+        platforms=("pytorch_libtorch", "torch_aoti"),
+        package="torch",
+        process="runner",
+        threaded=True,
+        reshapes=False,
+        values_on_device=True,
+        pictures_on_device=True,
+        parameters=(),
+        table=True,
+    ),
+    BackendKind(name="openvino", home="", suffixes=(".xml", ".onnx"), at_home=(".xml",)),
+    BackendKind(
+        name="python",
+        home="carpool.backends.python.python_backend",
+        suffixes=(".py",),
+        at_home=(".py",),
+        process="worker",
+    ),
+    BackendKind(
+        name="fake",
+        home="carpool.backends.fake",
+        needs_file=False,
+        reshapes=False,
+        pictures_on_device=True,
+        table=True,
+    ),
+)
+
+
+@cache
+def kinds() -> Mapping[str, BackendKind]:
+    """All of them by name: those of this package first, then those of others, which can replace none."""
+    found = {kind.name: kind for kind in _BUILT_IN}
+    for point in entry_points(group=GROUP):
+        try:
+            kind = point.load()
+        except Exception as error:  # whatever goes wrong while somebody else's package is imported
+            raise ConfigError(
+                f"the backend {point.name} ({point.value}) cannot be imported: {error}"
+            ) from None
+        if not isinstance(kind, BackendKind) or kind.name != point.name or kind.name in found:
+            raise ConfigError(
+                f"the backend {point.name} ({point.value}) must be a BackendKind of that name, "
+                "which no other backend has"
+            )
+        found[kind.name] = kind
+    return found
+
+
+def kind_of(backend: str | None) -> BackendKind:
+    """What is known of a backend; one that nobody knows runs nothing."""
+    return kinds().get(backend or "") or BackendKind(name=backend or "", home="")
+
+
+def default_files() -> tuple[str, ...]:
+    """The names of model files that are looked for when the settings name none."""
+    return tuple(f"model{suffix}" for kind in kinds().values() for suffix in kind.at_home)
+
+
+def home_of(suffix: str) -> str | None:
+    """The backend that runs a file when the settings name none."""
+    return next((kind.name for kind in kinds().values() if suffix in kind.at_home), None)
+
+
+def backend_of_platform(platform: str) -> str | None:
+    return next((kind.name for kind in kinds().values() if platform in kind.platforms), None)

@@ -1,0 +1,277 @@
+"""How long do this model's batches take here, and which does a promise allow? Measured, and doubted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from math import ceil, sqrt
+from pathlib import Path
+from statistics import median
+from time import monotonic, process_time
+
+from carpool import backends
+from carpool.config.model import ModelConfig
+from carpool.config.repository import ModelSource, ModelVersion, find_models
+from carpool.core.curve import BatchCurve
+from carpool.core.numerals import numeral
+from carpool.core.shape import Shape, shape_of
+from carpool.engine.hardware import Steal, gpu_count, hardware
+from carpool.engine.inputs import signature_of
+from carpool.engine.models.loading import Loading
+from carpool.engine.profile.layout import Chosen, Layout
+from carpool.engine.profile.measuring import Effort, Measuring, Point, sizes
+from carpool.errors import InvalidInput
+from carpool.types import Signature
+
+CAUTION = 1.1  # batches may take a tenth longer than measured
+_LARGEST_UNASKED = 64
+_PASSES = 4
+_SPREAD = 0.2  # of the median size: above, the numbers say more about the machine than about the model
+_STEAL = 0.05
+_CHANGED = 1.2
+_LITTLE = 1.25  # the best rate over that of single images, below which batching hardly matters
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """One batch size. `spread`: how far the middle half of the runs lies apart; `sure`: ± of `ms`; shares."""
+
+    batch: int
+    ms: float
+    spread: float
+    sure: float
+    runs: int
+    images_per_s: float
+    off_line: float  # measured over the line, less 1
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a promise of `slo_ms` allows; a batch of 0 is none."""
+
+    slo_ms: float
+    batch: int
+    batch_ms: float
+    images_per_s: float
+    largest: int  # the largest batch that ends in time if it starts at once
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileReport:
+    """The field names are the keys of `--json`."""
+
+    model: str
+    backend: str
+    hardware: str
+    instances: int
+    threads: int
+    infer_cores: float  # that a batch kept busy while it ran, as `--infer-cores` of plan takes it
+    rows: tuple[BatchRow, ...]
+    fixed_ms: float
+    per_image_ms: float
+    line_from: int  # the line holds for batches from here
+    line_until: int  # to here; 0 and 0 if there is none
+    knee: int
+    curve: str  # as `--curve` of simulate and plan takes it
+    budgets: tuple[Budget, ...]
+    noisy: bool
+    steal: float
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileQuestion:
+    """`sizes` none: powers of two up to the model's largest. Times in seconds."""
+
+    path: Path
+    name: str | None = None
+    sizes: tuple[int, ...] = ()
+    slos: tuple[float, ...] = (0.03, 0.05, 0.1)
+    repeats: int = 10
+    instances: int | None = None
+    threads: int | None = None
+    backend: str | None = None
+
+
+def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileReport:
+    q = question
+    source = _the_model(q)
+    version = source.versions[-1]
+    config = backends.describe(source.config, version)
+    signature = signature_of(config)
+    wanted = _sizes(q, signature, config.pytorch.buckets)
+    with ExitStack() as stack:
+        chosen = _open(q, config, version, signature, tell)
+        for backend in chosen.backends:
+            stack.callback(backend.close)
+        effort = Effort(_each(q), 3 * _each(q), seconds=1.0, warm_up=2.0, total=120.0, passes=_PASSES)
+        measuring = Measuring(chosen.backends, signature, effort)
+        steal, began, spent = Steal(), monotonic(), process_time()
+        measured = measuring.points(wanted, tell=lambda size: tell(f"measuring batches of {size}"))
+        tell("measuring the first size again")
+        again = measuring.point(wanted[0])
+        stolen = steal.share()
+        busy = (process_time() - spent) / max(monotonic() - began, 1e-9)
+    curve, layout = measured.curve(max(wanted[-1], 1)), chosen.layout
+    shape = shape_of([(point.size, point.seconds) for point in measured.points])
+    off = dict(shape.residuals)
+    notes = [_line(shape), _gain(shape, curve, layout.instances)]
+    if chosen.reason:
+        notes.append(f"{layout}: {chosen.reason}.")
+    notes += _doubts(measured.points, again, stolen)
+    if measured.ended:
+        notes.append(
+            f"Batches of {measured.points[-1].size + 1} and more were not measured: {measured.ended}."
+        )
+    return ProfileReport(
+        model=config.name,
+        backend=config.backend or "",
+        hardware=str(hardware()),
+        instances=layout.instances,
+        threads=layout.threads,
+        infer_cores=round(busy, 2),
+        rows=tuple(_row(point, off[point.size], layout.instances) for point in measured.points),
+        fixed_ms=shape.fixed * 1e3,
+        per_image_ms=shape.per_image * 1e3,
+        line_from=shape.line_from,
+        line_until=shape.line_until,
+        knee=shape.knee,
+        curve=",".join(f"{size}:{seconds * 1e3:.4g}" for size, seconds in curve.points),
+        budgets=tuple(_budget(slo, curve, layout.instances) for slo in q.slos),
+        noisy=_is_noisy(measured.points, again, stolen),
+        steal=round(stolen, 4),
+        notes=tuple(notes),
+    )
+
+
+def _each(q: ProfileQuestion) -> int:
+    """Runs of one size in one pass."""
+    return max(2, ceil(q.repeats / _PASSES))
+
+
+def _the_model(q: ProfileQuestion) -> ModelSource:
+    found, _ = find_models([q.path], gpus=gpu_count(), only=None if q.name is None else [q.name])
+    if len(found) > 1:
+        names = ", ".join(source.config.name for source in found)
+        raise InvalidInput(f"{q.path} has several models: say which with --name: {names}", field="--name")
+    source = found[0]
+    if q.backend is not None and q.backend != source.config.backend:
+        source = replace(source, config=replace(source.config, backend=q.backend))
+    return source
+
+
+def _sizes(q: ProfileQuestion, signature: Signature, buckets: Sequence[int]) -> Sequence[int]:
+    if not signature.max_batch:
+        if q.sizes not in ((), (1,)):
+            raise InvalidInput(f"--sizes: {signature.model} takes no batches: only 1 can be measured")
+        return (1,)
+    return q.sizes or buckets or sizes(min(signature.max_batch, _LARGEST_UNASKED))
+
+
+def _open(
+    q: ProfileQuestion, config: ModelConfig, version: ModelVersion, signature: Signature, tell: Tell
+) -> Chosen:
+    """As asked, else as the server would."""
+    loading = Loading(config, version)
+    if q.instances is None and q.threads is None:
+        chosen = loading.choose(config, signature, tell)
+    else:
+        count = q.instances or 1
+        cores = hardware().cores
+        chosen = Chosen(Layout(count, q.threads or backends.default_threads(count, cores)))
+    tell(f"loading {config.name}")
+    return replace(chosen, backends=chosen.backends or loading.open(config, chosen.layout))
+
+
+def _row(point: Point, off_line: float, instances: int) -> BatchRow:
+    return BatchRow(
+        point.size,
+        point.seconds * 1e3,
+        point.spread,
+        _sure(point),
+        point.runs,
+        instances * point.rate,
+        off_line,
+    )
+
+
+def _sure(point: Point) -> float:
+    return point.spread / 2 / sqrt(point.runs)
+
+
+def _budget(slo: float, curve: BatchCurve, instances: int) -> Budget:
+    """Twice, for who arrives just after a batch began waits for it and then rides; and with a margin."""
+    batch = curve.efficient[curve.fits(slo / (2 * CAUTION))]
+    largest = curve.fits(slo)
+    if not largest:
+        why = f"one image alone takes {numeral(curve.times[1] * 1e3)} ms"
+    elif not batch:
+        enough = numeral(2 * CAUTION * curve.times[1] * 1e3)
+        why = f"only who finds the model idle makes it; promise {enough} ms"
+    else:
+        ms = curve.times[batch] * 1e3
+        why = f"2 × {numeral(ms)} ms, the batch that runs and one's own, with a tenth to spare"
+    takes, rate = (curve.times[batch] * 1e3, instances * curve.throughput(batch)) if batch else (0.0, 0.0)
+    return Budget(slo * 1e3, batch, takes, rate, largest, why)
+
+
+def _line(shape: Shape) -> str:
+    said = f"t(B) = {numeral(shape.fixed * 1e3)} ms + B × {numeral(shape.per_image * 1e3)} ms"
+    if not shape.line_until:
+        return f"No line runs through these points; the nearest is {said}."
+    if shape.bends:
+        return f"{said} from {shape.line_from} to {shape.line_until}; the other sizes are not on this line."
+    worst = max((abs(off) for _, off in shape.residuals), default=0.0)
+    return f"{said}, and every point within {worst:.0%} of it."
+
+
+def _gain(shape: Shape, curve: BatchCurve, instances: int) -> str:
+    alone = curve.throughput(1)
+    best = max(curve.points, key=lambda point: point[0] / point[1])[0]
+    gain = curve.throughput(best) / alone
+    if gain < _LITTLE:
+        return (
+            f"Batching brings little here: {numeral(instances * alone)} images/s one by one, "
+            f"{gain:.2f} × that at best. Its time is in the images, not in the call."
+        )
+    return (
+        f"Batches of {best} carry {gain:.2f} × the images of single ones; "
+        f"{shape.knee} are enough for nine tenths of that."
+    )
+
+
+def _is_noisy(points: Sequence[Point], again: Point, stolen: float) -> bool:
+    return median(point.spread for point in points) > _SPREAD or stolen > _STEAL or _changed(points, again)
+
+
+def _changed(points: Sequence[Point], again: Point) -> bool:
+    ratio = again.seconds / points[0].seconds
+    return max(ratio, 1 / ratio) > _CHANGED
+
+
+def _doubts(points: Sequence[Point], again: Point, stolen: float) -> list[str]:
+    said = []
+    usual = median(point.spread for point in points)
+    if usual > _SPREAD:
+        said.append(
+            f"Too noisy to tell: the middle half of the runs lies {usual:.0%} apart. Other work "
+            "is probably running; measure again on a quiet one, or with more --repeats."
+        )
+    if stolen > _STEAL:
+        said.append(
+            f"The machine below gave {stolen:.0%} of the processor to others while this was measured."
+        )
+    if _changed(points, again):
+        then, now = points[0].seconds * 1e3, again.seconds * 1e3
+        said.append(
+            f"The machine changed while this was measured: a batch of {again.size} took {numeral(then)} ms "
+            f"at first, {numeral(now)} ms at the end."
+        )
+    return said

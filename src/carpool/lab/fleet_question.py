@@ -1,0 +1,145 @@
+"""What is asked of a plan and what it answers: traffic, promise and machine; replicas, checks, reasons."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import inf
+
+from carpool.core.capacity import slo_capacity
+from carpool.core.curve import BatchCurve
+
+ENOUGH = 0.99  # of what is offered must be answered in time: the promise is a p99
+_SURE = 1e-4  # of the capacity: bisected no further
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One replica's part of a machine. `decode` and `protocol` are seconds of one core for each image.
+
+    Decoding, front ends and engine are many short pieces of work, to which an operating system gives a core
+    before it gives it back to the threads of a model. So they are served, and batches take longer: a model on
+    a GPU hardly needs the cores, one on the CPU needs all of them.
+    """
+
+    cores: float = inf
+    infer_cores: float = 0.0  # that a batch keeps busy while it runs
+    decode: float = 0.0
+    protocol: float = 0.0
+
+    @property
+    def beside(self) -> float:
+        """Seconds of a core that an image takes beside its batch."""
+        return self.decode + self.protocol
+
+    def stretch(self, rate: float) -> float:
+        """How much longer batches take at this rate; infinite where nothing is left for them."""
+        left = self.cores - rate * self.beside
+        if left <= 0:
+            return inf
+        return max(1.0, self.infer_cores / left)
+
+    def outside(self, rate: float) -> float:
+        """Seconds that a client waits for its own decoding and protocol. Where more threads want to run than
+        there are cores, each gets its part of them."""
+        wanted = self.infer_cores + 1.0 + rate * self.beside
+        return self.beside * max(1.0, wanted / self.cores)
+
+    def curve(self, alone: BatchCurve, rate: float) -> BatchCurve:
+        """Batch times at this rate, from those of a model that had the cores for itself."""
+        factor = self.stretch(rate)
+        if factor == 1.0:
+            return alone
+        points = [(size, seconds * factor) for size, seconds in alone.points]
+        return BatchCurve(points, alone.max_batch, alone.buckets)
+
+    def capacity(self, alone: BatchCurve, slo: float) -> float:
+        """Images per second that one replica can promise: what the batches carry at the very rate whose
+        decoding and protocol they are slowed down by."""
+        low, high = 0.0, slo_capacity(alone, slo)
+        if self.carries(alone, slo, high):
+            return high
+        while high - low > _SURE * high:
+            rate = (low + high) / 2
+            low, high = (rate, high) if self.carries(alone, slo, rate) else (low, rate)
+        return low
+
+    def carries(self, alone: BatchCurve, slo: float, rate: float) -> bool:
+        if self.stretch(rate) == inf:
+            return False
+        left = slo - self.outside(rate)
+        return left > 0 and slo_capacity(self.curve(alone, rate), left) >= rate
+
+
+UNSHARED = Machine()
+"""Cores enough for everything: only the batches take time."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetQuestion:
+    """Times in seconds; `surge` multiplies the rate for `surge_seconds` now and then. The curve is that of a
+    model that has the machine for itself; `machine` is what one replica shares with decoding and protocol."""
+
+    curve: BatchCurve
+    slo: float
+    rate: float
+    surge: float = 1.0
+    surge_seconds: float = 60.0
+    price_per_hour: float | None = None
+    redundancy: int = 0
+    noise: float = 0.05
+    seed: int = 1
+    machine: Machine = UNSHARED
+
+    @property
+    def capacity(self) -> float:
+        """Images per second that one replica can promise."""
+        return self.machine.capacity(self.curve, self.slo)
+
+    def has_cores_for(self, rate: float) -> bool:
+        """Whether decoding and protocol of so many leave one replica anything for its batches."""
+        return self.machine.stretch(rate) < inf
+
+    def curve_at(self, rate: float) -> BatchCurve:
+        """Batch times of one replica that gets this rate."""
+        return self.machine.curve(self.curve, rate)
+
+    @property
+    def peak(self) -> float:
+        """The rate to have capacity for: a surge shorter than the promise is over before it is late."""
+        return self.rate * self.surge if self.surge_seconds > self.slo else self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One simulated run of a plan."""
+
+    what: str
+    replicas: int
+    rate_rps: float
+    attainment: float
+    p50_ms: float
+    p99_ms: float
+
+    def holds(self, slo: float) -> bool:
+        return self.attainment >= ENOUGH and self.p99_ms <= slo * 1e3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """The answer; the field names are the keys of `--json`. `replicas` is None if no number is enough."""
+
+    replicas: int | None = None
+    max_batch: int | None = None
+    promised_batch: int | None = None
+    max_delay_ms: float | None = None
+    delay_helps: bool | None = None
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    capacity_rps: float  # of one replica
+    headroom: float | None = None
+    cost_per_1000: float | None = None
+    checks: tuple[Check, ...]
+    why: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)

@@ -1,0 +1,246 @@
+"""What a run found, in numbers with names (the keys of --json), and whether they are the server's at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from carpool.lab.load.histogram import Histogram, Spread, milliseconds, spread
+from carpool.lab.load.load_plan import Closed, Phase, Plan
+from carpool.lab.load.tally import Tally
+
+LATE_MS = 5.0  # the 99th percentile of the lag may be this, or a tenth of the SLO if that is more
+_WORKING = 0.5  # of a core: one that is late with less is kept from running
+BUSY = 0.9  # of a core: a loop that is so busy answers itself late
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """What the generating side did and cost. Lags are from the intended time."""
+
+    processes: int
+    processor_seconds: float
+    busiest_core_share: float
+    processor_us_per_request: float
+    start_lag_ms: Spread  # until the generator got to a request
+    send_lag_ms: Spread  # until it was on a connection
+    loop_lag_ms: Spread
+    connections: int  # at most at once, over all processes
+    connection_limit: int
+    reconnects: int
+    resent: int
+
+
+@dataclass
+class Part:
+    """What one generating process found."""
+
+    tallies: list[Tally]
+    seconds: float  # from the start until nothing more was due
+    last_answer: float
+    stopped_early: bool
+    processor_seconds: float
+    wall_seconds: float
+    loop_lag: Histogram
+    facts: dict[str, int] = field(default_factory=dict)
+
+
+def bound_ms(slo: float | None) -> float:
+    return max(LATE_MS, (slo or 0.0) * 100)
+
+
+def judge(generator: Generator, plan: Plan) -> list[str]:
+    """Sentences, each a reason to doubt the numbers; none if there is none."""
+    found = []
+    bound = bound_ms(plan.slo)
+    g = generator
+    if g.start_lag_ms.p99 > bound:
+        busy = g.busiest_core_share > _WORKING
+        found.append(
+            f"the generator got to its requests late: p99 {g.start_lag_ms.p99:.1f} ms after their time, with "
+            f"{bound:g} ms allowed, at {100 * g.busiest_core_share:.0f} % of a core. "
+            + (
+                "Give it more --processes"
+                if busy
+                else "Others keep it from running: give it a core of its own"
+            )
+        )
+    elif g.busiest_core_share > BUSY:
+        found.append(
+            f"the generator used {100 * g.busiest_core_share:.0f} % of a core, so that it read answers late: "
+            "give it more --processes"
+        )
+    waited = g.send_lag_ms.p99 - g.start_lag_ms.p99
+    if waited > bound and not isinstance(plan.load, Closed):
+        found.append(
+            f"requests waited for a connection: p99 {waited:.1f} ms, with {g.connections} of them. "
+            + (
+                "Give more --connections"
+                if g.connections >= g.connection_limit
+                else "Opening more took so long"
+            )
+            + ": the wait is in the response time, but the server did not see these requests in time"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Of a phase, or of all that count. Rates are per second of the phase."""
+
+    name: str
+    seconds: float
+    offered: int
+    sent: int
+    answered: int
+    good: int
+    refused: dict[str, int]
+    failed: dict[str, int]
+    timed_out: int
+    unanswered: int
+    offered_rps: float
+    answered_rps: float
+    goodput_rps: float
+    images_rps: float
+    attainment: float
+    response_ms: Spread
+    service_ms: Spread
+    refusal_ms: Spread
+    queue_ms: Spread
+    infer_ms: Spread
+    outside_ms: Spread
+    batch: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """Everything; `total` is over the phases that count."""
+
+    target: str
+    loop: str
+    slo_ms: float | None
+    stopped_early: bool
+    total: Counts
+    phases: tuple[Counts, ...]
+    generator: Generator
+    generator_late: bool
+    late_because: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """One flat object for the whole run, with the phases below it."""
+        found = asdict(self)
+        total = found.pop("total")
+        total.pop("name")
+        return {"target": found.pop("target"), "loop": found.pop("loop"), **total, **found}
+
+
+def report(plan: Plan, parts: Sequence[Part], target: str) -> LoadReport:
+    """Of one process or of several that shared a plan."""
+    phases = plan.load.phases
+    tallies = [Tally() for _ in phases]
+    for part in parts:
+        for tally, more in zip(tallies, part.tallies, strict=True):
+            tally.merge(more)
+    stopped_early = any(part.stopped_early for part in parts)
+    seconds = _seconds(plan, parts, stopped_early)
+    counted = [number for number, phase in enumerate(phases) if not phase.warmup]
+    together = Tally()
+    for number in counted:
+        together.merge(tallies[number])
+    generator = _generator(parts, tallies)
+    because = judge(generator, plan)
+    return LoadReport(
+        target=target,
+        loop="closed" if isinstance(plan.load, Closed) else "open",
+        slo_ms=None if plan.slo is None else plan.slo * 1e3,
+        stopped_early=stopped_early,
+        total=_counts("all", sum(seconds[number] for number in counted), together, plan.batch),
+        phases=tuple(
+            _counts(_name(phase, plan), length, tally, plan.batch)
+            for phase, length, tally in zip(phases, seconds, tallies, strict=True)
+        ),
+        generator=generator,
+        generator_late=bool(because),
+        late_because=tuple(because),
+    )
+
+
+def _name(phase: Phase, plan: Plan) -> str:
+    if isinstance(plan.load, Closed) and not phase.warmup:
+        return f"{plan.load.concurrency} clients"
+    return phase.name
+
+
+def _seconds(plan: Plan, parts: Sequence[Part], stopped_early: bool) -> list[float]:
+    """How long each phase was: as planned, unless the run ended before or had no planned end."""
+    phases = plan.load.phases
+    ran = max(part.seconds for part in parts)
+    if isinstance(plan.load, Closed):
+        ran = max(ran, *(part.last_answer for part in parts))  # the last answers belong to it
+        warm = min(plan.load.warmup, ran)
+        return [warm, ran - warm] if len(phases) > 1 else [ran]
+    found = []
+    left = ran if stopped_early else float("inf")
+    for phase in phases:
+        found.append(min(phase.seconds, max(0.0, left)))
+        left -= phase.seconds
+    return found
+
+
+def _counts(name: str, seconds: float, tally: Tally, batch: int) -> Counts:
+    per_second = 1 / seconds if seconds > 0 else 0.0
+    return Counts(
+        name=name,
+        seconds=round(seconds, 3),
+        offered=tally.offered,
+        sent=tally.sent,
+        answered=tally.answered,
+        good=tally.good,
+        refused=_ordered(tally.refused),
+        failed=_ordered(tally.failed),
+        timed_out=tally.timed_out,
+        unanswered=tally.unanswered,
+        offered_rps=round(tally.offered * per_second, 3),
+        answered_rps=round(tally.answered * per_second, 3),
+        goodput_rps=round(tally.good * per_second, 3),
+        images_rps=round(tally.images * batch * per_second, 3),
+        attainment=round(tally.good / tally.offered, 6) if tally.offered else 0.0,
+        response_ms=milliseconds(tally.response),
+        service_ms=milliseconds(tally.service),
+        refusal_ms=milliseconds(tally.refusal),
+        queue_ms=milliseconds(tally.queue),
+        infer_ms=milliseconds(tally.infer),
+        outside_ms=milliseconds(tally.outside),
+        batch=spread(tally.batch, 1.0),
+    )
+
+
+def _ordered(counter: Counter[str]) -> dict[str, int]:
+    return dict(counter.most_common())
+
+
+def _generator(parts: Sequence[Part], tallies: Sequence[Tally]) -> Generator:
+    start_lag, send_lag, loop_lag = Histogram(), Histogram(), Histogram()
+    facts: Counter[str] = Counter()
+    for tally in tallies:
+        start_lag.merge(tally.start_lag)
+        send_lag.merge(tally.send_lag)
+    for part in parts:
+        loop_lag.merge(part.loop_lag)
+        facts.update(part.facts)
+    processor = sum(part.processor_seconds for part in parts)
+    sent = sum(tally.sent for tally in tallies)
+    return Generator(
+        processes=len(parts),
+        processor_seconds=round(processor, 3),
+        busiest_core_share=round(max(part.processor_seconds / part.wall_seconds for part in parts), 4),
+        processor_us_per_request=round(processor / sent * 1e6, 2) if sent else 0.0,
+        start_lag_ms=milliseconds(start_lag),
+        send_lag_ms=milliseconds(send_lag),
+        loop_lag_ms=milliseconds(loop_lag),
+        connections=facts["connections"],
+        connection_limit=facts["connection_limit"],
+        reconnects=facts["reconnects"],
+        resent=facts["resent"],
+    )

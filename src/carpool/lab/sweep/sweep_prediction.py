@@ -1,0 +1,216 @@
+"""How long batches take, by whoever knows, and what the simulator then expects at every rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from carpool.core.capacity import slo_capacity
+from carpool.core.curve import BatchCurve, CurveError
+from carpool.core.numerals import numeral
+from carpool.core.policy import Knobs, Promise
+from carpool.errors import InvalidInput
+from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
+from carpool.lab.load.facts import Unreachable
+from carpool.lab.load.generator import run
+from carpool.lab.load.load_plan import Closed, Plan
+from carpool.lab.sweep.sweep_order import AS_IS, Setting
+from carpool.lab.sweep.sweep_runs import Watcher
+from carpool.sim.scenario import Scenario, measure
+
+GIVEN, SERVER, TRIAL = "given with --curve", "measured by the server", "seen in a short trial"
+_TRIALS = (1, 4, 16)  # clients that ask at the same time
+_TRIAL_S, _THINK_S = 1.5, 0.002
+_LARGEST = 4096  # batch that anybody believes
+_ENOUGH = 3  # answers in batches of a size
+
+
+@dataclass(frozen=True, slots=True)
+class CurveEstimate:
+    """What the prediction rests on. `slo_ms` and `max_delay_ms` are the server's own, where it tells."""
+
+    curve: BatchCurve
+    instances: int
+    source: str
+    slo_ms: float | None = None
+    max_delay_ms: float | None = None
+
+    def capacity(self, slo_ms: float) -> float:
+        """What `carpool plan` says can be promised, in images per second."""
+        return slo_capacity(self.curve, slo_ms / 1e3, self.instances)
+
+    @property
+    def text(self) -> str:
+        """As `--curve` takes it."""
+        return ",".join(f"{size}:{seconds * 1e3:.4g}" for size, seconds in self.curve.points)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepBasis:
+    """`rates` in requests per second, each with its load."""
+
+    model: str
+    slo_ms: float
+    rates: list[tuple[float, float | None]]
+    belief: CurveEstimate
+    requests: str  # what is sent, in words
+
+    def as_json(self) -> dict[str, Any]:
+        belief = {
+            "points": [list(point) for point in self.belief.curve.points],
+            "max_batch": self.belief.curve.max_batch,
+            "instances": self.belief.instances,
+            "source": self.belief.source,
+            "max_delay_ms": self.belief.max_delay_ms,
+        }
+        return {
+            "model": self.model,
+            "slo_ms": self.slo_ms,
+            "rates": self.rates,
+            "belief": belief,
+            "requests": self.requests,
+        }
+
+
+def read_basis(document: dict[str, Any]) -> SweepBasis:
+    try:
+        known = document["belief"]
+        curve = BatchCurve([(int(s), float(t)) for s, t in known["points"]], int(known["max_batch"]))
+        delay = known["max_delay_ms"]
+        return SweepBasis(
+            model=str(document["model"]),
+            slo_ms=float(document["slo_ms"]),
+            rates=[(float(rate), None if load is None else float(load)) for rate, load in document["rates"]],
+            belief=CurveEstimate(
+                curve,
+                int(known["instances"]),
+                str(known["source"]),
+                max_delay_ms=None if delay is None else float(delay),
+            ),
+            requests=str(document["requests"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise InvalidInput("--out: its sweep.json is damaged: name a new folder", field="--out") from None
+
+
+def rates_of(
+    rates: Sequence[float], loads: Sequence[float], belief: CurveEstimate, slo_ms: float
+) -> list[tuple[float, float | None]]:
+    """What to offer, in requests per second, each with its load; `loads` count where there are no `rates`."""
+    capacity = belief.capacity(slo_ms)
+    if rates:
+        return [(rate, float(f"{rate / capacity:.3g}") if capacity else None) for rate in rates]
+    if not capacity:
+        alone = belief.curve.times[1] * 1e3
+        raise InvalidInput(
+            f"nothing can be promised within {slo_ms:g} ms, since one image takes {numeral(alone)} ms: "
+            f"give --slo-ms {2 * alone:.3g} or more, or --rates instead of --loads",
+            field="--slo-ms",
+        )
+    return [(float(f"{load * capacity:.4g}"), load) for load in loads]
+
+
+def ask_server(url: str, model: str) -> CurveEstimate | None:
+    """From the server's profile of the model; None if it has none to tell."""
+    address = read_url(url)
+    if address.over_grpc or not model:
+        return None
+    try:
+        return read_profile(http_facts(address).profile(model))
+    except Unreachable:
+        return None
+
+
+def read_profile(document: Any) -> CurveEstimate | None:
+    """What another server answers there may be anything."""
+    try:
+        points = [(int(size), float(ms) / 1e3) for size, ms in document["curve"]]
+        instances = int(document["instances"])
+        promise, knobs = document.get("promise"), document.get("knobs")
+        slo_ms = float(promise["slo_ms"]) if promise else None
+        delay = float(knobs["max_delay_ms"]) if knobs else None
+        largest = min(max(int(document.get("max_batch", 1)), *(size for size, _ in points)), _LARGEST)
+        return CurveEstimate(BatchCurve.measured(points, largest), max(1, instances), SERVER, slo_ms, delay)
+    except (TypeError, KeyError, ValueError, AttributeError, CurveError):
+        return None
+
+
+async def try_out(aim: Aim, max_batch: int | None) -> CurveEstimate:
+    """Ask with a few clients at once and look at the times that the answers carry."""
+    seen = Watcher(0)
+    for clients in _TRIALS:
+        plan = Plan(Closed(clients, seconds=_TRIAL_S, think=_THINK_S))
+        await run(plan, take_aim(aim), record=seen.record)
+    return from_answers(seen, max_batch)
+
+
+def from_answers(seen: Watcher, max_batch: int | None) -> CurveEstimate:
+    points = [
+        (size, infer.percentile(0.5))
+        for size, infer in sorted(seen.infer.items())
+        if infer.count >= max(_ENOUGH, size) and infer.percentile(0.5) > 0
+    ]
+    if not points:
+        raise Unreachable(
+            "the server's answers do not say how long batches took, so nothing can be planned: "
+            "give --curve, like 4+1, or --rates"
+        )
+    largest = max(points[-1][0], max_batch or 1)
+    return CurveEstimate(BatchCurve.measured(points, largest), 1, TRIAL)
+
+
+_BETWEEN = 8  # rates of the line, besides those that are measured
+_MOST_REQUESTS = 20_000
+_SEEDS, _FEW = 3, 1000  # so many runs where one would hold few requests
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """One simulated point; the field names are the keys of `prediction` in results.json."""
+
+    setting: str
+    rate: float
+    offered_rps: float  # by the luck of the simulated arrivals
+    goodput_rps: float
+    attainment: float
+    p99_ms: float
+
+
+def predict(
+    settings: Sequence[Setting], rates: Sequence[float], belief: CurveEstimate, slo_ms: float, seconds: float
+) -> list[Predicted]:
+    """As long as the measured runs: a queue that grows without a promise grows for as long as they last."""
+    found = []
+    for setting in settings:
+        for rate in _line(rates):
+            largest = setting.max_batch or belief.curve.max_batch
+            lasts = min(max(seconds, 4 * slo_ms / 1e3, 20 / rate), _MOST_REQUESTS / rate)
+            scenario = Scenario(
+                BatchCurve(belief.curve.points, largest),
+                slo_ms / 1e3,
+                _policy(setting, belief, largest, slo_ms),
+                rate,
+                instances=belief.instances,
+                seconds=lasts,
+                seeds=_SEEDS if lasts * rate < _FEW else 1,
+            )
+            out = measure(scenario)
+            found.append(
+                Predicted(setting.name, rate, out.offered_rps, out.goodput_rps, out.attainment, out.p99_ms)
+            )
+    return found
+
+
+def _line(rates: Sequence[float]) -> list[float]:
+    """The measured rates, and steps from a small one to the highest."""
+    top = max(rates)
+    return sorted({*rates, *(top * (step + 1) / _BETWEEN for step in range(_BETWEEN))})
+
+
+def _policy(setting: Setting, belief: CurveEstimate, largest: int, slo_ms: float) -> Promise | Knobs:
+    """A server that does not say how it batches is taken for one that keeps a promise."""
+    delay_ms = belief.max_delay_ms if setting.kind == AS_IS else setting.max_delay_ms
+    if delay_ms is not None:
+        return Knobs(largest, max_delay=delay_ms / 1e3)
+    return Promise((setting.slo_ms or slo_ms) / 1e3, largest)

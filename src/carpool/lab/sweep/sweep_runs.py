@@ -1,0 +1,235 @@
+"""What a sweep learned and which runs are finished, kept in its folder, so that it can go on later."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from carpool.errors import InvalidInput
+from carpool.lab.load.histogram import Histogram
+from carpool.lab.load.load_report import LoadReport
+from carpool.lab.load.tally import Record
+from carpool.lab.load.ticket import Answer, Kind, Ticket
+from carpool.lab.sweep.sweep_order import Point
+
+
+class Watcher:
+    """Hears of every request that ends, and keeps what the report's charts need."""
+
+    def __init__(self, first_counted: int) -> None:
+        self._first = first_counted  # phase: those before it are warm-up
+        self.response = Histogram()
+        self.batches: Counter[int] = Counter()
+        self.infer: dict[int, Histogram] = {}
+
+    def __call__(self, ticket: Ticket, now: float, answer: Answer) -> None:
+        if ticket.phase < self._first or answer.kind is not Kind.ANSWERED:
+            return
+        self.response.add(now - ticket.intended)
+        if answer.timing is not None:
+            self.batches[answer.timing.batch] += 1
+            self.infer.setdefault(answer.timing.batch, Histogram()).add(answer.timing.infer)
+
+    @property
+    def record(self) -> Record:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """The field names are the keys of `runs` in results.json. `batches`: answers by their batch's size."""
+
+    setting: str
+    rate: float
+    repeat: int
+    load: float | None
+    at: str  # when it began, UTC
+    seconds: float
+    offered: int
+    answered: int
+    good: int
+    refused: dict[str, int]
+    failed: dict[str, int]
+    timed_out: int
+    unanswered: int
+    goodput_rps: float
+    attainment: float
+    p50_ms: float
+    p99_ms: float
+    steal: float  # share of the processor that others took meanwhile
+    void: tuple[str, ...]  # why the numbers are not the server's; empty if they are
+    batches: dict[int, int] = field(default_factory=dict)
+    response: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, float, int]:
+        return self.setting, self.rate, self.repeat
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"batches": {str(size): count for size, count in self.batches.items()}}
+
+
+_COUNTED = (
+    *("seconds", "offered", "answered", "good", "refused", "failed", "timed_out", "unanswered"),
+    *("goodput_rps", "attainment"),
+)  # as the generator's report has them
+
+
+def measured(point: Point, at: str, report: LoadReport, seen: Watcher, steal: float) -> MeasuredRun:
+    total = report.total
+    return MeasuredRun(
+        setting=point.setting,
+        rate=point.rate,
+        repeat=point.repeat,
+        load=point.load,
+        at=at,
+        p50_ms=total.response_ms.p50,
+        p99_ms=total.response_ms.p99,
+        steal=round(steal, 4),
+        void=report.late_because,
+        batches=dict(sorted(seen.batches.items())),
+        response=pack(seen.response),
+        **{name: getattr(total, name) for name in _COUNTED},
+    )
+
+
+def read_run(document: Mapping[str, Any]) -> MeasuredRun:
+    """From a line of JSON; ValueError, KeyError or TypeError if it is none of ours."""
+    values = {name.name: document[name.name] for name in fields(MeasuredRun)}
+    values["batches"] = {int(size): int(count) for size, count in document["batches"].items()}
+    values["void"] = tuple(str(reason) for reason in document["void"])
+    run = MeasuredRun(**values)
+    unpack(run.response)
+    return run
+
+
+def pack(histogram: Histogram) -> dict[str, Any]:
+    if not histogram.count:
+        return {"buckets": []}
+    buckets = [[index, count] for index, count in sorted(histogram.buckets.items())]
+    return {"buckets": buckets, "least": histogram.least, "most": histogram.most, "total": histogram.total}
+
+
+def unpack(document: Mapping[str, Any]) -> Histogram:
+    histogram = Histogram()
+    buckets = {int(index): int(count) for index, count in document["buckets"]}
+    if buckets:
+        histogram.buckets = buckets
+        histogram.count = sum(buckets.values())
+        histogram.least, histogram.most = float(document["least"]), float(document["most"])
+        histogram.total = float(document["total"])
+    return histogram
+
+
+_IDENTITY, _RUNS = "sweep.json", "runs.jsonl"
+_MOST_BYTES = 256 << 20
+_LEFT = re.compile(r"server-\d+\.log|sweep\.json\.part")  # by a sweep that did not get to its first run
+
+
+def digest(identity: Mapping[str, Any]) -> str:
+    """Runs belong together if this is equal."""
+    text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
+    return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+@dataclass
+class Journal:
+    """`basis` is what was learned before the first run (the rates, the curve): the same for all of them."""
+
+    folder: Path
+    digest: str
+    basis: dict[str, Any] | None
+    runs: list[MeasuredRun]
+
+    @classmethod
+    def open(cls, folder: Path, identity: Mapping[str, Any]) -> Journal:
+        """A new folder, or one in which the same was begun; anything else is refused."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            before = _read_document(folder / _IDENTITY)
+        except OSError as error:
+            raise InvalidInput(f"--out: {folder}: {error.strerror or error}", field="--out") from None
+        if before is None:
+            if any(not _LEFT.fullmatch(entry.name) for entry in folder.iterdir()):
+                raise InvalidInput(
+                    f"--out: {folder} holds something else than a sweep: name a new folder", field="--out"
+                )
+            return cls(folder, digest(identity), None, [])
+        _check_same(folder, before.get("asked"), identity)
+        own = digest(identity)
+        runs = _read_runs(folder / _RUNS, own)
+        with (folder / _RUNS).open("a", encoding="utf-8") as file:
+            file.write("\n")  # ends a line that was cut off; an empty one is skipped
+        return cls(folder, own, before.get("found"), runs)
+
+    def begin(self, identity: Mapping[str, Any], basis: dict[str, Any]) -> None:
+        """Written once, whole or not at all."""
+        self.basis = basis
+        text = json.dumps({"asked": identity, "found": basis}, indent=2, ensure_ascii=False)
+        part = self.folder / (_IDENTITY + ".part")
+        part.write_text(text + "\n", "utf-8")
+        part.replace(self.folder / _IDENTITY)
+
+    def add(self, run: MeasuredRun) -> None:
+        """Kept from now on, whatever happens next."""
+        line = json.dumps({"digest": self.digest} | run.as_json(), ensure_ascii=False)
+        with (self.folder / _RUNS).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        self.runs.append(run)
+
+
+def _check_same(folder: Path, before: Any, identity: Mapping[str, Any]) -> None:
+    if not isinstance(before, dict):
+        raise InvalidInput(f"--out: {folder / _IDENTITY} is not of a sweep: name a new folder", field="--out")
+    differ = [
+        f"{name} was {_short(before.get(name))} and is {_short(identity.get(name))} now"
+        for name in dict.fromkeys((*before, *identity))
+        if before.get(name) != identity.get(name)
+    ]
+    if differ:
+        raise InvalidInput(
+            f"--out: another sweep was begun in {folder}: {'; '.join(differ)}. "
+            "Ask the same again, or name a new folder",
+            field="--out",
+        )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def _read_document(file: Path) -> dict[str, Any] | None:
+    if not file.exists():
+        return None
+    try:
+        document = json.loads(_text(file))
+    except ValueError:
+        document = None
+    return document if isinstance(document, dict) else {}
+
+
+def _read_runs(file: Path, own: str) -> list[MeasuredRun]:
+    """The last line may have been cut off by whatever ended the sweep; it is measured again."""
+    found: dict[tuple[str, float, int], MeasuredRun] = {}
+    for line in _text(file).splitlines() if file.exists() else ():
+        try:
+            document = json.loads(line)
+            if document["digest"] == own:
+                run = read_run(document)
+                found[run.key] = run
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return list(found.values())
+
+
+def _text(file: Path) -> str:
+    if file.stat().st_size > _MOST_BYTES:
+        raise InvalidInput(f"--out: {file} is over {_MOST_BYTES:,} bytes: name a new folder", field="--out")
+    return file.read_text("utf-8", "replace")

@@ -1,0 +1,226 @@
+"""When requests come: Poisson, constant, bursts, cameras or a recorded trace. Plain lists, seeded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from math import ceil
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+from carpool.errors import InvalidInput
+
+_LONGEST_LINE = 1 << 16
+_MOST_LINES = 5_000_000  # as objects they take about a GB
+_MOST_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request: seconds from the start, how many images it holds, and who sent it."""
+
+    at: float
+    images: int = 1
+    source: str = ""
+    priority: int = 0
+
+
+def poisson(rate: float, seconds: float, random: Random) -> list[Arrival]:
+    """Independent clients: exponential gaps."""
+    return list(_poisson(rate, 0.0, seconds, random))
+
+
+def trace(path: Path, model: str = "") -> list[Arrival]:
+    """A recording: JSON lines with `time` in seconds, and if known `model`, `images` and `source`.
+
+    `model` is whose arrivals are wanted; it has to be said where there are several.
+    """
+    by_model: dict[str, list[Arrival]] = {}
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number in count(1):
+            line = file.readline(_LONGEST_LINE)
+            if not line:
+                break
+            if number > _MOST_LINES:
+                raise InvalidInput(f"{path} has more than {_MOST_LINES:,} lines: cut it into pieces")
+            if line.strip():
+                arrival, whose = _trace_line(line, f"{path} line {number}")
+                by_model.setdefault(whose, []).append(arrival)
+    if not by_model:
+        raise InvalidInput(f'{path} holds no arrivals: write one JSON object a line, like {{"time": 0.25}}')
+    arrivals = _of_model(by_model, model, path)
+    arrivals.sort(key=lambda arrival: arrival.at)
+    first = arrivals[0].at
+    return [Arrival(a.at - first, a.images, a.source, a.priority) for a in arrivals]
+
+
+def _of_model(by_model: dict[str, list[Arrival]], model: str, path: Path) -> list[Arrival]:
+    """Those of one model; what names none is anybody's."""
+    unnamed = by_model.pop("", [])
+    if not model and len(by_model) > 1:
+        raise InvalidInput(
+            f"{path} has arrivals for several models: say which with --model, of {_names(by_model)}"
+        )
+    if model and by_model and model not in by_model:
+        raise InvalidInput(f"{path} has no arrivals for model {model!r}, but for {_names(by_model)}")
+    named = by_model.get(model) or [arrival for arrivals in by_model.values() for arrival in arrivals]
+    return named + unnamed
+
+
+def _names(by_model: dict[str, list[Arrival]]) -> str:
+    names = [name[:80] for name in sorted(by_model)]
+    return ", ".join(names[:_MOST_SHOWN]) + (" …" if len(names) > _MOST_SHOWN else "")
+
+
+def _poisson(rate: float, start: float, end: float, random: Random) -> Iterator[Arrival]:
+    at = start + random.expovariate(rate)
+    while at < end:
+        yield Arrival(at)
+        at += random.expovariate(rate)
+
+
+def _trace_line(line: str, where: str) -> tuple[Arrival, str]:
+    """And whose it is."""
+    try:
+        entry: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        raise InvalidInput(f'{where} is not JSON: write one object a line, like {{"time": 0.25}}') from None
+    time = entry.get("time") if isinstance(entry, dict) else None
+    if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) < 1e15:
+        raise InvalidInput(f'{where} needs "time": a number of seconds')
+    images = entry.get("images", 1)
+    if isinstance(images, bool) or not isinstance(images, int) or images < 1:
+        raise InvalidInput(f'{where} has "images": {images!r}; it must be a whole number from 1')
+    return Arrival(float(time), images, str(entry.get("source", ""))), str(entry.get("model", ""))
+
+
+class Traffic(Protocol):
+    """A kind of traffic."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def own_rate(self) -> float | None:
+        """Images per second where the traffic itself says so; otherwise somebody has to choose."""
+
+    @property
+    def even(self) -> bool:
+        """Whether the mean rate says it all, so that the fluid bound of that rate is a fair yardstick."""
+
+    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Independent clients."""
+
+    name: str = "poisson"
+    own_rate: float | None = None
+    even: bool = True
+
+    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
+        return poisson(rate, seconds, random)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The same gap between any two."""
+
+    name: str = "constant"
+    own_rate: float | None = None
+    even: bool = True
+
+    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:  # noqa: ARG002
+        count = ceil(seconds * rate - 1e-6)  # a whole number of gaps, give or take a rounding
+        return [Arrival(number / rate) for number in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Bursty:
+    """Poisson with regular surges; the rate is the mean over calm and surge."""
+
+    factor: float = 3.0
+    length: float = 0.5
+    period: float = 2.5
+    name: str = "bursty"
+    own_rate: float | None = None
+    even: bool = False
+
+    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
+        """The rate is `factor` times its base for `length` of every `period`."""
+        base = rate / (1 + (self.factor - 1) * self.length / self.period)
+        arrivals: list[Arrival] = []
+        start = 0.0
+        while start < seconds:
+            surge_ends = min(start + self.length, seconds)
+            arrivals += _poisson(base * self.factor, start, surge_ends, random)
+            arrivals += _poisson(base, surge_ends, min(start + self.period, seconds), random)
+            start += self.period
+        return arrivals
+
+
+@dataclass(frozen=True, slots=True)
+class Cameras:
+    """Steady frame rates. At another rate than its own it has more or fewer cameras, not another fps."""
+
+    count: int
+    fps: float
+    aligned: bool = False
+    per_source: bool = False
+    name: str = "cameras"
+    even: bool = False
+
+    @property
+    def own_rate(self) -> float:
+        return self.count * self.fps
+
+    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
+        """Phases at random, or all at the same moment."""
+        frames = []
+        for camera in range(max(1, round(rate / self.fps))):
+            phase = 0.0 if self.aligned else random.random() / self.fps
+            source = f"camera-{camera}" if self.per_source else ""
+            count = int((seconds - phase) * self.fps) + 1
+            frames += [Arrival(phase + frame / self.fps, source=source) for frame in range(count)]
+        return sorted((a for a in frames if a.at < seconds), key=lambda a: a.at)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A trace; at another rate than its own it is played faster or slower."""
+
+    recorded: list[Arrival] = field(repr=False)
+    name: str = "trace"
+    per_source: bool = False
+    even: bool = False
+
+    @classmethod
+    def read(cls, path: Path, *, per_source: bool = False, model: str = "") -> Recording:
+        try:
+            recorded = trace(path, model)
+        except OSError as error:
+            raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+        if recorded[-1].at == 0:
+            raise InvalidInput(f"{path} spans no time: it needs arrivals at two different times at least")
+        return cls(recorded if per_source else _one_source(recorded), f"trace:{path}", per_source)
+
+    @property
+    def span(self) -> float:
+        return self.recorded[-1].at
+
+    @property
+    def own_rate(self) -> float:
+        return sum(arrival.images for arrival in self.recorded) / self.span
+
+    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:  # noqa: ARG002
+        slower = self.own_rate / rate
+        played = (Arrival(a.at * slower, a.images, a.source, a.priority) for a in self.recorded)
+        return [arrival for arrival in played if arrival.at < seconds]
+
+
+def _one_source(arrivals: list[Arrival]) -> list[Arrival]:
+    return [Arrival(a.at, a.images, "", a.priority) for a in arrivals]

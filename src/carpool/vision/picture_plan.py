@@ -1,0 +1,80 @@
+"""What happens to a picture before and after a model, as one object without sockets, slots or threads.
+
+geometry = plan.prepare(jpeg, memory)                 # `plan.bytes` of them; any thread
+…                                                     # the model runs
+answer = plan.answer(outputs, geometry, Options())
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from carpool.types import Array
+from carpool.vision import draw, tasks
+from carpool.vision.decode import decode
+from carpool.vision.formats import Buffer
+from carpool.vision.geometry import Geometry
+from carpool.vision.options import DEFAULT, Options
+from carpool.vision.plain_jpeg import plain_size
+from carpool.vision.tasks.task import VisionSettings
+from carpool.vision.transforms import Transform
+
+_MOST_SIZES = 1024  # whose geometries are kept
+_FEW_NUMBERS = 2048  # of all outputs: to answer with so many takes less time than to wake a thread
+
+
+class PicturePlan:
+    """Of one model, called `name` in errors. Holds nothing of any request: one object serves every thread."""
+
+    def __init__(self, settings: VisionSettings, name: str) -> None:
+        self.settings = settings
+        self.task = settings.task
+        self.answers = tasks.build(settings)
+        self.transform = Transform(settings.image, settings.input, name)
+        self.bytes = math.prod(self.transform.shape) * self.transform.dtype.itemsize
+        self.encoded = settings.encoded
+        numbers = [math.prod(spec.shape) for spec in settings.outputs]
+        self.quick = self.answers.quick and min(numbers) >= 0 and sum(numbers) <= _FEW_NUMBERS
+        """Whether an answer need not be made in a thread."""
+        self._geometries: dict[tuple[int, int], Geometry] = {}
+
+    def seen_as_file(self, data: Buffer) -> Geometry | None:
+        """How the model's device will see this picture, if it can be sent there as it is."""
+        size = plain_size(data) if self.encoded else None
+        if size is None:
+            return None
+        found = self._geometries.get(size)
+        if found is None:
+            if len(self._geometries) >= _MOST_SIZES:
+                self._geometries.clear()
+            found = self._geometries[size] = self.transform.geometry(*size)
+        return found
+
+    def prepare(self, data: Buffer, memory: memoryview | bytearray) -> Geometry:
+        """Decode a picture, no larger than the input needs, and write it as the model's input. A bad picture
+        raises."""
+        transform = self.transform
+        decoded = decode(data, reduction=transform.reduction)
+        into: Array = np.ndarray(transform.shape, transform.dtype, memory)
+        return transform.prepare(decoded, into)
+
+    def answer(
+        self, outputs: Mapping[str, Array], geometry: Geometry, options: Options = DEFAULT
+    ) -> dict[str, Any]:
+        """From the model's outputs for this picture, without the batch dimension."""
+        return self.answers.answer(outputs, geometry, options)
+
+    def drawn(
+        self,
+        data: Buffer,
+        outputs: Mapping[str, Array],
+        geometry: Geometry,
+        options: Options = DEFAULT,
+        format: str = "jpeg",  # noqa: A002
+    ) -> bytes:
+        """The picture's file with the answer drawn in, in one of draw.FORMATS."""
+        return draw.encode(self.answers.draw(decode(data).pixels, outputs, geometry, options), format)

@@ -1,0 +1,114 @@
+"""The names that users and their programs rely on, as the code has them now."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import typer
+from tritonclient.grpc import service_pb2
+
+import carpool
+from carpool import errors
+from carpool.cli.main import app
+from carpool.config.server import variables
+from carpool.config.table import KEYS
+from carpool.frontend.http.app import ROUTES
+from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE
+from carpool.observe.families import chosen
+from frontend.grpc.front_end import PATIENCE, channel, front_end
+
+# What docs/python.md promises of the engine. What else it has is for the server's own use.
+ENGINE = ("start", "infer", "load", "unload", "index", "stop")
+INTERNAL = {
+    "__init__": {"table", "block", "device_memory_gb", "elsewhere"},
+    "start": {"only", "some", "patient"},
+}
+
+
+def public_names() -> dict[str, Any]:
+    return {
+        "python": _python(),
+        "errors": _errors(),
+        "commands": _commands(),
+        "routes": sorted(f"{route.method} {route.pattern}" for route in ROUTES),
+        "grpc": _grpc_methods(),
+        "metrics": {family.name: family.kind for family in _families()},
+        "headers": [DEADLINE, LATEST, SOURCE],
+        "model.toml": {section or "top": sorted(keys) for section, keys in sorted(KEYS.items())},
+        "variables": sorted(variables()),
+    }
+
+
+def _python() -> dict[str, Any]:
+    names: dict[str, Any] = dict.fromkeys(sorted(carpool.__all__))
+    names["batched"] = _parameters(carpool.batched)
+    names["Engine"] = _parameters(carpool.Engine.__init__)
+    for name in ENGINE:
+        names[f"Engine.{name}"] = _parameters(getattr(carpool.Engine, name))
+    return names
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, list[str]]:
+    """Kind and default of each. Types are mypy's business."""
+    hidden = {"self", *INTERNAL.get(function.__name__, ())}
+    found = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in hidden:
+            continue
+        default = parameter.default
+        shown = "a function" if callable(default) else repr(default)
+        shown = "required" if default is parameter.empty else shown
+        found[name] = [parameter.kind.description, shown]
+    return found
+
+
+def _errors() -> dict[str, str]:
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+    return {kind.__name__: kind.reason for kind in kinds if issubclass(kind, errors.CarpoolError)}
+
+
+def _commands() -> dict[str, dict[str, Any]]:
+    """By verb, the options and what they are by default."""
+    group: Any = typer.main.get_command(app)
+    return {
+        verb: {
+            " ".join(parameter.opts): "required" if parameter.required else _default(parameter)
+            for parameter in sorted(command.params, key=lambda parameter: parameter.opts[0])
+        }
+        for verb, command in sorted(group.commands.items())
+    }
+
+
+def _default(parameter: Any) -> Any:
+    value = getattr(parameter.default, "value", parameter.default)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _grpc_methods() -> list[str]:
+    """Of Triton's service and of the health protocol, those that a server here answers to, if only to say
+    that this message is none."""
+    triton = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    asked = [f"{triton.full_name}/{method.name}" for method in triton.methods]
+    asked += ["grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch"]
+    with front_end() as front, channel(front) as connected:
+        return sorted(path for path in asked if _answers(connected, path))
+
+
+def _answers(connected: grpc.Channel, path: str) -> bool:
+    call = connected.stream_stream(f"/{path}")(iter([b"\xff"]), timeout=PATIENCE)
+    try:
+        next(iter(call))
+    except StopIteration:
+        return True
+    except grpc.RpcError as error:
+        return "Method not found" not in (error.details() or "")
+    finally:
+        call.cancel()
+    return True
+
+
+def _families() -> Any:
+    return chosen({"counter_latencies": True, "histogram_latencies": True})

@@ -1,0 +1,40 @@
+"""What users see stays as it was: numbers of the simulator, and every public name. See record.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from goldens import names, simulations
+
+HERE = Path(__file__).parent
+KEPT: dict[str, Any] = json.loads((HERE / "names.json").read_text("utf-8"))
+HASHES: dict[str, str] = json.loads((HERE / "simulations.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("seed", simulations.WHOLE)
+def test_a_simulation_prints_what_it_printed(seed: int) -> None:
+    assert simulations.printed(seed) == (HERE / f"simulation_{seed}.json").read_text("utf-8")
+
+
+def test_fifty_simulations_print_what_they_printed() -> None:
+    found = {str(seed): simulations.digest(simulations.printed(seed)) for seed in simulations.SEEDS}
+    assert len(HASHES) == 50
+    assert {seed for seed in HASHES if found[seed] != HASHES[seed]} == set()
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return json.loads(json.dumps(names.public_names()))
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_public_names_are_what_they_were(kind: str, found: dict[str, Any]) -> None:
+    assert found[kind] == KEPT[kind]
+
+
+def test_every_kind_of_name_is_kept(found: dict[str, Any]) -> None:
+    assert list(found) == list(KEPT)
