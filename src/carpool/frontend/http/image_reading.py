@@ -147,10 +147,8 @@ def read_layout(content_type: bytes | None) -> Layout:
 
 
 def read_pictures(body: bytes | bytearray, layout: Layout) -> Sent:
-    """Long bodies take their time: safe in any thread."""
-    if layout.kind == "form":
-        return _from_form(body, layout.boundary)
-    return _from_json(body) if layout.kind == "json" else Sent([body])
+    """Those in a form or in JSON. Long bodies take their time: safe in any thread."""
+    return _from_form(body, layout.boundary) if layout.kind == "form" else _from_json(body)
 
 
 def _from_form(body: bytes | bytearray, boundary: bytes) -> Sent:

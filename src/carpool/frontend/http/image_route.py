@@ -274,7 +274,10 @@ class ImageRequest:
             if not service.pictures.hold(len(body)):
                 raise _too_many()
             self._held = len(body)
-            if layout.kind == "raw" or len(body) <= AT_ONCE:
+            if layout.kind == "raw":
+                self._begin(Sent((body,)))
+                return
+            if len(body) <= AT_ONCE:
                 self._begin(read_pictures(body, layout))
                 return
         except CarpoolError as error:
