@@ -95,7 +95,7 @@ class Device:
     @property
     def capacity(self) -> float:
         """Of the batches alone: load 1.0."""
-        return slo_capacity(self.curve, self.slo)
+        return slo_capacity(self.curve, self.slo, self.machine.instances)
 
     def planned(self) -> float:
         """The highest rate for which `carpool plan` asks for one replica."""
@@ -117,6 +117,7 @@ class Device:
             promise,
             rate,
             seconds=SIMULATED_S,
+            instances=self.machine.instances,
             noise=self.noise,
             stall_share=stalls,
             outside=self.machine.outside(rate),
@@ -342,12 +343,13 @@ def real(effort: Effort) -> dict[str, object]:
     profile = profiled(path)
     points = [(int(row["batch"]), row["ms"] / 1e3) for row in profile["rows"]]
     noise = median(row["spread"] for row in profile["rows"]) / 1.35  # the middle half of a normal spread
-    alone = Device(BatchCurve(points), REAL_SLO, noise=noise, model=REAL)
+    instances = int(profile["instances"])
+    alone = Device(BatchCurve(points), REAL_SLO, noise, REAL, Machine(instances=instances))
     shorter = replace(effort, seconds=15, rounds=3)
     with carpool_server(path, options=["--slo-ms", f"{REAL_SLO * 1e3:g}"]) as server:
         busy = min(float(profile["infer_cores"]), CORES)
         beside = beside_the_batch(server, alone, busy, shorter)
-        device = replace(alone, machine=Machine(CORES, busy, protocol=beside))
+        device = replace(alone, machine=Machine(CORES, busy, protocol=beside, instances=instances))
         planned = device.planned()
         if planned < 1.0:
             return {
@@ -389,11 +391,12 @@ def beside_the_batch(server: CarpoolServer, device: Device, busy: float, effort:
     """Seconds of a core that a request takes beside its inference, of the server and of the generator, at a
     light load, where every batch is of one image."""
     rate = LIGHT * device.capacity
+    each = busy / device.machine.instances  # cores of one instance
     before = processes.tree_cpu(server.process.pid)
     (fallen,) = open_loop.pour([shower(server, device, rate, effort.light_s, seed=3)])
     spent = processes.spent(before, processes.tree_cpu(server.process.pid))
     generator = fallen.generator_core_share * (WARM_UP_S + effort.light_s)
-    return max(0.0, (spent + generator) / max(1, len(fallen.drops)) - busy * device.curve.times[1])
+    return max(0.0, (spent + generator) / max(1, len(fallen.drops)) - each * device.curve.times[1])
 
 
 def profiled(path: Path) -> dict[str, Any]:

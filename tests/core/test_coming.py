@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import exp
 from random import Random
+from statistics import mean
 
 import pytest
 
@@ -56,6 +58,31 @@ def test_pictures_keep_the_promise_however_many_come(
     assert found.p99_ms <= 1.05e3 * model[2]
     assert lost(simulation) <= 0.06
     assert found.shed_at_arrival_fraction > 0.9
+
+
+@pytest.mark.parametrize("load", [1.5, 12.0])
+def test_on_cores_that_are_never_quiet_what_is_let_in_is_seldom_for_nothing(load: float) -> None:
+    """Decoding and batches slow down together, for a while at a time: no forecast alone is right."""
+    found = []
+    for seed in range(3):
+        random, level, slow = Random(seed), 0.0, []
+        for _ in range(200):
+            level = 0.6 * level + 0.8 * random.gauss(0.0, 1.0)
+            slow.append(exp(0.15 * level))
+
+        def slowdown(at: float, _instance: int = 0, slow: list[float] = slow) -> float:
+            return slow[int(at / 0.15)]
+
+        curve = BatchCurve.parse("0.5+18", 8)
+        carries = 2 * 8 / curve.times[8]
+        core = Scheduler(curve, Promise(0.250, 8), 2)
+        device = Device(curve, noise=0.1, slowdown=slowdown)
+        decoder = Decoder(0.006, noise=0.3, slowdown=slowdown)
+        simulation = Simulation(core, device, slo=0.250, seed=seed, decoder=decoder)
+        simulation.play(poisson(load * carries, SECONDS, Random(seed)))
+        found.append((report(simulation.run, 0.250, 2).goodput_rps / carries, lost(simulation)))
+    assert mean(goodput for goodput, _ in found) >= 0.93
+    assert mean(wasted for _, wasted in found) <= 0.05
 
 
 @pytest.mark.parametrize("load", [3.0, 12.0])

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from carpool.core.learning import Rate, Speed
+from carpool.core.learning import Doubt, Rate, Speed
 
 
 def test_a_steady_device_is_learned_with_its_noise() -> None:
@@ -65,3 +65,35 @@ def test_the_rate_follows_and_decays() -> None:
     assert rate.at(now) == pytest.approx(1000, rel=0.25)
     assert rate.at(now + 2) < 1
     assert rate.at(now - 1) == rate.at(now)  # a clock that steps back changes nothing
+
+
+def test_few_are_later_than_is_doubted() -> None:
+    doubt, random = Doubt(1.0), Random(1)
+    later = 0
+    for n in range(6000):
+        now = n / 100
+        late = random.gauss(0.02, 0.05)
+        later += n >= 3000 and late > doubt.at(now)
+        doubt.seen(late, now)
+    assert 0.02 < later / 3000 < 0.05
+    assert 0.08 < doubt.at(60.0) < 0.18
+
+
+def test_doubt_rises_within_ten_that_are_late_and_is_forgotten_when_nobody_is_seen() -> None:
+    doubt = Doubt(1.0)
+    for n in range(10):
+        doubt.seen(0.5, n / 100)
+    grown = doubt.at(0.1)
+    assert grown > 0.2
+    assert doubt.at(1.0) == grown
+    assert doubt.at(4.0) < 0.2 * grown
+
+
+def test_doubt_is_bounded_both_ways() -> None:
+    doubt = Doubt(1.0)
+    for n in range(10_000):
+        doubt.seen(9.0, n / 1000)
+    assert doubt.at(10.0) == pytest.approx(0.4)
+    for n in range(10_000):
+        doubt.seen(-9.0, 10 + n / 1000)
+    assert doubt.at(20.0) == pytest.approx(-0.4)

@@ -16,7 +16,7 @@ from carpool.core.outside import Outside
 from carpool.errors import CarpoolError, NotFound
 from carpool.frontend.pictures.picture_models import PictureModel
 from carpool.link.asked_fields import NOBODY, Sender
-from carpool.link.door import Answer, Catalog, IndexEntry, ModelEntry, Slot
+from carpool.link.door import Ahead, Answer, Catalog, IndexEntry, ModelEntry, Slot, nobody_ahead
 from carpool.memory.slot_files import bind_file
 from carpool.observe import statistics
 from carpool.observe.counters import Table, table_bytes
@@ -233,7 +233,14 @@ class FakeDoor:
         return self.left
 
     def refuses(
-        self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
+        self,
+        entry: ModelEntry,
+        deadline: float,
+        now: float,
+        sender: Sender = NOBODY,
+        *,
+        certain: bool = True,
+        ahead: Ahead = nobody_ahead,
     ) -> CarpoolError | None:
         self.gate_deadlines.append(deadline - now)
         return self.refusal or (self.late_refusal if certain else None)

@@ -93,3 +93,10 @@ def test_more_decoding_than_a_replica_has_cores_needs_more_replicas() -> None:
     more = plan(surging).replicas
     assert more is not None
     assert more >= 2
+
+
+def test_instances_side_by_side_carry_as_much_more_until_the_cores_are_used_up() -> None:
+    two = Machine(instances=2)
+    assert two.capacity(CURVE, 0.25) == 2 * slo_capacity(CURVE, 0.25)
+    shared = Machine(cores=2, infer_cores=2, decode=0.005, instances=2)
+    assert slo_capacity(CURVE, 0.25) < shared.capacity(CURVE, 0.25) < two.capacity(CURVE, 0.25)

@@ -67,6 +67,35 @@ def test_without_sources_one_verdict_is_for_everybody_who_names_none() -> None:
     with_gate(story)
 
 
+def test_there_is_room_for_a_few_of_those_of_whom_the_engine_has_not_heard() -> None:
+    """All that come before the engine looks again would pass, for the one place that is free."""
+
+    async def story(gate: Gate) -> None:
+        gate.core.offer(Job(0.0), 0.0)
+        gate.core.decide(0.0)
+        waiting = [Job(0.0)]
+        while gate.core.offer(waiting[-1], 0.0) is None:
+            waiting.append(Job(0.0))
+        for job in waiting[-6:-1]:
+            gate.core.cancel(job, 0.0)
+        publish(gate.table.write, ENTRY.key, gate.core, gate.now)
+
+        def ask(ahead: int) -> CarpoolError | None:
+            return gate.advice(ENTRY, float("inf"), gate.now, NOBODY, True, lambda _at: ahead)
+
+        assert ask(0) is None
+        refused_after = next(ahead for ahead in range(200) if ask(ahead) is not None)
+        assert 0 < refused_after <= 64
+        before = gate.core.lanes.waiting
+        let_in = 0
+        while gate.core.offer(Job(gate.now), gate.now) is None:
+            let_in += 1
+        assert let_in <= refused_after <= 2 * let_in + 1
+        assert gate.core.lanes.waiting == before + let_in
+
+    with_gate(story)
+
+
 def test_the_advice_counts_what_is_outside_as_the_engine_does() -> None:
     async def story(gate: Gate) -> None:
         answers = []
@@ -169,7 +198,7 @@ def test_one_sentence_does_for_all_who_are_refused_in_the_same_moment() -> None:
 
         def told(waiting: int) -> Refused:
             gate.now += 0.001
-            gate.table.write(ENTRY.key, gate.now, 1.0, 0.0, *row, float(waiting), 900.0, 400.0)
+            gate.table.write(ENTRY.key, gate.now, 1.0, 0.0, 0.0, *row, float(waiting), 900.0, 400.0)
             refusal = gate.advice(ENTRY, gate.now + 1.0, gate.now, NOBODY, True)
             assert isinstance(refusal, Refused)
             return refusal

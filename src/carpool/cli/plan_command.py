@@ -41,6 +41,9 @@ class PlanVerb:
     surge_seconds: float = o.option(60.0, "How long a surge lasts.", o.TRAFFIC)
     price_per_hour: float | None = o.option(None, "What a replica costs, in any currency.", _FLEET)
     redundancy: int = o.option(0, "Replicas that may be gone while the promise holds.", _FLEET)
+    instances: int = o.option(
+        1, "Instances of a replica, side by side; the curve is of one while all are busy.", o.MODEL
+    )
     cores: float | None = o.option(
         None,
         "Cores that each replica has for everything: its part of a machine. Default: enough.",
@@ -48,7 +51,9 @@ class PlanVerb:
         show_default=False,
     )
     infer_cores: float = o.option(
-        0.0, "Cores that a batch keeps busy while it runs: those of a CPU model, as profile tells.", _CORES
+        0.0,
+        "Cores that batches keep busy, one on each instance: those of a CPU model, as profile tells.",
+        _CORES,
     )
     decode_ms: float = o.option(0.0, "What decoding one picture takes of a core, in ms.", _CORES)
     protocol_ms: float = o.option(
@@ -99,7 +104,8 @@ class PlanVerb:
             )
         decode = checks.number("--decode-ms", self.decode_ms, most=1e7)
         protocol = checks.number("--protocol-ms", self.protocol_ms, most=1e7)
-        return Machine(cores, busy, decode / 1e3, protocol / 1e3)
+        instances = checks.whole("--instances", self.instances, least=1, most=1024)
+        return Machine(cores, busy, decode / 1e3, protocol / 1e3, instances)
 
     def _settings(self, question: FleetQuestion) -> dict[str, object]:
         """Everything that was asked for, with the defaults filled in."""

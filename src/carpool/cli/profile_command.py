@@ -162,7 +162,8 @@ def _print(report: ProfileReport) -> None:
     show.paragraph("")
     for note in report.notes:
         show.paragraph(note, "· ")
-    show.paragraph(f"For simulate and plan: --curve {report.curve}", "· ")
+    several = f" --instances {report.instances}" if report.instances > 1 else ""
+    show.paragraph(f"For simulate and plan: --curve {report.curve}{several}", "· ")
     if report.infer_cores >= _SOME_CORES:
         show.paragraph(
             f"Batches kept {numeral(report.infer_cores)} cores busy. For plan, where they share them with "

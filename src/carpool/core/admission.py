@@ -38,7 +38,12 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
         wait = behind + (instance.free_at - now if instance.free_at > now else 0.0)
     if coming:
         wait = wait_of_coming(core, instance, job, batch, wait, now)
-    room = instances.fits(instance, job.due - now - wait)
+        own = curve.times[min(batch, lane.waiting % batch + job.images)]
+        job.foreseen = now + wait + instance.speed.mean * own
+        spare = min(core.doubt.at(now), slo - 2 * instance.speed.mean * curve.times[1])
+        room = curve.fits((job.due - now - wait - spare) / instance.speed.mean)
+    else:
+        room = instances.fits(instance, job.due - now - wait)
     if room < job.images:
         if is_probe(core, job, slo, now):
             return None

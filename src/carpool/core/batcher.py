@@ -116,7 +116,7 @@ def _fill(
 
 
 def _give_up(core: Scheduler, job: Job, now: float, given_up: list[GivenUp]) -> None:
-    given_up.append(core.give_up(job, reason_to_give_up(job, now)))
+    given_up.append(core.give_up(job, reason_to_give_up(job, now), now))
 
 
 def _faster_one_carries(core: Scheduler, instance: Instance, job: Job, now: float) -> bool:

@@ -17,16 +17,14 @@ def wait_of_coming(
 ) -> float:
     """How long from now it starts, when one whose input is there would start after `wait`.
 
-    With room for noise in what is ahead of it: to make its input costs work, which is done for nothing if it
-    is given up later. And if it is not there by then, batches leave without it, one after the other while
-    there is traffic, and it rides in the first that begins when it is.
+    If its input is not there by then, batches leave without it, one after the other while there is traffic,
+    and it rides in the first that begins when it is.
     """
     idle = len(core.instances.idle)
     if idle > core.lanes.waiting:
         return max(wait, job.ready_at - now)  # nobody is before it, and an instance is free
     if idle:
         wait += instance.speed.mean * core.curve.times[1]  # the first that is there leaves at once, alone
-    wait *= instance.speed.cautious / instance.speed.mean
     late = job.ready_at - now - wait
     if late <= 0.0:
         return wait

@@ -60,6 +60,15 @@ class Constants:
     than foreseen moves the next forecast by a fifth of that, and half a second later most of it is forgotten:
     a gate that was shut for it would never learn that it is over."""
 
+    doubt_start: float = 0.05
+    doubt_rise: float = 0.06
+    doubt_fall: float = 0.002
+    doubt_most: float = 0.4
+    doubt_memory_s: float = 1.0
+    """Requests whose inputs are still to come are let in with so much of the promise to spare for whatever
+    goes wrong, at most two fifths. Each that is later than that moves it up by 0.06 of the most, each that is
+    not down by 0.002: about one in thirty is later. After a second without any it is forgotten."""
+
     most_unread: float = 0.2
     """Requests may lie in their sockets for a fifth of a promise. If that lasts, their front end gets more
     than it can read and serve: it turns newcomers away unread. With a quarter, the way back would take what
@@ -87,10 +96,11 @@ class Constants:
     """One lane's refusals, mistakes and documents get a twentieth of a front end's time, those of all three
     twentieths; so much of it may be used at once. What is beyond is answered later."""
 
-    paced_wait: float = 0.15
+    paced_wait: float = 0.13
     paced_longest_s: float = 2.0
     """A refusal is told late by this part of the promise at most, or by two seconds if its lane is what makes
-    a front end fall behind: who asks again at once asks less often, and is still told in time."""
+    a front end fall behind: who asks again at once asks less often, and is still told in time. With its way
+    on a busy machine that is a fifth of the promise, hardly with 0.15."""
 
     lane_memory_s: float = 1.0
     """Memory of one source's rate: a share must not be lost to the luck of a few arrivals."""

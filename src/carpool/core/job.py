@@ -52,6 +52,7 @@ class Job:
         "arrived",
         "deadline",
         "due",
+        "foreseen",
         "images",
         "lane",
         "latest",
@@ -91,6 +92,7 @@ class Job:
         self.timeout = timeout
         self.payload = payload
         self.ready_at = -INFINITY  # when its input is expected, for one that is offered before it is there
+        self.foreseen = INFINITY  # when its batch was to end, for one that was let in before its input
         self.state = NEW
         self.rank = 0.0  # its place in its queue: a deadline, or the order of arrival
         self.lane: Lane | None = None

@@ -59,6 +59,38 @@ class Speed:
         return len(self._surprises) >= self._constants.surprises
 
 
+class Doubt:
+    """How much later than foreseen requests are finished, in seconds: few are later than this.
+
+    One figure for all that can go wrong on the way (what is ahead, the input, the batch itself), so that
+    caution is taken once and not for each of them. It rises fast and falls slowly; if all end earlier than
+    was foreseen, it is below zero.
+    """
+
+    __slots__ = ("_at", "_constants", "_most", "_value")
+
+    def __init__(self, slo: float, constants: Constants = CONSTANTS) -> None:
+        self._constants = constants
+        self._most = constants.doubt_most * slo
+        self._value = constants.doubt_start * slo
+        self._at = float("-inf")
+
+    def seen(self, late: float, now: float) -> None:
+        """One was finished so much later than foreseen, or would have been."""
+        c = self._constants
+        value = self.at(now)
+        value += c.doubt_rise * self._most if late > value else -c.doubt_fall * self._most
+        self._value = min(max(value, -self._most), self._most)
+        self._at = now
+
+    def at(self, now: float) -> float:
+        """Half forgotten when nobody was finished for a while: a gate that is shut for it learns nothing."""
+        silent = now - self._at - self._constants.doubt_memory_s
+        if silent <= 0.0 or self._at == float("-inf"):
+            return self._value
+        return self._value * exp(-silent / self._constants.doubt_memory_s)
+
+
 class Lag:
     """How long requests take for a part of their way to the scheduler."""
 

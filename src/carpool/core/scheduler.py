@@ -19,7 +19,7 @@ from carpool.core.entrance import Intake
 from carpool.core.instance import Batch, Instance, Instances
 from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING, GivenUp, Job, Reason, Refusal
 from carpool.core.knobs import KnobsPolicy
-from carpool.core.learning import Lag, Rate
+from carpool.core.learning import Doubt, Lag, Rate
 from carpool.core.ledger import Ledger
 from carpool.core.policy import Knobs, Policy, Promise
 from carpool.core.promise import PromisePolicy
@@ -37,6 +37,7 @@ class Decision:
 
 
 _AT_ONCE_S = 1e-4  # inputs that come sooner are there
+_MOST_ROOM = 64  # requests: whoever has room for more need not count them
 
 
 class Scheduler:
@@ -72,6 +73,7 @@ class Scheduler:
         self._rate = Rate(max(memory, promises))
         self._coming = Lag(memory)  # from their offer until their inputs are there
         self._supply = Rate(memory)
+        self.doubt = Doubt(self.slo if self.slo < INFINITY else 0.0, constants)
         self._sequence = 0
         self._expiries: list[tuple[float, int, Job]] = []
         self._in_order: deque[Job] = deque()
@@ -110,6 +112,21 @@ class Scheduler:
         """What the gate says to a request that is still on its way: nothing is counted yet."""
         job.lane = self.lanes.peek(*self.policy.place(job, self._sequence))
         return self._limits(job, now) or backed_up(self, job, now) or self.policy.admit(self, job, now)
+
+    def room(self, job: Job, now: float) -> tuple[int, Refusal | None]:
+        """About how many like this one, which is still on its way, would be let in now one after the other,
+        none of them decided about in between; and what the gate says to the next."""
+        refusal, ahead = self.refuses(job, now), 0
+        lane = job.lane
+        assert lane is not None
+        while refusal is None and ahead < _MOST_ROOM:
+            ahead = 2 * ahead or 1
+            lane.waiting += ahead
+            self.lanes.waiting += ahead
+            refusal = self.refuses(job, now)
+            lane.waiting -= ahead
+            self.lanes.waiting -= ahead
+        return ahead, refusal
 
     def refused_elsewhere(
         self, images: int, requests: int, reason: Reason, now: float, source: str = ""
@@ -152,6 +169,8 @@ class Scheduler:
         done = [job for job in batch.jobs if job.state is RUNNING]
         for job in done:
             job.state = DONE
+            if job.foreseen < INFINITY:
+                self.doubt.seen(now - job.foreseen, now)
         self.ledger.running -= len(done)
         self.ledger.answered += len(done)
         return self._release() if self.policy.preserve_ordering else done
@@ -192,8 +211,10 @@ class Scheduler:
             decision.look_again = min(expiry, decision.look_again or expiry)
         return decision
 
-    def give_up(self, job: Job, reason: Reason) -> GivenUp:
+    def give_up(self, job: Job, reason: Reason, now: float) -> GivenUp:
         self.lanes.remove(job, GONE)
+        if job.foreseen < INFINITY:  # it would have ended after it was due
+            self.doubt.seen(max(now, job.due) - job.foreseen, now)
         self.ledger.given_up[reason] += 1
         return GivenUp(job, reason)
 
@@ -348,6 +369,6 @@ class Scheduler:
             if job.state < RUNNING:
                 reason = self.policy.expired(self, job, now)
                 if reason is not None:
-                    given_up.append(self.give_up(job, reason))
+                    given_up.append(self.give_up(job, reason, now))
                 else:
                     self._watch(job)

@@ -126,7 +126,7 @@ class ClientCall:
 
     # ── the request ──
 
-    def _enter(self, head: RequestHead) -> None:
+    def _enter(self, head: RequestHead, *, gate: bool = True) -> None:
         """It is known what is asked: until when, and for whom. Raises the gate's refusal, before more is done
         for it: the engine, which all wait for, need not hear of who is too late."""
         self.head = head
@@ -135,7 +135,7 @@ class ClientCall:
             self.sender = sender = sender.with_options(options)
             if options.timeout is not None and entry.mode != "knobs":
                 self.deadline = min(self.deadline, self.arrived + options.timeout)
-        if not (options.priority or sender.priority):  # else only the engine can say
+        if gate and not (options.priority or sender.priority):  # else only the engine can say
             refusal = self.service.door.refuses(entry, self.deadline, monotonic(), sender)
             if refusal is not None:
                 raise refusal
@@ -183,24 +183,32 @@ class ClientCall:
         may be in a slot already, which is the call's from here on."""
         self._slot = slot
         service = self.service
-        self._enter(pictures.asked)
+        on_route = pictures.on_route
+        self._enter(pictures.asked, gate=not on_route)
         if pictures.asked.outputs:
             self._outlets = service.memory.outlets(pictures.asked.outputs)
         self._pictures = pictures
+        entry = self.entry
         if pictures.is_file:
+            if on_route:
+                service.pictures.offers(entry, monotonic())
             if slot is None:
                 slot = self._slot = service.slot(pictures.size)
                 pictures.put_file(slot.view)
             self._offer(pictures.head, slot, 0)
             return
-        now, entry = monotonic(), self.entry
+        now, weight = monotonic(), pictures.weight
         self._until = until = promised(entry, self.arrived, self.deadline)
-        refusal = service.pictures.cannot_decode(entry, until, now, pictures.weight)
+        if on_route:  # it was counted at its head, and the gate looks at how many were
+            judge = service.pictures.refuses_now
+            refusal = judge(entry, self.deadline, self.arrived, self.sender, weight)
+        else:
+            refusal = service.pictures.cannot_decode(entry, until, now, weight)
         if refusal is not None:
             raise refusal
         slot = service.slot(pictures.size)
         try:
-            self._ready_in = service.pictures.workers.foresee(pictures.weight, now)
+            self._ready_in = service.pictures.workers.foresee(weight, now)
             self._offer(pictures.head, slot, 0, self._ready_in)
         finally:
             self._slot = slot  # until its tensors are in it

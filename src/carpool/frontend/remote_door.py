@@ -15,7 +15,7 @@ from carpool.frontend.front_link import FrontLink, stalled
 from carpool.frontend.remote_call import RemoteCall
 from carpool.link.advice import Gate, open_gate
 from carpool.link.asked_fields import NOBODY, Sender
-from carpool.link.door import Answer, Catalog, ModelEntry, Slot
+from carpool.link.door import Ahead, Answer, Catalog, ModelEntry, Slot, nobody_ahead
 from carpool.link.templates import Template
 from carpool.memory.arena import Arena, ArenaSlot, check_fits
 from carpool.memory.pulse import HOPELESS_S, STALE_S
@@ -99,9 +99,16 @@ class RemoteDoor:
         return self.arena.left_with(size)
 
     def refuses(
-        self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
+        self,
+        entry: ModelEntry,
+        deadline: float,
+        now: float,
+        sender: Sender = NOBODY,
+        *,
+        certain: bool = True,
+        ahead: Ahead = nobody_ahead,
     ) -> CarpoolError | None:
-        return self._gate(entry, deadline, now, sender, certain)
+        return self._gate(entry, deadline, now, sender, certain, ahead)
 
     def turned_away(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""

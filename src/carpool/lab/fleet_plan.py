@@ -16,7 +16,7 @@ from carpool.sim.scenario import Scenario, Surge, measure, surge_outcome
 _REQUESTS = 15_000  # at least, in a checking run: its 99th percentile then rests on 150 of them
 _SECONDS, _AFFORDED = 20.0, 60_000  # and for so long, unless that takes more requests than this
 _SLOWEST = 1e-3  # requests per second: slower traffic never meets itself, and would take clocks too far
-_GROUP = 8  # replicas simulated at once: more behind one queue only do better
+_GROUP = 8  # instances simulated at once: more behind one queue only do better
 _STUCK = 0.0005  # a replica more that brings less than this will not be the one that is missing
 _WORTH = 0.05  # a delay helps if it takes this share off the p99 without adding it to the p50
 
@@ -61,7 +61,7 @@ def _candidates(guess: int) -> Iterator[int]:
 def _scenario(q: FleetQuestion, replicas: int, busiest: float | None = None) -> Scenario:
     """A group of the fleet with its part of the traffic, long enough to count. `busiest` is the rate at which
     decoding and protocol take most from the batches."""
-    group = min(replicas, _GROUP)
+    group = min(replicas, max(1, _GROUP // q.machine.instances))
     rate = max(q.rate * group / replicas, _SLOWEST)
     promise = Promise(q.slo, max_batch(q.curve, q.slo))
     each = (busiest or q.rate) / replicas
@@ -70,7 +70,7 @@ def _scenario(q: FleetQuestion, replicas: int, busiest: float | None = None) -> 
         q.slo,
         promise,
         rate,
-        instances=group,
+        instances=group * q.machine.instances,
         seconds=_long_enough(rate),
         seed=q.seed,
         noise=q.noise,
@@ -134,7 +134,7 @@ def _describe(q: FleetQuestion, needed: int, checks: list[Check], tell: Tell) ->
         why=(),
     )
     each = q.rate / needed
-    p99 = expected_p99(q.curve_at(each), q.rate, needed) + q.machine.outside(each)
+    p99 = expected_p99(q.curve_at(each), q.rate, needed * q.machine.instances) + q.machine.outside(each)
     return replace(answer, why=tuple(reasons(q, answer, needed, group=_GROUP, p99=p99)))
 
 
@@ -157,8 +157,8 @@ def _with_delay(q: FleetQuestion, replicas: int, steady: Check) -> tuple[Check, 
 def _separate(q: FleetQuestion, replicas: int) -> Check:
     """The same fleet as servers with a queue each, behind something that spreads requests at random."""
     rate = q.peak / replicas
-    alone = replace(_scenario(q, replicas, q.peak), instances=1, rate=rate, seconds=_long_enough(rate))
-    out = measure(alone)
+    several = _scenario(q, replicas, q.peak)
+    out = measure(replace(several, instances=q.machine.instances, rate=rate, seconds=_long_enough(rate)))
     return Check("separate servers", replicas, q.peak, out.attainment, out.p50_ms, out.p99_ms)
 
 

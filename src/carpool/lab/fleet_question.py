@@ -14,7 +14,8 @@ _SURE = 1e-4  # of the capacity: bisected no further
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One replica's part of a machine. `decode` and `protocol` are seconds of one core for each image.
+    """One replica's part of a machine. `decode` and `protocol` are seconds of one core for each image, and
+    `instances` so many run side by side, whose batch times are those while all of them are busy.
 
     Decoding, front ends and engine are many short pieces of work, to which an operating system gives a core
     before it gives it back to the threads of a model. So they are served, and batches take longer: a model on
@@ -22,9 +23,10 @@ class Machine:
     """
 
     cores: float = inf
-    infer_cores: float = 0.0  # that a batch keeps busy while it runs
+    infer_cores: float = 0.0  # that batches keep busy while they run, one on each instance
     decode: float = 0.0
     protocol: float = 0.0
+    instances: int = 1
 
     @property
     def beside(self) -> float:
@@ -55,7 +57,7 @@ class Machine:
     def capacity(self, alone: BatchCurve, slo: float) -> float:
         """Images per second that one replica can promise: what the batches carry at the very rate whose
         decoding and protocol they are slowed down by."""
-        low, high = 0.0, slo_capacity(alone, slo)
+        low, high = 0.0, slo_capacity(alone, slo, self.instances)
         if self.carries(alone, slo, high):
             return high
         while high - low > _SURE * high:
@@ -67,7 +69,7 @@ class Machine:
         if self.stretch(rate) == inf:
             return False
         left = slo - self.outside(rate)
-        return left > 0 and slo_capacity(self.curve(alone, rate), left) >= rate
+        return left > 0 and slo_capacity(self.curve(alone, rate), left, self.instances) >= rate
 
 
 UNSHARED = Machine()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from carpool.core.numerals import numeral as _n
-from carpool.lab.fleet_question import UNSHARED, Check, FleetPlan, FleetQuestion
+from carpool.lab.fleet_question import Check, FleetPlan, FleetQuestion, Machine
 
 
 def reasons(q: FleetQuestion, plan: FleetPlan, needed: int, *, group: int, p99: float) -> Iterator[str]:
@@ -70,7 +70,7 @@ def _cores(q: FleetQuestion, plan: FleetPlan) -> Iterator[str]:
     said += f": at {_n(most)}/s {_n(most * machine.beside)} of the replica's {_n(machine.cores)} cores"
     slower = machine.stretch(most)
     if slower > 1.0:
-        alone = _n(UNSHARED.capacity(q.curve, q.slo))
+        alone = _n(Machine(instances=q.machine.instances).capacity(q.curve, q.slo))
         said += (
             f". Batches would keep {_n(machine.infer_cores)} busy and take {slower:.2f} × as long with what "
             f"is left. With a machine for itself the model could promise {alone}/s"

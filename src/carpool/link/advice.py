@@ -19,7 +19,7 @@ from carpool.core.refusal_words import refused
 from carpool.core.shares import ORDINARY
 from carpool.errors import CarpoolError, Refused
 from carpool.link.asked_fields import Sender
-from carpool.link.door import ModelEntry
+from carpool.link.door import Ahead, ModelEntry, nobody_ahead
 from carpool.memory.gates import MAX_VALUES
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 WriteGate: TypeAlias = Callable[..., None]
 ReadGate: TypeAlias = Callable[[int], tuple[float, ...] | None]
-Gate: TypeAlias = Callable[[ModelEntry, float, float, Sender, bool], CarpoolError | None]
+Gate: TypeAlias = Callable[[ModelEntry, float, float, Sender, bool, Ahead], CarpoolError | None]
 """Takes what `Door.refuses` takes, and refuses what the engine would refuse as well."""
 
 
@@ -38,8 +38,10 @@ _STALE_S = 0.05  # an engine that is busy turns far more often: older advice say
 _REPORT_S = 0.02
 _MOST_SAID = 256
 _SAME_S = 0.005  # for so long one sentence does for all who are refused for the same reason
-_VERDICT = 7  # numbers of one: see `_verdict`
-_MOST_SOURCES = (MAX_VALUES - 2) // _VERDICT  # that are told apart: those who flood
+_LATELY_S = 0.25  # nobody was refused for so long: there is room
+_VERDICT = 7  # numbers of one: see `_numbers`
+_BEFORE = 3  # numbers of a row before its verdicts: when, whether nobody names a source, and for how many
+_MOST_SOURCES = (MAX_VALUES - _BEFORE) // _VERDICT  # that are told apart: those who flood
 
 
 def open_gate(*_: object) -> None:
@@ -49,24 +51,29 @@ def open_gate(*_: object) -> None:
 def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> None:
     """Write the verdicts on newcomers with the whole promise ahead of them.
 
-    Without sources there is one, on everybody. With them, each that was lately refused has its own, so that
+    Without sources there is one, on everybody; or on who comes after so many others, whom the engine has
+    not heard of yet. With them, each that was lately refused has its own, so that
     a flood of one is turned away at the door while the others are not. Who is more urgent than the others
     can only be seen by the engine: as long as such requests come, it decides alone.
     """
     lanes = list(scheduler.lanes)
     verdicts: list[float] = []
     nameless = not any(lane.source for lane in lanes)
+    room = 0
     if all(lane.level == ORDINARY for lane in lanes):
-        since = now - _STALE_S
-        lately = [lane.source for lane in lanes if lane.refused > since and lane.source != "*"]
-        for source in [""] if nameless else lately[:_MOST_SOURCES]:
-            verdicts += _verdict(scheduler, source, now)
-    write(key, now, float(nameless), *verdicts)
+        if nameless and any(lane.refused > now - _LATELY_S for lane in lanes):
+            room, refusal = scheduler.room(scheduler.newcomer("", now), now)
+            verdicts += _numbers("", refusal, now)
+        else:
+            since = now - _STALE_S
+            lately = [lane.source for lane in lanes if lane.refused > since and lane.source != "*"]
+            for source in [""] if nameless else lately[:_MOST_SOURCES]:
+                verdicts += _numbers(source, scheduler.refuses(scheduler.newcomer(source, now), now), now)
+    write(key, now, float(nameless), float(room), *verdicts)
 
 
-def _verdict(scheduler: Scheduler, source: str, now: float) -> tuple[float, ...]:
-    """Nothing, or a refusal in numbers."""
-    refusal = scheduler.refuses(scheduler.newcomer(source, now), now)
+def _numbers(source: str, refusal: Refusal | None, now: float) -> tuple[float, ...]:
+    """A verdict: nothing, or a refusal in numbers."""
     if refusal is None:
         return ()
     code = float(_REASONS.index(refusal.reason))
@@ -94,19 +101,27 @@ class Advice:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __call__(
-        self, entry: ModelEntry, deadline: float, now: float, sender: Sender, certain: bool
+        self,
+        entry: ModelEntry,
+        deadline: float,
+        now: float,
+        sender: Sender,
+        certain: bool,
+        ahead: Ahead = nobody_ahead,
     ) -> CarpoolError | None:
         if entry.slo is None or sender.latest:  # a newer frame asks for no more room than the one it replaces
             return None
         row = self._read(entry.key)
-        if row is None or len(row) < 2 + _VERDICT or now - row[0] > _STALE_S:
+        if row is None or len(row) < _BEFORE + _VERDICT or now - row[0] > _STALE_S:
             return None
         nameless = row[1]
         if not (sender.source or nameless or (certain and not sender.priority)):
             return None
         number = _number(sender.source)
-        for at in range(2, len(row), _VERDICT):
+        for at in range(_BEFORE, len(row), _VERDICT):
             if row[at] == number:
+                if row[2] and ahead(row[0]) < row[2]:
+                    return None
                 return self._refuse(entry, deadline, now, sender.source, row[at : at + _VERDICT])
         return None
 

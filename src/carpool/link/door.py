@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from carpool.core.job import INFINITY
 from carpool.core.outside import Outside
@@ -109,6 +109,13 @@ class Call(Protocol):
         """The answer has been sent: give back the slots. Only after `done`."""
 
 
+Ahead: TypeAlias = Callable[[float], int]
+
+
+def nobody_ahead(_at: float) -> int:
+    return 0
+
+
 class Door(Protocol):
     """How a front end reaches the engine. Everything is called on the front end's loop thread."""
 
@@ -129,11 +136,19 @@ class Door(Protocol):
         """How much of all memory for bodies would be free with so many bytes more in use, from 0 to 1."""
 
     def refuses(
-        self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
+        self,
+        entry: ModelEntry,
+        deadline: float,
+        now: float,
+        sender: Sender = NOBODY,
+        *,
+        certain: bool = True,
+        ahead: Ahead = nobody_ahead,
     ) -> CarpoolError | None:
         """The gate's advice before the body is read: a refusal that the engine would make as well.
 
-        Not `certain` is what the body may still change: whose it is, and how urgent.
+        Not `certain` is what the body may still change: whose it is, and how urgent. `ahead` says of how
+        many others, who were let pass, the engine had not heard at a time.
         """
 
     def turned_away(

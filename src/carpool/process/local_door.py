@@ -16,7 +16,7 @@ from carpool.engine.work import Outcome, Work
 from carpool.errors import CarpoolError
 from carpool.link.advice import Gate, open_gate
 from carpool.link.asked_fields import NOBODY, Sender
-from carpool.link.door import Answer, Catalog, ModelEntry, Slot
+from carpool.link.door import Ahead, Answer, Catalog, ModelEntry, Slot, nobody_ahead
 from carpool.memory.arena import Arena, check_fits
 from carpool.memory.slot_files import ENCODED, bind_file
 from carpool.types import Tensor
@@ -123,9 +123,16 @@ class LocalDoor:
         return self.arena.left_with(size)
 
     def refuses(
-        self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
+        self,
+        entry: ModelEntry,
+        deadline: float,
+        now: float,
+        sender: Sender = NOBODY,
+        *,
+        certain: bool = True,
+        ahead: Ahead = nobody_ahead,
     ) -> CarpoolError | None:
-        return self.advice(entry, deadline, now, sender, certain)
+        return self.advice(entry, deadline, now, sender, certain, ahead)
 
     def turned_away(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""

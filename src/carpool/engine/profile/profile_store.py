@@ -29,7 +29,7 @@ from carpool.observe.logs import logger
 
 log = logger("engine")
 
-FORMAT = 1
+FORMAT = 2
 MOST_FILES = 256
 _MOST_BYTES = 1 << 18
 _SUFFIX = ".profile.json"

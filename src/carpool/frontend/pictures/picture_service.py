@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
+from time import monotonic
+
 import cv2
 
 from carpool.errors import CarpoolError
@@ -15,6 +18,43 @@ from carpool.vision.formats import MOST_PIXELS_WAITING
 
 _MOST_HELD_BYTES = 512 << 20
 _LEARNING = 0.2  # how much the newest batch counts in what they take
+_SLOW_S = 0.05  # whose body takes longer is not waited for: it is judged again when it is here
+_MOST_COUNTED = 256
+
+
+class Passed:
+    """Pictures of one model that were let pass at their head: of how many has the engine not heard yet?
+
+    Its gate says for how many there is room. Without this count, all whose heads come before the engine looks
+    again would be read, offered and refused for the one place that was free.
+    """
+
+    __slots__ = ("_heads", "_offered")
+
+    def __init__(self) -> None:
+        self._heads: deque[float] = deque(maxlen=_MOST_COUNTED)
+        self._offered: deque[float] = deque(maxlen=_MOST_COUNTED)
+
+    def at_head(self, now: float) -> None:
+        self._heads.append(now)
+
+    def offered(self, now: float) -> None:
+        """One of them; which, does not matter."""
+        if self._heads:
+            self._heads.popleft()
+        self._offered.append(now)
+
+    def ahead(self, at: float) -> int:
+        """Of those that are still read, and of those that were offered since that time."""
+        heads = self._heads
+        while heads and heads[0] < at - _SLOW_S:
+            heads.popleft()
+        return len(heads) + self.offered_since(at)
+
+    def offered_since(self, at: float) -> int:
+        while self._offered and self._offered[0] < at:
+            self._offered.popleft()
+        return len(self._offered)
 
 
 class PictureService:
@@ -25,6 +65,7 @@ class PictureService:
         self.door = door
         self.workers = Workers(threads)
         self._after: dict[int, float] = {}  # by the model's key: what its batches take, seconds
+        self._passed: defaultdict[int, Passed] = defaultdict(Passed)  # by the model's key
         self._models = PictureModels()
         self._held = 0
         self._pixels = 0
@@ -34,6 +75,8 @@ class PictureService:
         self._models.renew(catalog)
         known = {entry.key for entry in (*catalog.entries.values(), *catalog.leaving)}
         self._after = {key: seconds for key, seconds in self._after.items() if key in known}
+        for key in self._passed.keys() - known:
+            del self._passed[key]
 
     def model(self, entry: ModelEntry) -> PictureModel:
         """Raises `InvalidInput` for a model that takes no pictures."""
@@ -43,10 +86,29 @@ class PictureService:
         self, entry: ModelEntry, deadline: float, now: float, sender: Sender, size: int
     ) -> CarpoolError | None:
         """Before anything is done for so many bytes of pictures: the gate's word, and that of the threads."""
-        refusal = self.door.refuses(entry, deadline, now, sender)
-        if refusal is not None or self._models.find(entry).encoded:
-            return refusal  # one that the device decodes waits for no thread
-        return self.cannot_decode(entry, promised(entry, now, deadline), now, weight_of_size(size))
+        passed = self._passed[entry.key]
+        refusal = self.door.refuses(entry, deadline, now, sender, ahead=passed.ahead)
+        if refusal is None and not self._models.find(entry).encoded:  # else it waits for no thread
+            refusal = self.cannot_decode(entry, promised(entry, now, deadline), now, weight_of_size(size))
+        if refusal is None:
+            passed.at_head(now)
+        return refusal
+
+    def refuses_now(
+        self, entry: ModelEntry, deadline: float, arrived: float, sender: Sender, weight: float
+    ) -> CarpoolError | None:
+        """As `refuses`, for a picture that is here: it will be offered if this says nothing."""
+        passed, now = self._passed[entry.key], monotonic()
+        refusal = self.door.refuses(entry, deadline, now, sender, ahead=passed.offered_since)
+        if refusal is None:
+            refusal = self.cannot_decode(entry, promised(entry, arrived, deadline), now, weight)
+        if refusal is None:
+            passed.offered(now)
+        return refusal
+
+    def offers(self, entry: ModelEntry, now: float) -> None:
+        """A picture goes to the engine without a second look."""
+        self._passed[entry.key].offered(now)
 
     def cannot_decode(
         self, entry: ModelEntry, until: float, now: float, weight: float

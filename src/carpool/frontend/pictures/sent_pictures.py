@@ -88,6 +88,7 @@ class SentPictures:
 
     quick = False  # the answer is made in less time than a thread takes to wake up
     composes = True  # something is made of the outputs
+    on_route = False  # of a picture route, where it was judged at its head already
     drawn: str | None = None  # the format of a drawing that is wanted instead of JSON
 
     head: RequestHead
@@ -152,6 +153,8 @@ class RoutePicture(SentPictures):
     """The one picture of a call on a picture route; `body` is its answer."""
 
     __slots__ = ("body", "drawn", "quick")
+
+    on_route = True
 
     def __init__(
         self,
