@@ -48,7 +48,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend/grpc": "config core frontend frontend/access frontend/http frontend/pictures link memory "
     "observe wire wire/proto",
     "frontend/http": "config console core frontend frontend/access frontend/pictures link memory observe "
-    "vision vision/tasks wire",
+    "process vision vision/tasks wire",
     "frontend/pictures": "core link memory vision vision/tasks wire",
     "lab": "backends config core engine engine/models engine/profile sim",
     "lab/load": "sim wire wire/proto",

@@ -12,11 +12,14 @@ from typer.testing import CliRunner, Result
 from carpool.cli.main import app
 from carpool.cli.running_server import trust
 from carpool.cli.shared_options import KEY_VARIABLE
+from carpool.cli.sweep_command import Sweep, order_of
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim, take_aim
 from carpool.lab.load.facts import Trust, Unreachable
 from carpool.lab.load.generator import run
 from carpool.lab.load.load_plan import Closed, Plan
+from carpool.lab.sweep import conduct
+from carpool.lab.sweep.sweep_prediction import ask_server
 from engine.scripted import Stage, model, scripted_stage
 from frontend.access.key_files import ALICE, ROOT, admin_keys, api_keys, write
 from frontend.grpc.front_end import front_end as grpc_front_end
@@ -53,6 +56,19 @@ def test_models_over_tls_with_a_key(server: WholeServer, tmp_path: Path) -> None
     file = write(tmp_path / "mine", f"{ROOT}\n")
     assert models(server, "load", "m", "--ca", CA, "--api-key-file", file).exit_code == 0
     assert "is not a certificate" in str(models(server, "list", "--ca", file, key=ALICE).output)
+
+
+def test_sweep_over_tls_with_a_key(server: WholeServer, tmp_path: Path) -> None:
+    assert models(server, "load", "m", "--ca", CA, key=ROOT).exit_code == 0
+    url = f"https://localhost:{server.port}"
+    key_file = Path(write(tmp_path / "alice", f"{ALICE}\n"))
+    with pytest.raises(Unreachable, match="a key is needed"):
+        conduct._aim(order_of(Sweep(target=url, ca=Path(CA))), url)
+    aim = conduct._aim(order_of(Sweep(target=url, ca=Path(CA), api_key_file=key_file)), url)
+    assert aim.trust == Trust(CA, key=ALICE)
+    assert ask_server(aim) is not None
+    with pytest.raises(InvalidInput, match="running server"):
+        order_of(Sweep(api_key_file=key_file))
 
 
 def test_load_over_tls_with_a_key(server: WholeServer) -> None:

@@ -48,6 +48,7 @@ def test_a_no_at_the_gate(reason: Reason) -> None:
         assert error.numbers["waiting"] == 7
     else:
         assert isinstance(error, InvalidInput | Replaced | Unavailable)
+        assert ("retry_after_s" in error.numbers) is (reason is Reason.RESTARTING)
 
 
 def test_a_fast_model_is_told_of_without_an_exponent() -> None:

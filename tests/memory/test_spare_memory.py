@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -32,3 +34,31 @@ def test_it_is_given_back_once_for_many_messages(monkeypatch: pytest.MonkeyPatch
         assert asked == [0]
 
     asyncio.run(main())
+
+
+_BLOCKS = """
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from carpool.memory.spare_memory import SpareMemory
+
+SpareMemory(ThreadPoolExecutor(1))
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.free.argtypes = [ctypes.c_void_p]
+
+class Info(ctypes.Structure):
+    _fields_ = [(f"field{n}", ctypes.c_size_t) for n in range(10)]
+
+library.mallinfo2.restype = Info
+for _ in range(3):
+    before = library.mallinfo2().field4  # bytes in pages of their own
+    block = library.malloc(30 << 20)
+    print(library.mallinfo2().field4 - before >= 30 << 20)
+    library.free(block)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of the GNU C library")
+def test_large_blocks_have_pages_of_their_own_again_and_again() -> None:
+    told = subprocess.run([sys.executable, "-c", _BLOCKS], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["True"] * 3

@@ -25,6 +25,7 @@ from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
     from carpool.config.repository import ModelSource
+    from carpool.lab.load.facts import Trust
     from carpool.lab.sweep.conduct import SweepProgress
     from carpool.lab.sweep.sweep_order import Setting, SweepOrder
     from carpool.lab.sweep.sweep_results import Results
@@ -113,6 +114,9 @@ class Sweep:
         metavar="FOLDER",
         show_default="./carpool-sweep-MODEL-TIME",
     )
+    api_key_file: o.ApiKeyFile = None
+    ca: o.Ca = None
+    insecure: o.Insecure = False
     as_json: o.Json = False
 
     def run(self) -> None:
@@ -237,9 +241,22 @@ def order_of(options: Sweep) -> SweepOrder:
         curve=options.curve or "",
         instances=checks.whole("--instances", options.instances, least=1, most=256),
         command=shlex.join(["carpool", *sys.argv[1:]]),
+        trust=_trust(options, url),
     )
     check_length([Phase(rate, order.warmup + order.seconds) for rate in rates])
     return order
+
+
+def _trust(options: Sweep, url: str) -> Trust:
+    """Servers of our own ask for no key."""
+    from carpool.cli.running_server import trust
+    from carpool.lab.load.facts import TRUSTING
+
+    if url:
+        return trust(options.api_key_file, options.ca, options.insecure)
+    if options.api_key_file or options.ca or options.insecure:
+        raise InvalidInput("--api-key-file, --ca and --insecure go with the address of a running server")
+    return TRUSTING
 
 
 def _slo_ms(options: Sweep, source: ModelSource | None) -> float | None:

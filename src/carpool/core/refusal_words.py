@@ -90,7 +90,9 @@ def refused(model: str, job: Job, refusal: Refusal, *, knobs: bool) -> CarpoolEr
     if reason is Reason.REPLACED:
         return replaced(model, job.source)
     if reason is Reason.RESTARTING:
-        return Unavailable(f"{model} is down and is being restarted", reason=reason.value, numbers=numbers)
+        again = {"retry_after_s": _round(refusal.retry_after)} if refusal.retry_after > 0 else {}
+        why = f"{model} is down and is being restarted"
+        return Unavailable(why, reason=reason.value, numbers={**numbers, **again})
     if reason is Reason.QUEUE_FULL and knobs:
         return Unavailable("Exceeds maximum queue size", reason="queue-full", numbers=numbers)
     predicted = refusal.predicted_finish - job.arrived

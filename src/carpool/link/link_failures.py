@@ -83,6 +83,8 @@ def read_failure(status: int, payload: bytes, model: str = "the model") -> Carpo
     numbers = {name: value for name, value in document.items() if type(value) in (int, float)}
     if kind is Refused:
         return Refused(message, reason=reason, predicted_ms=predicted, retry_after_s=retry, numbers=numbers)
+    if retry is not None:
+        numbers["retry_after_s"] = retry
     return kind(message, reason=reason, field=field, numbers=numbers)
 
 

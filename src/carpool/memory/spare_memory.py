@@ -9,6 +9,8 @@ from concurrent.futures import Executor
 _LARGE = 1 << 20  # bytes; smaller pieces are soon used again
 _WORTH_IT = 16 << 20
 _AFTER_S = 1.0
+_M_MMAP_THRESHOLD = -3
+_OWN_PAGES = 4 << 20
 
 
 class SpareMemory:
@@ -18,7 +20,12 @@ class SpareMemory:
         self._threads = threads
         self._freed = 0
         self._soon: asyncio.TimerHandle | None = None
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
+        library = ctypes.CDLL(None)
+        self._trim = getattr(library, "malloc_trim", None)  # of the GNU C library
+        if self._trim is not None:
+            # Large blocks in pages of their own, given back when they are freed. By itself the library puts
+            # them among the others once one was freed, and there a trim leaves most of them.
+            library.mallopt(_M_MMAP_THRESHOLD, _OWN_PAGES)
 
     def freed(self, size: int) -> None:
         """A message of so many bytes is not needed any more."""

@@ -10,7 +10,13 @@ import zlib
 import pytest
 
 from carpool.frontend.http.body import Ledger
-from carpool.frontend.http.compression import MOST_MEMBERS, Inflater, choose_encoding, compress
+from carpool.frontend.http.compression import (
+    MOST_MEMBERS,
+    GatherCompressed,
+    Inflater,
+    choose_encoding,
+    compress,
+)
 from carpool.frontend.http.responses import Fault
 from frontend.http.harness import post, serving, until
 
@@ -53,7 +59,7 @@ def finish(inflater: Inflater) -> None:
         pass
 
 
-def inflated(body: bytes, limit: int = 1 << 20, encoding: bytes = b"gzip") -> bytes:
+def inflated(body: bytes | bytearray, limit: int = 1 << 20, encoding: bytes = b"gzip") -> bytes:
     inflater = Inflater(encoding, body, limit, Ledger(1 << 30))
     finish(inflater)
     return bytes(inflater.body)
@@ -126,3 +132,26 @@ def test_so_many_compressed_bodies_wait_and_no_more() -> None:
         assert refused.status == 503
         assert b"too many compressed bodies" in refused.body
         assert client.post("/echo", gzip.compress(b"short"), GZIP).body == b"short"
+
+
+def test_a_bad_start_is_refused_before_the_rest_comes() -> None:
+    body = gzip.compress(b"") * 200_000
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+    with serving() as server, server.connect() as client:
+        client.send(head % len(body) + body[: 64 << 10])
+        refused = client.response()
+        assert refused.status == 400
+        assert b"members" in refused.body
+        until(lambda: server.server._shared.ledger.held == 0)
+
+
+@pytest.mark.parametrize("start", [b"", b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * (1 << 15) + b"\0"])
+def test_a_start_that_says_nothing_yet_is_no_reason(start: bytes) -> None:
+    """Noise that does not shrink, in a member whose name alone is longer than what is looked at."""
+    noise = random.Random(1).randbytes(1 << 18)
+    plain = gzip.compress(noise)
+    body = start + plain[10:] if start else plain
+    gather = GatherCompressed(b"gzip", 1 << 20, 1 << 20, Ledger(1 << 22))
+    for at in range(0, len(body), 5000):
+        gather.take(memoryview(body)[at : at + 5000])
+    assert inflated(gather.body) == noise

@@ -37,6 +37,9 @@ class FakeLoop:
     def call_soon(self, callback: Callable[[], None]) -> None:
         self.soon.append(callback)
 
+    def call_later(self, _delay: float, callback: Callable[[], None]) -> None:
+        self.soon.append(callback)  # no time passes here: pauses only change the order
+
     def run(self) -> None:
         while self.soon:
             self.soon.popleft()()

@@ -23,7 +23,7 @@ from carpool.observe.counters import Block
 
 _SHORT_MESSAGE = 4 << 20  # gRPC's own default
 _LONGEST_MESSAGE = 2**31 - 1  # what a message's length can be
-_STREAMS_PER_CONNECTION = 1024
+_STREAMS_PER_CONNECTION = 256  # what a connection can open and reset before it is closed grows with it
 _AHEAD = 1 << 20  # a tensor comes in one piece, without a pause for permission: about a tenth less work
 _KEEPALIVE_MS = 60_000  # a client that is gone is noticed within this and the next
 _KEEPALIVE_TIMEOUT_MS = 20_000

@@ -55,17 +55,17 @@ class GatheredBody(bytearray):
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()
-        self._ledger = ledger
+        self.ledger = ledger
         self._counted = 0
 
     def grow(self, piece: bytes | memoryview) -> None:
-        if not self._ledger.take(len(piece)):
+        if not self.ledger.take(len(piece)):
             raise Fault(503, "too many bodies are here at once; try again", "busy")
         self._counted += len(piece)
         self += piece
 
     def __del__(self) -> None:
-        self._ledger.give_back(self._counted)
+        self.ledger.give_back(self._counted)
 
 
 class Gather:

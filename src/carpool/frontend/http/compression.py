@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from carpool.frontend.http.body import GatheredBody, Ledger, too_large
+from carpool.frontend.http.body import Gather, GatheredBody, Ledger, too_large
 from carpool.frontend.http.responses import Fault, bad_request
 
 _GZIP = 16 + zlib.MAX_WBITS
@@ -13,6 +13,7 @@ _RAW = -zlib.MAX_WBITS
 _STEP = 256 * 1024  # bytes of output
 _WINDOW = 16 * 1024  # bytes of input
 _STEPS_PER_TURN = 64
+_AT_ONCE = 8 * 1024  # bytes, in or out
 _SHORT_MEMBERS = 64  # each is some work, however little is in it
 _MEMBER = 1024  # bytes, on average, where there are more
 
@@ -41,9 +42,13 @@ class Inflater:
     and so a copy is never of more than the window, however long the body is.
     """
 
-    def __init__(self, encoding: bytes, data: bytes | bytearray, limit: int, ledger: Ledger) -> None:
+    def __init__(
+        self, encoding: bytes, data: bytes | bytearray, limit: int, ledger: Ledger, *, whole: bool = True
+    ) -> None:
+        """Of `data` that is not `whole`, there may be more."""
         self._wbits = _GZIP if encoding == b"gzip" else _deflate_kind(data)
         self._data = memoryview(data)
+        self._whole = whole
         self._at = 0
         self._members = 1
         self._limit = limit
@@ -62,7 +67,7 @@ class Inflater:
         self.body.grow(piece)
         if not self._stream.eof:
             self._at += len(window) - len(self._stream.unconsumed_tail)
-            if not piece and self._at == len(self._data):
+            if not piece and self._at == len(self._data) and self._whole:
                 raise bad_request("the compressed body ends too early")
             return False
         self._at += len(window) - len(self._stream.unused_data)
@@ -84,9 +89,37 @@ class Inflater:
             )
         self._stream = zlib.decompressobj(self._wbits)
 
+    def begin(self) -> bool:
+        """What takes no longer than a thread would to begin: short bodies and members, and what is wrong
+        with them. True when the body is complete."""
+        while self._at < _AT_ONCE and len(self.body) < _AT_ONCE:
+            if self.step():
+                return True
+        return False
+
     def turn(self) -> bool:
         """A few milliseconds of steps; True when the body is complete."""
         return any(self.step() for _ in range(_STEPS_PER_TURN))
+
+
+class GatherCompressed(Gather):
+    """Looks at the start of a body before the rest is kept: what is wrong with it is often wrong there."""
+
+    __slots__ = ("_encoding", "_looked", "_most")
+
+    def __init__(self, encoding: bytes, limit: int, most: int, ledger: Ledger) -> None:
+        """`limit` is of the body as it comes, `most` of what may become of it."""
+        super().__init__(limit, ledger)
+        self._encoding = encoding
+        self._most = most
+        self._looked = False
+
+    def take(self, piece: memoryview) -> None:
+        super().take(piece)
+        if not self._looked and len(self.body) >= _WINDOW:
+            self._looked = True
+            start = bytes(self.body[:_WINDOW])
+            Inflater(self._encoding, start, self._most, self.body.ledger, whole=False).begin()
 
 
 def _deflate_kind(data: bytes | bytearray) -> int:

@@ -21,12 +21,16 @@ from carpool.frontend.http.answering import BODY, CLOSED, HEAD, LINGER, WAITING,
 from carpool.frontend.http.body import skip_received, too_large
 from carpool.frontend.http.delivery import deliver
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.frontend.http.limits import KIB, MIB
 from carpool.frontend.http.parsing import HeadFinder, RequestHead
 from carpool.frontend.http.responses import CONTINUE, Fault, bad_request
 from carpool.frontend.http.shared import BODY_READ, Shared
 
 _REQUESTS_PER_TURN = 16
 _SECONDS_PER_TURN = 0.001
+_MUCH = 16 * KIB  # what is read at once beyond this counts as work of the turn
+_AT_A_STRETCH = 4 * MIB  # of a body, once it was begun: many halves would take more memory than some wholes
+_CHUNKS_WORK = 64 * KIB  # some chunks take as long as so many bytes
 _CR = 13
 
 
@@ -71,16 +75,23 @@ class Connection(Answering):
     def get_buffer(self, _sizehint: int) -> bytearray | memoryview:
         intake = self._intake
         into = intake.into
-        return self._scratch if into is None else into[intake.got : intake.got + BODY_READ]
+        used_up = self._shared.turns.used_up
+        if into is not None:
+            return into[intake.got : intake.got + (_MUCH if used_up else BODY_READ)]
+        if used_up:
+            self._scratch = self._shared.head_buffer
+        return self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
         intake = self._intake
         into = intake.into
         if into is not None:
             intake.got += nbytes
+            if nbytes >= _MUCH:
+                self._shared.turns.spend(nbytes)
             if intake.got >= intake.room:
                 self._room_used()
-            if nbytes == BODY_READ:
+            if nbytes == BODY_READ or (nbytes >= _MUCH and self._shared.turns.used_up):
                 self._let_others_run()
         elif self._phase == LINGER:
             limit = self._shared.limits.drain_bytes
@@ -189,7 +200,7 @@ class Connection(Answering):
         self._busy = True
         try:
             while position < end and self._phase <= BODY:
-                if turns == _REQUESTS_PER_TURN or (position and monotonic() >= ends):
+                if turns == _REQUESTS_PER_TURN or (position and self._had_its_turn(ends)):
                     turns = _REQUESTS_PER_TURN
                     break
                 if self._phase == BODY:
@@ -210,6 +221,12 @@ class Connection(Answering):
         elif self._phase == BODY:
             self._after_part_of_body(end)
 
+    def _had_its_turn(self, ends: float) -> bool:
+        """Chunks are dear. Requests that are here whole are not held up for those who bring more."""
+        if self._phase == BODY and self._intake.chunked and self._shared.turns.used_up:
+            return True
+        return monotonic() >= ends
+
     def _keep_for_later(self, rest: bytes, turns: int) -> None:
         if self._phase >= LINGER:
             return
@@ -229,6 +246,8 @@ class Connection(Answering):
             self._work(data, len(data))
         if self._phase >= LINGER:
             return
+        if self._phase == BODY and not self._intake.chunked:
+            self._scratch = self._shared.body_buffer
         if not self._ended:
             if len(self._ahead) < self._shared.limits.read_ahead_bytes:
                 self._transport.resume_reading()
@@ -249,7 +268,12 @@ class Connection(Answering):
         if self._phase >= LINGER:
             return
         self._transport.pause_reading()
-        self._shared.loop.call_soon(self._continue)
+        intake = self._intake
+        if self._phase == BODY and self._ahead and intake.chunked:
+            self._shared.turns.rest(self._continue)
+            return
+        begun = self._phase == BODY and intake.received % _AT_A_STRETCH >= BODY_READ
+        self._shared.turns.wait(self._continue, first=begun)
 
     def _take_head(self, data: bytes | bytearray, position: int, end: int) -> int:
         raw = self._known_raw
@@ -324,13 +348,17 @@ class Connection(Answering):
             return end
         if intake.finished:
             self._body_done()
+        elif position < end:  # there are many chunks
+            self._shared.turns.spend(_CHUNKS_WORK)
         return position
 
     def _after_part_of_body(self, count: int) -> None:
         """All that was read is used, and more of the body is to come."""
         intake = self._intake
-        if count >= len(self._scratch):
-            self._let_others_run()
+        if count >= _MUCH:
+            self._shared.turns.spend(count)
+            if count >= len(self._scratch) or self._shared.turns.used_up:
+                self._let_others_run()
         if not intake.chunked and not self._secure and (self._exchange is None or self._plan is None):
             intake.skip_in_kernel(self._borrow())
             if intake.finished:

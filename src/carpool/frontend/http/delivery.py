@@ -27,7 +27,7 @@ def deliver(
         plan.done(body, received_at)
         return
     inflater = Inflater(encoding, body, plan.limit, shared.ledger)
-    if inflater.step():
+    if inflater.begin():
         plan.done(inflater.body, received_at)
         return
     if shared.inflating >= shared.limits.max_inflating:

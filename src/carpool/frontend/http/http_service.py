@@ -13,6 +13,7 @@ from carpool.frontend.front_service import FrontService
 from carpool.frontend.http.exchange import Exchange
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_refusals import answer_error
+from carpool.frontend.http.long_json import LongJson
 from carpool.frontend.http.responses import JSON_FIELDS
 from carpool.frontend.http.shared_page import SharedPage
 from carpool.frontend.live_document import LivePage
@@ -59,6 +60,7 @@ class Service(FrontService):
         self.live = LivePage(table)
         self.profiles = ProfileWatch(door)
         self.asks_for_keys = False
+        self.long_json = LongJson()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -74,6 +76,7 @@ class Service(FrontService):
     def close(self) -> None:
         super().close()
         self.fair.close()
+        self.long_json.close()
         self.profiles.close()
         for task in self._tasks:
             task.cancel()

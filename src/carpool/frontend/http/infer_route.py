@@ -18,7 +18,7 @@ from carpool.frontend.http.http_service import Service
 from carpool.frontend.http.largest_body import LargestBody
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.model_lookup import not_serving
-from carpool.frontend.packing import AT_ONCE, check, is_in_place, prepare, takes_long
+from carpool.frontend.packing import AT_ONCE, check, is_in_place, takes_long
 from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures
 from carpool.link.asked_fields import (
     DEADLINE,
@@ -251,7 +251,7 @@ class HttpCall(ClientCall):
         """The rarer requests: their tensors have to be checked one by one, or made binary first."""
         self._let_go()
         length, signature = self._route.asked.header_length, self.entry.signature
-        work = partial(prepare, body, length, signature)
+        work = partial(self.service.long_json.prepare, body, length, signature)
         self._aside(takes_long(len(body), length, signature), work, self._offer_prepared)
 
     def _offer_prepared(self, prepared: tuple[RequestHead, list[Buffer]]) -> None:

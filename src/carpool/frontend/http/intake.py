@@ -15,7 +15,7 @@ from carpool.frontend.http.body import (
     skip_received,
     too_large,
 )
-from carpool.frontend.http.compression import body_encoding
+from carpool.frontend.http.compression import GatherCompressed, body_encoding
 from carpool.frontend.http.exchange import BodyPlan, Collect, More, Receive
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import RequestHead
@@ -54,7 +54,7 @@ class Intake:
             self.size = size
             self._use(plan.buffer)
         elif isinstance(plan, Collect):
-            self._gather = Gather(self._gather_limit(head, plan), self._ledger)
+            self._gather = self._gathering(head, plan)
             self._read_into(self._gather, head)
         else:
             self.skip(head)
@@ -138,12 +138,13 @@ class Intake:
             self._reader.left -= count
             self._reader.received += count
 
-    def _gather_limit(self, head: RequestHead, plan: Collect) -> int:
-        if plan.inflate and body_encoding(head.headers.get(b"content-encoding")) is not None:
-            return self._limits.max_body_bytes
+    def _gathering(self, head: RequestHead, plan: Collect) -> Gather:
+        encoding = body_encoding(head.headers.get(b"content-encoding")) if plan.inflate else None
+        if encoding is not None:
+            return GatherCompressed(encoding, self._limits.max_body_bytes, plan.limit, self._ledger)
         if head.content_length is not None and head.content_length > plan.limit:
             raise too_large(plan.limit)
-        return plan.limit
+        return Gather(plan.limit, self._ledger)
 
     def _read_into(self, sink: Sink, head: RequestHead) -> None:
         if head.content_length is None:

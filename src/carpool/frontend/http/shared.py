@@ -13,6 +13,7 @@ from carpool.frontend.http.exchange import App
 from carpool.frontend.http.known_heads import KnownHeads
 from carpool.frontend.http.limits import KIB, Limits
 from carpool.frontend.http.responses import Fault, date_line
+from carpool.frontend.http.turns import Turns
 from carpool.frontend.http.unread import Unread
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Shared:
         self.heads = KnownHeads(limits)
         self.ledger = Ledger(limits.max_gathered_bytes)
         self.unread = unread
+        self.turns = Turns(loop)
         self.connections: set[Connection] = set()
         self.stalled: set[Outgoing] = set()
         self.lingering = 0

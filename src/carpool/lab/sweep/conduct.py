@@ -7,7 +7,7 @@ import platform
 import resource
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -148,18 +148,18 @@ def _aim(order: SweepOrder, url: str) -> Aim:
     filling = Filling(shapes=order.shapes, seed=order.seed)
     address = read_url(url)
     if address.over_grpc:
-        return _tried(Aim(url, order.model, filling=filling))
+        return _tried(Aim(url, order.model, filling=filling, trust=order.trust))
     many = connections()
     if order.pictures:
-        return _tried(Aim(url, order.model, pictures=order.pictures, connections=many))
-    facts = http_facts(address)
+        return _tried(Aim(url, order.model, pictures=order.pictures, connections=many, trust=order.trust))
+    facts = http_facts(address, order.trust)
     facts.check_ready()
     model = order.model or only_model(facts)
-    tensors = Aim(url, model, filling=filling, connections=many)
+    tensors = Aim(url, model, filling=filling, connections=many, trust=order.trust)
     if order.shapes:
         return _tried(tensors)
     try:
-        return _tried(Aim(url, model, pictures=tuple(demo_pictures()), connections=many))
+        return _tried(replace(tensors, pictures=tuple(demo_pictures()), filling=Filling()))
     except Unreachable:
         return _tried(tensors)
 
@@ -189,7 +189,7 @@ async def _find_out(order: SweepOrder, stage: _Stage, progress: SweepProgress) -
 async def _belief(order: SweepOrder, aim: Aim, setting: Setting) -> CurveEstimate:
     if order.curve:
         return CurveEstimate(BatchCurve.parse(order.curve), order.instances, GIVEN)
-    return ask_server(aim.url, aim.model) or await try_out(aim, setting.max_batch)
+    return ask_server(aim) or await try_out(aim, setting.max_batch)
 
 
 # ---- the runs

@@ -13,6 +13,7 @@ from typing import Any
 from carpool import __version__
 from carpool.config.fingerprint import take_fingerprint
 from carpool.config.repository import ModelSource
+from carpool.lab.load.facts import TRUSTING, Trust
 
 PROMISE, KNOBS, AS_IS = "promise", "knobs", "as it is"
 
@@ -105,6 +106,7 @@ class SweepOrder:
     curve: str = ""
     instances: int = 1
     command: str = "carpool sweep"
+    trust: Trust = TRUSTING
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for runs to belong together, in plain values."""

@@ -111,13 +111,13 @@ def rates_of(
     return [(float(f"{load * capacity:.4g}"), load) for load in loads]
 
 
-def ask_server(url: str, model: str) -> CurveEstimate | None:
+def ask_server(aim: Aim) -> CurveEstimate | None:
     """From the server's profile of the model; None if it has none to tell."""
-    address = read_url(url)
-    if address.over_grpc or not model:
+    address = read_url(aim.url)
+    if address.over_grpc or not aim.model:
         return None
     try:
-        return read_profile(http_facts(address).profile(model))
+        return read_profile(http_facts(address, aim.trust).profile(aim.model))
     except Unreachable:
         return None
 
