@@ -9,13 +9,13 @@ from typing import Generic, TypeVar, cast
 
 from carpool.backends.backend import Backend, Encoded, Gathers, OnDevice
 from carpool.engine.collate import Collator
-from carpool.engine.work import Outcome, Rides
+from carpool.engine.work import InBatch, Outcome
 from carpool.errors import CarpoolError, ModelError
 from carpool.types import Array, Signature, Timing
 
-Rider = TypeVar("Rider", bound=Rides)
+Request = TypeVar("Request", bound=InBatch)
 
-Answer = Callable[[int, Sequence[Rider], Mapping[str, Array], Mapping[int, CarpoolError]], list[Outcome]]
+Answer = Callable[[int, Sequence[Request], Mapping[str, Array], Mapping[int, CarpoolError]], list[Outcome]]
 """Takes requests that ran together, the first with its number in the batch; the outputs of all of them, one
 behind the other; and by index what is wrong with those whose rows hold anything. It is not to raise."""
 
@@ -33,11 +33,11 @@ class BatchResult:
     out_of_memory: int = 0  # batches that the device had no room for in one piece
 
 
-class BatchRun(Generic[Rider]):
+class BatchRun(Generic[Request]):
     """Runs batches on one backend, one after the other, in whichever thread calls it."""
 
     def __init__(
-        self, backend: Backend, signature: Signature, largest: int, chunk: int, answer: Answer[Rider]
+        self, backend: Backend, signature: Signature, largest: int, chunk: int, answer: Answer[Request]
     ) -> None:
         self._backend = backend
         self._answer = answer
@@ -48,7 +48,7 @@ class BatchRun(Generic[Rider]):
         self._every_output = tuple(signature.output_named)
         self._chunk = max(1, chunk)
 
-    def run(self, works: Sequence[Rider]) -> BatchResult:
+    def run(self, works: Sequence[Request]) -> BatchResult:
         began = monotonic()
         timing = Timing(batch=sum(work.images for work in works))
         outcomes: list[Outcome] = []
@@ -62,11 +62,11 @@ class BatchRun(Generic[Rider]):
     def _out_of_memory(self) -> int:
         return 0 if self._on_device is None else self._on_device.out_of_memory
 
-    def _chunks(self, works: Sequence[Rider]) -> list[Sequence[Rider]]:
+    def _chunks(self, works: Sequence[Request]) -> list[Sequence[Request]]:
         """Some models run a large batch faster in pieces that stay in the cache; riders see one batch."""
         if len(works) <= self._chunk or self._chunk >= self._signature.max_batch:
             return [works]
-        chunks: list[list[Rider]] = [[]]
+        chunks: list[list[Request]] = [[]]
         images = 0
         for work in works:
             if chunks[-1] and images + work.images > self._chunk:
@@ -76,7 +76,7 @@ class BatchRun(Generic[Rider]):
             images += work.images
         return list(chunks)
 
-    def _run(self, works: Sequence[Rider], first: int, timing: Timing) -> list[Outcome]:
+    def _run(self, works: Sequence[Request], first: int, timing: Timing) -> list[Outcome]:
         """Run these together; where that fails, halve them, so that a poisoned input costs one error."""
         try:
             return self._run_together(works, first, timing)
@@ -90,7 +90,7 @@ class BatchRun(Generic[Rider]):
         half = len(works) // 2
         return self._run(works[:half], first, timing) + self._run(works[half:], first + half, timing)
 
-    def _run_together(self, works: Sequence[Rider], first: int, timing: Timing) -> list[Outcome]:
+    def _run_together(self, works: Sequence[Request], first: int, timing: Timing) -> list[Outcome]:
         if works[0].encoded:
             return self._run_encoded(works, first, timing)
         start = monotonic()
@@ -112,7 +112,7 @@ class BatchRun(Generic[Rider]):
         timing.output += monotonic() - ran
         return outcomes
 
-    def _run_encoded(self, works: Sequence[Rider], first: int, timing: Timing) -> list[Outcome]:
+    def _run_encoded(self, works: Sequence[Request], first: int, timing: Timing) -> list[Outcome]:
         """Files, one picture each. What is wrong with one of them is only its owner's affair."""
         start = monotonic()
         wanted = self._wanted(works)
@@ -126,7 +126,7 @@ class BatchRun(Generic[Rider]):
         timing.output += monotonic() - ran
         return outcomes
 
-    def _wanted(self, works: Sequence[Rider]) -> Sequence[str]:
+    def _wanted(self, works: Sequence[Request]) -> Sequence[str]:
         if not all(work.wanted for work in works):
             return self._every_output
         names = {name for work in works for name in work.wanted}

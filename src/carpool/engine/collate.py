@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from carpool.engine.work import Outcome, Rides, Work
+from carpool.engine.work import InBatch, Outcome, Work
 from carpool.errors import CarpoolError, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec
 
@@ -19,7 +19,7 @@ class Collator:
         self._largest = largest
         self._buffers: dict[str, Array] = {}
 
-    def gather(self, works: Sequence[Rides]) -> Mapping[str, Array]:
+    def gather(self, works: Sequence[InBatch]) -> Mapping[str, Array]:
         """The inputs of all these requests, one behind the other along the batch dimension."""
         if len(works) == 1:
             return {name: _aligned(array) for name, array in works[0].inputs.items()}

@@ -96,6 +96,7 @@ class Driver:
                 refusal = scheduler.offer(work, now, ready=work.ready_at == -INFINITY)
             except Exception as error:
                 log.exception("offer-failed", model=self._model)
+                self._withdraw(work)  # it may be in the queue by now, and its memory is about to be another's
                 self._turn_away(work, _failed(error))
                 continue
             if refusal is None:
@@ -120,7 +121,13 @@ class Driver:
 
     def ready(self, work: Work) -> None:
         """Its inputs are there. Nothing, if it was given up meanwhile."""
-        self.scheduler.ready(work, now := monotonic())
+        now = monotonic()
+        try:
+            self.scheduler.ready(work, now)
+        except Exception as error:
+            log.exception("scheduler-failed", model=self._model)
+            self._withdraw(work)
+            self._tell(work, Outcome(error=_failed(error)))
         if self._is_worth_a_turn(now):
             self._plan_turn()
 
@@ -191,6 +198,7 @@ class Driver:
         except Exception as error:
             log.exception("scheduler-failed", model=self._model)
             self._give_up_waiting(_failed(error))
+            self._free_lost_batches()
             look_again = now + _CATCH_UP_S
         self._reminder.set(look_again, now)
         try:
@@ -230,6 +238,14 @@ class Driver:
         for work in [work for work in self._open if work not in riding]:
             self._withdraw(work)
             self._tell(work, Outcome(error=error))
+
+    def _free_lost_batches(self) -> None:
+        """A scheduler that raised may count on batches that nobody runs: their instances are free."""
+        running = self._running.values()
+        lost = [instance.batch for instance in self.scheduler.instances if instance.batch not in running]
+        for batch in filter(None, lost):
+            self._release(self._finish(batch, None)[1])
+        self._plan_turn()
 
     def _until_welcome(self, gone: GivenUp, now: float, told: dict[object, float]) -> float:
         """When the same request would be let in again. `told` keeps the answers of one turn.
@@ -318,6 +334,7 @@ class Driver:
             released = self.scheduler.finished(batch, monotonic(), seconds)
         except Exception:
             log.exception("scheduler-failed", model=self._model)
+            self._loop.call_later(_CATCH_UP_S, self._free_lost_batches)
             return False, ()
         return in_order, released if in_order else ()
 
@@ -338,8 +355,8 @@ class Driver:
     def _release(self, jobs: Sequence[Job]) -> None:
         """It is their turn to be answered."""
         for work in _works(jobs):
-            assert work.held is not None
-            self._tell(work, work.held)
+            if work.held is not None:  # else it was told when its scheduler failed
+                self._tell(work, work.held)
 
     def _overran(self, executor: Executes) -> None:
         """The model hangs: its riders are told, the instance is given up and replaced."""
@@ -389,7 +406,15 @@ class Driver:
             self.scheduler.set_available(instance, False)
         except Exception:
             log.exception("scheduler-failed", model=self._model)
-        self._watcher.instance_lost(instance, why)
+        self._report_lost(instance, why)
+
+    def _report_lost(self, instance: Instance, why: str) -> None:
+        """Until it is heard: else nobody would replace the instance."""
+        try:
+            self._watcher.instance_lost(instance, why)
+        except Exception:
+            log.exception("instance-not-reported", model=self._model)
+            self._loop.call_later(_CATCH_UP_S, self._report_lost, instance, why)
 
     @property
     def idle(self) -> bool:

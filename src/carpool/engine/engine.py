@@ -203,15 +203,13 @@ class Engine:
         work = Work(
             arrays,
             lambda _work, outcome: None if answer.done() else answer.set_result(outcome),
+            arrived,
+            INFINITY if deadline_ms is None else arrived + deadline_ms / 1e3,
             images=len(next(iter(arrays.values()))) if signature.max_batch else 1,
-            wanted=tuple(outputs),
-            arrived=arrived,
-            deadline=INFINITY if deadline_ms is None else arrived + deadline_ms / 1e3,
-            priority=priority,
-            source=source,
-            latest=latest,
             shape=shape_key(signature, arrays),
+            wanted=tuple(outputs),
         )
+        work.priority, work.source, work.latest = priority, source, latest
         served.driver.submit([work])
         try:
             outcome = await answer

@@ -10,9 +10,12 @@ from typing import Protocol
 from carpool.backends.backend import Backend
 from carpool.engine.batch_run import BatchResult, BatchRun
 from carpool.engine.collate import answer_each
-from carpool.engine.work import Work
+from carpool.engine.work import Outcome, Work
+from carpool.errors import ModelError
+from carpool.observe.logs import logger
 from carpool.types import Signature
 
+_log = logger("engine")
 Report = Callable[["Executes", BatchResult], None]
 
 
@@ -46,6 +49,7 @@ class Executor:
         self, backend: Backend, signature: Signature, largest: int, chunk: int, report: Report
     ) -> None:
         self._backend = backend
+        self._model = signature.model
         self._batches = BatchRun(backend, signature, largest, chunk, answer_each)
         self._report = report
         self._queue: SimpleQueue[Sequence[Work] | None] = SimpleQueue()
@@ -74,5 +78,15 @@ class Executor:
 
     def _serve(self) -> None:
         while (works := self._queue.get()) is not None:
-            self._report(self, self._batches.run(works))
-        self._backend.close()
+            try:
+                result = self._batches.run(works)
+            except Exception as error:  # a fault of ours must take neither the thread nor its riders down
+                _log.exception("batch-failed", model=self._model)
+                failure = ModelError(f"{self._model}: {type(error).__name__}: {error}")
+                result = BatchResult([Outcome(error=failure) for _ in works], 0.0, clean=False)
+            self._report(self, result)
+            del works, result  # while it waits for the next, the memory of a dead front end must go
+        try:
+            self._backend.close()
+        except Exception:
+            _log.exception("close-failed", model=self._model)

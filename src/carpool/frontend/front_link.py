@@ -12,11 +12,11 @@ import orjson
 
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
 from carpool.frontend.remote_call import RemoteCall
-from carpool.link.answer_placement import read_places
 from carpool.link.asked_fields import Sender
 from carpool.link.catalogs import read_catalog
 from carpool.link.door import Answer
 from carpool.link.link_failures import read_failure
+from carpool.link.placement import read_places
 from carpool.link.records import (
     ADMITTED,
     ANSWER,
@@ -72,7 +72,7 @@ class FrontLink(asyncio.Protocol):
         self._memory = door.arena.memory
         self._transport: asyncio.Transport | None = None
         self._reader = RecordReader(TO_FRONTEND, max_answer_bytes + _LIST_BYTES)
-        self._outbox = Outbox(loop)
+        self._outbox = Outbox(loop, self._fail)
         self.templates = Templates(self._outbox.put)
         self._sources = SaidSources(self._outbox.put)
         self.writable = True
@@ -93,10 +93,8 @@ class FrontLink(asyncio.Protocol):
         sender: Sender,
         ready_in: float | None = None,
     ) -> None:
+        """Nothing has happened if this raises."""
         self._number = number = self._number + 1
-        call.number = number
-        call.link = self
-        self._calls[number] = call
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
         template = call.template
@@ -126,12 +124,22 @@ class FrontLink(asyncio.Protocol):
             flags,
         )
         self._outbox.put(record)
+        call.number = number
+        call.link = self
+        self._calls[number] = call
 
     def ready(self, call: RemoteCall) -> None:
-        self._outbox.put(to_engine(READY, call.number))
+        self._say(READY, call)
 
     def cancel(self, call: RemoteCall) -> None:
-        self._outbox.put(to_engine(CANCEL, call.number))
+        self._say(CANCEL, call)
+
+    def _say(self, kind: int, call: RemoteCall) -> None:
+        try:
+            self._outbox.put(to_engine(kind, call.number))
+        except Exception as error:  # the engine would hold its slots for ever
+            _log.exception("link-failed")
+            self._fail(str(error))
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         if len(self._asks) >= MAX_ASKS:
@@ -200,12 +208,14 @@ class FrontLink(asyncio.Protocol):
                 else:
                     self._obey(fields, payload)
         except ProtocolError as error:
-            self._error = str(error)
-            self.close()
+            self._fail(str(error))
         except Exception as error:
             _log.exception("link-failed")
-            self._error = str(error)
-            self.close()
+            self._fail(str(error))
+
+    def _fail(self, why: str) -> None:
+        self._error = why
+        self.close()
 
     # From the engine.
 

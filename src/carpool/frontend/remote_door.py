@@ -137,7 +137,12 @@ class RemoteDoor:
         call.template = template
         # Without room for its outputs they come over the socket, which is slower but still an answer.
         call.output = self.arena.allocate(template.capacity)
-        link.submit(call, slot.offset + tail, arrived, deadline, head.options, sender, ready_in)
+        try:
+            link.submit(call, slot.offset + tail, arrived, deadline, head.options, sender, ready_in)
+        except BaseException:
+            if call.output is not None:
+                call.output.release()
+            raise
         return call
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
 TEMPLATE: Final = 1
@@ -124,10 +124,15 @@ class RecordReader:
 
 
 class Outbox:
-    """Sends what was said in one turn of the loop as one write."""
+    """Sends what was said in one turn of the loop as one write.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    What cannot be sent ends the link, by `failed`: both sides then answer for all that they have, and nobody
+    waits for a record that was lost.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, failed: Callable[[str], None]) -> None:
         self._loop = loop
+        self.failed = failed
         self._transport: asyncio.Transport | None = None
         self._pieces: list[bytes] = []
 
@@ -159,5 +164,8 @@ class Outbox:
     def _flush(self) -> None:
         pieces = self._pieces
         if pieces and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            try:
+                self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            except Exception as error:
+                self.failed(f"it cannot be written to: {error}")
         pieces.clear()

@@ -155,18 +155,17 @@ class LocalDoor:
         work = Work(
             inputs,
             call.ended,
+            arrived,
+            deadline,
             images=head.batch if entry.signature.max_batch else 1,
-            wanted=[output.name for output in head.outputs],
-            arrived=arrived,
-            outside=call.outside.seconds,
-            deadline=deadline,
-            timeout=options.timeout or 0.0,
-            priority=sender.bounded(options.priority),
-            source=sender.source,
-            latest=sender.latest,
             shape=ENCODED if head.encoded else shape_key(entry.signature, inputs),
+            wanted=[output.name for output in head.outputs],
             encoded=head.encoded,
         )
+        work.outside = call.outside.seconds
+        work.timeout = options.timeout or 0.0
+        work.priority = sender.bounded(options.priority)
+        work.source, work.latest = sender.source, sender.latest
         if ready_in is not None:
             work.ready_at = monotonic() + ready_in
         self.host.submit(entry.key, [work])

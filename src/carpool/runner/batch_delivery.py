@@ -10,7 +10,7 @@ from carpool.backends.backend import aborted
 from carpool.engine.hosted.runner_messages import AS_EXPECTED, Ending
 from carpool.engine.work import Outcome
 from carpool.errors import CarpoolError, ModelError
-from carpool.link.answer_placement import COPIED_AT_ONCE, Placement
+from carpool.link.request_place import COPIED_AT_ONCE, RequestPlace
 from carpool.link.records import OK
 from carpool.link.served_template import ServedTemplate
 from carpool.runner.runner_arenas import Found
@@ -53,7 +53,7 @@ class Delivery:
         self._closed = False
 
     def close(self) -> bool:
-        """Nothing may be written from here on; False while the model's thread still does. As `Placement`."""
+        """Nothing may be written from here on; False while the model's thread still does. As `RequestPlace`."""
         self._closed = True
         return not self._busy
 
@@ -102,7 +102,7 @@ class Delivery:
                 except Exception as error:
                     outcomes[number] = Outcome(error=ModelError(f"the outputs cannot be sent: {error}"))
             else:
-                place = Placement(0, template, rider.memory, start, capacity, self._most)
+                place = RequestPlace(template, rider.memory, 0, start, capacity, self._most)
                 place(_rows_of(template, outputs, None if len(riders) == 1 else row))
                 outcomes[number] = _outcome(place)
             row += rider.images
@@ -116,7 +116,7 @@ def _rows_of(template: ServedTemplate, outputs: Mapping[str, Array], first: int 
     return {name: outputs[name][first : first + template.images] for name in template.outputs}
 
 
-def _outcome(place: Placement) -> Outcome:
+def _outcome(place: RequestPlace) -> Outcome:
     if place.form is None:
         return Outcome(error=place.error)
     return Placed(ending=Ending(OK, place.form, place.payload))

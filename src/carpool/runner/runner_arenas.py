@@ -22,7 +22,7 @@ _MOST_KEPT = 4096
 
 
 class Found:
-    """Implements `Rides`: a request where it lies."""
+    """Implements `InBatch`: a request where it lies."""
 
     __slots__ = ("encoded", "images", "inputs", "memory", "template", "wanted")
 

@@ -33,9 +33,10 @@ from carpool.engine.hosted.runner_messages import (
 from carpool.engine.hosted.runner_socket import Wire
 from carpool.engine.models.elsewhere import HearsInstances
 from carpool.engine.models.loading import Ready, Tell
-from carpool.engine.work import Outcome, Seat, Work
+from carpool.engine.work import Outcome, Work
 from carpool.errors import ModelError
 from carpool.link.link_failures import read_failure
+from carpool.link.request_place import RequestPlace
 from carpool.link.records import OK, ProtocolError, RecordReader
 from carpool.observe.logs import logger
 from carpool.types import Timing
@@ -122,16 +123,15 @@ class HostedInstance:
             said.append(TO_RUNNER.pack(FORGET, 0))
         known = self._known
         for work in works:
-            seat = work.seat
-            assert seat is not None  # the engine lets nothing else in
-            family = seat.family
-            identity = family.identity
+            place = _place(work)
+            template = place.template
+            identity = template.identity
             if identity not in known:
                 known.add(identity)
-                said.append(TO_RUNNER.pack(FAMILY, IDENTITY.size + len(family.payload)))
-                said.append(IDENTITY.pack(identity) + family.payload)
-            seat.held = True
-            seats.append(_pack_seat(seat.arena, identity, seat.offset, seat.output, seat.capacity))
+                said.append(TO_RUNNER.pack(FAMILY, IDENTITY.size + len(template.payload)))
+                said.append(IDENTITY.pack(identity) + template.payload)
+            place.held = True
+            seats.append(_pack_seat(place.arena, identity, place.offset, place.output, place.capacity))
         said.append(TO_RUNNER.pack(RUN, len(seats) * SEAT.size))
         self._wire.send(b"".join(said + seats))
         if self.device and len(works) == 1:
@@ -159,11 +159,10 @@ class HostedInstance:
         self.alive = bool(int(flags) & ALIVE)
         outcomes: list[Outcome] = []
         for work, (status, form, said) in zip(works, read_endings(payload, len(works)), strict=True):
-            seat = work.seat
-            assert seat is not None
-            seat.held = False
+            place = _place(work)
+            place.held = False
             if status == OK:
-                seat.form, seat.payload = form, said
+                place.form, place.payload = form, said
                 outcomes.append(Outcome())
             else:
                 outcomes.append(Outcome(error=read_failure(status, said)))
@@ -188,7 +187,7 @@ class HostedInstance:
 
     def settled(self) -> None:
         for work in self._unsettled:
-            _seat(work).held = False
+            _place(work).held = False
         self._unsettled = ()
 
     def close(self) -> None:
@@ -211,13 +210,13 @@ class HostedInstance:
             self._hearer.lost(self)
             return
         for work in works:
-            _seat(work).held = False
+            _place(work).held = False
         error = ModelError(f"{self._model}: the process that runs it died", reason="model-died")
         outcomes = [Outcome(error=error) for _ in works]
         timing = Timing(batch=sum(work.images for work in works))
         self._hearer.ended(self, BatchResult(outcomes, 0.0, timing, clean=False))
 
 
-def _seat(work: Work) -> Seat:
-    assert work.seat is not None  # the engine lets nothing else in
-    return work.seat
+def _place(work: Work) -> RequestPlace:
+    assert work.place is not None  # the engine lets nothing else in
+    return work.place

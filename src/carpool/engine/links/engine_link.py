@@ -54,7 +54,7 @@ class EngineLink(asyncio.Protocol):
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._reader = RecordReader(TO_ENGINE, MAX_ASK_BYTES)
-        self._outbox = Outbox(loop)
+        self._outbox = Outbox(loop, self._drop)
         self._calls = Calls(side, frontend, memory, arena, self._outbox, loop)
         self._questions = Questions(frontend, side.answer, self._outbox, loop)
         self._templates: dict[int, ServedTemplate] = {}
@@ -91,7 +91,7 @@ class EngineLink(asyncio.Protocol):
         self._side.closed(self)
         self._templates.clear()
         _log.info("link-closed", frontend=self._frontend, calls=len(self._calls))
-        self._calls.cancel_all()
+        self._calls.end()
 
     def eof_received(self) -> None:
         self.close()  # nobody is left to read what is unsent

@@ -9,10 +9,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from carpool.core.job import NEW, OFFERED
-from carpool.engine.work import NOWHERE, Outcome, Seat, Work
+from carpool.engine.work import NO_INPUTS, Outcome, Work
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
-from carpool.link.answer_placement import Placement
 from carpool.link.link_failures import write_failure
+from carpool.link.request_place import RequestPlace
 from carpool.link.records import (
     ADMITTED,
     COMING,
@@ -73,13 +73,10 @@ class Calls:
         """A request: it is submitted with those that came at once with it."""
         _, _, call, number, offset, output, capacity, arrived, deadline, sent, outside = fields[:11]
         timeout, coming, priority, source, flags = fields[11:]
-        if template is None or call in self._works:
-            raise ProtocolError(f"call {call} with template {number}")
-        size = self._size
-        if offset + template.extent > size or output + capacity > size:
+        if template is None or call in self._works or len(self._works) > self._most:
+            raise ProtocolError(f"call {call} with template {number}, one of {len(self._works)}")
+        if offset + template.extent > self._size or output + capacity > self._size:
             raise ProtocolError(f"call {call} reaches beyond the arena")
-        if len(self._works) > self._most:
-            raise ProtocolError("more calls than the arena has slots")
         _check_options(call, template, deadline, timeout, flags, coming)
         if not arrived <= now:  # NaN too
             arrived = now
@@ -87,34 +84,23 @@ class Calls:
         if entry is None:
             self._refuse(call, NotFound("the model is not loaded any more"))
             return
-        inputs, place, seat = NOWHERE, None, None
-        if entry.elsewhere:
-            seat = Seat(call, template, self._arena, offset, output, capacity)
-        else:
-            try:
-                inputs = template.bind(self._memory, offset)
-            except CarpoolError as error:
-                self._refuse(call, error)
-                return
-            place = Placement(call, template, self._memory, output, capacity, self._side.max_answer_bytes)
-        work = Work(  # by position: with the names of so many, this would take half as long again
-            inputs,
-            self._finished,
-            arrived,
-            deadline,
-            template.images,
-            template.shape,
-            priority,
-            self.sources.name(source) if source else "",
-            bool(flags & LATEST),
-            timeout,
-            min(outside, _MOST_OUTSIDE_S) if outside > 0.0 else 0.0,  # NaN too
-            template.wanted,
-            sent if 0.0 < sent <= now else now,
-            place,
-            seat,
-            template.encoded,
-        )
+        try:
+            inputs = NO_INPUTS if entry.elsewhere else template.bind(self._memory, offset)
+        except CarpoolError as error:
+            self._refuse(call, error)
+            return
+        images, shape = template.images, template.shape
+        work = Work(inputs, self._done, arrived, deadline, images, shape, template.wanted, template.encoded)
+        most = self._side.max_answer_bytes
+        work.place = RequestPlace(template, self._memory, offset, output, capacity, most, call, self._arena)
+        work.sent = sent if 0.0 < sent <= now else now
+        work.outside = min(outside, _MOST_OUTSIDE_S) if outside > 0.0 else 0.0  # NaN too
+        work.timeout = timeout
+        work.priority = priority
+        if source:
+            work.source = self.sources.name(source)
+        if flags & LATEST:
+            work.latest = True
         if flags & COMING:
             work.ready_at = now + coming
         self._works[call] = work
@@ -135,7 +121,7 @@ class Calls:
             _log.exception("submit-failed", key=self._key)
             for work in works:
                 if work.state is NEW and work in self._works.values():  # else the engine has it
-                    self._finished(work, Outcome(error=ModelError(f"the engine failed: {error}")))
+                    self._done(work, Outcome(error=ModelError(f"the engine failed: {error}")))
         for work in works:
             if work.state is OFFERED:
                 self._outbox.put(to_frontend(ADMITTED, _place(work).call, OK))
@@ -153,12 +139,25 @@ class Calls:
             self._cancelled.add(call)
             self._side.engine.cancel(work)
 
-    def cancel_all(self) -> None:
+    def end(self) -> None:
+        """Nothing more will come. Those that are left have the memory for as long as they need it."""
+        del self._memory
         for call in list(self._works):
             self.cancel(call)
 
-    def _finished(self, work: Work, outcome: Outcome) -> None:
-        """The engine's `done`: once per work, and the last that is known of it here."""
+    def _done(self, work: Work, outcome: Outcome) -> None:
+        """The engine's `done`: once per work. An answer that cannot be given ends the link, since its front
+        end would wait for it; what ends with a link is answered by each side alone."""
+        try:
+            self._answer(work, outcome)
+        except Exception as error:
+            _log.exception("answer-failed", frontend=self._frontend)
+            self._works.pop(_place(work).call, None)
+            self._let_go(work)
+            self._outbox.failed(f"an answer cannot be given: {error}")
+
+    def _answer(self, work: Work, outcome: Outcome) -> None:
+        """The last that is known of it here."""
         place = _place(work)
         call = place.call
         if call not in self._works:
@@ -168,9 +167,10 @@ class Calls:
         if error is None and (place.form is None or place.payload):
             error = self._trouble(place, outcome)
         if not place.close():
-            self._loop.call_later(_WRITING_S, self._finished, work, outcome)
+            self._loop.call_later(_WRITING_S, self._done, work, outcome)
             return
         del self._works[call]
+        self._let_go(work)
         if call in self._cancelled:
             self._cancelled.discard(call)
             self._outbox.put(to_frontend(DONE, call, GONE))
@@ -192,13 +192,19 @@ class Calls:
         )
         self._outbox.put(record + payload if payload else record)
 
-    def _trouble(self, place: Placement | Seat, outcome: Outcome) -> CarpoolError | None:
+    @staticmethod
+    def _let_go(work: Work) -> None:
+        """A queue may remember a work that was answered: that must not keep the memory of a front end that
+        is gone."""
+        work.inputs = NO_INPUTS
+        _place(work).forget()
+
+    def _trouble(self, place: RequestPlace, outcome: Outcome) -> CarpoolError | None:
         """Why outputs that the model gave cannot be sent, if they cannot."""
-        if isinstance(place, Placement):
-            if place.form is None and place.error is None and outcome.outputs is not None:
-                place(outcome.outputs)  # an engine that does not place is served all the same
-            if place.error is not None:
-                return place.error
+        if place.form is None and place.error is None and outcome.outputs is not None:
+            place(outcome.outputs)  # an engine that does not place is served all the same
+        if place.error is not None:
+            return place.error
         if place.form is None:
             return ModelError("the engine answered without outputs")
         if place.payload and self._outbox.full:
@@ -210,8 +216,8 @@ class Calls:
         self._outbox.put(to_frontend(DONE, call, status, payload))
 
 
-def _place(work: Work) -> Placement | Seat:
-    return work.seat or cast(Placement, work.place)
+def _place(work: Work) -> RequestPlace:
+    return cast(RequestPlace, work.place)
 
 
 def _check_options(
