@@ -18,9 +18,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     {"types", "errors", "clock", "console"},
     {"core", "demo"},
-    {"config", "sim"},
+    {"config", "sim", "memory"},
     {"backends", "vision", "wire", "observe"},
-    {"memory"},
     {"link"},
     {"rollout", "registry", "quality", "cache", "pipelines"},
     {"engine", "frontend"},  # two processes: neither may load the other

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from carpool.engine.hosted.runner_messages import SEAT
+from carpool.engine.runner_documents import SEAT
 from carpool.link.records import TO_ENGINE, TO_FRONTEND
 from chip.draw import COLOURS, TITLES
 

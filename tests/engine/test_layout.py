@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from carpool.engine.profile.layout import Layout, choose_by_capacity, choose_threads, even_layouts
+from carpool.engine.profile.instance_layout import Layout, choose_by_capacity, choose_threads, even_layouts
 from carpool.errors import ModelError
 from engine.timed import SIGNATURE, Clock, Timed
 

@@ -12,16 +12,16 @@ import pytest
 
 from carpool.core.curve import BatchCurve
 from carpool.core.job import Job
-from carpool.engine.batch_run import BatchResult
+from carpool.engine.batch import BatchResult
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
-from carpool.engine.profile_answers import teach_profiles
+from carpool.engine.engine_questions import answer_profile_questions
 from carpool.errors import NotFound
 from carpool.frontend.live_document import LivePage
 from carpool.link.catalogs import read_catalog, write_catalog
 from carpool.link.door import Catalog
 from carpool.observe.counters import Table, table_bytes
-from carpool.process.local_door import LocalDoor
+from carpool.process.one_process import LocalDoor
 from engine import repositories
 
 X = np.zeros((1, 4), np.float32)
@@ -34,7 +34,7 @@ def story(tmp_path: Path, head: str, name: str = "fake") -> tuple[dict[str, Any]
         table = Table(bytearray(table_bytes(1)))
         async with Engine(tmp_path, table=table) as engine:
             host = EngineHost(engine)
-            teach_profiles(host)
+            answer_profile_questions(host)
             host.set_ready(True)
             live = LivePage(table).document(LocalDoor(host, max_bytes=1 << 20), 0.0)
             return await host.ask("profile", {"name": name}), live["models"][0], host.catalog
@@ -80,7 +80,7 @@ def test_what_ran_and_what_was_learned_is_told(tmp_path: Path) -> None:
     async def run() -> tuple[dict[str, Any], dict[str, Any]]:
         async with Engine(tmp_path) as engine:
             host = EngineHost(engine)
-            teach_profiles(host)
+            answer_profile_questions(host)
             await engine.infer("fake", X)
             before = await host.ask("profile", {"name": "fake"})
             scheduler = engine.find("fake").driver.scheduler

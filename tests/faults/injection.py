@@ -24,7 +24,7 @@ from carpool.config.model import ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
-from carpool.engine.links.engine_side import EngineSide
+from carpool.engine.engine_link import EngineSide
 from carpool.errors import ModelError
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.door import Answer

@@ -14,21 +14,18 @@ from carpool.core.knobs import KnobsPolicy
 from carpool.core.promise import PromisePolicy
 from carpool.core.queue import Lanes
 from carpool.core.scheduler import Scheduler
-from carpool.engine.batch_run import BatchRun
-from carpool.engine.collate import Collator
-from carpool.engine.executor import Executor
-from carpool.engine.links import engine_link, frontend_calls
-from carpool.engine.links.engine_side import EngineSide
-from carpool.engine.links.frontend_calls import Calls
+from carpool.engine import engine_link, link_calls
+from carpool.engine.batch import BatchRun, Collator, Executor
+from carpool.engine.engine_link import EngineSide
+from carpool.engine.link_calls import Calls
 from carpool.engine.models import served
 from carpool.engine.models.served import Served
 from carpool.frontend import front_link
 from carpool.frontend.front_link import FrontLink
 from carpool.link import advice
-from carpool.link.request_place import RequestPlace
 from carpool.link.records import Outbox
-from carpool.link.served_template import ServedTemplate
-from carpool.link.templates import Templates
+from carpool.link.request_place import RequestPlace
+from carpool.link.templates import ServedTemplate, Templates
 from carpool.memory.arena import Arena
 from carpool.observe.counters import Row
 from engine.scripted import run
@@ -88,7 +85,7 @@ POINTS = [
     Point(RequestPlace, "__call__"),
     Point(Calls, "_answer"),
     Point(Calls, "_answer", after=True),
-    Point(frontend_calls, "write_failure"),
+    Point(link_calls, "write_failure"),
     Point(front_link, "read_failure"),
     Point(injection.Request, "told", after=True),
     # what only looks on

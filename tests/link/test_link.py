@@ -25,13 +25,13 @@ from carpool.errors import (
     Unavailable,
 )
 from carpool.frontend.front_link import expiry
-from carpool.frontend.remote_call import RemoteCall
+from carpool.frontend.remote_door import RemoteCall
 from carpool.link.asked_fields import Sender
 from carpool.link.door import Answer
 from carpool.link.records import MAX_SOURCES, MAX_TEMPLATES, to_frontend
 from carpool.memory.arena import ArenaSlot
+from carpool.memory.layout import ENCODED, FILE_AT, write_file
 from carpool.memory.pulse import HOPELESS_S, STALE_S
-from carpool.memory.slot_files import ENCODED, FILE_AT, write_file
 from carpool.types import Datatype, RequestOptions, Timing
 from carpool.wire.v2 import RequestHead, TensorHead
 from link.echo import MODELS, TIMING, entry

@@ -16,10 +16,9 @@ from carpool.core.job import INFINITY, Job, Reason, Refusal
 from carpool.core.refusal_words import dropped, given_up, refused, turned_away
 from carpool.errors import CarpoolError, ModelError, Refused, Unavailable
 from carpool.link.catalogs import read_catalog, write_catalog
-from carpool.link.control_messages import Control, control_pair
+from carpool.link.child_process import Control, control_pair
 from carpool.link.door import Catalog, IndexEntry
 from carpool.link.link_failures import read_failure, write_failure
-from carpool.link.request_place import RequestPlace
 from carpool.link.records import (
     AS_DECLARED,
     TO_ENGINE,
@@ -27,7 +26,8 @@ from carpool.link.records import (
     RecordReader,
     to_engine,
 )
-from carpool.link.served_template import ServedTemplate
+from carpool.link.request_place import RequestPlace
+from carpool.link.templates import ServedTemplate
 from carpool.memory.arena import create_memory, map_memory
 from carpool.memory.gates import GATE_BYTES, MAX_VALUES, GateTable
 from link.echo import MODELS, catalog_of

@@ -13,7 +13,7 @@ import threading
 import time
 
 from carpool.backends.channel import Channel
-from carpool.backends.region import Region
+from carpool.memory.batch_region import BatchRegion
 
 _GRACE = 5.0  # seconds in which a process that is asked to end may clean up
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -35,8 +35,8 @@ class WorkerProcess:
     """
 
     def __init__(self, threads: int | None) -> None:
-        self.inputs = Region.create("carpool-inputs")
-        self.outputs = Region.create("carpool-outputs")
+        self.inputs = BatchRegion.create("carpool-inputs")
+        self.outputs = BatchRegion.create("carpool-outputs")
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         fds = (theirs.fileno(), self.inputs.fd, self.outputs.fd, lifeline)

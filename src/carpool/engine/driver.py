@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import ceil
 from time import monotonic
 from typing import Protocol, cast
 
@@ -11,13 +12,41 @@ from carpool.core.instance import Batch, Instance
 from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job, Reason
 from carpool.core.refusal_words import dropped, turned_away
 from carpool.core.scheduler import Scheduler
-from carpool.engine.batch_run import BatchResult
-from carpool.engine.executor import Executes
-from carpool.engine.reminder import Reminder
+from carpool.engine.batch import BatchResult, Executes
 from carpool.engine.work import Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
 from carpool.observe.logs import logger
 from carpool.types import Timing
+
+
+class Reminder:
+    """Calls at the earliest time that it was set to, once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        self._loop = loop
+        self._call = call
+        self._timer: asyncio.TimerHandle | None = None
+        self.at = INFINITY
+
+    def set(self, at: float | None, now: float) -> None:
+        """One that rings before that is left alone: who it calls finds nothing to do and sets the next."""
+        if at is not None and at < self.at:
+            self.stop()
+            self.at = at
+            # Timers tick in milliseconds: round up, or the call would come early and spin.
+            delay = ceil(max(0.0, at - now) * 1e3) / 1e3
+            self._timer = self._loop.call_later(delay, self._ring)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self.at = INFINITY
+
+    def _ring(self) -> None:
+        self.stop()
+        self._call()
+
 
 log = logger("engine")
 
@@ -339,7 +368,7 @@ class Driver:
         return in_order, released if in_order else ()
 
     def _answer(self, batch: Batch, result: BatchResult, in_order: bool) -> None:
-        """Tell the riders, or keep their answers until it is their turn."""
+        """ReportStep the riders, or keep their answers until it is their turn."""
         started, timing = batch.started, result.timing
         input_s, infer_s, output_s, images = timing.input, timing.infer, timing.output, timing.batch
         kept = DONE if in_order else None

@@ -11,12 +11,11 @@ import numpy as np
 import orjson
 
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
-from carpool.frontend.remote_call import RemoteCall
+from carpool.frontend.remote_door import RemoteCall
 from carpool.link.asked_fields import Sender
 from carpool.link.catalogs import read_catalog
 from carpool.link.door import Answer
 from carpool.link.link_failures import read_failure
-from carpool.link.placement import read_places
 from carpool.link.records import (
     ADMITTED,
     ANSWER,
@@ -41,11 +40,11 @@ from carpool.link.records import (
     Outbox,
     ProtocolError,
     RecordReader,
+    SaidSources,
     to_engine,
 )
-from carpool.link.source_numbers import SaidSources
 from carpool.link.templates import Templates
-from carpool.memory.places import Place, end_of
+from carpool.memory.layout import TensorPlace, end_of, read_places
 from carpool.observe.logs import logger
 from carpool.types import RequestOptions, Tensor, Timing
 from carpool.wire.v2 import TensorHead, bind
@@ -319,5 +318,5 @@ def _settle(future: asyncio.Future[Any], status: int, payload: bytes) -> None:
         future.set_exception(read_failure(status, payload))
 
 
-def _head(place: Place) -> TensorHead:
+def _head(place: TensorPlace) -> TensorHead:
     return TensorHead(place.name, place.datatype, place.shape, place.offset, place.size)

@@ -46,8 +46,8 @@ def open_gate(*_: object) -> None:
     """Nothing is known: everybody is offered to the engine."""
 
 
-def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> None:
-    """Write the verdicts on newcomers with the whole promise ahead of them.
+def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> bool:
+    """Write the verdicts on newcomers with the whole promise ahead of them; whether there are any.
 
     Without sources there is one, on everybody. With them, each that was lately refused has its own, so that
     a flood of one is turned away at the door while the others are not. Who is more urgent than the others
@@ -62,6 +62,7 @@ def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> Non
         for source in [""] if nameless else lately[:_MOST_SOURCES]:
             verdicts += _verdict(scheduler, source, now)
     write(key, now, float(nameless), *verdicts)
+    return bool(verdicts)
 
 
 def _verdict(scheduler: Scheduler, source: str, now: float) -> tuple[float, ...]:

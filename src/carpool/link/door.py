@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from carpool.core.job import INFINITY
 from carpool.core.outside import Outside
@@ -35,17 +35,20 @@ class ModelEntry:
     row: tuple[int, int] = (0, 0)  # its row in the shared counters: number, generation
     vision: Mapping[str, Any] | None = None  # how it answers pictures, as JSON; None: it takes only tensors
     choices: Sequence[str] = ()  # what was chosen for it at loading and why, in words
-    elsewhere: bool = False  # it runs in a process beside the engine's, which front ends need not know
+    hosted: bool = False  # it runs in a process beside the engine's, which front ends need not know
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
+class IndexEntry(NamedTuple):
     """A line of the repository index: also models that are not ready, with the reason."""
 
     name: str
-    version: str
-    state: str  # READY, LOADING, UNLOADING, UNAVAILABLE; neither this nor a version if it was never loaded
+    version: str = ""
+    state: str = ""  # READY, LOADING, UNLOADING, UNAVAILABLE; empty, as its version, if it was never loaded
     reason: str = ""
+
+
+UNLOADED = "unloaded"
+"""The reason of a model that somebody took away."""
 
 
 @dataclass(frozen=True, slots=True)

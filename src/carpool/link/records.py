@@ -1,30 +1,17 @@
-"""What the two sides say to each other: records of a fixed size, some with a payload of bytes behind them.
+"""Names of sources as numbers, on both ends of a link: a name is said once, then only its number.
 
-    front end → engine   TEMPLATE  number, JSON: what a family of requests has in common
-                         RESET     forget every template
-                         SOURCE    number, text: the source of this name has this number from now on
-                         SUBMIT    call, template, where its inputs lie and its outputs may go, times, options
-                         READY     call: its inputs, which were still to come, are there
-                         CANCEL    call: nobody waits for it any more
-                         SEEN      number of a catalogue that is in force here
-                         ASK       number, JSON: a question that is not an inference
-    engine → front end   DONE      call, status, batch and seconds; an error or unusual outputs as payload
-                         ADMITTED  call: it is let in, and waits for its inputs
-                         CATALOG   number, JSON
-                         ANSWER    number, status, JSON
-
-Every SUBMIT is answered by exactly one DONE, a cancelled one as well: only then are its slots free again. One
-whose inputs are still to come is let in first, by ADMITTED, or refused by DONE; nobody reads its inputs
-before READY.
-Each side reads records in bulk, and writes in one piece what it has to say in one turn of its loop.
+Clients make up names as they like, so there are only so many numbers: a new name takes the one that was given
+first. Records are read in the order in which they were sent, so a number means what it was last said to mean.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from carpool.wire.parameters import MAX_SOURCE_CHARS
 
 TEMPLATE: Final = 1
 RESET: Final = 2
@@ -38,6 +25,8 @@ ANSWER: Final = 9
 SOURCE: Final = 10
 READY: Final = 11
 ADMITTED: Final = 12
+RUN: Final = 13
+RAN: Final = 14
 
 TO_ENGINE = struct.Struct("<IIQQQQQdddddfIII")
 """Kind, payload bytes, number, template, offsets of input and output, capacity; times of arrival, deadline
@@ -51,6 +40,19 @@ TO_FRONTEND = struct.Struct("<IIQHHIffffd")
 """Kind, payload bytes, number, status, form of the outputs, batch; seconds of queue, input, infer, output;
 the time of sending. Both sides read the same clock."""
 
+TO_RUNNER = struct.Struct("<IIQ")
+"""Kind, payload bytes, the number of a template."""
+
+RUN_PLACE = struct.Struct("<QQQQQ")
+"""Of one request: arena, template, offsets of input and output, capacity."""
+
+FROM_RUNNER = struct.Struct("<IIIIIdfff")
+"""Kind, payload bytes, images, batches that memory did not suffice for, flags; seconds in all, and of input,
+infer and output."""
+
+CLEAN: Final = 1  # nothing failed
+ALIVE: Final = 2  # the instance can take another batch
+
 OK: Final = 0
 GONE: Final = 1
 """The answer to a call that was cancelled: nothing touches its slots any more. What is above is an error."""
@@ -61,6 +63,8 @@ INLINE: Final = 2  # they did not fit: length of the list, the list, their bytes
 
 MAX_TEMPLATES = 1024
 MAX_TEMPLATE_BYTES = 1 << 20
+MAX_RUNNER_TEMPLATES = 4096
+"""That an instance in the runner is to remember."""
 MAX_SOURCES = 1024
 """Names that have a number at a time, from 1 on: the next one takes the number that was given first."""
 MAX_PRIORITY = 0xFFFF_FFFF
@@ -70,6 +74,7 @@ MAX_ASK_BYTES = 256 << 20
 """Of one question: a model can come as part of one to load it."""
 
 _MAX_UNSENT = 256 << 20
+_ENDING = struct.Struct("<HHI")
 _NO_FIELDS = (0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0)
 
 Fields: TypeAlias = tuple[Any, ...]
@@ -169,3 +174,85 @@ class Outbox:
             except Exception as error:
                 self.failed(f"it cannot be written to: {error}")
         pieces.clear()
+
+
+class Ending(NamedTuple):
+    """What became of one request: a failure's status and text, or the outputs' form and its payload."""
+
+    status: int
+    form: int
+    payload: bytes = b""
+
+
+AS_EXPECTED = Ending(OK, AS_DECLARED)
+
+
+def write_endings(endings: Sequence[Ending]) -> bytes:
+    """Nothing where all went as expected, which is the rule."""
+    if endings.count(AS_EXPECTED) == len(endings):
+        return b""
+    return b"".join(_ENDING.pack(end.status, end.form, len(end.payload)) + end.payload for end in endings)
+
+
+def read_endings(payload: bytes, count: int) -> list[Ending]:
+    """ValueError where it is not what `write_endings` wrote for so many."""
+    if not payload:
+        return [AS_EXPECTED] * count
+    endings: list[Ending] = []
+    position = 0
+    for _ in range(count):
+        if position + _ENDING.size > len(payload):
+            raise ValueError("fewer endings than requests")
+        status, form, size = _ENDING.unpack_from(payload, position)
+        position += _ENDING.size
+        endings.append(Ending(status, form, payload[position : position + size]))
+        position += size
+    if position != len(payload):
+        raise ValueError("more endings than requests")
+    return endings
+
+
+class SaidSources:
+    """The front end's end. `send` takes records for the engine."""
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send = send
+        self._numbers: dict[str, int] = {}  # in the order in which they were given
+
+    def number(self, source: str) -> int:
+        """0 for none; the engine is told of a name that it does not know."""
+        if not source:
+            return 0
+        found = self._numbers.get(source)
+        return self._say(source) if found is None else found
+
+    def _say(self, source: str) -> int:
+        numbers = self._numbers
+        full = len(numbers) >= MAX_SOURCES
+        number = numbers.pop(next(iter(numbers))) if full else len(numbers) + 1
+        numbers[source] = number
+        name = source[:MAX_SOURCE_CHARS].encode(errors="replace")
+        self._send(to_engine(SOURCE, number, name))
+        return number
+
+
+class HeardSources:
+    """The engine's end, which believes nothing."""
+
+    def __init__(self) -> None:
+        self._names = {0: ""}
+
+    def hear(self, number: int, payload: bytes) -> None:
+        try:
+            name = payload.decode()
+        except UnicodeDecodeError:
+            raise ProtocolError("a source that is no text") from None
+        if not 1 <= number <= MAX_SOURCES or not 1 <= len(name) <= MAX_SOURCE_CHARS:
+            raise ProtocolError(f"source {number} of {len(name)} characters")
+        self._names[number] = name
+
+    def name(self, number: int) -> str:
+        found = self._names.get(number)
+        if found is None:
+            raise ProtocolError(f"source {number}, which has no name")
+        return found

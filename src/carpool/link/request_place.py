@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from mmap import mmap
 
 import numpy as np
-import orjson
 
 from carpool.errors import CarpoolError, ModelError
 from carpool.link.records import AS_DECLARED, INLINE, LISTED
-from carpool.link.served_template import ServedTemplate
-from carpool.memory.places import Place, end_of, line_up
-from carpool.types import DATATYPES, Array, Signature, Tensor
+from carpool.link.templates import ServedTemplate
+from carpool.memory.layout import TensorPlace, end_of, line_up, list_places
+from carpool.types import Array, Signature, Tensor
 from carpool.wire.tensors import to_binary
 from carpool.wire.v2 import Buffer
 
@@ -139,19 +138,19 @@ class RequestPlace:
         else:
             self._send_along(places, buffers)
 
-    def _write(self, places: Sequence[Place], buffers: Sequence[Buffer]) -> None:
+    def _write(self, places: Sequence[TensorPlace], buffers: Sequence[Buffer]) -> None:
         view = memoryview(self.memory)
         for place, buffer in zip(places, buffers, strict=True):
             start = self.output + place.offset
             view[start : start + place.size] = buffer
-        self.payload = _listed(places)
+        self.payload = list_places(places)
         self.form = LISTED
 
-    def _send_along(self, places: Sequence[Place], buffers: Sequence[Buffer]) -> None:
+    def _send_along(self, places: Sequence[TensorPlace], buffers: Sequence[Buffer]) -> None:
         size = end_of(places)
         if size > self.most:
             raise ModelError(f"the outputs take {size} bytes, more than the {self.most} that an answer may")
-        head = _listed(places)
+        head = list_places(places)
         payload = bytearray(len(head).to_bytes(4, "little") + head)
         for place, buffer in zip(places, buffers, strict=True):
             payload += bytes(4 + len(head) + place.offset - len(payload))
@@ -169,15 +168,3 @@ def _tensor(name: str, rows: Mapping[str, Array], signature: Signature) -> Tenso
     if row.dtype != datatype.dtype:
         raise ModelError(f"{owner} is {row.dtype}, but {datatype.value} was declared", field=owner)
     return Tensor(name, datatype, row.shape, row)
-
-
-def _listed(places: Sequence[Place]) -> bytes:
-    return orjson.dumps([(p.name, p.datatype.value, p.shape, p.offset, p.size) for p in places])
-
-
-def read_places(payload: bytes | memoryview) -> list[Place]:
-    """The front end's side of `_listed`."""
-    return [
-        Place(name, DATATYPES[datatype], tuple(shape), offset, size)
-        for name, datatype, shape, offset, size in orjson.loads(payload)
-    ]

@@ -1,6 +1,9 @@
-"""Shared memory for bodies and answers: one memory file per front end, handed out in slots.
+"""Shared memory for bodies and answers: one memory file for each process that owns some, handed out in slots.
 
-The front end allocates and releases; the engine only maps the same file and is told offsets. Slots come in
+Its owner, a front end or the engine, allocates and releases, in one thread; other processes only map the same
+file and are told offsets. They may write what they were given to write until they have said that they are
+done: so a slot is released when its last holder lets go of it, and a holder that has lent it to another
+process lets go when that process has answered, or is dead. Slots come in
 classes of 4, 6, 8, 12, 16, 24 … KiB and go back to the list of their class, the last one released first, so
 that traffic keeps to memory that is already there and warm. Memory that no slot has used yet costs nothing.
 
@@ -66,26 +69,46 @@ def check_fits(arena: Arena, size: int) -> None:
 
 
 class ArenaSlot:
-    """A piece of the arena; `capacity` may be more than was asked for, which is the length of `view`."""
+    """One holder of a piece of the arena; `capacity` may be more than what was asked for, which `view` shows.
 
-    __slots__ = ("_arena", "_class", "offset", "view")
+    A request, a twin that waits for the same answer, a cache, the next step of a pipeline: each has an object
+    of its own from `share`, and the piece is free when all of them were released. Of the owner's thread.
+    """
+
+    __slots__ = ("_arena", "_class", "_holders", "offset", "view")
 
     def __init__(self, arena: Arena, number: int, offset: int, view: memoryview) -> None:
         self._arena: Arena | None = arena
         self._class = number
+        self._holders: list[int] | None = None  # how many, in common; None: this one alone, as nearly always
         self.offset = offset
         self.view = view
+
+    def share(self) -> ArenaSlot:
+        """One more holder of the same bytes: whatever one of them writes, all of them read."""
+        if self._arena is None:
+            raise ValueError("a slot that was released cannot be shared")
+        if self._holders is None:
+            self._holders = [1]
+        self._holders[0] += 1
+        other = ArenaSlot(self._arena, self._class, self.offset, self.view)
+        other._holders = self._holders
+        return other
 
     @property
     def capacity(self) -> int:
         return _SIZES[self._class]
 
     def release(self) -> None:
-        """Give the memory back. Again is harmless: every allocation is an object of its own."""
+        """Let go of the memory. Again is harmless: every holder is an object of its own."""
         arena = self._arena
         if arena is not None:
             self._arena = None
             self.view = _NOTHING
+            if self._holders is not None:
+                self._holders[0] -= 1
+                if self._holders[0]:
+                    return
             arena.take_back(self._class, self.offset)
 
 

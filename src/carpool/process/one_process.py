@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
 import carpool
 from carpool.config.server import ServerSettings
+from carpool.core.job import INFINITY, OFFERED
+from carpool.core.outside import Outside
 from carpool.engine.engine_host import EngineHost
-from carpool.engine.model_control import ControlDesk
+from carpool.engine.engine_questions import ControlDesk
 from carpool.engine.models.control import Progress
+from carpool.engine.work import Outcome, Work, shape_key
+from carpool.errors import CarpoolError
 from carpool.frontend.access.access import Access, all_loopback
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.exchange import App
@@ -21,19 +28,179 @@ from carpool.frontend.http.http_server import HttpServer, check_free, listen
 from carpool.frontend.http.metrics_page import MetricsApp
 from carpool.frontend.http.shared_page import SharedPage
 from carpool.frontend.pictures.workers import threads_for
-from carpool.link.advice import Advice
-from carpool.link.door import Catalog, Door
+from carpool.link.advice import Advice, Gate, open_gate
+from carpool.link.asked_fields import NOBODY, Sender
+from carpool.link.door import Answer, Catalog, Door, ModelEntry, Slot
+from carpool.memory.arena import Arena, check_fits
 from carpool.memory.gates import GATE_BYTES, GateTable
+from carpool.memory.layout import ENCODED, bind_file
 from carpool.observe.columns import UP
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.families import chosen
 from carpool.observe.logs import logger
 from carpool.observe.prometheus import Exposition
 from carpool.process.front_ends import HttpFrontend, limits_of
-from carpool.process.local_door import LocalDoor
 from carpool.process.processes import Frontend
 from carpool.process.recording import Recording
-from carpool.process.start import engine_for, teach
+from carpool.process.start import add_questions, engine_for
+from carpool.types import Tensor
+from carpool.wire.v2 import RequestHead, bind
+
+
+class LocalCall:
+    """One inference under way, its slot with it."""
+
+    __slots__ = ("_cancelled", "_done", "_door", "_entry", "_over", "_slot", "outside", "work")
+
+    def __init__(
+        self, door: LocalDoor, entry: ModelEntry, slot: Slot | None, done: Callable[[Answer], None]
+    ) -> None:
+        self._door = door
+        self._entry = entry
+        self._slot = slot
+        self._done = done
+        self._cancelled = False
+        self._over = False
+        self.outside = door.outside_of(entry)
+        self.work: Work | None = None
+
+    def ended(self, work: Work, outcome: Outcome) -> None:
+        if self._cancelled:
+            self._over = True
+            self.release()
+        elif self.work is None:  # within infer: the caller has not got its call yet
+            self._door.loop.call_soon(self.ended, work, outcome)
+        else:
+            self._over = True
+            self._done(self._answer(outcome))
+
+    def _answer(self, outcome: Outcome) -> Answer:
+        if outcome.outputs is None:
+            return Answer(error=outcome.error, timing=outcome.timing, sent=monotonic(), outside=self.outside)
+        specs = self._entry.signature.output_named
+        tensors = [
+            Tensor(name, specs[name].datatype, array.shape, array) for name, array in outcome.outputs.items()
+        ]
+        return Answer(tensors, timing=outcome.timing, sent=monotonic(), outside=self.outside)
+
+    def ready(self, slot: Slot) -> None:
+        self._slot = slot
+        if self._over:  # it was answered while its tensors were on their way
+            slot.release()
+        elif self.work is not None:
+            self._door.host.ready(self.work)
+
+    def let_in(self, admitted: Callable[[], None]) -> None:
+        if not (self._cancelled or self._over):
+            admitted()
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self.work is not None:
+            self._door.host.cancel(self.work)
+
+    def release(self) -> None:
+        if self._slot is not None:
+            self._slot.release()
+
+
+class LocalDoor:
+    """Front end and engine share a loop; bodies lie in memory of our own."""
+
+    def __init__(self, host: EngineHost, *, max_bytes: int) -> None:
+        self.host = host
+        self.loop = asyncio.get_running_loop()
+        self.arena = Arena(mmap.mmap(-1, max_bytes))
+        self.advice: Gate = open_gate
+        self.outside: dict[int, Outside] = {}  # by the model's key: what its clients wait beside the engine
+        host.listen(self._forget)
+
+    def outside_of(self, entry: ModelEntry) -> Outside:
+        found = self.outside.get(entry.key)
+        if found is None:
+            found = self.outside[entry.key] = Outside()
+        return found
+
+    def _forget(self, catalog: Catalog) -> None:
+        """Keep what was learned of models that are still there."""
+        entries = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
+        known = {entry.key for entry in entries}
+        self.outside = {key: learned for key, learned in self.outside.items() if key in known}
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.host.catalog
+
+    @property
+    def serving(self) -> bool:
+        return self.host.catalog.ready
+
+    def watch(self, listener: Callable[[Catalog], None]) -> None:
+        self.host.listen(listener)
+        listener(self.host.catalog)
+
+    def slot(self, size: int) -> Slot | None:
+        check_fits(self.arena, size)
+        return self.arena.allocate(size)
+
+    def memory_left(self, size: int) -> float:
+        return self.arena.left_with(size)
+
+    def refuses(
+        self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
+    ) -> CarpoolError | None:
+        return self.advice(entry, deadline, now, sender, certain)
+
+    def turned_away(
+        self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
+    ) -> None:
+        """Nobody asks for them here: `RecordingDoor` does."""
+
+    def infer(
+        self,
+        entry: ModelEntry,
+        head: RequestHead,
+        slot: Slot,
+        tail: int,
+        done: Callable[[Answer], None],
+        *,
+        arrived: float,
+        deadline: float = INFINITY,
+        sender: Sender = NOBODY,
+        ready_in: float | None = None,
+        admitted: Callable[[], None] | None = None,
+    ) -> LocalCall:
+        call = LocalCall(self, entry, slot if ready_in is None else None, done)
+        if head.encoded:
+            inputs = {head.inputs[0].name: bind_file(slot.view, tail)}
+        else:
+            inputs = {tensor.name: tensor.data for tensor in bind(head.inputs, slot.view[tail:])}
+        options = head.options
+        work = Work(
+            inputs,
+            call.ended,
+            arrived,
+            deadline,
+            images=head.batch if entry.signature.max_batch else 1,
+            shape=ENCODED if head.encoded else shape_key(entry.signature, inputs),
+            wanted=[output.name for output in head.outputs],
+            encoded=head.encoded,
+        )
+        work.outside = call.outside.seconds
+        work.timeout = options.timeout or 0.0
+        work.priority = sender.bounded(options.priority)
+        work.source, work.latest = sender.source, sender.latest
+        if ready_in is not None:
+            work.ready_at = monotonic() + ready_in
+        self.host.submit(entry.key, [work])
+        call.work = work
+        if work.state is OFFERED and admitted is not None:
+            self.loop.call_soon(call.let_in, admitted)
+        return call
+
+    async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        return await self.host.ask(what, arguments)
+
 
 log = logger("server")
 
@@ -57,7 +224,7 @@ async def serve(
     engine = engine_for(paths, settings, table)
     gates = GateTable(bytearray(GATE_BYTES))
     host = EngineHost(engine, gates.write)
-    teach(host, settings)
+    add_questions(host, settings)
     desk = ControlDesk(host, settings)
     local = LocalDoor(host, max_bytes=settings.slots * settings.slot_bytes)
     local.advice = Advice(gates.read, host.ask)

@@ -21,11 +21,11 @@ from typing import Any, Protocol
 import uvloop
 
 from carpool.config.server import ServerSettings
-from carpool.engine.links.engine_side import EngineLike, EngineSide
+from carpool.engine.engine_link import EngineLike, EngineSide
 from carpool.errors import CarpoolError, ConfigError
 from carpool.frontend.documents import picture_tasks, promises
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.control_messages import Control, Message
+from carpool.link.child_process import Control, Message, belong_to_parent, spare_the_collector, switch_often
 from carpool.link.door import Catalog
 from carpool.memory.arena import Arena, map_memory
 from carpool.memory.gates import GateTable
@@ -35,8 +35,7 @@ from carpool.observe.counters import Table
 from carpool.observe.descriptors import Descriptors
 from carpool.observe.logs import configure, finish, logger
 from carpool.observe.output import keep_stream
-from carpool.process.interpreter import belong_to_parent, spare_the_collector, switch_often
-from carpool.process.log_settings import apply_log_settings
+from carpool.process.shared_settings import apply_log_settings
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2

@@ -1,20 +1,66 @@
-"""Every model version in memory: what is offered, and what was replaced but still has riders."""
+"""Every model version in memory: what is offered, what was replaced but still has riders; and devices."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from carpool.config.model import ModelConfig
+from carpool.backends.backend import SharesDevice
+from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.engine.models.devices import Devices
-from carpool.engine.models.elsewhere import Elsewhere
+from carpool.core.arbiter import Arbiter, Turn
+from carpool.core.entrance import Intake
+from carpool.core.instance import Instance
+from carpool.core.scheduler import Scheduler
+from carpool.engine.models.candidate import Upload
+from carpool.engine.models.loading import ModelHost
 from carpool.engine.models.served import Served
-from carpool.engine.models.uploads import Upload
 from carpool.engine.profile.profile_store import ProfileStore
+from carpool.engine.route import Direct
+from carpool.engine.work import Route
 from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
+
+
+class Devices:
+    """Of one engine. A device is known by its name, and for as long as somebody uses it."""
+
+    def __init__(self) -> None:
+        self._arbiters: dict[str, Arbiter] = {}
+        self._users: dict[str, int] = {}
+        self._intake = Intake()
+
+    def join(
+        self, scheduler: Scheduler, backends: Sequence[object], weight: float, wake: Callable[[], None]
+    ) -> Callable[[], None]:
+        """These are the instances of one model; call what this returns when they are gone."""
+        scheduler.entrance = self._intake.join()
+        placed: dict[str, list[Instance]] = {}
+        for instance, backend in zip(scheduler.instances, backends, strict=True):
+            if isinstance(backend, SharesDevice) and backend.device:
+                placed.setdefault(backend.device, []).append(instance)
+        turns = [
+            (device, self._of(device).join(scheduler, instances, weight, wake))
+            for device, instances in placed.items()
+        ]
+
+        def leave() -> None:
+            while turns:
+                self._leave(*turns.pop())
+
+        return leave
+
+    def _of(self, device: str) -> Arbiter:
+        self._users[device] = self._users.get(device, 0) + 1
+        return self._arbiters.setdefault(device, Arbiter())
+
+    def _leave(self, device: str, turn: Turn) -> None:
+        self._arbiters[device].leave(turn)
+        self._users[device] -= 1
+        if not self._users[device]:
+            del self._users[device], self._arbiters[device]
+
 
 log = logger("engine")
 
@@ -37,23 +83,21 @@ class Fleet:
         table: Table,
         block: Block,
         profiles: ProfileStore | None = None,
-        elsewhere: Elsewhere | None = None,
+        host: ModelHost | None = None,
     ) -> None:
         self._table = table
         self._block = block
         self._profiles = profiles
         self._devices = Devices()
-        self._elsewhere = elsewhere
+        self._host = host
         self.offered: dict[int, Served] = {}  # by key, a number that is never used again
         self.leaving: dict[int, Served] = {}
+        self.routes: dict[int, Route] = {}  # of both
         self.changed: Callable[[], None] = lambda: None
         self.seen: Callable[[], Awaitable[None]] = _at_once
         self._loading: set[Served] = set()
         self._keys = 0
         self._retiring: set[asyncio.Task[None]] = set()
-
-    def find(self, key: int) -> Served | None:
-        return self.offered.get(key) or self.leaving.get(key)
 
     def build(
         self, config: ModelConfig, version: ModelVersion, identity: object, upload: Upload | None
@@ -71,7 +115,7 @@ class Fleet:
             upload=upload,
             profiles=self._profiles,
             devices=self._devices,
-            elsewhere=self._elsewhere,
+            host=self._host,
         )
         served.changed = lambda: self.changed()
         if upload is not None:
@@ -101,6 +145,7 @@ class Fleet:
             served.offer()
             self._keys += 1
             self.offered[self._keys] = served
+            self.routes[self._keys] = Direct(served.driver, eager=served.config.mode is Mode.EAGER)
         self.changed()
 
     def _inherit(self, served: Served, going: Iterable[Served]) -> None:
@@ -112,7 +157,7 @@ class Fleet:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.seen(), _SEEN_WITHIN_S)
         await served.retire()
-        del self.leaving[key]
+        del self.leaving[key], self.routes[key]
         self._forget(served)
         log.info("model-unloaded", model=served.name, version=served.version)
         self.changed()
@@ -134,6 +179,7 @@ class Fleet:
         everything = list(self.leaving.values())
         await asyncio.gather(*(served.unload(timeout) for served in everything))
         self.leaving.clear()
+        self.routes.clear()
         for served in everything:
             self._forget(served)
         self.changed()

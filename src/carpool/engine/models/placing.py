@@ -13,7 +13,7 @@ from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve
 from carpool.core.numerals import numeral
 from carpool.core.policy import Promise
-from carpool.engine.profile.layout import Chosen, Layout, Open, choose_by_capacity, choose_threads
+from carpool.engine.profile.instance_layout import Chosen, Layout, Open, choose_by_capacity, choose_threads
 from carpool.engine.profile.measuring import Effort, Measuring
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger

@@ -18,16 +18,14 @@ from carpool.core.job import Reason
 from carpool.core.numerals import numeral
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.engine.batch_run import BatchResult
+from carpool.engine.batch import BatchResult, Executes, Executor
 from carpool.engine.driver import Driver
-from carpool.engine.executor import Executes, Executor
-from carpool.engine.models.devices import Devices
-from carpool.engine.models.elsewhere import Elsewhere, Loads, RunsElsewhere
-from carpool.engine.models.loading import Loading, Ready
-from carpool.engine.models.uploads import Upload
+from carpool.engine.models.candidate import Upload
+from carpool.engine.models.fleet import Devices
+from carpool.engine.models.loading import HostedBackend, Loading, Loads, ModelHost, Ready
+from carpool.engine.profile.measuring import RecentBatches
 from carpool.engine.profile.model_profile import Profile
 from carpool.engine.profile.profile_store import ProfileStore
-from carpool.engine.profile.recent import RecentBatches
 from carpool.errors import CarpoolError, Unavailable
 from carpool.observe import columns
 from carpool.observe.counters import Row
@@ -72,7 +70,7 @@ class Served:
         upload: Upload | None = None,
         profiles: ProfileStore | None = None,
         devices: Devices | None = None,
-        elsewhere: Elsewhere | None = None,
+        host: ModelHost | None = None,
     ) -> None:
         self.name = config.name
         self.version = str(version.number)
@@ -88,14 +86,15 @@ class Served:
         self.promises = False
         self.profile: Profile | None = None  # as it was loaded; what is believed now is the scheduler's
         self.choices: Sequence[str] = ()  # what was chosen for it and why, in words
-        self.gate: Callable[[Scheduler, float], None] = lambda _scheduler, _now: None
+        self.gate: Callable[[Scheduler, float], bool] = lambda _scheduler, _now: False
         self.changed: Callable[[], None] = lambda: None  # told when it becomes able or unable to run anything
         self._was_able = True
+        self._refusing = False  # the gate's last advice
         self.slot = slot  # where its counters are
         self.row = row
         self._server_row = server_row
-        there = None if elsewhere is None else elsewhere.loading(config, version)
-        self.elsewhere = there is not None  # it runs in another process
+        there = None if host is None else host.loading(config, version)
+        self.hosted = there is not None  # it runs in another process
         self._loading: Loads = there or Loading(config, version, profiles)
         self._devices = devices or Devices()
         self._leave_devices: Callable[[], None] = lambda: None
@@ -162,8 +161,8 @@ class Served:
         if ready.config.backend == "python":
             self._look_at_idle()
 
-    def _executor(self, backend: Backend | RunsElsewhere) -> Executes:
-        if isinstance(backend, RunsElsewhere):
+    def _executor(self, backend: Backend | HostedBackend) -> Executes:
+        if isinstance(backend, HostedBackend):
             return backend.serve(self._piece, self.driver)
         largest = max(1, self.signature.max_batch)
         return Executor(backend, self.signature, largest, self._piece, self.driver.report)
@@ -210,7 +209,9 @@ class Served:
         self.row.set(columns.PENDING, scheduler.lanes.requests)
         if self.promises:
             self.row.set(columns.SATURATION, scheduler.saturation(now))
-            self.gate(scheduler, now)
+            # With an instance idle there is nothing to say but that an earlier refusal does not hold any more.
+            if self._refusing or not scheduler.instances.idle:
+                self._refusing = self.gate(scheduler, now)
 
     def refused_elsewhere(self, requests: int, reason: Reason, source: str) -> None:
         """Front ends said no on our advice: their traffic counts all the same, and they need it fresh."""

@@ -22,7 +22,7 @@ from carpool.frontend.pictures.picture import Asked, Outcome, Picture
 from carpool.frontend.server_timing import Times
 from carpool.link.asked_fields import LATEST
 from carpool.link.door import Slot
-from carpool.memory.slot_files import FILE_AT, write_length
+from carpool.memory.layout import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.failures import count_failure
 from carpool.vision.formats import Buffer

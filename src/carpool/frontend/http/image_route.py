@@ -21,7 +21,7 @@ from carpool.frontend.http.parsing import RequestHead
 from carpool.frontend.model_lookup import not_serving
 from carpool.frontend.pictures.picture_models import PictureModel, task_of
 from carpool.link.door import Catalog, ModelEntry
-from carpool.memory.slot_files import FILE_AT
+from carpool.memory.layout import FILE_AT
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
 from carpool.vision.options import Options, names, read_options

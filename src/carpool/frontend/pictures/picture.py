@@ -21,7 +21,7 @@ from carpool.frontend.pictures.picture_service import PictureService, promised
 from carpool.frontend.server_timing import Times, times_of
 from carpool.link.asked_fields import Sender
 from carpool.link.door import Answer, Call, Slot
-from carpool.memory.slot_files import FILE_AT, write_file
+from carpool.memory.layout import FILE_AT, write_file
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
 from carpool.observe.failures import count_failure
 from carpool.observe.logs import logger

@@ -19,7 +19,7 @@ from carpool.frontend.pictures.picture_decoding import weight_of
 from carpool.frontend.pictures.picture_models import PictureModel
 from carpool.frontend.pictures.picture_text import from_base64
 from carpool.link.door import ModelEntry
-from carpool.memory.slot_files import FILE_AT, write_file
+from carpool.memory.layout import FILE_AT, write_file
 from carpool.types import Array, Datatype, RequestedOutput, Signature, Tensor, TensorSpec
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import names, read_options

@@ -10,7 +10,7 @@ import numpy as np
 from carpool.config.model import Task
 from carpool.errors import InvalidInput
 from carpool.link.door import Catalog, ModelEntry
-from carpool.memory.slot_files import FILE_AT
+from carpool.memory.layout import FILE_AT
 from carpool.types import Array, Datatype, RequestedOutput, RequestOptions, Tensor
 from carpool.vision import settings, tasks
 from carpool.vision.decode import decode

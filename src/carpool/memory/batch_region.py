@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 
 from carpool.errors import ModelError
+from carpool.memory.layout import aligned
 from carpool.types import Array, Datatype
 
 MAX_BYTES = 1 << 30
 _FIRST_BYTES = 1 << 16
-_ALIGNMENT = 64
 _DTYPES = {datatype.dtype.str: datatype.dtype for datatype in Datatype}
 _STRINGS = Datatype.BYTES.dtype.str
 _LENGTH = struct.Struct("<I")
 
-Place = tuple[str, str, Sequence[int], int, int]  # name, dtype, shape, offset, bytes
+WrittenTensor = tuple[str, str, Sequence[int], int, int]  # name, dtype, shape, offset, bytes
 
 
-class Region:
+class BatchRegion:
     """`fd` is a memory file that the other process has mapped too; whoever writes it grows it."""
 
     def __init__(self, fd: int, limit: int = MAX_BYTES) -> None:
@@ -38,19 +38,19 @@ class Region:
         self._map: mmap.mmap | None = None
 
     @classmethod
-    def create(cls, name: str) -> Region:
+    def create(cls, name: str) -> BatchRegion:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, _FIRST_BYTES)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         return cls(fd)
 
-    def write(self, tensors: Mapping[str, Array]) -> list[Place]:
+    def write(self, tensors: Mapping[str, Array]) -> list[WrittenTensor]:
         """Copies the tensors in, over those of the last batch, and says where they are."""
         packed = {name: _packed(name, array) for name, array in tensors.items()}
-        places: list[Place] = []
+        places: list[WrittenTensor] = []
         end = 0
         for name, (dtype, array) in packed.items():
-            offset = -(-end // _ALIGNMENT) * _ALIGNMENT
+            offset = aligned(end)
             end = offset + array.nbytes
             places.append((name, dtype, tensors[name].shape, offset, array.nbytes))
         memory = self._reserve(end)
@@ -58,7 +58,7 @@ class Region:
             np.ndarray(array.shape, array.dtype, memory, offset)[...] = array
         return places
 
-    def read(self, places: Sequence[Place]) -> dict[str, Array]:
+    def read(self, places: Sequence[WrittenTensor]) -> dict[str, Array]:
         """The tensors where they lie, to be used before the next batch is written; strings are copies."""
         memory = self._mapped()
         return {

@@ -1,39 +1,82 @@
-"""The requests of one front end, from its records to its answers."""
+"""What one front end asks of the engine, from its records to its answers: inferences and questions."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from math import inf
 from mmap import mmap
 from time import monotonic
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
+
+import orjson
 
 from carpool.core.job import NEW, OFFERED
 from carpool.engine.work import NO_INPUTS, Outcome, Work
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
 from carpool.link.link_failures import write_failure
-from carpool.link.request_place import RequestPlace
 from carpool.link.records import (
     ADMITTED,
+    ANSWER,
     COMING,
     DONE,
     GONE,
     LATEST,
+    MAX_ASKS,
     OK,
     TO_FRONTEND,
     Fields,
+    HeardSources,
     Outbox,
     ProtocolError,
     to_frontend,
 )
-from carpool.link.served_template import ServedTemplate
-from carpool.link.source_numbers import HeardSources
+from carpool.link.request_place import RequestPlace
+from carpool.link.templates import ServedTemplate
 from carpool.observe.logs import logger
 
 if TYPE_CHECKING:
-    from carpool.engine.links.engine_side import EngineSide
+    from carpool.engine.engine_link import EngineSide
 
 _log = logger("link")
+
+
+class Questions:
+    """Those of one front end that are open. They are answered in whatever order they end."""
+
+    def __init__(
+        self,
+        frontend: int,
+        answer: Callable[[str, Mapping[str, Any]], Awaitable[Any]],
+        outbox: Outbox,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._frontend = frontend
+        self._answer = answer
+        self._outbox = outbox
+        self._loop = loop
+        self._open: set[asyncio.Task[None]] = set()
+
+    def ask(self, number: int, payload: bytes) -> None:
+        if len(self._open) >= MAX_ASKS:
+            raise ProtocolError(f"more than {MAX_ASKS} open questions")
+        task = self._loop.create_task(self._settle(number, payload))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def _settle(self, number: int, payload: bytes) -> None:
+        try:
+            what, arguments = orjson.loads(payload)
+            answer = orjson.dumps(await self._answer(what, arguments))
+            status = OK
+        except CarpoolError as error:
+            status, answer = write_failure(error)
+        except Exception as error:
+            _log.exception("ask-failed", frontend=self._frontend)
+            status, answer = write_failure(CarpoolError(f"the engine failed: {error}"))
+        self._outbox.put(to_frontend(ANSWER, number, status, answer))
+
+
 _SMALLEST_SLOT = 4096
 _MOST_OUTSIDE_S = 10.0  # whatever a front end says
 _WRITING_S = 0.001  # until the next look at an answer that is still being written
@@ -85,7 +128,7 @@ class Calls:
             self._refuse(call, NotFound("the model is not loaded any more"))
             return
         try:
-            inputs = NO_INPUTS if entry.elsewhere else template.bind(self._memory, offset)
+            inputs = NO_INPUTS if entry.hosted else template.bind(self._memory, offset)
         except CarpoolError as error:
             self._refuse(call, error)
             return
