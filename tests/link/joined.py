@@ -15,7 +15,8 @@ import numpy as np
 import uvloop
 
 from carpool.engine.engine_link import EngineLink, EngineSide
-from carpool.frontend.remote_door import RemoteCall, RemoteDoor
+from carpool.frontend.front_link import RemoteCall
+from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.asked_fields import Sender
 from carpool.link.door import Answer, ModelEntry
 from carpool.memory.arena import Arena, create_memory, map_memory

@@ -26,7 +26,7 @@ from carpool.link.door import Catalog
 from carpool.observe.descriptors import raise_limit
 from carpool.observe.logs import configure, finish, logger
 from carpool.observe.output import caught
-from carpool.process.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
+from carpool.process.children import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
 from carpool.process.recording import claim
 from carpool.process.supervisor import FrontendKind, Supervisor
 

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from mmap import mmap
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from carpool.engine.link_calls import Calls, Questions
-from carpool.engine.work import Work
+from carpool.engine.link_calls import Calls, EngineLike, Questions
 from carpool.link.catalogs import write_catalog
 from carpool.link.door import Catalog, ModelEntry
 from carpool.link.records import (
@@ -58,7 +57,7 @@ class EngineLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader = RecordReader(TO_ENGINE, MAX_ASK_BYTES)
         self._outbox = Outbox(loop, self._drop)
-        self._calls = Calls(side, frontend, memory, arena, self._outbox, loop)
+        self._calls = Calls(side.engine, frontend, memory, arena, side.max_answer_bytes, self._outbox, loop)
         self._questions = Questions(frontend, side.answer, self._outbox, loop)
         self._templates: dict[int, ServedTemplate] = {}
         self._unheard: Iterator[tuple[Fields, bytes]] | None = None  # what it said, for the next turn
@@ -179,44 +178,6 @@ class EngineLink(asyncio.Protocol):
 
 
 _SEEN_WITHIN_S = 5.0  # a front end that takes longer is stuck; it must not hold up an operator
-
-
-class EngineLike(Protocol):
-    """What an engine must do to be reached over links. Everything is called on its loop's thread."""
-
-    def submit(self, key: int, works: Sequence[Work]) -> None:
-        """Run what came at once, or call each `work.done` with the reason why not: also for a key that is not
-        served any more."""
-
-    def ready(self, work: Work) -> None:
-        """The inputs of one that was submitted before them are there. Nothing, if it has ended meanwhile."""
-
-    def cancel(self, work: Work) -> None:
-        """Nobody waits for it. `work.done` is still called once, when its memory is touched no more."""
-
-    def share(self, arena: int, file: int) -> None:
-        """A front end's memory, for models in another process: the number is new, the file stays ours."""
-
-    def unshare(self, arena: int) -> None:
-        """Nobody reads answers there any more."""
-
-    @property
-    def catalog(self) -> Catalog: ...
-
-    def listen(
-        self, listener: Callable[[Catalog], None], seen: Callable[[int], Awaitable[None]] | None = None
-    ) -> None:
-        """Call it with every new catalogue, whose number is higher than the last one's.
-
-        `seen` waits until every front end has the catalogue of this number: only then is it certain that no
-        request for something that it does not offer is still on its way.
-        """
-
-    async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
-        """Any question that is not an inference; errors are `CarpoolError`s."""
-
-    async def drain(self, timeout: float) -> None:
-        """Finish what was accepted, take nothing new, close the models."""
 
 
 class EngineSide:

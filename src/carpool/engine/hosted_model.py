@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
@@ -37,9 +37,6 @@ from carpool.link.records import (
 from carpool.link.request_place import RequestPlace
 from carpool.observe.logs import logger
 from carpool.types import Timing
-
-if TYPE_CHECKING:
-    from carpool.engine.runner_client import Runner
 
 _READ_BYTES = 1 << 18
 
@@ -115,6 +112,7 @@ class Wire:
             self._gone()
 
 
+T = TypeVar("T")
 _log = logger("runner")
 _LISTS_BYTES = 64 << 20  # beside the outputs that do not fit their slots: failures, lists
 _SPIN_S = 0.001
@@ -124,10 +122,35 @@ _ABORT_S = 30.0
 _pack_place = RUN_PLACE.pack
 
 
+class RunnerProcessLike(Protocol):
+    """The process that models run in, as `Runner` keeps it."""
+
+    max_answer_bytes: int
+    stalled: bool
+
+    def wait_for(
+        self, word: str, kind: type[T], document: object, tell: ReportStep = ..., **fields: int
+    ) -> T: ...
+
+    def stand_by_with(self, packages: object) -> None: ...
+
+    def serve(self, instance: HostedInstance, piece: int, sock: socket.socket) -> None: ...
+
+    def abort(self, instance: HostedInstance) -> None: ...
+
+    def drop(self, instance: HostedInstance) -> None: ...
+
+    def left(self, instance: HostedInstance) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 class HostedLoading:
     """Implements `Loads`: one version, loaded in the runner. Its methods wait, and are not for the loop."""
 
-    def __init__(self, runner: Runner, number: int, config: ModelConfig, version: ModelVersion) -> None:
+    def __init__(
+        self, runner: RunnerProcessLike, number: int, config: ModelConfig, version: ModelVersion
+    ) -> None:
         self._runner = runner
         self._number = number
         self._asked = LoadOrder(config, version)
@@ -155,7 +178,7 @@ class HostedLoading:
 class HostedInstance:
     """Implements `HostedBackend` and, once it serves, `Executes`."""
 
-    def __init__(self, runner: Runner, model: str, number: int, device: str) -> None:
+    def __init__(self, runner: RunnerProcessLike, model: str, number: int, device: str) -> None:
         self._runner = runner
         self._model = model
         self.number = number

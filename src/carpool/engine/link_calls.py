@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
 from mmap import mmap
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import orjson
 
 from carpool.core.job import NEW, OFFERED
 from carpool.engine.work import NO_INPUTS, Outcome, Work
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
+from carpool.link.door import Catalog
 from carpool.link.link_failures import write_failure
 from carpool.link.records import (
     ADMITTED,
@@ -35,10 +36,45 @@ from carpool.link.request_place import RequestPlace
 from carpool.link.templates import ServedTemplate
 from carpool.observe.logs import logger
 
-if TYPE_CHECKING:
-    from carpool.engine.engine_link import EngineSide
-
 _log = logger("link")
+
+
+class EngineLike(Protocol):
+    """What an engine must do to be reached over links. Everything is called on its loop's thread."""
+
+    def submit(self, key: int, works: Sequence[Work]) -> None:
+        """Run what came at once, or call each `work.done` with the reason why not: also for a key that is not
+        served any more."""
+
+    def ready(self, work: Work) -> None:
+        """The inputs of one that was submitted before them are there. Nothing, if it has ended meanwhile."""
+
+    def cancel(self, work: Work) -> None:
+        """Nobody waits for it. `work.done` is still called once, when its memory is touched no more."""
+
+    def share(self, arena: int, file: int) -> None:
+        """A front end's memory, for models in another process: the number is new, the file stays ours."""
+
+    def unshare(self, arena: int) -> None:
+        """Nobody reads answers there any more."""
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    def listen(
+        self, listener: Callable[[Catalog], None], seen: Callable[[int], Awaitable[None]] | None = None
+    ) -> None:
+        """Call it with every new catalogue, whose number is higher than the last one's.
+
+        `seen` waits until every front end has the catalogue of this number: only then is it certain that no
+        request for something that it does not offer is still on its way.
+        """
+
+    async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        """Any question that is not an inference; errors are `CarpoolError`s."""
+
+    async def drain(self, timeout: float) -> None:
+        """Finish what was accepted, take nothing new, close the models."""
 
 
 class Questions:
@@ -88,17 +124,19 @@ class Calls:
 
     def __init__(
         self,
-        side: EngineSide,
+        engine: EngineLike,
         frontend: int,
         memory: mmap,
         arena: int,
+        most: int,
         outbox: Outbox,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._side = side
+        self._engine = engine
         self._frontend = frontend
         self._memory = memory
         self._arena = arena
+        self._most_bytes = most  # of an answer that does not fit its slot
         self._size = len(memory)
         self._most = self._size // _SMALLEST_SLOT
         self._outbox = outbox
@@ -134,8 +172,9 @@ class Calls:
             return
         images, shape = template.images, template.shape
         work = Work(inputs, self._done, arrived, deadline, images, shape, template.wanted, template.encoded)
-        most = self._side.max_answer_bytes
-        work.place = RequestPlace(template, self._memory, offset, output, capacity, most, call, self._arena)
+        work.place = RequestPlace(
+            template, self._memory, offset, output, capacity, self._most_bytes, call, self._arena
+        )
         work.sent = sent if 0.0 < sent <= now else now
         work.outside = min(outside, _MOST_OUTSIDE_S) if outside > 0.0 else 0.0  # NaN too
         work.timeout = timeout
@@ -159,7 +198,7 @@ class Calls:
             return
         self._taken = []
         try:
-            self._side.engine.submit(self._key, works)
+            self._engine.submit(self._key, works)
         except Exception as error:
             _log.exception("submit-failed", key=self._key)
             for work in works:
@@ -173,14 +212,14 @@ class Calls:
         """Too late for one that was given up while the word was on its way."""
         work = self._works.get(call)
         if work is not None and call not in self._cancelled:
-            self._side.engine.ready(work)
+            self._engine.ready(work)
 
     def cancel(self, call: int) -> None:
         """Too late for one that was answered while the word was on its way."""
         work = self._works.get(call)
         if work is not None and call not in self._cancelled:
             self._cancelled.add(call)
-            self._side.engine.cancel(work)
+            self._engine.cancel(work)
 
     def end(self) -> None:
         """Nothing more will come. Those that are left have the memory for as long as they need it."""

@@ -21,7 +21,7 @@ from carpool.observe.columns import CONNECTIONS
 from carpool.observe.counters import Row
 from carpool.observe.families import chosen
 from carpool.observe.prometheus import Exposition
-from carpool.process.processes import Frontend, FrontendParts
+from carpool.process.children import Frontend, FrontendParts
 from carpool.process.recording import Recording
 
 if TYPE_CHECKING:

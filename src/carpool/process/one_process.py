@@ -39,8 +39,8 @@ from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.families import chosen
 from carpool.observe.logs import logger
 from carpool.observe.prometheus import Exposition
+from carpool.process.children import Frontend
 from carpool.process.front_ends import HttpFrontend, limits_of
-from carpool.process.processes import Frontend
 from carpool.process.recording import Recording
 from carpool.process.start import add_questions, engine_for
 from carpool.types import Tensor

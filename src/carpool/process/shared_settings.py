@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carpool.config.rules import nearest
-from carpool.engine.engine_host import EngineHost
 from carpool.errors import ConfigError, Forbidden, InvalidInput, NotFound, Unsupported
 from carpool.frontend.tracing import TIMESTAMPS
 from carpool.observe import logs
 from carpool.observe.logs import logger
 from carpool.wire.parameters import shorten
+
+if TYPE_CHECKING:
+    from carpool.engine.engine_host import EngineHost  # front ends have none
 
 Settings = Mapping[str, Any]
 

@@ -29,7 +29,7 @@ from carpool.memory.pulse import STALE_S, START_S, Beats, Pulses, Watch, pulse_b
 from carpool.observe.columns import RESTARTS
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.logs import logger
-from carpool.process.processes import ENGINE_BLOCK, EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED, written
+from carpool.process.children import ENGINE_BLOCK, EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED, written
 from carpool.process.shared_settings import apply_log_settings
 
 _log = logger("supervisor")
@@ -85,7 +85,7 @@ class Watchdog:
             guarded.look(self._kill_after)
 
 
-_PROCESSES = "carpool.process.processes"
+_PROCESSES = "carpool.process.children"
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 _STABLE_S = 10.0  # a process that lived so long starts with a clean sheet
 _DIVERT_S = 1.0  # with a longer delay, clients are better sent to another front end

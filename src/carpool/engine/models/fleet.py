@@ -1,66 +1,22 @@
-"""Every model version in memory: what is offered, what was replaced but still has riders; and devices."""
+"""Every model version in memory: what is offered, and what was replaced but still has riders."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 
-from carpool.backends.backend import SharesDevice
 from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.core.arbiter import Arbiter, Turn
-from carpool.core.entrance import Intake
-from carpool.core.instance import Instance
-from carpool.core.scheduler import Scheduler
 from carpool.engine.models.candidate import Upload
 from carpool.engine.models.loading import ModelHost
+from carpool.engine.models.placing import Devices
 from carpool.engine.models.served import Served
 from carpool.engine.profile.profile_store import ProfileStore
 from carpool.engine.route import Direct
 from carpool.engine.work import Route
 from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
-
-
-class Devices:
-    """Of one engine. A device is known by its name, and for as long as somebody uses it."""
-
-    def __init__(self) -> None:
-        self._arbiters: dict[str, Arbiter] = {}
-        self._users: dict[str, int] = {}
-        self._intake = Intake()
-
-    def join(
-        self, scheduler: Scheduler, backends: Sequence[object], weight: float, wake: Callable[[], None]
-    ) -> Callable[[], None]:
-        """These are the instances of one model; call what this returns when they are gone."""
-        scheduler.entrance = self._intake.join()
-        placed: dict[str, list[Instance]] = {}
-        for instance, backend in zip(scheduler.instances, backends, strict=True):
-            if isinstance(backend, SharesDevice) and backend.device:
-                placed.setdefault(backend.device, []).append(instance)
-        turns = [
-            (device, self._of(device).join(scheduler, instances, weight, wake))
-            for device, instances in placed.items()
-        ]
-
-        def leave() -> None:
-            while turns:
-                self._leave(*turns.pop())
-
-        return leave
-
-    def _of(self, device: str) -> Arbiter:
-        self._users[device] = self._users.get(device, 0) + 1
-        return self._arbiters.setdefault(device, Arbiter())
-
-    def _leave(self, device: str, turn: Turn) -> None:
-        self._arbiters[device].leave(turn)
-        self._users[device] -= 1
-        if not self._users[device]:
-            del self._users[device], self._arbiters[device]
-
 
 log = logger("engine")
 

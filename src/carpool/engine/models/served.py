@@ -21,8 +21,8 @@ from carpool.core.scheduler import Scheduler
 from carpool.engine.batch import BatchResult, Executes, Executor
 from carpool.engine.driver import Driver
 from carpool.engine.models.candidate import Upload
-from carpool.engine.models.fleet import Devices
 from carpool.engine.models.loading import HostedBackend, Loading, Loads, ModelHost, Ready
+from carpool.engine.models.placing import Devices
 from carpool.engine.profile.measuring import RecentBatches
 from carpool.engine.profile.model_profile import Profile
 from carpool.engine.profile.profile_store import ProfileStore
@@ -209,7 +209,7 @@ class Served:
         self.row.set(columns.PENDING, scheduler.lanes.requests)
         if self.promises:
             self.row.set(columns.SATURATION, scheduler.saturation(now))
-            # With an instance idle there is nothing to say but that an earlier refusal does not hold any more.
+            # With an instance idle there is nothing to say but that a refusal does not hold any more.
             if self._refusing or not scheduler.instances.idle:
                 self._refusing = self.gate(scheduler, now)
 

@@ -1,4 +1,4 @@
-"""The children of the supervisor: `python -m carpool.process.processes engine|frontend CONTROL_FD`.
+"""The children of the supervisor: `python -m carpool.process.children engine|frontend CONTROL_FD`.
 
 A child is told everything over its control socket, and lives no longer than the other end of it. What it runs
 is named by the first message as `module:function`, so that this file knows neither models nor protocols.
@@ -21,7 +21,8 @@ from typing import Any, Protocol
 import uvloop
 
 from carpool.config.server import ServerSettings
-from carpool.engine.engine_link import EngineLike, EngineSide
+from carpool.engine.engine_link import EngineSide
+from carpool.engine.link_calls import EngineLike
 from carpool.errors import CarpoolError, ConfigError
 from carpool.frontend.documents import picture_tasks, promises
 from carpool.frontend.remote_door import RemoteDoor
