@@ -83,8 +83,8 @@ POINTS = [
     Point(threading.Thread, "start", lambda: RuntimeError("can't start new thread")),
     # answers
     Point(RequestPlace, "__call__"),
-    Point(Calls, "_answer"),
-    Point(Calls, "_answer", after=True),
+    Point(link_calls, "_answer"),
+    Point(Calls, "_trouble"),
     Point(link_calls, "write_failure"),
     Point(front_link, "read_failure"),
     Point(injection.Request, "told", after=True),

@@ -119,7 +119,9 @@ class Instances:
         self.next_free, self.idle = next_free, idle
 
     def start(self, instance: Instance, jobs: list[Job], now: float) -> Batch:
-        images = sum(job.images for job in jobs)
+        images = 0
+        for job in jobs:
+            images += job.images
         instance.batch = Batch(instance, jobs, images, self._curve.padded(images), now, self._belief)
         instance.free_at = now + instance.speed.mean * self._curve.times[images]
         self._belief.ran = now

@@ -170,7 +170,8 @@ class Scheduler:
         decision = Decision()
         if self._replaced:
             decision.given_up, self._replaced = self._replaced, []
-        self._expire(now, decision.given_up)
+        if self._expiries:
+            self._expire(now, decision.given_up)
         self.policy.look_ahead(self, now)
         kind = self.kind
         for instance in self.instances.idle:

@@ -29,7 +29,12 @@ class Collator:
     def gather(self, works: Sequence[InBatch]) -> Mapping[str, Array]:
         """The inputs of all these requests, one behind the other along the batch dimension."""
         if len(works) == 1:
-            return {name: _aligned(array) for name, array in works[0].inputs.items()}
+            inputs: dict[str, Array] = {}
+            for name, array in works[0].inputs.items():
+                # Runtimes want aligned, contiguous memory; a body received in place may lie at any byte.
+                fits = array.flags.c_contiguous and array.flags.aligned
+                inputs[name] = array if fits else array.copy()
+            return inputs
         return {name: self._stack(name, [work.inputs[name] for work in works]) for name in works[0].inputs}
 
     def _stack(self, name: str, parts: list[Array]) -> Array:
@@ -103,9 +108,11 @@ def _chosen(outputs: Mapping[str, Array], work: Work) -> Mapping[str, Array]:
     return {name: outputs[name] for name in work.wanted} if work.wanted else outputs
 
 
-def _aligned(array: Array) -> Array:
-    """Runtimes want aligned, contiguous memory; a body received in place may lie at any byte."""
-    return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
+def _images(works: Sequence[InBatch]) -> int:
+    images = 0
+    for work in works:
+        images += work.images
+    return images
 
 
 RequestT = TypeVar("RequestT", bound=InBatch)
@@ -145,22 +152,24 @@ class BatchRun(Generic[RequestT]):
 
     def run(self, works: Sequence[RequestT]) -> BatchResult:
         began = monotonic()
-        timing = Timing(batch=sum(work.images for work in works))
+        timing = Timing(batch=_images(works))
         outcomes: list[Outcome] = []
-        before = self._out_of_memory()
-        for chunk in self._chunks(works):
-            outcomes += self._run(chunk, len(outcomes), timing)
-        short = self._out_of_memory() - before
-        clean = not short and all(outcome.error is None for outcome in outcomes)
+        device, short = self._on_device, 0
+        before = 0 if device is None else device.out_of_memory
+        if len(works) <= self._chunk or self._chunk >= self._signature.max_batch:
+            outcomes = self._run(works, 0, timing)
+        else:
+            for chunk in self._chunks(works):
+                outcomes += self._run(chunk, len(outcomes), timing)
+        if device is not None:
+            short = device.out_of_memory - before
+        clean = not short
+        for outcome in outcomes:
+            clean = clean and outcome.error is None
         return BatchResult(outcomes, monotonic() - began, timing, clean, short)
-
-    def _out_of_memory(self) -> int:
-        return 0 if self._on_device is None else self._on_device.out_of_memory
 
     def _chunks(self, works: Sequence[RequestT]) -> list[Sequence[RequestT]]:
         """Some models run a large batch faster in pieces that stay in the cache; riders see one batch."""
-        if len(works) <= self._chunk or self._chunk >= self._signature.max_batch:
-            return [works]
         chunks: list[list[RequestT]] = [[]]
         images = 0
         for work in works:
@@ -190,17 +199,16 @@ class BatchRun(Generic[RequestT]):
             return self._run_encoded(works, first, timing)
         start = monotonic()
         wanted = self._wanted(works)
-        images = [work.images for work in works]
         if self._gathers is not None:  # what it copies, and when, is its own affair and its own time
             gathered = start
-            parts = [work.inputs for work in works]
-            outputs = self._gathers.run_parts(parts, images, wanted)
+            images = [work.images for work in works]
+            outputs = self._gathers.run_parts([work.inputs for work in works], images, wanted)
         else:
             inputs = self._collator.gather(works)
             gathered = monotonic()
             outputs = self._backend.run(inputs, wanted)
         ran = monotonic()
-        self._collator.check(outputs, wanted, sum(images))
+        self._collator.check(outputs, wanted, _images(works))
         outcomes = self._answer(first, works, outputs, _NO_ERRORS)
         timing.input += gathered - start
         timing.infer += ran - gathered
@@ -222,8 +230,9 @@ class BatchRun(Generic[RequestT]):
         return outcomes
 
     def _wanted(self, works: Sequence[RequestT]) -> Sequence[str]:
-        if not all(work.wanted for work in works):
-            return self._every_output
+        for work in works:
+            if not work.wanted:
+                return self._every_output
         names = {name for work in works for name in work.wanted}
         return tuple(name for name in self._every_output if name in names)
 

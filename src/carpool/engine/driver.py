@@ -222,8 +222,18 @@ class Driver:
     def _turn(self) -> None:
         self._turn_planned = False
         self._looked_at = now = monotonic()
+        look_again: float | None
         try:
-            look_again = self._decide(now)
+            # Start what can start, tell who was given up; when to look again.
+            welcome: dict[object, float] = {}
+            while True:
+                decision = self.scheduler.decide(now)
+                for gone in decision.given_up:
+                    self._drop(gone, now, welcome)
+                if decision.batch is None:
+                    look_again = decision.look_again
+                    break
+                self._start(decision.batch)
         except Exception as error:
             log.exception("scheduler-failed", model=self._model)
             self._give_up_waiting(_failed(error))
@@ -239,17 +249,6 @@ class Driver:
                 if not waiter.done():
                     waiter.set_result(None)
             self._idle_waiters.clear()
-
-    def _decide(self, now: float) -> float | None:
-        """Start what can start, tell who was given up; when to look again."""
-        welcome: dict[object, float] = {}
-        while True:
-            decision = self.scheduler.decide(now)
-            for gone in decision.given_up:
-                self._drop(gone, now, welcome)
-            if decision.batch is None:
-                return decision.look_again
-            self._start(decision.batch)
 
     def _drop(self, gone: GivenUp, now: float, welcome: dict[object, float]) -> None:
         work = cast(Work, gone.job)
@@ -305,7 +304,7 @@ class Driver:
             alarm = self._loop.call_later(self._execution_timeout, self._overran, executor)
             self._alarms[executor] = alarm
         try:
-            executor.run(_works(batch.jobs))
+            executor.run(batch.jobs)  # type: ignore[arg-type]  # nothing but works is ever offered
         except Exception as error:  # it has not begun: its riders hear why, and a dead instance is replaced
             log.exception("batch-not-started", model=self._model)
             outcomes = [Outcome(error=_failed(error)) for _ in batch.jobs]
@@ -349,7 +348,8 @@ class Driver:
         # The next batch is on its way before the answers of this one are written.
         self._turn()
         self._answer(batch, result, in_order)
-        self._release(released)
+        if released:
+            self._release(released)
         try:
             self._watcher.batch_ended(result, batch)
         except Exception:
@@ -373,7 +373,8 @@ class Driver:
         input_s, infer_s, output_s, images = timing.input, timing.infer, timing.output, timing.batch
         kept = DONE if in_order else None
         tell = self._tell
-        for work, outcome in zip(_works(batch.jobs), result.outcomes, strict=True):
+        work: Work
+        for work, outcome in zip(batch.jobs, result.outcomes, strict=True):  # type: ignore[assignment]
             waited = started - work.arrived
             outcome.timing = Timing(waited if waited > 0.0 else 0.0, input_s, infer_s, output_s, images)
             if work.state is kept:

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from itertools import chain, islice
+from collections.abc import Callable, Mapping
 from mmap import mmap
 from time import monotonic
 from typing import Any, cast
@@ -60,7 +59,7 @@ class EngineLink(asyncio.Protocol):
         self._calls = Calls(side.engine, frontend, memory, arena, side.max_answer_bytes, self._outbox, loop)
         self._questions = Questions(frontend, side.answer, self._outbox, loop)
         self._templates: dict[int, ServedTemplate] = {}
-        self._unheard: Iterator[tuple[Fields, bytes]] | None = None  # what it said, for the next turn
+        self._unheard: list[tuple[Fields, bytes]] = []  # what it said, for the next turn
         self._deaf = False  # it does not take its answers
         self.seen = 0
 
@@ -110,7 +109,7 @@ class EngineLink(asyncio.Protocol):
         """Unless it does not take its answers, or has said more than was heard yet."""
         if self._transport is None:
             return
-        if self._deaf or self._unheard is not None:
+        if self._deaf or self._unheard:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -119,24 +118,23 @@ class EngineLink(asyncio.Protocol):
         self._hear(self._reader.feed(data))
 
     def _go_on(self) -> None:
-        records, self._unheard = self._unheard, None
-        if records is not None and self._transport is not None:
+        records, self._unheard = self._unheard, []
+        if records and self._transport is not None:
             self._hear(records)
             self._listen()
 
-    def _hear(self, records: Iterator[tuple[Fields, bytes]]) -> None:
+    def _hear(self, records: list[tuple[Fields, bytes]]) -> None:
         """So many in one turn: batches that end, and other front ends, are not to wait for all of a flood."""
         now, templates, take = monotonic(), self._templates, self._calls.take
         try:
-            for fields, payload in islice(records, _AT_ONCE):
+            for fields, payload in records[:_AT_ONCE]:
                 if fields[0] == SUBMIT:
                     take(fields, templates.get(fields[3]), now)
                 else:
                     self._calls.submit()
                     self._obey(fields, payload)
-            first = next(records, None)
-            if first is not None:
-                self._unheard = chain((first,), records)
+            if len(records) > _AT_ONCE:
+                self._unheard = records[_AT_ONCE:]
                 self._listen()
                 self._loop.call_soon(self._go_on)
         except ProtocolError as error:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
 from mmap import mmap
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import orjson
 
@@ -35,6 +35,7 @@ from carpool.link.records import (
 from carpool.link.request_place import RequestPlace
 from carpool.link.templates import ServedTemplate
 from carpool.observe.logs import logger
+from carpool.types import Timing
 
 _log = logger("link")
 
@@ -205,8 +206,8 @@ class Calls:
                 if work.state is NEW and work in self._works.values():  # else the engine has it
                     self._done(work, Outcome(error=ModelError(f"the engine failed: {error}")))
         for work in works:
-            if work.state is OFFERED:
-                self._outbox.put(to_frontend(ADMITTED, _place(work).call, OK))
+            if work.state is OFFERED and work.place is not None:
+                self._outbox.put(to_frontend(ADMITTED, work.place.call, OK))
 
     def ready(self, call: int) -> None:
         """Too late for one that was given up while the word was on its way."""
@@ -228,58 +229,38 @@ class Calls:
             self.cancel(call)
 
     def _done(self, work: Work, outcome: Outcome) -> None:
-        """The engine's `done`: once per work. An answer that cannot be given ends the link, since its front
-        end would wait for it; what ends with a link is answered by each side alone."""
-        try:
-            self._answer(work, outcome)
-        except Exception as error:
-            _log.exception("answer-failed", frontend=self._frontend)
-            self._works.pop(_place(work).call, None)
-            self._let_go(work)
-            self._outbox.failed(f"an answer cannot be given: {error}")
+        """The engine's `done`: once per work, and the last that is known of it here.
 
-    def _answer(self, work: Work, outcome: Outcome) -> None:
-        """The last that is known of it here."""
-        place = _place(work)
+        An answer that cannot be given ends the link, since its front end would wait for it; what ends with a
+        link is answered by each side alone.
+        """
+        place = work.place
+        assert place is not None  # `take` gave it one
         call = place.call
         if call not in self._works:
             _log.error("answered-twice", frontend=self._frontend, call=call)
             return
-        error = outcome.error
-        if error is None and (place.form is None or place.payload):
-            error = self._trouble(place, outcome)
-        if not place.close():
-            self._loop.call_later(_WRITING_S, self._done, work, outcome)
-            return
-        del self._works[call]
-        self._let_go(work)
-        if call in self._cancelled:
-            self._cancelled.discard(call)
-            self._outbox.put(to_frontend(DONE, call, GONE))
-            return
-        status, payload = (OK, place.payload) if error is None else write_failure(error)
-        timing = outcome.timing
-        record = _pack_answer(
-            DONE,
-            len(payload),
-            call,
-            status,
-            place.form or 0,
-            timing.batch,
-            timing.queue,
-            timing.input,
-            timing.infer,
-            timing.output,
-            monotonic(),
-        )
-        self._outbox.put(record + payload if payload else record)
-
-    @staticmethod
-    def _let_go(work: Work) -> None:
-        """A queue may remember a work that was answered: that must not keep the memory of a front end that
-        is gone."""
+        try:
+            error = outcome.error
+            if error is None and (place.form is None or place.payload):
+                error = self._trouble(place, outcome)
+            if not place.close():
+                self._loop.call_later(_WRITING_S, self._done, work, outcome)
+                return
+            del self._works[call]
+            if call in self._cancelled:
+                self._cancelled.discard(call)
+                self._outbox.put(to_frontend(DONE, call, GONE))
+            else:
+                self._outbox.put(_answer(place, outcome.timing, error))
+        except Exception as error:
+            _log.exception("answer-failed", frontend=self._frontend)
+            self._works.pop(call, None)
+            self._outbox.failed(f"an answer cannot be given: {error}")
+        # A queue may remember a work that was answered: that must not keep the memory of a front end that is
+        # gone.
         work.inputs = NO_INPUTS
-        _place(work).forget()
+        place.forget()
 
     def _trouble(self, place: RequestPlace, outcome: Outcome) -> CarpoolError | None:
         """Why outputs that the model gave cannot be sent, if they cannot."""
@@ -298,8 +279,22 @@ class Calls:
         self._outbox.put(to_frontend(DONE, call, status, payload))
 
 
-def _place(work: Work) -> RequestPlace:
-    return cast(RequestPlace, work.place)
+def _answer(place: RequestPlace, timing: Timing, error: CarpoolError | None) -> bytes:
+    status, payload = (OK, place.payload) if error is None else write_failure(error)
+    record = _pack_answer(
+        DONE,
+        len(payload),
+        place.call,
+        status,
+        place.form or 0,
+        timing.batch,
+        timing.queue,
+        timing.input,
+        timing.infer,
+        timing.output,
+        monotonic(),
+    )
+    return record + payload if payload else record
 
 
 def _check_options(

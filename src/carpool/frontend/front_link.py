@@ -126,8 +126,9 @@ class RemoteCall:
     def finish(self, answer: Answer) -> None:
         """The engine is done with it. Never raises, since others wait behind it."""
         self.link = self.admitted = None
-        if self.slot is not None:
-            self.slot.release()
+        slot, self.slot = self.slot, None
+        if slot is not None:
+            slot.release()
         done, self._done = self._done, None
         if done is None:
             self.release()

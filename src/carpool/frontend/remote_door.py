@@ -94,8 +94,10 @@ class RemoteDoor:
             self._link.close()
 
     def slot(self, size: int) -> ArenaSlot | None:
-        check_fits(self.arena, size)
-        return self.arena.allocate(size)
+        slot = self.arena.allocate(size)
+        if slot is None:
+            check_fits(self.arena, size)
+        return slot
 
     def memory_left(self, size: int) -> float:
         return self.arena.left_with(size)

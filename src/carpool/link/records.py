@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from carpool.wire.parameters import MAX_SOURCE_CHARS
@@ -103,12 +103,13 @@ class RecordReader:
         self._kept = bytearray()
         self._wanted = 0  # how many bytes have to be there before it is worth looking again
 
-    def feed(self, data: bytes) -> Iterator[tuple[Fields, bytes]]:
-        """Every record that is complete now. Go through all of them before the next call."""
+    def feed(self, data: bytes) -> list[tuple[Fields, bytes]]:
+        """Every record that is complete now."""
+        records: list[tuple[Fields, bytes]] = []
         if self._kept:
             self._kept += data
             if len(self._kept) < self._wanted:
-                return
+                return records
             data = bytes(self._kept)
         size, unpack = self._record.size, self._record.unpack_from
         position, end = 0, len(data)
@@ -121,11 +122,12 @@ class RecordReader:
                     raise ProtocolError(f"a payload of {fields[1]} bytes, over the limit of {self._most}")
                 break
             position = stop
-            yield fields, data[start:stop] if stop > start else b""
+            records.append((fields, data[start:stop] if stop > start else b""))
         else:
             stop = position + size
         self._kept = bytearray(data[position:])
         self._wanted = stop - position
+        return records
 
 
 class Outbox:

@@ -77,10 +77,10 @@ class ServedTemplate:
             except ValueError as error:
                 raise ProtocolError(str(error)) from None
         if self.plain:
-            return {
-                name: np.ndarray(shape, dtype, memory, offset + start)
-                for name, shape, dtype, start in self.arrays
-            }
+            inputs: dict[str, Array] = {}
+            for name, shape, dtype, start in self.arrays:
+                inputs[name] = np.ndarray(shape, dtype, memory, offset + start)
+            return inputs
         view = memoryview(memory)[offset : offset + self.extent]
         return {tensor.name: tensor.data for tensor in bind(self.heads, view)}
 

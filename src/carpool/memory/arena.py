@@ -62,7 +62,7 @@ def map_memory(fd: int) -> mmap.mmap:
 
 
 def check_fits(arena: Arena, size: int) -> None:
-    """Whoever would wait for this to fit would wait for ever."""
+    """For what could not be allocated: whoever would wait for it to fit might wait for ever."""
     number = _class_of(size)
     if number >= _CLASSES or _SIZES[number] > arena.size:
         raise TooLarge(f"a body of {size} bytes does not fit the {arena.size} bytes there are for all bodies")
@@ -75,12 +75,13 @@ class ArenaSlot:
     of its own from `share`, and the piece is free when all of them were released. Of the owner's thread.
     """
 
-    __slots__ = ("_arena", "_class", "_holders", "offset", "view")
+    __slots__ = ("_arena", "_class", "_holders", "capacity", "offset", "view")
 
     def __init__(self, arena: Arena, number: int, offset: int, view: memoryview) -> None:
         self._arena: Arena | None = arena
         self._class = number
         self._holders: list[int] | None = None  # how many, in common; None: this one alone, as nearly always
+        self.capacity = _SIZES[number]
         self.offset = offset
         self.view = view
 
@@ -94,10 +95,6 @@ class ArenaSlot:
         other = ArenaSlot(self._arena, self._class, self.offset, self.view)
         other._holders = self._holders
         return other
-
-    @property
-    def capacity(self) -> int:
-        return _SIZES[self._class]
 
     def release(self) -> None:
         """Let go of the memory. Again is harmless: every holder is an object of its own."""

@@ -26,8 +26,9 @@ from carpool.engine.link_calls import EngineLike
 from carpool.errors import CarpoolError, ConfigError
 from carpool.frontend.documents import picture_tasks, promises
 from carpool.frontend.remote_door import RemoteDoor
+from carpool.link.advice import Gate
 from carpool.link.child_process import Control, Message, belong_to_parent, spare_the_collector, switch_often
-from carpool.link.door import Catalog
+from carpool.link.door import Catalog, Door
 from carpool.memory.arena import Arena, map_memory
 from carpool.memory.gates import GateTable
 from carpool.memory.pulse import Beats, Pulses, Watch
@@ -73,17 +74,23 @@ class Frontend(Protocol):
     async def stop(self, within_s: float) -> int: ...
 
 
+class AdvisedDoor(Door, Protocol):
+    def advise(self, gate: Gate) -> None:
+        """Ask this before a body is read."""
+
+
 @dataclass(frozen=True, slots=True)
 class FrontendParts:
     """What a front end is built from. `sockets` listen already, by the name of their port."""
 
-    door: RemoteDoor
+    door: AdvisedDoor
     gates: GateTable
     settings: ServerSettings
     sockets: Mapping[str, Sequence[socket.socket]]
     table: Table
     block: int
     began: float  # when the server did
+    apart: bool = True  # in a process of its own, not in the engine's
 
 
 StartFrontend = Callable[[FrontendParts], Awaitable[Frontend]]

@@ -11,7 +11,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import carpool
 from carpool.config.server import ServerSettings
 from carpool.core.job import INFINITY, OFFERED
 from carpool.core.outside import Outside
@@ -20,28 +19,18 @@ from carpool.engine.engine_questions import ControlDesk
 from carpool.engine.models.control import Progress
 from carpool.engine.work import Outcome, Work, shape_key
 from carpool.errors import CarpoolError
-from carpool.frontend.access.access import Access, all_loopback
-from carpool.frontend.http.app import HttpApp
-from carpool.frontend.http.exchange import App
-from carpool.frontend.http.fairness import Fairness
-from carpool.frontend.http.http_server import HttpServer, check_free, listen
-from carpool.frontend.http.metrics_page import MetricsApp
-from carpool.frontend.http.shared_page import SharedPage
-from carpool.frontend.pictures.workers import threads_for
-from carpool.link.advice import Advice, Gate, open_gate
+from carpool.frontend.http.http_server import check_free, listen
+from carpool.link.advice import Gate, open_gate
 from carpool.link.asked_fields import NOBODY, Sender
-from carpool.link.door import Answer, Catalog, Door, ModelEntry, Slot
+from carpool.link.door import Answer, Catalog, ModelEntry, Slot
 from carpool.memory.arena import Arena, check_fits
 from carpool.memory.gates import GATE_BYTES, GateTable
 from carpool.memory.layout import ENCODED, bind_file
 from carpool.observe.columns import UP
-from carpool.observe.counters import Block, Table, table_bytes
-from carpool.observe.families import chosen
+from carpool.observe.counters import Table, table_bytes
 from carpool.observe.logs import logger
-from carpool.observe.prometheus import Exposition
-from carpool.process.children import Frontend
-from carpool.process.front_ends import HttpFrontend, limits_of
-from carpool.process.recording import Recording
+from carpool.process import front_ends
+from carpool.process.children import FrontendParts
 from carpool.process.start import add_questions, engine_for
 from carpool.types import Tensor
 from carpool.wire.v2 import RequestHead, bind
@@ -111,9 +100,12 @@ class LocalDoor:
         self.host = host
         self.loop = asyncio.get_running_loop()
         self.arena = Arena(mmap.mmap(-1, max_bytes))
-        self.advice: Gate = open_gate
+        self._gate: Gate = open_gate
         self.outside: dict[int, Outside] = {}  # by the model's key: what its clients wait beside the engine
         host.listen(self._forget)
+
+    def advise(self, gate: Gate) -> None:
+        self._gate = gate
 
     def outside_of(self, entry: ModelEntry) -> Outside:
         found = self.outside.get(entry.key)
@@ -140,8 +132,10 @@ class LocalDoor:
         listener(self.host.catalog)
 
     def slot(self, size: int) -> Slot | None:
-        check_fits(self.arena, size)
-        return self.arena.allocate(size)
+        slot = self.arena.allocate(size)
+        if slot is None:
+            check_fits(self.arena, size)
+        return slot
 
     def memory_left(self, size: int) -> float:
         return self.arena.left_with(size)
@@ -149,7 +143,7 @@ class LocalDoor:
     def refuses(
         self, entry: ModelEntry, deadline: float, now: float, sender: Sender = NOBODY, *, certain: bool = True
     ) -> CarpoolError | None:
-        return self.advice(entry, deadline, now, sender, certain)
+        return self._gate(entry, deadline, now, sender, certain)
 
     def turned_away(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
@@ -220,42 +214,21 @@ async def serve(
     Returns how many connections the time to drain was too short for.
     """
     table = Table(bytearray(table_bytes(1)))
-    block = table.block(0)
     engine = engine_for(paths, settings, table)
     gates = GateTable(bytearray(GATE_BYTES))
     host = EngineHost(engine, gates.write)
     add_questions(host, settings)
     desk = ControlDesk(host, settings)
-    local = LocalDoor(host, max_bytes=settings.slots * settings.slot_bytes)
-    local.advice = Advice(gates.read, host.ask)
-    recording = Recording(settings, began=time.monotonic())
-    door = recording.door(local)
-    families = chosen(settings.metrics)
-    metrics = SharedPage(Exposition(table, version=carpool.__version__, families=families).pieces)
-    fair = Fairness()  # its loop is the engine's too: how long requests lie unread says little here
     sockets = _sockets(settings)
-    access = Access(settings, loopback=all_loopback(sockets["http"]))
-    app = HttpApp(
-        door,
-        block,
-        metrics,
-        table=table,
-        max_body_bytes=settings.max_body_bytes,
-        picture_threads=threads_for(1),
-        fair=fair,
-        guard=access.guard,
-    )
-    ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}
-    apps: dict[str, App] = {"http": app, "metrics": MetricsApp(metrics, fair, access.guard)}
-    servers = {name: HttpServer(served, limits_of(settings)) for name, served in apps.items()}
-    for name, server in servers.items():
-        await server.start(sockets[name], access.context)
-    frontends: list[Frontend] = [HttpFrontend(app, list(servers.values()), block.server, access)]
+    door = LocalDoor(host, max_bytes=settings.slots * settings.slot_bytes)
+    parts = FrontendParts(door, gates, settings, sockets, table, 0, time.monotonic(), apart=False)
+    frontends = [await front_ends.http(parts)]
     if "grpc" in sockets:
-        frontends.append(await _grpc(door, block, settings, sockets["grpc"]))
+        frontends.append(await front_ends.grpc(parts))
+    ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}
     try:
         await desk.open(progress)
-        block.server.set(UP, 1.0)
+        table.block(0).server.set(UP, 1.0)
         host.set_ready(True)
         ready(host.catalog, ports)
         await stop.wait()
@@ -265,7 +238,6 @@ async def serve(
         within = settings.drain_s
         stopping = asyncio.gather(*(frontend.stop(within) for frontend in frontends))
         cut_off, _ = await asyncio.gather(stopping, host.drain(within + _LAST_MOMENT_S))
-        await recording.close()
     return sum(cut_off)
 
 
@@ -277,15 +249,3 @@ def _sockets(settings: ServerSettings) -> dict[str, list[socket.socket]]:
     for port in filter(None, wanted.values()):
         check_free(settings.host, port)
     return {name: listen(settings.host, port, accepting=name != "grpc") for name, port in wanted.items()}
-
-
-async def _grpc(
-    door: Door, block: Block, settings: ServerSettings, reserved: Sequence[socket.socket]
-) -> Frontend:
-    from carpool.frontend.grpc.grpc_server import GrpcServer  # only for those who want it
-
-    access = Access(settings, loopback=all_loopback(reserved), over_grpc=True)
-    server = GrpcServer(door, block, settings, access)
-    await server.start(reserved)
-    access.watch()
-    return server

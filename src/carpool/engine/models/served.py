@@ -42,6 +42,7 @@ _LAST_RETRY_S = 30.0
 _PATIENCE_S = 10.0  # for so long requests without a promise wait for an instance that is being replaced
 _TIMES_AS_LONG, _SHORTEST_TIMEOUT_S = 100.0, 10.0  # as its largest batch: then a batch is given up
 _LOOK_S = 0.25  # between two looks at processes that have nothing to do
+_ADVISE_FROM = 0.1  # of the promise spent waiting: below that no newcomer is refused, or only by the engine
 _CLOSE_S = 10.0  # for an idle instance to give back what it has
 
 P = ParamSpec("P")
@@ -185,8 +186,8 @@ class Served:
             output_s=timing.output,
             ended_ms=time() * 1e3,
         )
-        nanoseconds = (round(part * 1e9) for part in (timing.input, timing.infer, timing.output))
-        self.batches.add(batch.images, *nanoseconds)
+        input_ns, infer_ns = round(timing.input * 1e9), round(timing.infer * 1e9)
+        self.batches.add(batch.images, input_ns, infer_ns, round(timing.output * 1e9))
         if result.clean:
             self.recent.add(batch.images, result.seconds, monotonic())
 
@@ -208,9 +209,10 @@ class Served:
             return  # its successor writes to the same row
         self.row.set(columns.PENDING, scheduler.lanes.requests)
         if self.promises:
-            self.row.set(columns.SATURATION, scheduler.saturation(now))
-            # With an instance idle there is nothing to say but that a refusal does not hold any more.
-            if self._refusing or not scheduler.instances.idle:
+            saturation = scheduler.saturation(now)
+            self.row.set(columns.SATURATION, saturation)
+            # Who would run nearly at once is not refused: it is left to say that nobody is any more.
+            if saturation > _ADVISE_FROM or self._refusing:
                 self._refusing = self.gate(scheduler, now)
 
     def refused_elsewhere(self, requests: int, reason: Reason, source: str) -> None:
