@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,9 +20,8 @@ from carpool.engine.engine_questions import answer_profile_questions
 from carpool.errors import NotFound
 from carpool.frontend.live_document import LivePage
 from carpool.link.catalogs import read_catalog, write_catalog
-from carpool.link.door import Catalog
+from carpool.link.door import Catalog, Door
 from carpool.observe.counters import Table, table_bytes
-from carpool.process.one_process import LocalDoor
 from engine import repositories
 
 X = np.zeros((1, 4), np.float32)
@@ -36,7 +36,9 @@ def story(tmp_path: Path, head: str, name: str = "fake") -> tuple[dict[str, Any]
             host = EngineHost(engine)
             answer_profile_questions(host)
             host.set_ready(True)
-            live = LivePage(table).document(LocalDoor(host, max_bytes=1 << 20), 0.0)
+            live = LivePage(table).document(
+                cast(Door, SimpleNamespace(catalog=host.catalog, serving=True)), 0.0
+            )
             return await host.ask("profile", {"name": name}), live["models"][0], host.catalog
 
     return asyncio.run(asyncio.wait_for(run(), 60))

@@ -310,7 +310,7 @@ async def story(folder: Path, point: Point, most: int) -> int:
         if not await chapter(server, point, at):
             break
         made += 1
-    assert open_files() <= files, "files are open that were not"
+    await over(lambda: open_files() <= files, "files are open that were not")
     await server.close()
     await engine.stop()
     return made

@@ -22,7 +22,6 @@ from carpool.engine.models import served
 from carpool.engine.models.served import Served
 from carpool.frontend import front_link
 from carpool.frontend.front_link import FrontLink
-from carpool.link import advice
 from carpool.link.records import Outbox
 from carpool.link.request_place import RequestPlace
 from carpool.link.templates import ServedTemplate, Templates
@@ -89,7 +88,6 @@ POINTS = [
     Point(front_link, "read_failure"),
     Point(injection.Request, "told", after=True),
     # what only looks on
-    Point(advice, "_verdict"),
     Point(Row, "add_batch"),
     Point(Served, "batch_ended"),
     Point(Served, "turned"),

@@ -14,13 +14,12 @@ import os
 import socket
 import sys
 import time
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError
-from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.asked_fields import Sender
 from carpool.link.door import Answer
 from carpool.observe.columns import RESTARTS
@@ -33,7 +32,7 @@ from link.joined import packed
 class LineFrontend:
     def __init__(self, parts: FrontendParts) -> None:
         self._parts = parts
-        self._door = cast(RemoteDoor, parts.door)
+        self._door = parts.door
         self._server: asyncio.Server
         self._busy = 0
         self._writers: set[asyncio.StreamWriter] = set()

@@ -115,7 +115,12 @@ class EngineLink(asyncio.Protocol):
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        self._hear(self._reader.feed(data))
+        try:
+            records = self._reader.feed(data)
+        except ProtocolError as error:
+            self._drop(str(error))
+        else:
+            self._hear(records)
 
     def _go_on(self) -> None:
         records, self._unheard = self._unheard, []

@@ -1,6 +1,6 @@
 """What a front end sees of the engine: a catalogue of models, slots for bodies, and one way to infer.
 
-There are two doors with this shape: one into an engine in the same process, one across a link to another.
+`frontend.remote_door` is the one: across a link, whether the engine is in another process or in this one.
 """
 
 from __future__ import annotations

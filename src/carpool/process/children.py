@@ -26,9 +26,8 @@ from carpool.engine.link_calls import EngineLike
 from carpool.errors import CarpoolError, ConfigError
 from carpool.frontend.documents import picture_tasks, promises
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.advice import Gate
 from carpool.link.child_process import Control, Message, belong_to_parent, spare_the_collector, switch_often
-from carpool.link.door import Catalog, Door
+from carpool.link.door import Catalog
 from carpool.memory.arena import Arena, map_memory
 from carpool.memory.gates import GateTable
 from carpool.memory.pulse import Beats, Pulses, Watch
@@ -74,16 +73,11 @@ class Frontend(Protocol):
     async def stop(self, within_s: float) -> int: ...
 
 
-class AdvisedDoor(Door, Protocol):
-    def advise(self, gate: Gate) -> None:
-        """Ask this before a body is read."""
-
-
 @dataclass(frozen=True, slots=True)
 class FrontendParts:
     """What a front end is built from. `sockets` listen already, by the name of their port."""
 
-    door: AdvisedDoor
+    door: RemoteDoor
     gates: GateTable
     settings: ServerSettings
     sockets: Mapping[str, Sequence[socket.socket]]
