@@ -52,10 +52,10 @@ class Recorder:
         self._offered = 0
         self.calls: list[Call] = []
 
-    def offer(self, job: Job, now: float) -> object:
+    def offer(self, job: Job, now: float, *, ready: bool = True) -> object:
         self.calls.append((OFFER, now, self._offered))
         self._offered += 1
-        return self._scheduler.offer(job, now)
+        return self._scheduler.offer(job, now, ready=ready)
 
     def decide(self, now: float) -> object:
         self.calls.append((DECIDE, now, 0))
