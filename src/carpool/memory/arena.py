@@ -106,7 +106,10 @@ class ArenaSlot:
                 self._holders[0] -= 1
                 if self._holders[0]:
                     return
-            arena.take_back(self._class, self.offset)
+            arena._free[self._class].append(self.offset)
+            arena.slots_used -= 1
+            arena.bytes_used -= self.capacity
+            arena._releases += 1
 
 
 class Arena:
@@ -126,7 +129,7 @@ class Arena:
 
     def allocate(self, size: int) -> ArenaSlot | None:
         """A slot of at least `size` bytes, or None when there is no room for it now."""
-        number = _class_of(size)
+        number = 0 if size <= _SMALLEST else _class_of(size)
         if number >= _CLASSES:
             return None
         free = self._free[number]
@@ -144,13 +147,6 @@ class Arena:
     def left_with(self, size: int) -> float:
         """How much of it would be free with so many bytes more in use, from 0 to 1."""
         return max(0.0, 1.0 - (self.bytes_used + size) / self.size)
-
-    def take_back(self, number: int, offset: int) -> None:
-        """For `ArenaSlot.release` only."""
-        self._free[number].append(offset)
-        self.slots_used -= 1
-        self.bytes_used -= _SIZES[number]
-        self._releases += 1
 
     def _find(self, number: int) -> tuple[int, int] | None:
         """The class and the offset of a slot when the list of the class is empty."""

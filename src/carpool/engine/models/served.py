@@ -90,6 +90,7 @@ class Served:
         self.gate: Callable[[Scheduler, float], bool] = lambda _scheduler, _now: False
         self.changed: Callable[[], None] = lambda: None  # told when it becomes able or unable to run anything
         self._was_able = True
+        self._pending = -1  # as it was shown last
         self._refusing = False  # the gate's last advice
         self.slot = slot  # where its counters are
         self.row = row
@@ -207,7 +208,10 @@ class Served:
     def turned(self, scheduler: Scheduler, now: float) -> None:
         if self.state is not State.READY:
             return  # its successor writes to the same row
-        self.row.set(columns.PENDING, scheduler.lanes.requests)
+        pending = scheduler.lanes.requests
+        if pending != self._pending:
+            self._pending = pending
+            self.row.set(columns.PENDING, pending)
         if self.promises:
             saturation = scheduler.saturation(now)
             self.row.set(columns.SATURATION, saturation)
