@@ -216,6 +216,7 @@ class Runner:
         if kill_after and still >= limit:
             _log.error("runner-hangs", pid=self._child.pid, still_s=round(still, 1))
             self._child.kill()
+            self._life = None  # said once; its end may take a while to be seen
 
     def _set_stalled(self, stalled: bool) -> None:
         if stalled != self.stalled:
