@@ -24,13 +24,13 @@ def number(
     if isfinite(value) and low_enough and value <= most:
         return value
     valid = f"above {above:g} and at most" if above is not None else f"from {least:g} to"
-    raise InvalidInput(f"{option} must be {valid} {most:,.9g}, not {value:g}", field=option)
+    raise InvalidInput(f"{option} must be {valid} {most:,.9g}, not {value:g}")
 
 
 def whole(option: str, value: int, *, least: int, most: int) -> int:
     if least <= value <= most:
         return value
-    raise InvalidInput(f"{option} must be a whole number from {least} to {most:,}, not {value}", field=option)
+    raise InvalidInput(f"{option} must be a whole number from {least} to {most:,}, not {value}")
 
 
 def sizes(option: str, text: str | None, most: int = MOST_IN_A_BATCH) -> tuple[int, ...]:
@@ -40,11 +40,9 @@ def sizes(option: str, text: str | None, most: int = MOST_IN_A_BATCH) -> tuple[i
     try:
         found = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InvalidInput(f"{option} must be batch sizes like 4,8, not {text!r}", field=option) from None
+        raise InvalidInput(f"{option} must be batch sizes like 4,8, not {text!r}") from None
     if any(not 1 <= size <= most for size in found) or list(found) != sorted(set(found)):
-        raise InvalidInput(
-            f"{option} must be rising batch sizes from 1 to {most}, not {text!r}", field=option
-        )
+        raise InvalidInput(f"{option} must be rising batch sizes from 1 to {most}, not {text!r}")
     return found
 
 
@@ -55,9 +53,9 @@ def numbers(
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
-        raise InvalidInput(f"{option} must be {example}, not {text!r}", field=option) from None
+        raise InvalidInput(f"{option} must be {example}, not {text!r}") from None
     if len(found) > int(at_most.split()[0]):
-        raise InvalidInput(f"{option}: {at_most} at most, not {len(found)}", field=option)
+        raise InvalidInput(f"{option}: {at_most} at most, not {len(found)}")
     return [number(option, value, above=above, most=most) for value in found]
 
 
@@ -68,7 +66,7 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
     except ValueError:
         shape = ()
     if not name or not shape or any(not 1 <= length <= 1 << 31 for length in shape):
-        raise InvalidInput(f"--shape must be like image:1,3,224,224, not {text!r}", field="--shape")
+        raise InvalidInput(f"--shape must be like image:1,3,224,224, not {text!r}")
     return name, shape
 
 
@@ -81,7 +79,7 @@ def batch_curve(text: str, max_batch: int | None, buckets: str | None) -> BatchC
             raise CurveError(f"batch sizes go up to {MOST_IN_A_BATCH}, not {last}")
         return BatchCurve.parse(text, max_batch, sizes("--buckets", buckets))
     except CurveError as error:
-        raise InvalidInput(f"--curve: {error}", field="--curve") from None
+        raise InvalidInput(f"--curve: {error}") from None
 
 
 def slo(slo_ms: float, curve: BatchCurve) -> float:
@@ -91,8 +89,7 @@ def slo(slo_ms: float, curve: BatchCurve) -> float:
     if slo_ms < alone:
         raise InvalidInput(
             f"--slo-ms {slo_ms:g} is below the {alone:g} ms that one image takes: "
-            f"give at least {2 * alone:g}, for a request may have to wait for the one before it",
-            field="--slo-ms",
+            f"give at least {2 * alone:g}, for a request may have to wait for the one before it"
         )
     return slo_ms / 1e3
 
@@ -101,8 +98,7 @@ def affordable(rate: float, seconds: float) -> None:
     if not rate * seconds <= MOST_REQUESTS:
         raise InvalidInput(
             f"--seconds {seconds:g} at {rate:,.9g} images/s is more than the {MOST_REQUESTS:,} requests "
-            f"that one run may hold: give at most {MOST_REQUESTS / rate:.3g}",
-            field="--seconds",
+            f"that one run may hold: give at most {MOST_REQUESTS / rate:.3g}"
         )
 
 
@@ -122,6 +118,6 @@ def drawing(path: Path | None) -> None:
     if path is None:
         return
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise InvalidInput(f"--plot must name a .png, .svg or .pdf file, not {path}", field="--plot")
+        raise InvalidInput(f"--plot must name a .png, .svg or .pdf file, not {path}")
     if not path.parent.is_dir():
-        raise InvalidInput(f"--plot: there is no folder {path.parent}", field="--plot")
+        raise InvalidInput(f"--plot: there is no folder {path.parent}")

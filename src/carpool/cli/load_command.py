@@ -159,11 +159,10 @@ def _check_processes(options: Load) -> None:
     processes = checks.whole("--processes", options.processes, least=1, most=_MOST_PROCESSES)
     if options.concurrency is not None and options.concurrency < processes:
         raise InvalidInput(
-            f"--processes {processes} are more than the clients of --concurrency {options.concurrency}",
-            field="--processes",
+            f"--processes {processes} are more than the clients of --concurrency {options.concurrency}"
         )
     if options.save is not None and processes > 1:
-        raise InvalidInput("--save needs --processes 1: single requests are not passed on", field="--save")
+        raise InvalidInput("--save needs --processes 1: single requests are not passed on")
 
 
 async def _generate(plan: Plan, aim: Aim, options: Load, watch: Watch) -> LoadReport:
@@ -240,9 +239,7 @@ def aim_of(options: Load) -> Aim:
     check_headers(headers)
     if options.latest:
         if not options.sources and options.arrivals in ("poisson", "bursty", "constant"):
-            raise InvalidInput(
-                "--latest needs sources: give --source, or --arrivals cameras", field="--latest"
-            )
+            raise InvalidInput("--latest needs sources: give --source, or --arrivals cameras")
         headers += ((LATEST, "1"),)
     if options.images and (
         options.priorities or options.shapes or options.batch != 1 or options.data != "random"
@@ -281,10 +278,7 @@ def _connections(options: Load) -> int | None:
     checks.whole("--connections", wanted, least=1, most=_MOST_CLIENTS)
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES
     if wanted > allowed:
-        raise InvalidInput(
-            f"--connections {wanted}: this shell allows {allowed} at most, see ulimit -n",
-            field="--connections",
-        )
+        raise InvalidInput(f"--connections {wanted}: this shell allows {allowed} at most, see ulimit -n")
     return wanted
 
 
@@ -313,7 +307,7 @@ def _closed(options: Load) -> Closed:
 def _open(options: Load) -> Open:
     for option, value in (("--requests", options.requests), ("--think-ms", options.think_ms or None)):
         if value is not None:
-            raise InvalidInput(f"{option} goes with --concurrency, a closed loop", field=option)
+            raise InvalidInput(f"{option} goes with --concurrency, a closed loop")
     traffic = _traffic(options)
     phases = _phases(options, traffic)
     warmup = checks.number("--warmup", options.warmup, most=_LONGEST)
@@ -352,7 +346,7 @@ def _number(option: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise InvalidInput(
-            f"{option} must be a number like 800, or steps like 800:20,2400:20, not {text!r}", field=option
+            f"{option} must be a number like 800, or steps like 800:20,2400:20, not {text!r}"
         ) from None
 
 
@@ -394,7 +388,7 @@ def _recording(file: Path, model: str) -> Recording:
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon:
-        raise InvalidInput(f"--header must be like 'Name: value', not {text!r}", field="--header")
+        raise InvalidInput(f"--header must be like 'Name: value', not {text!r}")
     return name.strip(), value.strip()
 
 
@@ -412,7 +406,7 @@ def _priorities(options: Load) -> tuple[tuple[int, float], ...]:
     for text in options.priorities or ():
         name, weight = _weighted("--priority", text)
         if not name.isascii() or not name.isdigit() or len(name) > 9:
-            raise InvalidInput(f"--priority must be a whole number from 0, not {name!r}", field="--priority")
+            raise InvalidInput(f"--priority must be a whole number from 0, not {name!r}")
         found.append((int(name), weight))
     return tuple(found)
 

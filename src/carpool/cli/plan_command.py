@@ -99,8 +99,7 @@ class PlanVerb:
         busy = checks.number("--infer-cores", self.infer_cores, most=1e6)
         if busy > cores:
             raise InvalidInput(
-                f"--infer-cores: a batch that ran on {cores:g} cores cannot keep {busy:g} busy",
-                field="--infer-cores",
+                f"--infer-cores: a batch that ran on {cores:g} cores cannot keep {busy:g} busy"
             )
         decode = checks.number("--decode-ms", self.decode_ms, most=1e7)
         protocol = checks.number("--protocol-ms", self.protocol_ms, most=1e7)

@@ -121,7 +121,7 @@ def _draw(file: Path, report: ProfileReport) -> None:
     try:
         batch_profile(file, report)
     except InvalidInput as error:
-        raise InvalidInput(f"--plot: {error.message}", field="--plot") from None
+        raise InvalidInput(f"--plot: {error.message}") from None
 
 
 def _print(report: ProfileReport) -> None:
@@ -194,9 +194,7 @@ def _check_goes_with_a_url(options: ProfileVerb) -> None:
     for field in fields(options):
         if field.name not in _GOES_WITH_A_URL and getattr(options, field.name) != field.default:
             option = f"--{field.name.replace('_', '-')}"
-            raise InvalidInput(
-                f"{option} is for measuring; a running server is only asked what it knows", field=option
-            )
+            raise InvalidInput(f"{option} is for measuring; a running server is only asked what it knows")
 
 
 def _only_model(server: RunningServer) -> str:
@@ -206,7 +204,7 @@ def _only_model(server: RunningServer) -> str:
         raise Failed("what answers there is no Carpool server") from None
     if len(names) != 1:
         there = ", ".join(names[:_MOST_NAMED]) or "none"
-        raise InvalidInput(f"--name: which model? The server has {there}", field="--name")
+        raise InvalidInput(f"--name: which model? The server has {there}")
     return names[0]
 
 

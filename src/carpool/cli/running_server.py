@@ -44,12 +44,12 @@ def _read_key(file: Path) -> str:
     try:
         lines = file.read_text("ascii").splitlines()
     except (OSError, UnicodeDecodeError):
-        raise InvalidInput(f"--api-key-file {file} cannot be read", field="--api-key-file") from None
+        raise InvalidInput(f"--api-key-file {file} cannot be read") from None
     for line in lines:
         words = line.split()
         if words and not words[0].startswith("#"):
             return words[0] if len(words) == 1 else words[1]
-    raise InvalidInput(f"--api-key-file {file} holds no key", field="--api-key-file")
+    raise InvalidInput(f"--api-key-file {file} holds no key")
 
 
 class RunningServer:
@@ -62,7 +62,7 @@ class RunningServer:
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise InvalidInput(f"--url must be like http://localhost:8000, not {url!r}", field="--url")
+            raise InvalidInput(f"--url must be like http://localhost:8000, not {url!r}")
         self._url = url
         self._tls = trust.context() if parts.scheme == "https" else None
         self._headers = dict(trust.headers())

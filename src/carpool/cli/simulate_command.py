@@ -323,7 +323,7 @@ def _draw(options: Simulate, file: Path, entries: Mapping[str, Scenario]) -> Non
     try:
         operating_curve(file, sweeps, slo_ms=options.slo_ms, title=f"Curve {options.curve} ms")
     except InvalidInput as error:
-        raise InvalidInput(f"--plot: {error.message}", field="--plot") from None
+        raise InvalidInput(f"--plot: {error.message}") from None
 
 
 def _print_heading(options: Simulate, scenario: Scenario, result: Outcome) -> None:

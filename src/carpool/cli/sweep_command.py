@@ -147,7 +147,7 @@ def _run(options: Sweep) -> int:
             print(f"What is done is kept: go on with --out {folder}", file=sys.stderr)
         return 1
     except OSError as error:
-        raise InvalidInput(f"--out: {folder}: {error.strerror or error}", field="--out") from None
+        raise InvalidInput(f"--out: {folder}: {error.strerror or error}") from None
     except asyncio.CancelledError:
         return 130
     if results is None:
@@ -222,7 +222,7 @@ def order_of(options: Sweep) -> SweepOrder:
     pictures = tuple(path.absolute() for path in options.images or ())
     read_pictures(pictures)
     if pictures and options.shapes:
-        raise InvalidInput("--shape goes with tensors, not with --image", field="--shape")
+        raise InvalidInput("--shape goes with tensors, not with --image")
     order = SweepOrder(
         settings=settings,
         model=source.config.name if source is not None else options.name,
@@ -312,9 +312,7 @@ def _model(options: Sweep) -> tuple[Path, ModelSource]:
     found, _ = find_models([path], only=[options.name] if options.name else None)
     if len(found) > 1:
         names = [source.config.name for source in found]
-        raise InvalidInput(
-            f"{path} has several models: say which with --name: {', '.join(names)}", field="--name"
-        )
+        raise InvalidInput(f"{path} has several models: say which with --name: {', '.join(names)}")
     place = path.absolute() if path.is_file() else found[0].config.path
     check_place(place)
     return place, found[0]
@@ -331,8 +329,7 @@ def _path(target: str) -> Path:
     demos = ", ".join(path.name for path in demo_models())
     raise InvalidInput(
         f"there is no file or folder {target!r}, nor a demo model of that name ({demos}), nor is it an "
-        "address like http://localhost:8000",
-        field="MODEL",
+        "address like http://localhost:8000"
     )
 
 

@@ -160,7 +160,7 @@ def _the_model(q: ProfileQuestion) -> ModelSource:
     found, _ = find_models([q.path], gpus=gpu_count(), only=None if q.name is None else [q.name])
     if len(found) > 1:
         names = ", ".join(source.config.name for source in found)
-        raise InvalidInput(f"{q.path} has several models: say which with --name: {names}", field="--name")
+        raise InvalidInput(f"{q.path} has several models: say which with --name: {names}")
     source = found[0]
     if q.backend is not None and q.backend != source.config.backend:
         source = replace(source, config=replace(source.config, backend=q.backend))

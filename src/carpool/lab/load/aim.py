@@ -187,12 +187,11 @@ def read_url(url: str) -> Address:
         port = -1
     if parts.scheme not in _PORTS or not parts.hostname or port == -1 or parts.username is not None:
         raise InvalidInput(
-            f"the address must be like http://localhost:8000 or grpc://localhost:8001, not {url!r}",
-            field="URL",
+            f"the address must be like http://localhost:8000 or grpc://localhost:8001, not {url!r}"
         )
     path = parts.path + (f"?{parts.query}" if parts.query else "")
     if not path.isascii() or not path.isprintable() or " " in path:
-        raise InvalidInput(f"the path {path!r} must be escaped", field="URL")
+        raise InvalidInput(f"the path {path!r} must be escaped")
     return Address(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], path if path != "/" else "")
 
 
@@ -200,9 +199,7 @@ def take_aim(aim: Aim) -> Target:
     """Ask the server what is needed, and send it one request to see that it is right. Blocks for moments."""
     address = read_url(aim.url)
     if aim.shared_memory and (address.over_grpc or aim.pictures):
-        raise InvalidInput(
-            "--shared-memory goes with tensors to an http:// address of this machine", field="--shared-memory"
-        )
+        raise InvalidInput("--shared-memory goes with tensors to an http:// address of this machine")
     if address.over_grpc:
         return _grpc(aim, address)
     facts = http_facts(address, aim.trust)
@@ -212,9 +209,7 @@ def take_aim(aim: Aim) -> Target:
 
 def _tensors(aim: Aim, address: Address, facts: HttpFacts) -> Target:
     if address.path:
-        raise InvalidInput(
-            f"the path {address.path} goes with --image: for tensors give the server alone", field="URL"
-        )
+        raise InvalidInput(f"the path {address.path} goes with --image: for tensors give the server alone")
     model = aim.model or only_model(facts)
     version = f"/versions/{quote(aim.version, safe='')}" if aim.version else ""
     path = f"/v2/models/{quote(model, safe='')}{version}/infer"
@@ -240,7 +235,7 @@ def _pictures(aim: Aim, address: Address, facts: HttpFacts) -> Target:
     path = address.path or (f"/models/{quote(aim.model, safe='')}/predict" if aim.model else "")
     if not path:
         raise InvalidInput(
-            f"--image needs to know where to: like {aim.url.rstrip('/')}/detect, or --model NAME", field="URL"
+            f"--image needs to know where to: like {aim.url.rstrip('/')}/detect, or --model NAME"
         )
     asking = Asking(address.authority, path, aim.all_headers(), aim.deadline_ms)
     message = picture_messages(asking, read_pictures(aim.pictures), Draw(aim.mix, aim.filling.seed))
@@ -282,9 +277,7 @@ def _grpc(aim: Aim, address: Address) -> Target:
     from carpool.lab.load.grpc_client import GrpcTarget, tensor_calls
 
     if aim.pictures or address.path:
-        raise InvalidInput(
-            "over gRPC there are only tensors: upload pictures to an http:// address", field="--image"
-        )
+        raise InvalidInput("over gRPC there are only tensors: upload pictures to an http:// address")
     credentials = aim.trust.credentials() if address.secure else None
     facts = GrpcFacts(address.authority, credentials, aim.trust.headers())
     facts.check_ready()
@@ -324,12 +317,8 @@ def read_pictures(paths: tuple[Path, ...]) -> list[tuple[bytes, str]]:
         try:
             size += path.stat().st_size
             if size > _MOST_PICTURES:
-                raise InvalidInput(
-                    f"the pictures are over {_MOST_PICTURES:,} bytes together", field="--image"
-                )
+                raise InvalidInput(f"the pictures are over {_MOST_PICTURES:,} bytes together")
             found.append((path.read_bytes(), content_type))
         except OSError as error:
-            raise InvalidInput(
-                f"--image: cannot read {path}: {error.strerror or error}", field="--image"
-            ) from None
+            raise InvalidInput(f"--image: cannot read {path}: {error.strerror or error}") from None
     return found

@@ -34,7 +34,7 @@ class Trust:
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
         except (OSError, ValueError):  # no such file, or no certificate in it
-            raise InvalidInput(f"--ca {self.ca} is not a certificate in PEM form", field="--ca") from None
+            raise InvalidInput(f"--ca {self.ca} is not a certificate in PEM form") from None
         if self.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -46,13 +46,12 @@ class Trust:
 
         if self.insecure:
             raise InvalidInput(
-                "--insecure goes with https://; for grpcs:// give the server's own certificate as --ca",
-                field="--insecure",
+                "--insecure goes with https://; for grpcs:// give the server's own certificate as --ca"
             )
         try:
             roots = Path(self.ca).read_bytes() if self.ca else None
         except OSError:
-            raise InvalidInput(f"--ca {self.ca} cannot be read", field="--ca") from None
+            raise InvalidInput(f"--ca {self.ca} cannot be read") from None
         return grpc.ssl_channel_credentials(roots)
 
     def headers(self) -> tuple[tuple[str, str], ...]:
@@ -92,7 +91,7 @@ def only_model(facts: Facts) -> str:
         return names[0]
     if not names:
         raise Unreachable("the server has no model that is ready")
-    raise InvalidInput(f"say which model: --model {' or '.join(names[:8])}", field="--model")
+    raise InvalidInput(f"say which model: --model {' or '.join(names[:8])}")
 
 
 def input_spec(name: Any, datatype: Any, shape: Any) -> InputSpec:

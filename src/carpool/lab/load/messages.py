@@ -45,16 +45,14 @@ class Asking:
 def check_headers(headers: Sequence[Header]) -> None:
     for name, value in headers:
         if not _TOKEN.fullmatch(name) or not value.isprintable() or not value.isascii():
-            raise InvalidInput(
-                f"--header {name!r} must be 'Name: value' in printable ASCII", field="--header"
-            )
+            raise InvalidInput(f"--header {name!r} must be 'Name: value' in printable ASCII")
         if name.lower() in _OURS:
-            raise InvalidInput(f"--header {name} cannot be given: the generator sets it", field="--header")
+            raise InvalidInput(f"--header {name} cannot be given: the generator sets it")
 
 
 def check_source(source: str) -> None:
     if not source.isprintable() or not 1 <= len(source) <= 128:
-        raise InvalidInput("--source must be printable text of 1 to 128 characters", field="--source")
+        raise InvalidInput("--source must be printable text of 1 to 128 characters")
 
 
 def asked_headers(asking: Asking, source: str) -> list[Header]:

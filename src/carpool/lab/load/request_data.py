@@ -46,17 +46,13 @@ def make_tensors(specs: Sequence[InputSpec], filling: Filling, images: int) -> l
     unknown = set(filling.shapes) - {spec.name for spec in specs}
     if unknown:
         names = ", ".join(spec.name for spec in specs)
-        raise InvalidInput(
-            f"--shape names {min(unknown)!r}, but the model's inputs are {names}", field="--shape"
-        )
+        raise InvalidInput(f"--shape names {min(unknown)!r}, but the model's inputs are {names}")
     shapes = [_shape(spec, filling.shapes.get(spec.name), images) for spec in specs]
     size = sum(
         prod(shape) * (spec.datatype.size or _TEXT_BYTES) for spec, shape in zip(specs, shapes, strict=True)
     )
     if size > MOST_BYTES:
-        raise InvalidInput(
-            f"a request would have {size:,} bytes: the most is {MOST_BYTES:,}", field="--shape"
-        )
+        raise InvalidInput(f"a request would have {size:,} bytes: the most is {MOST_BYTES:,}")
     if filling.data in ("random", "zeros"):
         different = 1 if filling.data == "zeros" else max(1, min(filling.distinct, _PREPARED // max(1, size)))
         random = np.random.default_rng(filling.seed)
@@ -74,8 +70,7 @@ def _shape(spec: InputSpec, given: tuple[int, ...] | None, images: int) -> tuple
     if given is not None:
         if len(given) != len(shape) or any(s not in (-1, g) for s, g in zip(shape, given, strict=True)):
             raise InvalidInput(
-                f"--shape {spec.name}:{_text(given)} does not fit: the model says {_text(shape)}",
-                field="--shape",
+                f"--shape {spec.name}:{_text(given)} does not fit: the model says {_text(shape)}"
             )
         return given if images == 1 else (given[0] * images, *given[1:])
     if -1 in shape[1:]:
@@ -83,15 +78,12 @@ def _shape(spec: InputSpec, given: tuple[int, ...] | None, images: int) -> tuple
             tuple(1 if s == -1 and n == 0 else 224 if s == -1 else s for n, s in enumerate(shape))
         )
         raise InvalidInput(
-            f"input {spec.name!r} is {_text(shape)}: say how long it is, like --shape {spec.name}:{example}",
-            field="--shape",
+            f"input {spec.name!r} is {_text(shape)}: say how long it is, like --shape {spec.name}:{example}"
         )
     if shape[:1] == (-1,):
         return (images, *shape[1:])
     if images > 1:
-        raise InvalidInput(
-            f"input {spec.name!r} is {_text(shape)}, which has no batch: ask with --batch 1", field="--batch"
-        )
+        raise InvalidInput(f"input {spec.name!r} is {_text(shape)}, which has no batch: ask with --batch 1")
     return shape
 
 
@@ -133,22 +125,20 @@ def _read(path: Path, specs: Sequence[InputSpec]) -> Mapping[str, Any]:
     """Arrays by the name of their input; a file with a single nameless one is for a model with one input."""
     try:
         if path.stat().st_size > _MOST_FILE:
-            raise InvalidInput(f"--data {path} is over {_MOST_FILE:,} bytes", field="--data")
+            raise InvalidInput(f"--data {path} is over {_MOST_FILE:,} bytes")
         if path.suffix == ".json":
             return _json(orjson.loads(path.read_bytes()))
         loaded = np.load(path, allow_pickle=False)
     except OSError as error:
-        raise InvalidInput(f"--data: cannot read {path}: {error.strerror or error}", field="--data") from None
+        raise InvalidInput(f"--data: cannot read {path}: {error.strerror or error}") from None
     except (ValueError, EOFError) as error:
         raise InvalidInput(
-            f"--data must be random, zeros, or a .npy, .npz or .json file: {path}: {error}", field="--data"
+            f"--data must be random, zeros, or a .npy, .npz or .json file: {path}: {error}"
         ) from None
     if isinstance(loaded, np.ndarray):
         if len(specs) != 1:
             names = ", ".join(spec.name for spec in specs)
-            raise InvalidInput(
-                f"--data {path} is one array, but the inputs are {names}: use .npz", field="--data"
-            )
+            raise InvalidInput(f"--data {path} is one array, but the inputs are {names}: use .npz")
         return {specs[0].name: loaded}
     with loaded:
         return {name: loaded[name] for name in loaded.files}
@@ -169,7 +159,7 @@ def _json(document: Any) -> dict[str, Any]:
 def _from_file(spec: InputSpec, shape: tuple[int, ...], arrays: Mapping[str, Any]) -> Tensor:
     """In the shape to be sent; data for one image is repeated for all of a batch."""
     if spec.name not in arrays:
-        raise InvalidInput(f"--data has nothing for input {spec.name!r}", field="--data")
+        raise InvalidInput(f"--data has nothing for input {spec.name!r}")
     try:
         if spec.datatype is Datatype.BYTES:
             data = np.array([_bytes(value) for value in np.asarray(arrays[spec.name], object).flat], object)
@@ -179,9 +169,7 @@ def _from_file(spec: InputSpec, shape: tuple[int, ...], arrays: Mapping[str, Any
             data = np.tile(data, prod(shape) // data.size)
         return _tensor(spec, shape, np.ascontiguousarray(data.reshape(shape)))
     except (ValueError, TypeError) as error:
-        raise InvalidInput(
-            f"--data does not fit input {spec.name!r} ({_text(shape)}): {error}", field="--data"
-        ) from None
+        raise InvalidInput(f"--data does not fit input {spec.name!r} ({_text(shape)}): {error}") from None
 
 
 def _bytes(value: Any) -> bytes:

@@ -201,13 +201,11 @@ class Recorder:
 
     def __init__(self, path: Path) -> None:
         if path.suffix not in SUFFIXES:
-            raise InvalidInput(f"--save must name a .jsonl or .csv file, not {path}", field="--save")
+            raise InvalidInput(f"--save must name a .jsonl or .csv file, not {path}")
         try:
             self._file: IO[str] = path.open("w", encoding="utf-8", newline="")
         except OSError as error:
-            raise InvalidInput(
-                f"--save: cannot write {path}: {error.strerror or error}", field="--save"
-            ) from None
+            raise InvalidInput(f"--save: cannot write {path}: {error.strerror or error}") from None
         self._csv = csv.writer(self._file) if path.suffix == ".csv" else None
         if self._csv is not None:
             self._csv.writerow(COLUMNS)

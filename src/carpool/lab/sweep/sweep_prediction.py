@@ -91,7 +91,7 @@ def read_basis(document: dict[str, Any]) -> SweepBasis:
             requests=str(document["requests"]),
         )
     except (KeyError, TypeError, ValueError):
-        raise InvalidInput("--out: its sweep.json is damaged: name a new folder", field="--out") from None
+        raise InvalidInput("--out: its sweep.json is damaged: name a new folder") from None
 
 
 def rates_of(
@@ -105,8 +105,7 @@ def rates_of(
         alone = belief.curve.times[1] * 1e3
         raise InvalidInput(
             f"nothing can be promised within {slo_ms:g} ms, since one image takes {numeral(alone)} ms: "
-            f"give --slo-ms {2 * alone:.3g} or more, or --rates instead of --loads",
-            field="--slo-ms",
+            f"give --slo-ms {2 * alone:.3g} or more, or --rates instead of --loads"
         )
     return [(float(f"{load * capacity:.4g}"), load) for load in loads]
 

@@ -402,7 +402,5 @@ def write_report(results: Results, folder: Path) -> Path:
         charts = {name: file.read_text("utf-8") for name, file in draw_charts(results, folder).items()}
         found.write_text(page(results, charts), "utf-8")
     except OSError as error:
-        raise InvalidInput(
-            f"--out: cannot write to {folder}: {error.strerror or error}", field="--out"
-        ) from None
+        raise InvalidInput(f"--out: cannot write to {folder}: {error.strerror or error}") from None
     return found

@@ -154,12 +154,10 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True)
             before = _read_document(folder / _IDENTITY)
         except OSError as error:
-            raise InvalidInput(f"--out: {folder}: {error.strerror or error}", field="--out") from None
+            raise InvalidInput(f"--out: {folder}: {error.strerror or error}") from None
         if before is None:
             if any(not _LEFT.fullmatch(entry.name) for entry in folder.iterdir()):
-                raise InvalidInput(
-                    f"--out: {folder} holds something else than a sweep: name a new folder", field="--out"
-                )
+                raise InvalidInput(f"--out: {folder} holds something else than a sweep: name a new folder")
             return cls(folder, digest(identity), None, [])
         _check_same(folder, before.get("asked"), identity)
         own = digest(identity)
@@ -186,7 +184,7 @@ class Journal:
 
 def _check_same(folder: Path, before: Any, identity: Mapping[str, Any]) -> None:
     if not isinstance(before, dict):
-        raise InvalidInput(f"--out: {folder / _IDENTITY} is not of a sweep: name a new folder", field="--out")
+        raise InvalidInput(f"--out: {folder / _IDENTITY} is not of a sweep: name a new folder")
     differ = [
         f"{name} was {_short(before.get(name))} and is {_short(identity.get(name))} now"
         for name in dict.fromkeys((*before, *identity))
@@ -195,8 +193,7 @@ def _check_same(folder: Path, before: Any, identity: Mapping[str, Any]) -> None:
     if differ:
         raise InvalidInput(
             f"--out: another sweep was begun in {folder}: {'; '.join(differ)}. "
-            "Ask the same again, or name a new folder",
-            field="--out",
+            "Ask the same again, or name a new folder"
         )
 
 
@@ -231,5 +228,5 @@ def _read_runs(file: Path, own: str) -> list[MeasuredRun]:
 
 def _text(file: Path) -> str:
     if file.stat().st_size > _MOST_BYTES:
-        raise InvalidInput(f"--out: {file} is over {_MOST_BYTES:,} bytes: name a new folder", field="--out")
+        raise InvalidInput(f"--out: {file} is over {_MOST_BYTES:,} bytes: name a new folder")
     return file.read_text("utf-8", "replace")
