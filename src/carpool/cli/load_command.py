@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from carpool.cli import checks
-from carpool.cli import shared_options as o
+from carpool.cli import verb_options as o
 from carpool.cli.running_server import trust
 from carpool.errors import InvalidInput
 from carpool.lab.load.load_plan import MOST_REQUESTS, Closed, Open, Phase, Plan, check_length
@@ -156,7 +155,7 @@ class Load:
 
 
 def _check_processes(options: Load) -> None:
-    processes = checks.whole("--processes", options.processes, least=1, most=_MOST_PROCESSES)
+    processes = o.whole("--processes", options.processes, least=1, most=_MOST_PROCESSES)
     if options.concurrency is not None and options.concurrency < processes:
         raise InvalidInput(
             f"--processes {processes} are more than the clients of --concurrency {options.concurrency}"
@@ -223,17 +222,16 @@ def plan_of(options: Load) -> Plan:
     slo = options.slo_ms
     return Plan(
         _closed(options) if options.concurrency is not None else _open(options),
-        slo=None if slo is None else checks.number("--slo-ms", slo, above=0, most=1e7) / 1e3,
-        timeout=checks.number("--timeout", options.timeout, above=0, most=3600),
-        drain=checks.number("--drain", options.drain, most=3600),
+        slo=None if slo is None else o.number("--slo-ms", slo, above=0, most=1e7) / 1e3,
+        timeout=o.number("--timeout", options.timeout, above=0, most=3600),
+        drain=o.number("--drain", options.drain, most=3600),
         batch=options.batch,
     )
 
 
 def aim_of(options: Load) -> Aim:
     from carpool.lab.load.aim import Aim
-    from carpool.lab.load.messages import LATEST, check_headers
-    from carpool.lab.load.request_data import Filling, Mix
+    from carpool.lab.load.messages import LATEST, Filling, Mix, check_headers
 
     headers = tuple(_header(text) for text in options.headers or ())
     check_headers(headers)
@@ -247,9 +245,9 @@ def aim_of(options: Load) -> Aim:
         raise InvalidInput("--priority, --shape, --batch and --data go with tensors, not with --image")
     filling = Filling(
         options.data,
-        dict(checks.shape(text) for text in options.shapes or ()),
+        dict(o.shape(text) for text in options.shapes or ()),
         options.seed,
-        checks.whole("--distinct", options.distinct, least=1, most=10_000),
+        o.whole("--distinct", options.distinct, least=1, most=10_000),
     )
     deadline = options.deadline_ms
     return Aim(
@@ -257,11 +255,11 @@ def aim_of(options: Load) -> Aim:
         options.model,
         options.model_version,
         tuple(options.images or ()),
-        checks.whole("--batch", options.batch, least=1, most=checks.MOST_IN_A_BATCH),
+        o.whole("--batch", options.batch, least=1, most=o.MOST_IN_A_BATCH),
         filling,
         Mix(_sources(options), _priorities(options)),
         headers,
-        None if deadline is None else checks.number("--deadline-ms", deadline, above=0, most=1e8),
+        None if deadline is None else o.number("--deadline-ms", deadline, above=0, most=1e8),
         _connections(options),
         options.shared_memory,
         trust(options.api_key_file, options.ca, options.insecure),
@@ -275,7 +273,7 @@ def _connections(options: Load) -> int | None:
         wanted = options.concurrency
     if wanted is None:
         return None
-    checks.whole("--connections", wanted, least=1, most=_MOST_CLIENTS)
+    o.whole("--connections", wanted, least=1, most=_MOST_CLIENTS)
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES
     if wanted > allowed:
         raise InvalidInput(f"--connections {wanted}: this shell allows {allowed} at most, see ulimit -n")
@@ -294,13 +292,11 @@ def _closed(options: Load) -> Closed:
     if seconds is None and requests is None:
         seconds = _SECONDS
     return Closed(
-        checks.whole("--concurrency", options.concurrency or 0, least=1, most=_MOST_CLIENTS),
-        seconds=None if seconds is None else checks.number("--duration", seconds, above=0, most=_LONGEST),
-        requests=None
-        if requests is None
-        else checks.whole("--requests", requests, least=1, most=MOST_REQUESTS),
-        think=checks.number("--think-ms", options.think_ms, most=1e7) / 1e3,
-        warmup=checks.number("--warmup", options.warmup, most=_LONGEST),
+        o.whole("--concurrency", options.concurrency or 0, least=1, most=_MOST_CLIENTS),
+        seconds=None if seconds is None else o.number("--duration", seconds, above=0, most=_LONGEST),
+        requests=None if requests is None else o.whole("--requests", requests, least=1, most=MOST_REQUESTS),
+        think=o.number("--think-ms", options.think_ms, most=1e7) / 1e3,
+        warmup=o.number("--warmup", options.warmup, most=_LONGEST),
     )
 
 
@@ -310,11 +306,11 @@ def _open(options: Load) -> Open:
             raise InvalidInput(f"{option} goes with --concurrency, a closed loop")
     traffic = _traffic(options)
     phases = _phases(options, traffic)
-    warmup = checks.number("--warmup", options.warmup, most=_LONGEST)
+    warmup = o.number("--warmup", options.warmup, most=_LONGEST)
     if warmup:
         phases = (Phase(phases[0].rate, warmup, warmup=True), *phases)
     for phase in phases:
-        checks.number("--rate", phase.rate, above=0, most=_FASTEST)
+        o.number("--rate", phase.rate, above=0, most=_FASTEST)
     check_length(phases)
     return Open(phases, traffic, options.seed)
 
@@ -327,7 +323,7 @@ def _phases(options: Load, traffic: Traffic) -> tuple[Phase, ...]:
     rate = traffic.own_rate if options.rate is None else _number("--rate", options.rate)
     assert rate is not None
     if options.duration is not None:
-        return (Phase(rate, checks.number("--duration", options.duration, above=0, most=_LONGEST)),)
+        return (Phase(rate, o.number("--duration", options.duration, above=0, most=_LONGEST)),)
     # A hair more than its span, so that the last arrival of a trace is played too.
     whole = (
         traffic.span * traffic.own_rate / rate * (1 + 1e-9) if isinstance(traffic, Recording) else _SECONDS
@@ -337,7 +333,7 @@ def _phases(options: Load, traffic: Traffic) -> tuple[Phase, ...]:
 
 def _step(text: str) -> Phase:
     rate, _, seconds = text.partition(":")
-    length = checks.number("--rate", _number("--rate", seconds), above=0, most=_LONGEST)
+    length = o.number("--rate", _number("--rate", seconds), above=0, most=_LONGEST)
     return Phase(_number("--rate", rate), length)
 
 
@@ -355,12 +351,12 @@ def _traffic(options: Load) -> Traffic:
     if options.arrivals in simple:
         return simple[options.arrivals]
     if options.arrivals == "bursty":
-        return checks.bursty(options.burst_factor, options.burst_seconds, options.burst_period)
+        return o.bursty(options.burst_factor, options.burst_seconds, options.burst_period)
     if options.arrivals == "cameras":
         if options.cameras is None or options.rate is not None:
             raise InvalidInput("--arrivals cameras needs --cameras, like --cameras 100, and has no --rate")
-        count = checks.whole("--cameras", options.cameras, least=1, most=100_000)
-        fps = checks.number("--fps", 10.0 if options.fps is None else options.fps, above=0, most=10_000)
+        count = o.whole("--cameras", options.cameras, least=1, most=100_000)
+        fps = o.number("--fps", 10.0 if options.fps is None else options.fps, above=0, most=10_000)
         return Cameras(count, fps, options.aligned, per_source=True)
     if options.arrivals.startswith("trace:"):
         try:
@@ -420,4 +416,4 @@ def _weighted(option: str, text: str) -> tuple[str, float]:
         return text, 1.0
     if not colon:
         return text, 1.0
-    return name, checks.number(f"the weight of {option}", value, above=0)
+    return name, o.number(f"the weight of {option}", value, above=0)

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from carpool.cli import show
-from carpool.lab.load.histogram import Spread
-from carpool.lab.load.tally import Slice
+from carpool.lab.load.tally import Slice, Spread
 
 if TYPE_CHECKING:
     from rich.table import Table

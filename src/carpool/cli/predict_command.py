@@ -16,8 +16,8 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from carpool.cli import shared_options as o
 from carpool.cli import show
+from carpool.cli import verb_options as o
 from carpool.cli.running_server import Failed, RunningServer, trust
 from carpool.errors import InvalidInput
 

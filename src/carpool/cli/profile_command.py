@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import typer
 
-from carpool.cli import checks, show
-from carpool.cli import shared_options as o
+from carpool.cli import show
+from carpool.cli import verb_options as o
 from carpool.cli.running_server import Failed, RunningServer, trust
 from carpool.core.numerals import numeral
 from carpool.errors import InvalidInput
@@ -82,7 +82,7 @@ class ProfileVerb:
 def _measure(options: ProfileVerb) -> None:
     from carpool.lab.batch_profile import profile
 
-    checks.drawing(options.plot)
+    o.drawing(options.plot)
     question = _question(options)
     with show.status("reading the model") as tell:
         report = profile(question, tell)
@@ -100,17 +100,17 @@ def _question(options: ProfileVerb) -> ProfileQuestion:
     from carpool.lab.batch_profile import ProfileQuestion
 
     instances, threads = options.instances, options.threads
-    slos_ms = checks.numbers(
+    slos_ms = o.numbers(
         "--slo-ms", options.slo_ms, example="ms like 30,50,100", at_most="16 promises", above=0, most=1e7
     )
     return ProfileQuestion(
         Path(options.model),
         options.name,
-        checks.sizes("--sizes", options.sizes),
+        o.sizes("--sizes", options.sizes),
         tuple(ms / 1e3 for ms in slos_ms),
-        checks.whole("--repeats", options.repeats, least=2, most=10_000),
-        None if instances is None else checks.whole("--instances", instances, least=1, most=256),
-        None if threads is None else checks.whole("--threads", threads, least=1, most=1024),
+        o.whole("--repeats", options.repeats, least=2, most=10_000),
+        None if instances is None else o.whole("--instances", instances, least=1, most=256),
+        None if threads is None else o.whole("--threads", threads, least=1, most=1024),
         options.backend,
     )
 

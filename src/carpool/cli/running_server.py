@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from carpool.cli.shared_options import KEY_VARIABLE
+from carpool.cli.verb_options import KEY_VARIABLE
 from carpool.errors import CarpoolError, InvalidInput
 
 if TYPE_CHECKING:

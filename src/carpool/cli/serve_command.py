@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from carpool.cli import shared_options as o
+from carpool.cli import verb_options as o
 from carpool.errors import CarpoolError, ConfigError
 
 if TYPE_CHECKING:

@@ -16,13 +16,16 @@ from carpool.lab.load.facts import TRUSTING, Facts, GrpcFacts, HttpFacts, Trust,
 from carpool.lab.load.http_client import REFUSALS, HttpTarget
 from carpool.lab.load.messages import (
     Asking,
+    Draw,
+    Filling,
     Header,
     Message,
+    Mix,
     head_and_body,
+    make_tensors,
     picture_messages,
     tensor_messages,
 )
-from carpool.lab.load.request_data import Draw, Filling, Mix, make_tensors
 from carpool.lab.load.ticket import Target, Ticket
 from carpool.types import Datatype, Tensor
 from carpool.wire.v2 import decode_error, decode_response, read_header_length

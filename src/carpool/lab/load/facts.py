@@ -15,8 +15,7 @@ from urllib.parse import quote
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput
-from carpool.lab.load.messages import Header
-from carpool.lab.load.request_data import InputSpec
+from carpool.lab.load.messages import Header, InputSpec
 from carpool.types import DATATYPES
 from carpool.wire.v2 import decode_error
 

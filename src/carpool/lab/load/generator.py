@@ -21,10 +21,9 @@ import uvloop
 
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.lab.load.aim import Aim, take_aim
-from carpool.lab.load.histogram import Histogram
 from carpool.lab.load.load_plan import Closed, Pace, Plan, pace_of
 from carpool.lab.load.load_report import LoadReport, Part, report
-from carpool.lab.load.tally import Ledger, Record, Slice
+from carpool.lab.load.tally import Histogram, Ledger, Record, Slice
 from carpool.lab.load.ticket import Answer, Target, Ticket
 
 _MONOTONIC = 1  # CLOCK_MONOTONIC, which time.monotonic() reads

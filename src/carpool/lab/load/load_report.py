@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from carpool.lab.load.histogram import Histogram, Spread, milliseconds, spread
 from carpool.lab.load.load_plan import Closed, Phase, Plan
-from carpool.lab.load.tally import Tally
+from carpool.lab.load.tally import Histogram, Spread, Tally, milliseconds, spread
 
 LATE_MS = 5.0  # the 99th percentile of the lag may be this, or a tenth of the SLO if that is more
 _WORKING = 0.5  # of a core: one that is late with less is kept from running

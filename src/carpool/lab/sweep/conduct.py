@@ -23,9 +23,8 @@ from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
 from carpool.lab.load.facts import Unreachable, only_model
 from carpool.lab.load.generator import run as run_load
 from carpool.lab.load.load_plan import Open, Phase, Plan
-from carpool.lab.load.request_data import Filling
-from carpool.lab.sweep.own_server import OwnServer
-from carpool.lab.sweep.sweep_order import PROMISE, SLO_MS, Point, Setting, SweepOrder, points
+from carpool.lab.load.messages import Filling
+from carpool.lab.sweep.own_server import OwnServer, make_variant
 from carpool.lab.sweep.sweep_prediction import (
     GIVEN,
     CurveEstimate,
@@ -37,8 +36,18 @@ from carpool.lab.sweep.sweep_prediction import (
     try_out,
 )
 from carpool.lab.sweep.sweep_results import Results
-from carpool.lab.sweep.sweep_runs import Journal, MeasuredRun, Watcher, measured
-from carpool.lab.sweep.variant import make_variant
+from carpool.lab.sweep.sweep_runs import (
+    PROMISE,
+    SLO_MS,
+    Journal,
+    MeasuredRun,
+    Point,
+    Setting,
+    SweepOrder,
+    Watcher,
+    measured,
+    points,
+)
 
 T = TypeVar("T")
 

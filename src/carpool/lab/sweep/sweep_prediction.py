@@ -15,8 +15,7 @@ from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
 from carpool.lab.load.facts import Unreachable
 from carpool.lab.load.generator import run
 from carpool.lab.load.load_plan import Closed, Plan
-from carpool.lab.sweep.sweep_order import AS_IS, Setting
-from carpool.lab.sweep.sweep_runs import Watcher
+from carpool.lab.sweep.sweep_runs import AS_IS, Setting, Watcher
 from carpool.sim.scenario import Scenario, measure
 
 GIVEN, SERVER, TRIAL = "given with --curve", "measured by the server", "seen in a short trial"
