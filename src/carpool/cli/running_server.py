@@ -79,16 +79,15 @@ class RunningServer:
         self, method: str, path: str, body: bytes | str | None, seconds: float, **headers: str
     ) -> tuple[int, bytes]:
         """Status and body; `headers` with underscores for hyphens."""
-        from http.client import HTTPConnection, HTTPException, HTTPSConnection
+        from http.client import HTTPException
 
-        if self._tls is None:
-            connection = HTTPConnection(*self._address, timeout=seconds)
-        else:
-            connection = HTTPSConnection(*self._address, timeout=seconds, context=self._tls)
+        from carpool.lab.load.facts import connection
+
+        opened = connection(*self._address, self._tls, seconds)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         try:
-            connection.request(method, self._prefix + path, body, self._headers | named)
-            response = connection.getresponse()
+            opened.request(method, self._prefix + path, body, self._headers | named)
+            response = opened.getresponse()
             return response.status, response.read()
         except OSError as error:
             why = error.strerror or str(error) or type(error).__name__
@@ -96,7 +95,7 @@ class RunningServer:
         except HTTPException:  # its words would be those of whatever is there
             raise Failed(f"{self._url}: what answers there does not speak HTTP") from None
         finally:
-            connection.close()
+            opened.close()
 
     def _document(self, method: str, path: str, body: str | None, seconds: float) -> Any:
         status, answer = self.ask(method, path, body, seconds)

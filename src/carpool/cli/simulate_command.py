@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _SECONDS = 60.0
 _KNOBS = "Knobs mode"
+_SETTINGS = ("seconds", "seed", "seeds", "noise", "stall_share", "stall_factor", "profile_error")
 
 
 class Mode(StrEnum):
@@ -277,13 +278,7 @@ def _settings(options: Simulate, scenario: Scenario) -> dict[str, object]:
         "arrivals": scenario.traffic.name,
         "rate_rps": scenario.rate,
         "load": scenario.rate / scenario.capacity if scenario.capacity else None,
-        "seconds": scenario.seconds,
-        "seed": scenario.seed,
-        "seeds": scenario.seeds,
-        "noise": scenario.noise,
-        "stall_share": scenario.stall_share,
-        "stall_factor": scenario.stall_factor,
-        "profile_error": scenario.profile_error,
+        **{name: getattr(scenario, name) for name in _SETTINGS},
     }
     if options.model:
         used["model"] = options.model

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput
-from carpool.lab.load.facts import TRUSTING, Facts, GrpcFacts, HttpFacts, Trust, Unreachable, only_model
+from carpool.lab.load.facts import TRUSTING, GrpcFacts, HttpFacts, Trust, Unreachable, only_model
 from carpool.lab.load.http_client import REFUSALS, HttpTarget
 from carpool.lab.load.messages import (
     Asking,
@@ -302,7 +302,7 @@ def _grpc(aim: Aim, address: Address) -> Target:
 class _Bodies:
     """Tensors for requests of any number of images, by what the server said of the model once."""
 
-    def __init__(self, facts: Facts, model: str, aim: Aim) -> None:
+    def __init__(self, facts: HttpFacts | GrpcFacts, model: str, aim: Aim) -> None:
         self._specs = facts.inputs(model, aim.version)
         if not self._specs:
             raise Unreachable(f"the server says that model {model!r} has no inputs")

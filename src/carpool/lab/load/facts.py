@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import orjson
@@ -60,6 +59,12 @@ class Trust:
 TRUSTING = Trust()
 
 
+def connection(host: str, port: int | None, tls: ssl.SSLContext | None, seconds: float) -> HTTPConnection:
+    if tls is None:
+        return HTTPConnection(host, port, timeout=seconds)
+    return HTTPSConnection(host, port, timeout=seconds, context=tls)
+
+
 _ANSWER_S = 10.0
 _MOST_BYTES = 64 << 20
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -71,19 +76,7 @@ class Unreachable(CarpoolError):
     reason = "unreachable"
 
 
-class Facts(Protocol):
-    """The same questions over either protocol."""
-
-    def check_ready(self) -> None:
-        """Raises `Unreachable` with a sentence."""
-
-    def models(self) -> list[str]:
-        """Those that can be asked."""
-
-    def inputs(self, model: str, version: str) -> list[InputSpec]: ...
-
-
-def only_model(facts: Facts) -> str:
+def only_model(facts: HttpFacts | GrpcFacts) -> str:
     """The one to ask when none was named."""
     names = sorted(set(facts.models()))
     if len(names) == 1:
@@ -163,22 +156,13 @@ class HttpFacts:
         with self._response(request, method) as response:
             return response.status, response.read(_MOST_BYTES)
 
-    def _connected(self) -> socket.socket:
-        plain = socket.create_connection(self._address, _ANSWER_S)
-        if self._tls is None:
-            return plain
-        try:
-            return self._tls.wrap_socket(plain, server_hostname=self._address[0])
-        except BaseException:
-            plain.close()
-            raise
-
     @contextlib.contextmanager
     def _response(self, request: bytes, method: str) -> Iterator[HTTPResponse]:
         try:
-            with self._connected() as connection:
-                connection.sendall(request)
-                response = HTTPResponse(connection, method=method)
+            with contextlib.closing(connection(*self._address, self._tls, _ANSWER_S)) as opened:
+                opened.connect()
+                opened.send(request)
+                response = HTTPResponse(opened.sock, method=method)
                 response.begin()
                 with response:
                     yield response
