@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import signal
-import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,19 +134,13 @@ class Load:
 
         from carpool.cli import load_display
         from carpool.lab.load.aim import read_url
-        from carpool.lab.load.facts import Unreachable
-        from carpool.lab.load.generator import LostPart
 
         plan = plan_of(self)
         aim = aim_of(self)
         _check_processes(self)
         read_url(aim.url)
-        try:
-            with load_display.progress(_planned_seconds(plan), self.slo_ms) as watch:
-                report = uvloop.run(_generate(plan, aim, self, watch))
-        except (Unreachable, LostPart) as error:
-            print(f"carpool: {error.message}", file=sys.stderr)
-            raise typer.Exit(1) from None
+        with load_display.progress(_planned_seconds(plan), self.slo_ms) as watch:
+            report = uvloop.run(_generate(plan, aim, self, watch))
         if self.as_json:
             print(json.dumps(report.as_json() | {"settings": _settings(self)}, indent=2))
         else:
@@ -170,7 +163,7 @@ async def _generate(plan: Plan, aim: Aim, options: Load, watch: Watch) -> LoadRe
 
     from carpool.lab.load.aim import take_aim
     from carpool.lab.load.generator import run, run_shared, spare_the_collector
-    from carpool.lab.load.tally import Recorder
+    from carpool.lab.load.tally import RequestLog
 
     stop = asyncio.Event()
 
@@ -185,7 +178,7 @@ async def _generate(plan: Plan, aim: Aim, options: Load, watch: Watch) -> LoadRe
         return await run_shared(plan, aim, options.processes, watch=watch, stop=stop)
     target = take_aim(aim)
     spare_the_collector()
-    with Recorder(options.save) if options.save is not None else nullcontext() as record:
+    with RequestLog(options.save) if options.save is not None else nullcontext() as record:
         return await run(plan, target, watch=watch, stop=stop, record=record)
 
 
@@ -355,9 +348,7 @@ def _traffic(options: Load) -> Traffic:
     if options.arrivals == "cameras":
         if options.cameras is None or options.rate is not None:
             raise InvalidInput("--arrivals cameras needs --cameras, like --cameras 100, and has no --rate")
-        count = o.whole("--cameras", options.cameras, least=1, most=100_000)
-        fps = o.number("--fps", 10.0 if options.fps is None else options.fps, above=0, most=10_000)
-        return Cameras(count, fps, options.aligned, per_source=True)
+        return o.cameras(options.cameras, options.fps, options.aligned, per_source=True, most=100_000)
     if options.arrivals.startswith("trace:"):
         try:
             return _recording(Path(options.arrivals.removeprefix("trace:")), options.model)

@@ -178,12 +178,8 @@ def _print(report: ProfileReport) -> None:
 def _ask_server(options: ProfileVerb) -> None:
     _check_goes_with_a_url(options)
     server = RunningServer(options.model, trust(options.api_key_file, options.ca, options.insecure))
-    try:
-        name = options.name or _only_model(server)
-        document = server.get(f"/v2/models/{quote(name, safe='')}/profile")
-    except Failed as error:
-        print(f"carpool: {error.message}", file=sys.stderr)
-        raise typer.Exit(1) from None
+    name = options.name or _only_model(server)
+    document = server.get(f"/v2/models/{quote(name, safe='')}/profile")
     if options.as_json:
         print(json.dumps(document, indent=2))
     else:

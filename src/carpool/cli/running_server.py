@@ -23,6 +23,8 @@ _KEY = re.compile(r"[!-~]{1,512}")
 class Failed(CarpoolError):
     """The server is not there, or said no."""
 
+    exit_code = 1
+
 
 def trust(
     api_key_file: Path | None, ca: Path | None, insecure: bool, environ: Mapping[str, str] | None = None

@@ -16,7 +16,7 @@ from carpool.errors import InvalidInput
 if TYPE_CHECKING:
     from carpool.core.curve import BatchCurve
     from carpool.core.policy import Knobs
-    from carpool.sim.arrivals import Cameras, Traffic
+    from carpool.sim.arrivals import Traffic
     from carpool.sim.scenario import Outcome, Scenario
 
 _SECONDS = 60.0
@@ -227,33 +227,24 @@ def _traffic(options: Simulate) -> Traffic:
         raise InvalidInput("--latest needs sources: give --arrivals cameras or a trace that names them")
     if options.model and not options.arrivals.startswith("trace:"):
         raise InvalidInput("--model chooses among the models of a trace: give --arrivals trace:FILE")
+    per_source = options.per_source or options.latest
     if options.arrivals == "poisson":
         return Poisson()
     if options.arrivals == "bursty":
         return o.bursty(options.burst_factor, options.burst_seconds, options.burst_period)
     if options.arrivals == "cameras":
-        return _cameras(options)
+        if options.cameras is None:
+            raise InvalidInput(
+                "--cameras is needed with --arrivals cameras: say how many, like --cameras 100"
+            )
+        return o.cameras(options.cameras, options.fps, options.aligned, per_source=per_source, most=10**6)
     if options.arrivals.startswith("trace:"):
         try:
             file = Path(options.arrivals.removeprefix("trace:"))
-            per_source = options.per_source or options.latest
             return Recording.read(file, per_source=per_source, model=options.model)
         except InvalidInput as error:
             raise InvalidInput(f"--arrivals: {error.message}") from None
     raise InvalidInput(f"--arrivals must be poisson, bursty, cameras or trace:FILE, not {options.arrivals!r}")
-
-
-def _cameras(options: Simulate) -> Cameras:
-    from carpool.sim.arrivals import Cameras
-
-    if options.cameras is None:
-        raise InvalidInput("--cameras is needed with --arrivals cameras: say how many, like --cameras 100")
-    return Cameras(
-        count=o.whole("--cameras", options.cameras, least=1, most=10**6),
-        fps=o.number("--fps", 10.0 if options.fps is None else options.fps, above=0, most=10_000),
-        aligned=options.aligned,
-        per_source=options.per_source or options.latest,
-    )
 
 
 def _as_json(

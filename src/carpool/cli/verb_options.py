@@ -13,7 +13,7 @@ from carpool.core.curve import BatchCurve, CurveError
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from carpool.sim.arrivals import Bursty
+    from carpool.sim.arrivals import Bursty, Cameras
 
 MODEL, TRAFFIC, DEVICE, RUN, _SERVER = "The model", "Traffic", "The device", "The run", "The server"
 """Panels of the help."""
@@ -164,6 +164,17 @@ def bursty(factor: float, length: float, period: float) -> Bursty:
         number("--burst-factor", factor, least=1, most=1000),
         number("--burst-seconds", length, above=0, most=period),
         period,
+    )
+
+
+def cameras(count: int, fps: float | None, aligned: bool, *, per_source: bool, most: int) -> Cameras:
+    from carpool.sim.arrivals import Cameras
+
+    return Cameras(
+        whole("--cameras", count, least=1, most=most),
+        number("--fps", 10.0 if fps is None else fps, above=0, most=10_000),
+        aligned,
+        per_source,
     )
 
 

@@ -125,7 +125,8 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
     notes = [_line(shape), _gain(shape, curve, layout.instances)]
     if chosen.reason:
         notes.append(f"{layout}: {chosen.reason}.")
-    notes += _doubts(measured.points, again, stolen)
+    doubts = _doubts(measured.points, again, stolen)
+    notes += doubts
     if measured.ended:
         notes.append(
             f"Batches of {measured.points[-1].size + 1} and more were not measured: {measured.ended}."
@@ -145,7 +146,7 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
         knee=shape.knee,
         curve=",".join(f"{size}:{seconds * 1e3:.4g}" for size, seconds in curve.points),
         budgets=tuple(_budget(slo, curve, layout.instances) for slo in q.slos),
-        noisy=_is_noisy(measured.points, again, stolen),
+        noisy=bool(doubts),
         steal=round(stolen, 4),
         notes=tuple(notes),
     )
@@ -245,10 +246,6 @@ def _gain(shape: Shape, curve: BatchCurve, instances: int) -> str:
         f"Batches of {best} carry {gain:.2f} × the images of single ones; "
         f"{shape.knee} are enough for nine tenths of that."
     )
-
-
-def _is_noisy(points: Sequence[Point], again: Point, stolen: float) -> bool:
-    return median(point.spread for point in points) > _SPREAD or stolen > _STEAL or _changed(points, again)
 
 
 def _changed(points: Sequence[Point], again: Point) -> bool:

@@ -16,6 +16,7 @@ from carpool.lab.load.facts import TRUSTING, GrpcFacts, HttpFacts, Trust, Unreac
 from carpool.lab.load.http_client import REFUSALS, HttpTarget
 from carpool.lab.load.messages import (
     Asking,
+    Bodies,
     Draw,
     Filling,
     Header,
@@ -217,7 +218,7 @@ def _tensors(aim: Aim, address: Address, facts: HttpFacts) -> Target:
     version = f"/versions/{quote(aim.version, safe='')}" if aim.version else ""
     path = f"/v2/models/{quote(model, safe='')}{version}/infer"
     asking = Asking(address.authority, path, aim.all_headers(), aim.deadline_ms)
-    bodies = _Bodies(facts, model, aim)
+    bodies = _bodies(facts, model, aim)
     draw = Draw(aim.mix, aim.filling.seed)
     name = f"{address.scheme}://{address.authority}, model {model}"
     if aim.shared_memory:
@@ -287,7 +288,7 @@ def _grpc(aim: Aim, address: Address) -> Target:
     model = aim.model or only_model(facts)
     asking = Asking(address.authority, "", aim.all_headers(), aim.deadline_ms)
     call = tensor_calls(
-        asking, model, aim.version, _Bodies(facts, model, aim), Draw(aim.mix, aim.filling.seed)
+        asking, model, aim.version, _bodies(facts, model, aim), Draw(aim.mix, aim.filling.seed)
     )
     try:
         facts.ask("ModelInfer", *call(Ticket(0, 0.0)))
@@ -299,17 +300,12 @@ def _grpc(aim: Aim, address: Address) -> Target:
     return GrpcTarget(address.authority, call, connections=channels, name=name, credentials=credentials)
 
 
-class _Bodies:
+def _bodies(facts: HttpFacts | GrpcFacts, model: str, aim: Aim) -> Bodies:
     """Tensors for requests of any number of images, by what the server said of the model once."""
-
-    def __init__(self, facts: HttpFacts | GrpcFacts, model: str, aim: Aim) -> None:
-        self._specs = facts.inputs(model, aim.version)
-        if not self._specs:
-            raise Unreachable(f"the server says that model {model!r} has no inputs")
-        self._aim = aim
-
-    def __call__(self, images: int) -> list[list[Tensor]]:
-        return make_tensors(self._specs, self._aim.filling, images * self._aim.batch)
+    specs = facts.inputs(model, aim.version)
+    if not specs:
+        raise Unreachable(f"the server says that model {model!r} has no inputs")
+    return lambda images: make_tensors(specs, aim.filling, images * aim.batch)
 
 
 def read_pictures(paths: tuple[Path, ...]) -> list[tuple[bytes, str]]:

@@ -74,6 +74,7 @@ class Unreachable(CarpoolError):
     """The server is not there, not ready, or does not want such requests."""
 
     reason = "unreachable"
+    exit_code = 1
 
 
 def only_model(facts: HttpFacts | GrpcFacts) -> str:

@@ -259,6 +259,7 @@ class LostPart(CarpoolError):
     """A generating process ended without a result."""
 
     reason = "generator-died"
+    exit_code = 1
 
 
 async def run_shared(

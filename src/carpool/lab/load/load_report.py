@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from carpool.lab.load.load_plan import Closed, Phase, Plan
 from carpool.lab.load.tally import Histogram, Spread, Tally, milliseconds, spread
@@ -193,10 +194,11 @@ _TIMED = ("response", "service", "refusal", "queue", "infer", "outside")
 
 def _counts(name: str, seconds: float, tally: Tally, batch: int) -> Counts:
     per_second = 1 / seconds if seconds > 0 else 0.0
+    numbers: dict[str, Any] = {counted: getattr(tally, counted) for counted in _COUNTED}
+    numbers |= {f"{timed}_ms": milliseconds(getattr(tally, timed)) for timed in _TIMED}
     return Counts(
         name=name,
         seconds=round(seconds, 3),
-        **{counted: getattr(tally, counted) for counted in _COUNTED},
         refused=dict(tally.refused.most_common()),
         failed=dict(tally.failed.most_common()),
         offered_rps=round(tally.offered * per_second, 3),
@@ -204,8 +206,8 @@ def _counts(name: str, seconds: float, tally: Tally, batch: int) -> Counts:
         goodput_rps=round(tally.good * per_second, 3),
         images_rps=round(tally.images * batch * per_second, 3),
         attainment=round(tally.good / tally.offered, 6) if tally.offered else 0.0,
-        **{f"{timed}_ms": milliseconds(getattr(tally, timed)) for timed in _TIMED},
         batch=spread(tally.batch, 1.0),
+        **numbers,
     )
 
 

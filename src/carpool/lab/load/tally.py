@@ -293,7 +293,7 @@ COLUMNS = (
 SUFFIXES = (".jsonl", ".csv")
 
 
-class Recorder:
+class RequestLog:
     """JSON lines or CSV, by the name of the file. To be called with every request that ends."""
 
     def __init__(self, path: Path) -> None:
@@ -326,7 +326,7 @@ class Recorder:
         else:
             self._file.write(orjson.dumps(dict(zip(COLUMNS, row, strict=True))).decode() + "\n")
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> RequestLog:
         return self
 
     def __exit__(
