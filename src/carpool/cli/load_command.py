@@ -206,7 +206,8 @@ def _plain(value: object) -> object:
 
 
 def plan_of(options: Load) -> Plan:
-    if options.rate is None and not _own_rate(options) and options.concurrency is None:
+    own_rate = options.arrivals == "cameras" or options.arrivals.startswith("trace:")
+    if options.rate is None and not own_rate and options.concurrency is None:
         raise InvalidInput(
             "say how much traffic: --rate 100 for an open loop, --concurrency 8 for a closed one"
         )
@@ -274,10 +275,6 @@ def _connections(options: Load) -> int | None:
 
 
 # ---- traffic
-
-
-def _own_rate(options: Load) -> bool:
-    return options.arrivals == "cameras" or options.arrivals.startswith("trace:")
 
 
 def _closed(options: Load) -> Closed:

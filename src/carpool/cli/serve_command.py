@@ -214,7 +214,8 @@ class _Screen:
         for source in self._sources:
             print(f"    {_line(source, promised.get(source.config.name))}")
         if self._sources:
-            print(f"\n  Try:      {_line_to_try(address, tasks) or self._metadata_line(address)}")
+            metadata = f"curl -s {address}/v2/models/{self._sources[0].config.name}"
+            print(f"\n  Try:      {_line_to_try(address, tasks) or metadata}")
         if settings.model_control_mode == "explicit":
             print(f"  Load:     carpool models load NAME --url {address}")
         if "grpc" in ports:
@@ -225,9 +226,6 @@ class _Screen:
                 "  Open:     only this machine gets in; --host 0.0.0.0 opens it to others (docs/security.md)"
             )
         print("  Stop:     Ctrl-C finishes what was accepted\n", flush=True)
-
-    def _metadata_line(self, address: str) -> str:
-        return f"curl -s {address}/v2/models/{self._sources[0].config.name}"
 
 
 def _line(source: ModelSource, slo_ms: float | None) -> str:

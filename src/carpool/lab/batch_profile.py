@@ -196,15 +196,11 @@ def _row(point: Point, off_line: float, instances: int) -> BatchRow:
         point.size,
         point.seconds * 1e3,
         point.spread,
-        _sure(point),
+        point.spread / 2 / sqrt(point.runs),
         point.runs,
         instances * point.rate,
         off_line,
     )
-
-
-def _sure(point: Point) -> float:
-    return point.spread / 2 / sqrt(point.runs)
 
 
 def _budget(slo: float, curve: BatchCurve, instances: int) -> Budget:

@@ -157,10 +157,18 @@ def reasons(q: FleetQuestion, plan: FleetPlan, needed: int, *, group: int, p99: 
     yield from _cores(q, plan)
     yield from _replicas(q, plan, needed, p99)
     yield from _surge(q, plan, needed)
-    yield from _spares(q, needed)
+    if q.redundancy:
+        yield (
+            f"{q.redundancy} more to spare: the promise holds with {q.redundancy} gone, which is what was "
+            f"checked on {needed}. The plan's p50 and p99 are those with all of them running."
+        )
     yield from _queues(plan, needed, group)
     yield from _knobs(q, plan, needed)
-    yield from _money(q, plan)
+    if plan.cost_per_1000 is not None and q.price_per_hour is not None:
+        yield (
+            f"{plan.replicas} × {q.price_per_hour:g} an hour for {_n(q.rate)}/s is "
+            f"{plan.cost_per_1000:.3g} per 1,000 images."
+        )
 
 
 def cannot(q: FleetQuestion, checks: Iterable[Check], longer: float | None) -> Iterator[str]:
@@ -253,14 +261,6 @@ def _surge(q: FleetQuestion, plan: FleetPlan, needed: int) -> Iterator[str]:
     )
 
 
-def _spares(q: FleetQuestion, needed: int) -> Iterator[str]:
-    if q.redundancy:
-        yield (
-            f"{q.redundancy} more to spare: the promise holds with {q.redundancy} gone, which is what was "
-            f"checked on {needed}. The plan's p50 and p99 are those with all of them running."
-        )
-
-
 def _queues(plan: FleetPlan, needed: int, group: int) -> Iterator[str]:
     apart = next((c for c in plan.checks if c.what == "separate servers"), None)
     if apart is None:
@@ -294,14 +294,6 @@ def _knobs(q: FleetQuestion, plan: FleetPlan, needed: int) -> Iterator[str]:
         yield (
             f"No delay helps: with fixed knobs and a {delay} it would be {change}. While a replica is busy "
             "the next batch gathers by itself."
-        )
-
-
-def _money(q: FleetQuestion, plan: FleetPlan) -> Iterator[str]:
-    if plan.cost_per_1000 is not None and q.price_per_hour is not None:
-        yield (
-            f"{plan.replicas} × {q.price_per_hour:g} an hour for {_n(q.rate)}/s is "
-            f"{plan.cost_per_1000:.3g} per 1,000 images."
         )
 
 

@@ -361,16 +361,10 @@ def _generate(pipe: Connection, plan: Plan, aim: Aim, part: int, of: int) -> Non
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         found = uvloop.run(_generate_part(pipe, plan, aim, part, of))
-    except CarpoolError as error:
-        pipe.send(_plain(error))
+    except CarpoolError as error:  # told in one that can be pickled, whatever arguments its kind takes
+        pipe.send((InvalidInput if isinstance(error, InvalidInput) else LostPart)(error.message))
         return
     pipe.send(found)
-
-
-def _plain(error: CarpoolError) -> CarpoolError:
-    """One that can be pickled, whatever arguments its kind takes."""
-    kind = InvalidInput if isinstance(error, InvalidInput) else LostPart
-    return kind(error.message)
 
 
 async def _generate_part(pipe: Connection, plan: Plan, aim: Aim, part: int, of: int) -> Part:

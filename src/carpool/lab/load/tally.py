@@ -14,7 +14,7 @@ from typing import IO, Self
 import orjson
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.ticket import Answer, Kind, Ticket, Timing
+from carpool.lab.load.ticket import Answer, Kind, Ticket
 
 _GROWTH = 1.01
 _PER_BUCKET = 1 / log(_GROWTH)
@@ -309,6 +309,9 @@ class RequestLog:
 
     def __call__(self, ticket: Ticket, now: float, answer: Answer) -> None:
         timing = answer.timing
+        times: tuple[float | None, ...] = (None, None, None)
+        if timing is not None:
+            times = round(timing.queue * 1e3, 3), round(timing.infer * 1e3, 3), timing.batch
         row = (
             ticket.number,
             ticket.phase,
@@ -319,7 +322,7 @@ class RequestLog:
             answer.reason,
             ticket.source,
             ticket.images,
-            *((None, None, None) if timing is None else _milliseconds(timing)),
+            *times,
         )
         if self._csv is not None:
             self._csv.writerow(row)
@@ -333,7 +336,3 @@ class RequestLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-
-
-def _milliseconds(timing: Timing) -> tuple[float, float, int]:
-    return round(timing.queue * 1e3, 3), round(timing.infer * 1e3, 3), timing.batch

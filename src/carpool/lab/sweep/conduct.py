@@ -241,11 +241,13 @@ async def _measure(
     plan = Plan(Open(tuple(phases), seed=order.seed + point.seed), slo=slo, timeout=patience, drain=patience)
     seen, steal = Watcher(len(phases) - 1), Steal()
     at = _now()
-    report = await run_load(plan, take_aim(aim), stop=stop, record=seen.record)
+    report = await run_load(plan, take_aim(aim), stop=stop, record=seen)
     return measured(point, at, report, seen, steal.share())
 
 
 def _results(order: SweepOrder, basis: SweepBasis, journal: Journal) -> Results:
+    import onnxruntime
+
     rates = [rate for rate, _ in basis.rates]
     seconds = order.warmup + order.seconds
     return Results(
@@ -265,15 +267,13 @@ def _results(order: SweepOrder, basis: SweepBasis, journal: Journal) -> Results:
         machine=f"{hardware()}; {platform.system()} {platform.release()}",
         date=_now(),
         command=order.command,
-        versions={"carpool": __version__, "Python": platform.python_version(), "numpy": np.__version__}
-        | _onnxruntime(),
+        versions={
+            "carpool": __version__,
+            "Python": platform.python_version(),
+            "numpy": np.__version__,
+            "onnxruntime": onnxruntime.__version__,
+        },
     )
-
-
-def _onnxruntime() -> dict[str, str]:
-    import onnxruntime
-
-    return {"onnxruntime": str(onnxruntime.__version__)}
 
 
 def _now() -> str:

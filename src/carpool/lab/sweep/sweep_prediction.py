@@ -139,7 +139,7 @@ async def try_out(aim: Aim, max_batch: int | None) -> CurveEstimate:
     seen = Watcher(0)
     for clients in _TRIALS:
         plan = Plan(Closed(clients, seconds=_TRIAL_S, think=_THINK_S))
-        await run(plan, take_aim(aim), record=seen.record)
+        await run(plan, take_aim(aim), record=seen)
     return from_answers(seen, max_batch)
 
 

@@ -19,7 +19,7 @@ from carpool.config.repository import ModelSource
 from carpool.errors import InvalidInput
 from carpool.lab.load.facts import TRUSTING, Trust
 from carpool.lab.load.load_report import LoadReport
-from carpool.lab.load.tally import Histogram, Record
+from carpool.lab.load.tally import Histogram
 from carpool.lab.load.ticket import Answer, Kind, Ticket
 
 PROMISE, KNOBS, AS_IS = "promise", "knobs", "as it is"
@@ -160,10 +160,6 @@ class Watcher:
         if answer.timing is not None:
             self.batches[answer.timing.batch] += 1
             self.infer.setdefault(answer.timing.batch, Histogram()).add(answer.timing.infer)
-
-    @property
-    def record(self) -> Record:
-        return self
 
 
 @dataclass(frozen=True, slots=True)
