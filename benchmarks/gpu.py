@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.lab.load.aim import Aim
-from carpool.lab.load.request_data import Filling
+from carpool.lab.load.messages import Filling
 from chip import serving
 from chip.cores import Cores, CoreUse, divide, first_siblings, placed
 from chip.isolation import flooded

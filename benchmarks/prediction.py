@@ -44,8 +44,7 @@ from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
 from carpool.demo import bundled_models
 from carpool.errors import CarpoolError
-from carpool.lab.fleet_plan import max_batch, suffices
-from carpool.lab.fleet_question import ENOUGH, UNSHARED, FleetQuestion, Machine
+from carpool.lab.fleet_plan import ENOUGH, UNSHARED, FleetQuestion, Machine, max_batch, suffices
 from carpool.sim.scenario import Scenario, measure
 from load import open_loop, processes
 from load.burst import LoadError

@@ -39,7 +39,7 @@ def test_every_json_key_is_documented() -> None:
     from dataclasses import fields
 
     from carpool.lab.batch_profile import BatchRow, Budget, ProfileReport
-    from carpool.lab.fleet_question import FleetPlan
+    from carpool.lab.fleet_plan import FleetPlan
     from carpool.lab.sweep.sweep_results import PointRow, Results
     from carpool.sim.scenario import Outcome
 

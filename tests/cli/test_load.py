@@ -142,9 +142,8 @@ def test_connections_follow_the_clients_unless_calls_share_them() -> None:
 def test_every_key_of_the_report_is_documented() -> None:
     from dataclasses import fields
 
-    from carpool.lab.load.histogram import Spread
     from carpool.lab.load.load_report import Counts, Generator, LoadReport
-    from carpool.lab.load.tally import COLUMNS
+    from carpool.lab.load.tally import COLUMNS, Spread
 
     text = (Path(__file__).parents[2] / "docs" / "load.md").read_text("utf-8")
     names = {field.name for kind in (Counts, LoadReport, Generator, Spread) for field in fields(kind)}

@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from carpool.cli.main import app
 from carpool.cli.sweep_command import Lines, Sweep, SweepMode, lasting, order_of
-from carpool.lab.sweep.sweep_order import AS_IS
+from carpool.lab.sweep.sweep_runs import AS_IS
 from engine import repositories
 from lab.sweep.samples import run
 

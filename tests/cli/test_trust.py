@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from carpool.cli.main import app
 from carpool.cli.running_server import trust
-from carpool.cli.shared_options import KEY_VARIABLE
 from carpool.cli.sweep_command import Sweep, order_of
+from carpool.cli.verb_options import KEY_VARIABLE
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim, take_aim
 from carpool.lab.load.facts import Trust, Unreachable

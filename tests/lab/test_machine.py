@@ -9,8 +9,7 @@ import pytest
 
 from carpool.core.capacity import slo_capacity
 from carpool.core.curve import BatchCurve
-from carpool.lab.fleet_plan import plan
-from carpool.lab.fleet_question import UNSHARED, FleetQuestion, Machine
+from carpool.lab.fleet_plan import UNSHARED, FleetQuestion, Machine, plan
 
 CURVE = BatchCurve.parse("1:13,8:85")
 TWO_CORES = Machine(cores=2, infer_cores=2, decode=0.0025, protocol=0.0005)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carpool.core.curve import BatchCurve
-from carpool.lab.fleet_plan import plan
-from carpool.lab.fleet_question import ENOUGH, FleetPlan, FleetQuestion
+from carpool.lab.fleet_plan import ENOUGH, FleetPlan, FleetQuestion, plan
 
 EXERCISE = BatchCurve.parse("4+1")
 RESNET = BatchCurve.parse("1:6.2,4:9.1,16:21,64:74")

@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import signal
-import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from carpool.cli import checks
-from carpool.cli import shared_options as o
+from carpool.cli import verb_options as o
 from carpool.cli.running_server import trust
 from carpool.errors import InvalidInput
 from carpool.lab.load.load_plan import MOST_REQUESTS, Closed, Open, Phase, Plan, check_length
@@ -136,19 +134,13 @@ class Load:
 
         from carpool.cli import load_display
         from carpool.lab.load.aim import read_url
-        from carpool.lab.load.facts import Unreachable
-        from carpool.lab.load.generator import LostPart
 
         plan = plan_of(self)
         aim = aim_of(self)
         _check_processes(self)
         read_url(aim.url)
-        try:
-            with load_display.progress(_planned_seconds(plan), self.slo_ms) as watch:
-                report = uvloop.run(_generate(plan, aim, self, watch))
-        except (Unreachable, LostPart) as error:
-            print(f"carpool: {error.message}", file=sys.stderr)
-            raise typer.Exit(1) from None
+        with load_display.progress(_planned_seconds(plan), self.slo_ms) as watch:
+            report = uvloop.run(_generate(plan, aim, self, watch))
         if self.as_json:
             print(json.dumps(report.as_json() | {"settings": _settings(self)}, indent=2))
         else:
@@ -156,14 +148,13 @@ class Load:
 
 
 def _check_processes(options: Load) -> None:
-    processes = checks.whole("--processes", options.processes, least=1, most=_MOST_PROCESSES)
+    processes = o.whole("--processes", options.processes, least=1, most=_MOST_PROCESSES)
     if options.concurrency is not None and options.concurrency < processes:
         raise InvalidInput(
-            f"--processes {processes} are more than the clients of --concurrency {options.concurrency}",
-            field="--processes",
+            f"--processes {processes} are more than the clients of --concurrency {options.concurrency}"
         )
     if options.save is not None and processes > 1:
-        raise InvalidInput("--save needs --processes 1: single requests are not passed on", field="--save")
+        raise InvalidInput("--save needs --processes 1: single requests are not passed on")
 
 
 async def _generate(plan: Plan, aim: Aim, options: Load, watch: Watch) -> LoadReport:
@@ -172,7 +163,7 @@ async def _generate(plan: Plan, aim: Aim, options: Load, watch: Watch) -> LoadRe
 
     from carpool.lab.load.aim import take_aim
     from carpool.lab.load.generator import run, run_shared, spare_the_collector
-    from carpool.lab.load.tally import Recorder
+    from carpool.lab.load.tally import RequestLog
 
     stop = asyncio.Event()
 
@@ -187,7 +178,7 @@ async def _generate(plan: Plan, aim: Aim, options: Load, watch: Watch) -> LoadRe
         return await run_shared(plan, aim, options.processes, watch=watch, stop=stop)
     target = take_aim(aim)
     spare_the_collector()
-    with Recorder(options.save) if options.save is not None else nullcontext() as record:
+    with RequestLog(options.save) if options.save is not None else nullcontext() as record:
         return await run(plan, target, watch=watch, stop=stop, record=record)
 
 
@@ -215,7 +206,8 @@ def _plain(value: object) -> object:
 
 
 def plan_of(options: Load) -> Plan:
-    if options.rate is None and not _own_rate(options) and options.concurrency is None:
+    own_rate = options.arrivals == "cameras" or options.arrivals.startswith("trace:")
+    if options.rate is None and not own_rate and options.concurrency is None:
         raise InvalidInput(
             "say how much traffic: --rate 100 for an open loop, --concurrency 8 for a closed one"
         )
@@ -224,25 +216,22 @@ def plan_of(options: Load) -> Plan:
     slo = options.slo_ms
     return Plan(
         _closed(options) if options.concurrency is not None else _open(options),
-        slo=None if slo is None else checks.number("--slo-ms", slo, above=0, most=1e7) / 1e3,
-        timeout=checks.number("--timeout", options.timeout, above=0, most=3600),
-        drain=checks.number("--drain", options.drain, most=3600),
+        slo=None if slo is None else o.number("--slo-ms", slo, above=0, most=1e7) / 1e3,
+        timeout=o.number("--timeout", options.timeout, above=0, most=3600),
+        drain=o.number("--drain", options.drain, most=3600),
         batch=options.batch,
     )
 
 
 def aim_of(options: Load) -> Aim:
     from carpool.lab.load.aim import Aim
-    from carpool.lab.load.messages import LATEST, check_headers
-    from carpool.lab.load.request_data import Filling, Mix
+    from carpool.lab.load.messages import LATEST, Filling, Mix, check_headers
 
     headers = tuple(_header(text) for text in options.headers or ())
     check_headers(headers)
     if options.latest:
         if not options.sources and options.arrivals in ("poisson", "bursty", "constant"):
-            raise InvalidInput(
-                "--latest needs sources: give --source, or --arrivals cameras", field="--latest"
-            )
+            raise InvalidInput("--latest needs sources: give --source, or --arrivals cameras")
         headers += ((LATEST, "1"),)
     if options.images and (
         options.priorities or options.shapes or options.batch != 1 or options.data != "random"
@@ -250,9 +239,9 @@ def aim_of(options: Load) -> Aim:
         raise InvalidInput("--priority, --shape, --batch and --data go with tensors, not with --image")
     filling = Filling(
         options.data,
-        dict(checks.shape(text) for text in options.shapes or ()),
+        dict(o.shape(text) for text in options.shapes or ()),
         options.seed,
-        checks.whole("--distinct", options.distinct, least=1, most=10_000),
+        o.whole("--distinct", options.distinct, least=1, most=10_000),
     )
     deadline = options.deadline_ms
     return Aim(
@@ -260,11 +249,11 @@ def aim_of(options: Load) -> Aim:
         options.model,
         options.model_version,
         tuple(options.images or ()),
-        checks.whole("--batch", options.batch, least=1, most=checks.MOST_IN_A_BATCH),
+        o.whole("--batch", options.batch, least=1, most=o.MOST_IN_A_BATCH),
         filling,
         Mix(_sources(options), _priorities(options)),
         headers,
-        None if deadline is None else checks.number("--deadline-ms", deadline, above=0, most=1e8),
+        None if deadline is None else o.number("--deadline-ms", deadline, above=0, most=1e8),
         _connections(options),
         options.shared_memory,
         trust(options.api_key_file, options.ca, options.insecure),
@@ -278,21 +267,14 @@ def _connections(options: Load) -> int | None:
         wanted = options.concurrency
     if wanted is None:
         return None
-    checks.whole("--connections", wanted, least=1, most=_MOST_CLIENTS)
+    o.whole("--connections", wanted, least=1, most=_MOST_CLIENTS)
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES
     if wanted > allowed:
-        raise InvalidInput(
-            f"--connections {wanted}: this shell allows {allowed} at most, see ulimit -n",
-            field="--connections",
-        )
+        raise InvalidInput(f"--connections {wanted}: this shell allows {allowed} at most, see ulimit -n")
     return wanted
 
 
 # ---- traffic
-
-
-def _own_rate(options: Load) -> bool:
-    return options.arrivals == "cameras" or options.arrivals.startswith("trace:")
 
 
 def _closed(options: Load) -> Closed:
@@ -300,27 +282,25 @@ def _closed(options: Load) -> Closed:
     if seconds is None and requests is None:
         seconds = _SECONDS
     return Closed(
-        checks.whole("--concurrency", options.concurrency or 0, least=1, most=_MOST_CLIENTS),
-        seconds=None if seconds is None else checks.number("--duration", seconds, above=0, most=_LONGEST),
-        requests=None
-        if requests is None
-        else checks.whole("--requests", requests, least=1, most=MOST_REQUESTS),
-        think=checks.number("--think-ms", options.think_ms, most=1e7) / 1e3,
-        warmup=checks.number("--warmup", options.warmup, most=_LONGEST),
+        o.whole("--concurrency", options.concurrency or 0, least=1, most=_MOST_CLIENTS),
+        seconds=None if seconds is None else o.number("--duration", seconds, above=0, most=_LONGEST),
+        requests=None if requests is None else o.whole("--requests", requests, least=1, most=MOST_REQUESTS),
+        think=o.number("--think-ms", options.think_ms, most=1e7) / 1e3,
+        warmup=o.number("--warmup", options.warmup, most=_LONGEST),
     )
 
 
 def _open(options: Load) -> Open:
     for option, value in (("--requests", options.requests), ("--think-ms", options.think_ms or None)):
         if value is not None:
-            raise InvalidInput(f"{option} goes with --concurrency, a closed loop", field=option)
+            raise InvalidInput(f"{option} goes with --concurrency, a closed loop")
     traffic = _traffic(options)
     phases = _phases(options, traffic)
-    warmup = checks.number("--warmup", options.warmup, most=_LONGEST)
+    warmup = o.number("--warmup", options.warmup, most=_LONGEST)
     if warmup:
         phases = (Phase(phases[0].rate, warmup, warmup=True), *phases)
     for phase in phases:
-        checks.number("--rate", phase.rate, above=0, most=_FASTEST)
+        o.number("--rate", phase.rate, above=0, most=_FASTEST)
     check_length(phases)
     return Open(phases, traffic, options.seed)
 
@@ -333,7 +313,7 @@ def _phases(options: Load, traffic: Traffic) -> tuple[Phase, ...]:
     rate = traffic.own_rate if options.rate is None else _number("--rate", options.rate)
     assert rate is not None
     if options.duration is not None:
-        return (Phase(rate, checks.number("--duration", options.duration, above=0, most=_LONGEST)),)
+        return (Phase(rate, o.number("--duration", options.duration, above=0, most=_LONGEST)),)
     # A hair more than its span, so that the last arrival of a trace is played too.
     whole = (
         traffic.span * traffic.own_rate / rate * (1 + 1e-9) if isinstance(traffic, Recording) else _SECONDS
@@ -343,7 +323,7 @@ def _phases(options: Load, traffic: Traffic) -> tuple[Phase, ...]:
 
 def _step(text: str) -> Phase:
     rate, _, seconds = text.partition(":")
-    length = checks.number("--rate", _number("--rate", seconds), above=0, most=_LONGEST)
+    length = o.number("--rate", _number("--rate", seconds), above=0, most=_LONGEST)
     return Phase(_number("--rate", rate), length)
 
 
@@ -352,7 +332,7 @@ def _number(option: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise InvalidInput(
-            f"{option} must be a number like 800, or steps like 800:20,2400:20, not {text!r}", field=option
+            f"{option} must be a number like 800, or steps like 800:20,2400:20, not {text!r}"
         ) from None
 
 
@@ -361,13 +341,11 @@ def _traffic(options: Load) -> Traffic:
     if options.arrivals in simple:
         return simple[options.arrivals]
     if options.arrivals == "bursty":
-        return checks.bursty(options.burst_factor, options.burst_seconds, options.burst_period)
+        return o.bursty(options.burst_factor, options.burst_seconds, options.burst_period)
     if options.arrivals == "cameras":
         if options.cameras is None or options.rate is not None:
             raise InvalidInput("--arrivals cameras needs --cameras, like --cameras 100, and has no --rate")
-        count = checks.whole("--cameras", options.cameras, least=1, most=100_000)
-        fps = checks.number("--fps", 10.0 if options.fps is None else options.fps, above=0, most=10_000)
-        return Cameras(count, fps, options.aligned, per_source=True)
+        return o.cameras(options.cameras, options.fps, options.aligned, per_source=True, most=100_000)
     if options.arrivals.startswith("trace:"):
         try:
             return _recording(Path(options.arrivals.removeprefix("trace:")), options.model)
@@ -394,7 +372,7 @@ def _recording(file: Path, model: str) -> Recording:
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon:
-        raise InvalidInput(f"--header must be like 'Name: value', not {text!r}", field="--header")
+        raise InvalidInput(f"--header must be like 'Name: value', not {text!r}")
     return name.strip(), value.strip()
 
 
@@ -412,7 +390,7 @@ def _priorities(options: Load) -> tuple[tuple[int, float], ...]:
     for text in options.priorities or ():
         name, weight = _weighted("--priority", text)
         if not name.isascii() or not name.isdigit() or len(name) > 9:
-            raise InvalidInput(f"--priority must be a whole number from 0, not {name!r}", field="--priority")
+            raise InvalidInput(f"--priority must be a whole number from 0, not {name!r}")
         found.append((int(name), weight))
     return tuple(found)
 
@@ -426,4 +404,4 @@ def _weighted(option: str, text: str) -> tuple[str, float]:
         return text, 1.0
     if not colon:
         return text, 1.0
-    return name, checks.number(f"the weight of {option}", value, above=0)
+    return name, o.number(f"the weight of {option}", value, above=0)

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from carpool.cli import show
-from carpool.lab.load.histogram import Spread
-from carpool.lab.load.tally import Slice
+from carpool.lab.load.tally import Slice, Spread
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -151,10 +150,10 @@ def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, li
         yield row("… of offered (attainment)", lambda c: show.percent(c.attainment))
     for kind in ("refused", "failed"):
         for reason in sorted({reason for counts in columns for reason in getattr(counts, kind)}):
-            yield row(f"{kind}: {reason}", _reason(kind, reason))
+            yield f"{kind}: {reason}", [f"{getattr(counts, kind).get(reason, 0):,}" for counts in columns]
     for label, name in (("given up by this client", "timed_out"), ("unanswered at the end", "unanswered")):
         if any(getattr(counts, name) for counts in columns):
-            yield row(label, _count(name))
+            yield label, [f"{getattr(counts, name):,}" for counts in columns]
     yield row("response p50 / p95", lambda c: _pair(c.response_ms, "p50", "p95"))
     yield row("response p99 / p99.9", lambda c: _pair(c.response_ms, "p99", "p99_9"))
     yield row("response max", lambda c: f"{c.response_ms.max:,.1f} ms")
@@ -167,14 +166,6 @@ def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, li
         yield row("infer p50 / p99", lambda c: _pair(c.infer_ms, "p50", "p99"))
     if any(counts.outside_ms.count for counts in columns):
         yield row("outside p50 / p99", lambda c: _pair(c.outside_ms, "p50", "p99"))
-
-
-def _reason(kind: str, reason: str) -> Callable[[Counts], str]:
-    return lambda counts: f"{getattr(counts, kind).get(reason, 0):,}"
-
-
-def _count(name: str) -> Callable[[Counts], str]:
-    return lambda counts: f"{getattr(counts, name):,}"
 
 
 def _pair(spread: Spread, first: str, second: str) -> str:

@@ -32,7 +32,7 @@ _PLAINER = {  # typer's words, old and new, and ours
 
 
 class OneLineErrors(TyperGroup):
-    """Whatever was wrong with the command line: one line on stderr, exit code 2, no traceback."""
+    """Whatever was wrong: one line on stderr, no traceback; exit code 2 if it was the command, else 1."""
 
     def main(self, args: Any = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
         try:
@@ -41,7 +41,7 @@ class OneLineErrors(TyperGroup):
             if not standalone_mode or (message := _one_line(error)) is None:
                 raise
             print(f"carpool: {message}", file=sys.stderr)
-            sys.exit(2)
+            sys.exit(getattr(error, "exit_code", 2) if isinstance(error, CarpoolError) else 2)
         if standalone_mode:
             sys.exit(result if isinstance(result, int) else 0)
         return result

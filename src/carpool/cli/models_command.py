@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import typer
 
-from carpool.cli import shared_options as o
 from carpool.cli import show
-from carpool.cli.running_server import Failed, RunningServer, trust
+from carpool.cli import verb_options as o
+from carpool.cli.running_server import RunningServer, trust
 from carpool.errors import InvalidInput
 
 _LOADING_S = 3600.0  # a large model takes its time, and whoever waits can stop waiting
@@ -65,13 +65,9 @@ class ModelsVerb:
         if self.config is not None and self.action is not Action.load:
             raise InvalidInput(f"--config goes with load, not with {self.action}")
         server = RunningServer(self.url, trust(self.api_key_file, self.ca, self.insecure))
-        try:
-            if self.action is not Action.list:
-                self._change(server)
-            lines = server.post("/v2/repository/index", {})
-        except Failed as error:
-            print(f"carpool: {error.message}", file=sys.stderr)
-            raise typer.Exit(1) from None
+        if self.action is not Action.list:
+            self._change(server)
+        lines = server.post("/v2/repository/index", {})
         shown = [line for line in lines if self.name in (None, line["name"])]
         if self.as_json:
             print(json.dumps(shown, indent=2))

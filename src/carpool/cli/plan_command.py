@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from math import inf
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from carpool.cli import checks, show
-from carpool.cli import shared_options as o
+from carpool.cli import show
+from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
-from carpool.lab.fleet_question import FleetPlan, FleetQuestion, Machine
+
+if TYPE_CHECKING:
+    from carpool.lab.fleet_plan import FleetPlan, FleetQuestion, Machine
 
 _CORES, _FLEET = "The cores", "The fleet"
 
@@ -79,32 +81,35 @@ class PlanVerb:
             raise typer.Exit(1)
 
     def _question(self) -> FleetQuestion:
-        curve = checks.batch_curve(self.curve, self.max_batch, self.buckets)
+        from carpool.lab.fleet_plan import FleetQuestion
+
+        curve = o.batch_curve(self.curve, self.max_batch, self.buckets)
         price = self.price_per_hour
         return FleetQuestion(
             curve,
-            checks.slo(self.slo_ms, curve),
-            checks.number("--rate", self.rate, above=0, most=1e7),
-            surge=checks.number("--surge", self.surge, least=1, most=1000),
-            surge_seconds=checks.number("--surge-seconds", self.surge_seconds, above=0),
-            price_per_hour=None if price is None else checks.number("--price-per-hour", price),
-            redundancy=checks.whole("--redundancy", self.redundancy, least=0, most=1000),
-            noise=checks.number("--noise", self.noise, most=2),
+            o.slo(self.slo_ms, curve),
+            o.number("--rate", self.rate, above=0, most=1e7),
+            surge=o.number("--surge", self.surge, least=1, most=1000),
+            surge_seconds=o.number("--surge-seconds", self.surge_seconds, above=0),
+            price_per_hour=None if price is None else o.number("--price-per-hour", price),
+            redundancy=o.whole("--redundancy", self.redundancy, least=0, most=1000),
+            noise=o.number("--noise", self.noise, most=2),
             seed=self.seed,
             machine=self._machine(),
         )
 
     def _machine(self) -> Machine:
-        cores = inf if self.cores is None else checks.number("--cores", self.cores, above=0, most=1e6)
-        busy = checks.number("--infer-cores", self.infer_cores, most=1e6)
+        from carpool.lab.fleet_plan import Machine
+
+        cores = inf if self.cores is None else o.number("--cores", self.cores, above=0, most=1e6)
+        busy = o.number("--infer-cores", self.infer_cores, most=1e6)
         if busy > cores:
             raise InvalidInput(
-                f"--infer-cores: a batch that ran on {cores:g} cores cannot keep {busy:g} busy",
-                field="--infer-cores",
+                f"--infer-cores: a batch that ran on {cores:g} cores cannot keep {busy:g} busy"
             )
-        decode = checks.number("--decode-ms", self.decode_ms, most=1e7)
-        protocol = checks.number("--protocol-ms", self.protocol_ms, most=1e7)
-        instances = checks.whole("--instances", self.instances, least=1, most=1024)
+        decode = o.number("--decode-ms", self.decode_ms, most=1e7)
+        protocol = o.number("--protocol-ms", self.protocol_ms, most=1e7)
+        instances = o.whole("--instances", self.instances, least=1, most=1024)
         return Machine(cores, busy, decode / 1e3, protocol / 1e3, instances)
 
     def _settings(self, question: FleetQuestion) -> dict[str, object]:

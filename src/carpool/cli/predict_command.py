@@ -16,8 +16,8 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from carpool.cli import shared_options as o
 from carpool.cli import show
+from carpool.cli import verb_options as o
 from carpool.cli.running_server import Failed, RunningServer, trust
 from carpool.errors import InvalidInput
 
@@ -80,11 +80,7 @@ class Predict:
         """Exits with 1 unless every picture was answered."""
         files = pictures(self.images)
         server = RunningServer(self.url, trust(self.api_key_file, self.ca, self.insecure))
-        try:
-            predictions = self._ask_all(server, files)
-        except Failed as error:
-            print(f"carpool: {error.message}", file=sys.stderr)
-            raise typer.Exit(1) from None
+        predictions = self._ask_all(server, files)
         if self.as_json:
             documents = [prediction.as_json() for prediction in predictions]
             print(json.dumps(documents, indent=2, ensure_ascii=False))

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import typer
 
-from carpool.cli import checks, show
-from carpool.cli import shared_options as o
+from carpool.cli import show
+from carpool.cli import verb_options as o
 from carpool.cli.running_server import Failed, RunningServer, trust
 from carpool.core.numerals import numeral
 from carpool.errors import InvalidInput
@@ -82,7 +82,7 @@ class ProfileVerb:
 def _measure(options: ProfileVerb) -> None:
     from carpool.lab.batch_profile import profile
 
-    checks.drawing(options.plot)
+    o.drawing(options.plot)
     question = _question(options)
     with show.status("reading the model") as tell:
         report = profile(question, tell)
@@ -100,17 +100,17 @@ def _question(options: ProfileVerb) -> ProfileQuestion:
     from carpool.lab.batch_profile import ProfileQuestion
 
     instances, threads = options.instances, options.threads
-    slos_ms = checks.numbers(
+    slos_ms = o.numbers(
         "--slo-ms", options.slo_ms, example="ms like 30,50,100", at_most="16 promises", above=0, most=1e7
     )
     return ProfileQuestion(
         Path(options.model),
         options.name,
-        checks.sizes("--sizes", options.sizes),
+        o.sizes("--sizes", options.sizes),
         tuple(ms / 1e3 for ms in slos_ms),
-        checks.whole("--repeats", options.repeats, least=2, most=10_000),
-        None if instances is None else checks.whole("--instances", instances, least=1, most=256),
-        None if threads is None else checks.whole("--threads", threads, least=1, most=1024),
+        o.whole("--repeats", options.repeats, least=2, most=10_000),
+        None if instances is None else o.whole("--instances", instances, least=1, most=256),
+        None if threads is None else o.whole("--threads", threads, least=1, most=1024),
         options.backend,
     )
 
@@ -121,7 +121,7 @@ def _draw(file: Path, report: ProfileReport) -> None:
     try:
         batch_profile(file, report)
     except InvalidInput as error:
-        raise InvalidInput(f"--plot: {error.message}", field="--plot") from None
+        raise InvalidInput(f"--plot: {error.message}") from None
 
 
 def _print(report: ProfileReport) -> None:
@@ -178,12 +178,8 @@ def _print(report: ProfileReport) -> None:
 def _ask_server(options: ProfileVerb) -> None:
     _check_goes_with_a_url(options)
     server = RunningServer(options.model, trust(options.api_key_file, options.ca, options.insecure))
-    try:
-        name = options.name or _only_model(server)
-        document = server.get(f"/v2/models/{quote(name, safe='')}/profile")
-    except Failed as error:
-        print(f"carpool: {error.message}", file=sys.stderr)
-        raise typer.Exit(1) from None
+    name = options.name or _only_model(server)
+    document = server.get(f"/v2/models/{quote(name, safe='')}/profile")
     if options.as_json:
         print(json.dumps(document, indent=2))
     else:
@@ -194,9 +190,7 @@ def _check_goes_with_a_url(options: ProfileVerb) -> None:
     for field in fields(options):
         if field.name not in _GOES_WITH_A_URL and getattr(options, field.name) != field.default:
             option = f"--{field.name.replace('_', '-')}"
-            raise InvalidInput(
-                f"{option} is for measuring; a running server is only asked what it knows", field=option
-            )
+            raise InvalidInput(f"{option} is for measuring; a running server is only asked what it knows")
 
 
 def _only_model(server: RunningServer) -> str:
@@ -206,7 +200,7 @@ def _only_model(server: RunningServer) -> str:
         raise Failed("what answers there is no Carpool server") from None
     if len(names) != 1:
         there = ", ".join(names[:_MOST_NAMED]) or "none"
-        raise InvalidInput(f"--name: which model? The server has {there}", field="--name")
+        raise InvalidInput(f"--name: which model? The server has {there}")
     return names[0]
 
 

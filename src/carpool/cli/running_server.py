@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from carpool.cli.shared_options import KEY_VARIABLE
+from carpool.cli.verb_options import KEY_VARIABLE
 from carpool.errors import CarpoolError, InvalidInput
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ _KEY = re.compile(r"[!-~]{1,512}")
 
 class Failed(CarpoolError):
     """The server is not there, or said no."""
+
+    exit_code = 1
 
 
 def trust(
@@ -44,12 +46,12 @@ def _read_key(file: Path) -> str:
     try:
         lines = file.read_text("ascii").splitlines()
     except (OSError, UnicodeDecodeError):
-        raise InvalidInput(f"--api-key-file {file} cannot be read", field="--api-key-file") from None
+        raise InvalidInput(f"--api-key-file {file} cannot be read") from None
     for line in lines:
         words = line.split()
         if words and not words[0].startswith("#"):
             return words[0] if len(words) == 1 else words[1]
-    raise InvalidInput(f"--api-key-file {file} holds no key", field="--api-key-file")
+    raise InvalidInput(f"--api-key-file {file} holds no key")
 
 
 class RunningServer:
@@ -62,7 +64,7 @@ class RunningServer:
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise InvalidInput(f"--url must be like http://localhost:8000, not {url!r}", field="--url")
+            raise InvalidInput(f"--url must be like http://localhost:8000, not {url!r}")
         self._url = url
         self._tls = trust.context() if parts.scheme == "https" else None
         self._headers = dict(trust.headers())
@@ -79,16 +81,15 @@ class RunningServer:
         self, method: str, path: str, body: bytes | str | None, seconds: float, **headers: str
     ) -> tuple[int, bytes]:
         """Status and body; `headers` with underscores for hyphens."""
-        from http.client import HTTPConnection, HTTPException, HTTPSConnection
+        from http.client import HTTPException
 
-        if self._tls is None:
-            connection = HTTPConnection(*self._address, timeout=seconds)
-        else:
-            connection = HTTPSConnection(*self._address, timeout=seconds, context=self._tls)
+        from carpool.lab.load.facts import connection
+
+        opened = connection(*self._address, self._tls, seconds)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         try:
-            connection.request(method, self._prefix + path, body, self._headers | named)
-            response = connection.getresponse()
+            opened.request(method, self._prefix + path, body, self._headers | named)
+            response = opened.getresponse()
             return response.status, response.read()
         except OSError as error:
             why = error.strerror or str(error) or type(error).__name__
@@ -96,7 +97,7 @@ class RunningServer:
         except HTTPException:  # its words would be those of whatever is there
             raise Failed(f"{self._url}: what answers there does not speak HTTP") from None
         finally:
-            connection.close()
+            opened.close()
 
     def _document(self, method: str, path: str, body: str | None, seconds: float) -> Any:
         status, answer = self.ask(method, path, body, seconds)

@@ -8,21 +8,20 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import MISSING, Field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from carpool.cli import shared_options as o
+from carpool.cli import verb_options as o
+from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError
 
 if TYPE_CHECKING:
     import asyncio
 
     from carpool.config.repository import ModelSource
-    from carpool.config.server import ServerSettings
     from carpool.link.door import Catalog
 
 _ENGINE = "carpool.process.start:engine"
@@ -32,11 +31,8 @@ _PHOTOS = {"detect": "astronaut", "classify": "coffee", "segment": "astronaut", 
 _WATCHED_S = 5.0
 _LOGGED_S = 10.0
 
-_option = partial(o.option, show_default=False)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Serve:
+class _Serve:
     """Serve models over the Triton / KServe v2 protocol.
 
     A Triton repository, as it is:
@@ -50,113 +46,36 @@ class Serve:
     Every option can also be given as an environment variable: CARPOOL_HTTP_PORT, CARPOOL_SLO_MS, …
     """
 
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Model files, model folders or Triton repositories.", show_default=False),
-    ] = None
-    slo_ms: float | None = _option(
-        None, "Promise this latency for every model, whatever its own settings say.", min=0.001
-    )
-    host: str | None = _option(
-        None, "Address to listen on; 0.0.0.0 lets other machines in.", show_default="localhost: this machine"
-    )
-    http_port: int | None = _option(None, "Port of HTTP; 0 takes a free one.", show_default="8000")
-    grpc_port: int | None = _option(None, "Port of gRPC; 0 takes a free one.", show_default="8001")
-    metrics_port: int | None = _option(
-        None, "Port of the metrics page; 0 takes a free one.", show_default="8002"
-    )
-    frontends: int | None = _option(
-        None,
-        "Front-end processes for HTTP; 0 keeps everything in one process.",
-        show_default="one for every 4 cores, 1 to 4",
-    )
-    grpc_frontends: int | None = _option(
-        None, "Front-end processes for gRPC; 0 serves no gRPC.", show_default="1"
-    )
-    drain_s: float | None = _option(
-        None, "Seconds to finish what was accepted when stopping.", show_default="30"
-    )
-    watchdog_s: float | None = _option(
-        None,
-        "Seconds without a sign of life after which a process is killed and started again; 0: never.",
-        show_default="10",
-    )
-    model_control_mode: str | None = _option(
-        None,
-        "none: models stay as they are; explicit: load and unload by request; poll: follow the folders.",
-        show_default="none",
-    )
-    load_models: list[str] | None = _option(
-        None, "With explicit: a model to start with; * for all.", name="--load-model"
-    )
-    poll_s: float | None = _option(
-        None,
-        "Seconds between two looks at the model folders.",
-        name="--repository-poll-secs",
-        show_default="15",
-    )
-    allow_client_shm: bool | None = _option(
-        None, "Let clients on this machine pass tensors in shared memory.", name="--allow-client-shm"
-    )
-    allowed_hosts: list[str] | None = _option(
-        None,
-        "A name besides localhost by which a proxy on this machine calls the server.",
-        name="--allowed-host",
-        metavar="NAME",
-    )
-    api_key_file: str | None = _option(None, "Keys for inference, 'name key' a line.", metavar="FILE")
-    admin_key_file: str | None = _option(
-        None, "Keys for loading models and changing settings, likewise.", metavar="FILE"
-    )
-    metrics_key: bool | None = _option(
-        None, "The metrics need a key, too: any of them.", name="--metrics-key"
-    )
-    http_restricted_api: list[str] | None = _option(
-        None,
-        "As in Triton: these APIs take this header. Others see it here: prefer key files.",
-        name="--http-restricted-api",
-        metavar="APIS:HEADER=VALUE",
-    )
-    grpc_restricted_protocol: list[str] | None = _option(
-        None,
-        "The same over gRPC, with triton-grpc-protocol- before the header's name.",
-        name="--grpc-restricted-protocol",
-        metavar="APIS:HEADER=VALUE",
-    )
-    tls_cert: str | None = _option(None, "Certificate, with its chain, for TLS on all ports.", metavar="FILE")
-    tls_key: str | None = _option(None, "Private key of the certificate.", metavar="FILE")
-    tls_client_ca: str | None = _option(
-        None, "Let in only clients with a certificate of this authority.", metavar="FILE"
-    )
-    server_name: str | None = _option(
-        None, "The name in the server's metadata; some clients want triton.", show_default="carpool"
-    )
-    metrics_config: list[str] | None = _option(
-        None,
-        "As in Triton: histogram_latencies=true, counter_latencies=false.",
-        name="--metrics-config",
-        metavar="KEY=VALUE",
-    )
-    device_memory_gb: float | None = _option(
-        None, "Gigabytes of each GPU that models may take; without, 0.9 of what is free."
-    )
-    trace_file: str | None = _option(None, "File for traces of single requests; none without.")
-    record: str | None = _option(
-        None, "Write when each request came, for carpool simulate --arrivals trace:FILE.", metavar="FILE"
-    )
-    record_limit_mb: float | None = _option(
-        None, "Stop recording when the file is so large.", show_default="256"
-    )
-    log_format: str | None = _option(None, "text or json.", show_default="text")
-    log_level: str | None = _option(None, "debug, info, warning or error.", show_default="info")
-
     def run(self) -> None:
-        code = _run(self)
+        code = _run(**vars(self))
         if code:
             raise typer.Exit(code)
 
 
-def _run(options: Serve) -> int:
+def _option(setting: Field[Any], kind: Any) -> tuple[str, Any, Any]:
+    """A setting as a field of the verb: None where it is not given."""
+    default = "" if setting.default is MISSING else setting.default
+    told = f"{default:g}" if isinstance(default, int | float) and kind is not bool else default
+    more = {"show_default": told if isinstance(told, str) and told else False, **setting.metadata["option"]}
+    typed = list[str] if isinstance(default, tuple) else kind
+    return setting.name, typed | None, o.option(None, setting.metadata["words"], **more)
+
+
+_KINDS = get_type_hints(ServerSettings)
+_PATHS = typer.Argument(help="Model files, model folders or Triton repositories.", show_default=False)
+Serve = make_dataclass(
+    "Serve",
+    [
+        ("paths", Annotated[list[Path] | None, _PATHS], None),
+        *(_option(one, _KINDS[one.name]) for one in fields(ServerSettings) if one.metadata.get("words")),
+    ],
+    bases=(_Serve,),
+    kw_only=True,
+)
+Serve.__doc__ = _Serve.__doc__
+
+
+def _run(paths: Sequence[Path] | None, **given: object) -> int:
     """Returns the exit code."""
     import asyncio
 
@@ -172,7 +91,6 @@ def _run(options: Serve) -> int:
     from carpool.process.recording import claim
     from carpool.process.supervisor import FrontendKind, Supervisor
 
-    given = {name: value for name, value in vars(options).items() if name != "paths"}
     settings, warnings = server_settings(given)
     configure(settings.log_format, settings.log_level)
     for warning in warnings:
@@ -180,7 +98,7 @@ def _run(options: Serve) -> int:
     raise_limit(settings.max_connections)
     check_files(settings)
     _warn_if_open(settings)
-    paths = options.paths or demo_models()
+    paths = paths or demo_models()
     # Mistakes in settings are told before anything is started.
     sources, _ = find_models(
         paths, gpus=gpu_count(), only=settings.models_at_start, some=settings.needs_models
@@ -296,7 +214,8 @@ class _Screen:
         for source in self._sources:
             print(f"    {_line(source, promised.get(source.config.name))}")
         if self._sources:
-            print(f"\n  Try:      {_line_to_try(address, tasks) or self._metadata_line(address)}")
+            metadata = f"curl -s {address}/v2/models/{self._sources[0].config.name}"
+            print(f"\n  Try:      {_line_to_try(address, tasks) or metadata}")
         if settings.model_control_mode == "explicit":
             print(f"  Load:     carpool models load NAME --url {address}")
         if "grpc" in ports:
@@ -307,9 +226,6 @@ class _Screen:
                 "  Open:     only this machine gets in; --host 0.0.0.0 opens it to others (docs/security.md)"
             )
         print("  Stop:     Ctrl-C finishes what was accepted\n", flush=True)
-
-    def _metadata_line(self, address: str) -> str:
-        return f"curl -s {address}/v2/models/{self._sources[0].config.name}"
 
 
 def _line(source: ModelSource, slo_ms: float | None) -> str:

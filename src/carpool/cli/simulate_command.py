@@ -9,18 +9,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from carpool.cli import checks, show
-from carpool.cli import shared_options as o
+from carpool.cli import show
+from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
     from carpool.core.curve import BatchCurve
     from carpool.core.policy import Knobs
-    from carpool.sim.arrivals import Cameras, Traffic
+    from carpool.sim.arrivals import Traffic
     from carpool.sim.scenario import Outcome, Scenario
 
 _SECONDS = 60.0
 _KNOBS = "Knobs mode"
+_SETTINGS = ("seconds", "seed", "seeds", "noise", "stall_share", "stall_factor", "profile_error")
 
 
 class Mode(StrEnum):
@@ -120,7 +121,7 @@ class Simulate:
     def run(self) -> None:
         from carpool.sim.scenario import contenders, measure
 
-        checks.drawing(self.plot)
+        o.drawing(self.plot)
         scenario = _scenario(self)
         entries = contenders(scenario, _knobs(self, scenario.curve))
         if not self.compare:
@@ -148,8 +149,8 @@ def _scenario(options: Simulate) -> Scenario:
     from carpool.core.policy import Promise
     from carpool.sim.scenario import Scenario
 
-    curve = checks.batch_curve(options.curve, options.max_batch, options.buckets)
-    slo = checks.slo(options.slo_ms, curve)
+    curve = o.batch_curve(options.curve, options.max_batch, options.buckets)
+    slo = o.slo(options.slo_ms, curve)
     traffic = _traffic(options)
     scenario = Scenario(
         curve,
@@ -157,18 +158,18 @@ def _scenario(options: Simulate) -> Scenario:
         Promise(slo, curve.max_batch),
         rate=1.0,
         traffic=traffic,
-        instances=checks.whole("--instances", options.instances, least=1, most=256),
+        instances=o.whole("--instances", options.instances, least=1, most=256),
         seconds=_seconds(options, traffic),
         seed=options.seed,
-        seeds=checks.whole("--seeds", options.seeds, least=1, most=100),
-        noise=checks.number("--noise", options.noise, most=2),
-        stall_share=checks.number("--stall-share", options.stall_share, most=1),
-        stall_factor=checks.number("--stall-factor", options.stall_factor, least=1, most=1000),
-        profile_error=checks.number("--profile-error", options.profile_error, least=0.1, most=10),
+        seeds=o.whole("--seeds", options.seeds, least=1, most=100),
+        noise=o.number("--noise", options.noise, most=2),
+        stall_share=o.number("--stall-share", options.stall_share, most=1),
+        stall_factor=o.number("--stall-factor", options.stall_factor, least=1, most=1000),
+        profile_error=o.number("--profile-error", options.profile_error, least=0.1, most=10),
         latest=options.latest,
     )
     scenario = replace(scenario, rate=_mean_rate(options, scenario))
-    checks.affordable(scenario.rate, scenario.seconds)
+    o.affordable(scenario.rate, scenario.seconds)
     return scenario
 
 
@@ -176,14 +177,14 @@ def _knobs(options: Simulate, curve: BatchCurve) -> Knobs:
     from carpool.core.policy import Knobs, QueueLimits, TimeoutAction
 
     limits = QueueLimits(
-        max_size=checks.whole("--max-queue", options.max_queue, least=0, most=10**6),
-        timeout=checks.number("--queue-timeout-ms", options.queue_timeout_ms, most=1e7) / 1e3,
+        max_size=o.whole("--max-queue", options.max_queue, least=0, most=10**6),
+        timeout=o.number("--queue-timeout-ms", options.queue_timeout_ms, most=1e7) / 1e3,
         action=TimeoutAction(options.timeout_action.value),
     )
     return Knobs(
         curve.max_batch,
-        preferred=checks.sizes("--preferred", options.preferred, most=curve.max_batch),
-        max_delay=checks.number("--max-delay-ms", options.max_delay_ms, most=1e7) / 1e3,
+        preferred=o.sizes("--preferred", options.preferred, most=curve.max_batch),
+        max_delay=o.number("--max-delay-ms", options.max_delay_ms, most=1e7) / 1e3,
         limits=limits,
     )
 
@@ -192,7 +193,7 @@ def _seconds(options: Simulate, traffic: Traffic) -> float:
     from carpool.sim.arrivals import Recording
 
     if options.seconds is not None:
-        return checks.number("--seconds", options.seconds, above=0, most=1e6)
+        return o.number("--seconds", options.seconds, above=0, most=1e6)
     # A hair more than its span, so that the last arrival of a trace is played too.
     return traffic.span * (1 + 1e-9) if isinstance(traffic, Recording) else _SECONDS
 
@@ -207,7 +208,7 @@ def _mean_rate(options: Simulate, scenario: Scenario) -> float:
         return _load(options, scenario) * scenario.capacity
     if options.load is not None:
         raise InvalidInput("--load and --rate both say how much traffic there is: give one of them")
-    return checks.number("--rate", options.rate, above=0)
+    return o.number("--rate", options.rate, above=0)
 
 
 def _load(options: Simulate, scenario: Scenario) -> float:
@@ -216,7 +217,7 @@ def _load(options: Simulate, scenario: Scenario) -> float:
             f"--load needs a capacity to multiply, and nothing can be promised within {options.slo_ms:g} ms: "
             f"give --slo-ms {2e3 * scenario.curve.times[1]:g} or more, or give --rate instead"
         )
-    return checks.number("--load", 1.0 if options.load is None else options.load, above=0, most=1000)
+    return o.number("--load", 1.0 if options.load is None else options.load, above=0, most=1000)
 
 
 def _traffic(options: Simulate) -> Traffic:
@@ -226,33 +227,24 @@ def _traffic(options: Simulate) -> Traffic:
         raise InvalidInput("--latest needs sources: give --arrivals cameras or a trace that names them")
     if options.model and not options.arrivals.startswith("trace:"):
         raise InvalidInput("--model chooses among the models of a trace: give --arrivals trace:FILE")
+    per_source = options.per_source or options.latest
     if options.arrivals == "poisson":
         return Poisson()
     if options.arrivals == "bursty":
-        return checks.bursty(options.burst_factor, options.burst_seconds, options.burst_period)
+        return o.bursty(options.burst_factor, options.burst_seconds, options.burst_period)
     if options.arrivals == "cameras":
-        return _cameras(options)
+        if options.cameras is None:
+            raise InvalidInput(
+                "--cameras is needed with --arrivals cameras: say how many, like --cameras 100"
+            )
+        return o.cameras(options.cameras, options.fps, options.aligned, per_source=per_source, most=10**6)
     if options.arrivals.startswith("trace:"):
         try:
             file = Path(options.arrivals.removeprefix("trace:"))
-            per_source = options.per_source or options.latest
             return Recording.read(file, per_source=per_source, model=options.model)
         except InvalidInput as error:
             raise InvalidInput(f"--arrivals: {error.message}") from None
     raise InvalidInput(f"--arrivals must be poisson, bursty, cameras or trace:FILE, not {options.arrivals!r}")
-
-
-def _cameras(options: Simulate) -> Cameras:
-    from carpool.sim.arrivals import Cameras
-
-    if options.cameras is None:
-        raise InvalidInput("--cameras is needed with --arrivals cameras: say how many, like --cameras 100")
-    return Cameras(
-        count=checks.whole("--cameras", options.cameras, least=1, most=10**6),
-        fps=checks.number("--fps", 10.0 if options.fps is None else options.fps, above=0, most=10_000),
-        aligned=options.aligned,
-        per_source=options.per_source or options.latest,
-    )
 
 
 def _as_json(
@@ -277,13 +269,7 @@ def _settings(options: Simulate, scenario: Scenario) -> dict[str, object]:
         "arrivals": scenario.traffic.name,
         "rate_rps": scenario.rate,
         "load": scenario.rate / scenario.capacity if scenario.capacity else None,
-        "seconds": scenario.seconds,
-        "seed": scenario.seed,
-        "seeds": scenario.seeds,
-        "noise": scenario.noise,
-        "stall_share": scenario.stall_share,
-        "stall_factor": scenario.stall_factor,
-        "profile_error": scenario.profile_error,
+        **{name: getattr(scenario, name) for name in _SETTINGS},
     }
     if options.model:
         used["model"] = options.model
@@ -323,7 +309,7 @@ def _draw(options: Simulate, file: Path, entries: Mapping[str, Scenario]) -> Non
     try:
         operating_curve(file, sweeps, slo_ms=options.slo_ms, title=f"Curve {options.curve} ms")
     except InvalidInput as error:
-        raise InvalidInput(f"--plot: {error.message}", field="--plot") from None
+        raise InvalidInput(f"--plot: {error.message}") from None
 
 
 def _print_heading(options: Simulate, scenario: Scenario, result: Outcome) -> None:

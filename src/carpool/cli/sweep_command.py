@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from carpool.cli import checks, show
-from carpool.cli import shared_options as o
+from carpool.cli import show
+from carpool.cli import verb_options as o
 from carpool.core.numerals import numeral
 from carpool.errors import InvalidInput
 
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from carpool.config.repository import ModelSource
     from carpool.lab.load.facts import Trust
     from carpool.lab.sweep.conduct import SweepProgress
-    from carpool.lab.sweep.sweep_order import Setting, SweepOrder
     from carpool.lab.sweep.sweep_results import Results
-    from carpool.lab.sweep.sweep_runs import MeasuredRun
+    from carpool.lab.sweep.sweep_runs import MeasuredRun, Setting, SweepOrder
 
 DEMO_DETECTOR = "nanodet"
 _MOST_SETTINGS, _MOST_RATES, _MOST_RUNS = 16, "64", 2000
@@ -147,7 +146,7 @@ def _run(options: Sweep) -> int:
             print(f"What is done is kept: go on with --out {folder}", file=sys.stderr)
         return 1
     except OSError as error:
-        raise InvalidInput(f"--out: {folder}: {error.strerror or error}", field="--out") from None
+        raise InvalidInput(f"--out: {folder}: {error.strerror or error}") from None
     except asyncio.CancelledError:
         return 130
     if results is None:
@@ -203,14 +202,14 @@ def _print(results: Results, page: Path) -> None:
 def order_of(options: Sweep) -> SweepOrder:
     from carpool.lab.load.aim import read_pictures, read_url
     from carpool.lab.load.load_plan import Phase, check_length
-    from carpool.lab.sweep.sweep_order import AS_IS, SLO_MS, Setting, SweepOrder
+    from carpool.lab.sweep.sweep_runs import AS_IS, SLO_MS, Setting, SweepOrder
 
     url = options.target if "://" in options.target else ""
     place, source = (None, None) if url else _model(options)
     slo_ms = _slo_ms(options, source)
     settings = (Setting(AS_IS),) if url else _settings(options, slo_ms or SLO_MS)
     rates, loads = _rates(options)
-    runs = len(settings) * len(rates or loads) * checks.whole("--repeats", options.repeats, least=1, most=100)
+    runs = len(settings) * len(rates or loads) * o.whole("--repeats", options.repeats, least=1, most=100)
     if runs > _MOST_RUNS:
         raise InvalidInput(
             f"these are {runs:,} runs, and {_MOST_RUNS:,} are the most: give fewer settings or rates"
@@ -218,11 +217,11 @@ def order_of(options: Sweep) -> SweepOrder:
     if url:
         read_url(url)
     if options.curve:
-        checks.batch_curve(options.curve, None, None)
+        o.batch_curve(options.curve, None, None)
     pictures = tuple(path.absolute() for path in options.images or ())
     read_pictures(pictures)
     if pictures and options.shapes:
-        raise InvalidInput("--shape goes with tensors, not with --image", field="--shape")
+        raise InvalidInput("--shape goes with tensors, not with --image")
     order = SweepOrder(
         settings=settings,
         model=source.config.name if source is not None else options.name,
@@ -232,14 +231,14 @@ def order_of(options: Sweep) -> SweepOrder:
         slo_ms=slo_ms,
         rates=rates,
         loads=loads,
-        seconds=checks.number("--seconds", options.seconds, above=0, most=3600),
-        warmup=checks.number("--warmup", options.warmup, most=3600),
+        seconds=o.number("--seconds", options.seconds, above=0, most=3600),
+        warmup=o.number("--warmup", options.warmup, most=3600),
         repeats=options.repeats,
         seed=options.seed,
         pictures=pictures,
-        shapes=dict(checks.shape(text) for text in options.shapes or ()),
+        shapes=dict(o.shape(text) for text in options.shapes or ()),
         curve=options.curve or "",
-        instances=checks.whole("--instances", options.instances, least=1, most=256),
+        instances=o.whole("--instances", options.instances, least=1, most=256),
         command=shlex.join(["carpool", *sys.argv[1:]]),
         trust=_trust(options, url),
     )
@@ -262,10 +261,10 @@ def _trust(options: Sweep, url: str) -> Trust:
 def _slo_ms(options: Sweep, source: ModelSource | None) -> float | None:
     """None leaves it to the server, which may have a promise of its own."""
     from carpool.core.policy import Promise
-    from carpool.lab.sweep.sweep_order import SLO_MS
+    from carpool.lab.sweep.sweep_runs import SLO_MS
 
     if options.slo_ms is not None:
-        return checks.number("--slo-ms", options.slo_ms, above=0, most=3.6e6)
+        return o.number("--slo-ms", options.slo_ms, above=0, most=3.6e6)
     if source is None:
         return None
     policy = source.config.policy
@@ -273,10 +272,10 @@ def _slo_ms(options: Sweep, source: ModelSource | None) -> float | None:
 
 
 def _settings(options: Sweep, slo_ms: float) -> tuple[Setting, ...]:
-    from carpool.lab.sweep.sweep_order import settings_of
+    from carpool.lab.sweep.sweep_runs import settings_of
 
     delays = _rising("--max-delay-ms", options.max_delay_ms, most=60_000, example="0,5,20")
-    found = settings_of(options.mode, slo_ms, delays, checks.sizes("--max-batch", options.max_batch))
+    found = settings_of(options.mode, slo_ms, delays, o.sizes("--max-batch", options.max_batch))
     if len(found) > _MOST_SETTINGS:
         raise InvalidInput(
             f"these are {len(found)} settings, and {_MOST_SETTINGS} are the most: each has its own server"
@@ -296,7 +295,7 @@ def _rising(
     """And different."""
     like = f"numbers like {example}"
     return tuple(
-        sorted({*checks.numbers(option, text, example=like, at_most=_MOST_RATES, above=above, most=most)})
+        sorted({*o.numbers(option, text, example=like, at_most=_MOST_RATES, above=above, most=most)})
     )
 
 
@@ -306,15 +305,13 @@ def _rising(
 def _model(options: Sweep) -> tuple[Path, ModelSource]:
     """Where it lies, and what its settings say."""
     from carpool.config.repository import find_models
-    from carpool.lab.sweep.variant import check_place
+    from carpool.lab.sweep.own_server import check_place
 
     path = _path(options.target)
     found, _ = find_models([path], only=[options.name] if options.name else None)
     if len(found) > 1:
         names = [source.config.name for source in found]
-        raise InvalidInput(
-            f"{path} has several models: say which with --name: {', '.join(names)}", field="--name"
-        )
+        raise InvalidInput(f"{path} has several models: say which with --name: {', '.join(names)}")
     place = path.absolute() if path.is_file() else found[0].config.path
     check_place(place)
     return place, found[0]
@@ -331,8 +328,7 @@ def _path(target: str) -> Path:
     demos = ", ".join(path.name for path in demo_models())
     raise InvalidInput(
         f"there is no file or folder {target!r}, nor a demo model of that name ({demos}), nor is it an "
-        "address like http://localhost:8000",
-        field="MODEL",
+        "address like http://localhost:8000"
     )
 
 

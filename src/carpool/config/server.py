@@ -29,62 +29,132 @@ def usual_frontends(cores: int) -> int:
     return max(1, min(4, cores // 4))
 
 
+_DAY = 86400.0
+_SECONDS = (0.001, _DAY)
+_PORT = (0, 65535)
+
+
+def _setting(
+    default: Any,
+    words: str = "",
+    *,
+    within: tuple[float, float] | None = None,
+    choices: tuple[str, ...] = (),
+    secret: bool = False,
+    **option: Any,
+) -> Any:
+    """`words` make it an option of `carpool serve`; `option` is what else typer is to know of that."""
+    said = {"words": words, "within": within, "choices": choices, "option": option}
+    if callable(default):
+        return field(default_factory=default, metadata=said)
+    return field(default=default, repr=not secret, metadata=said)
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Everything `carpool serve` can be told about itself; a port of 0 takes any free one."""
+    """Everything `carpool serve` can be told about itself."""
 
-    host: str = LOCALHOST
-    http_port: int = 8000
-    grpc_port: int = 8001
-    metrics_port: int = 8002
-    frontends: int = field(default_factory=lambda: usual_frontends(len(os.sched_getaffinity(0))))
-    """Processes for HTTP; 0 keeps everything in one."""
-    grpc_frontends: int = 1  # processes for gRPC; 0 serves none
-    slo_ms: float | None = None  # replaces what the models' own settings say
-    max_header_bytes: int = 64 << 10
-    max_body_bytes: int = 64 << 20
-    max_connections: int = 4096
-    idle_timeout_s: float = 75.0
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 5.0
-    slots: int = 256
-    slot_bytes: int = 1 << 20
-    drain_s: float = 30.0
-    watchdog_s: float = 10.0  # a process that shows no sign of life for so long is killed; 0: never
-    model_control_mode: str = "none"
-    load_models: tuple[str, ...] = ()  # at the start, in explicit mode; * is all of them
-    poll_s: float = 15.0  # between two looks at the model folders
-    allow_client_shm: bool = False
-    allowed_hosts: tuple[str, ...] = ()  # names besides localhost by which browsers and proxies may call it
-    api_key_file: str = ""  # who may ask models; none: anybody
-    admin_key_file: str = ""  # who may load, unload, and change settings
-    metrics_key: bool = False  # the metrics need a key, too
-    http_restricted_api: tuple[str, ...] = field(
-        default=(), repr=False
-    )  # as Triton spells them, with secrets
-    grpc_restricted_protocol: tuple[str, ...] = field(default=(), repr=False)
-    tls_cert: str = ""
-    tls_key: str = ""
-    tls_client_ca: str = ""  # only whom it has signed may connect
-    server_name: str = "carpool"  # in the server's metadata
-    metrics_config: tuple[str, ...] = ()  # Triton's switches for metrics, like histogram_latencies=true
-    log_format: str = "text"
-    log_level: str = "info"
-    trace_file: str = ""  # where traces are written; none can be taken without
-    record: str = ""  # where arrivals are written
-    record_limit_mb: float = 256.0  # and how large that may get
-    device_memory_gb: float | None = None  # of each GPU that models may take; None: most of what is free
+    slo_ms: float | None = _setting(
+        None,
+        "Promise this latency for every model, whatever its own settings say.",
+        within=(0.001, 3.6e6),
+        min=0.001,
+    )
+    host: str = _setting(
+        LOCALHOST,
+        "Address to listen on; 0.0.0.0 lets other machines in.",
+        show_default="localhost: this machine",
+    )
+    http_port: int = _setting(8000, "Port of HTTP; 0 takes a free one.", within=_PORT)
+    grpc_port: int = _setting(8001, "Port of gRPC; 0 takes a free one.", within=_PORT)
+    metrics_port: int = _setting(8002, "Port of the metrics page; 0 takes a free one.", within=_PORT)
+    frontends: int = _setting(
+        lambda: usual_frontends(len(os.sched_getaffinity(0))),
+        "Front-end processes for HTTP; 0 keeps everything in one process.",
+        within=(0, 256),
+        show_default="one for every 4 cores, 1 to 4",
+    )
+    grpc_frontends: int = _setting(1, "Front-end processes for gRPC; 0 serves no gRPC.", within=(0, 256))
+    max_header_bytes: int = _setting(64 << 10, within=(1 << 10, 1 << 20))
+    max_body_bytes: int = _setting(64 << 20, within=(1, 1 << 40))
+    max_connections: int = _setting(4096, within=(1, 1 << 20))
+    idle_timeout_s: float = _setting(75.0, within=_SECONDS)
+    header_timeout_s: float = _setting(10.0, within=_SECONDS)
+    body_timeout_s: float = _setting(5.0, within=_SECONDS)
+    slots: int = _setting(256, within=(1, 1 << 20))
+    slot_bytes: int = _setting(1 << 20, within=(1 << 12, 1 << 32))
+    drain_s: float = _setting(30.0, "Seconds to finish what was accepted when stopping.", within=(0.0, _DAY))
+    watchdog_s: float = _setting(
+        10.0,
+        "Seconds without a sign of life after which a process is killed and started again; 0: never.",
+        within=(0.0, _DAY),
+    )
+    model_control_mode: str = _setting(
+        "none",
+        "none: models stay as they are; explicit: load and unload by request; poll: follow the folders.",
+        choices=("none", "explicit", "poll"),
+    )
+    load_models: tuple[str, ...] = _setting(
+        (), "With explicit: a model to start with; * for all.", name="--load-model"
+    )
+    poll_s: float = _setting(
+        15.0,
+        "Seconds between two looks at the model folders.",
+        within=(0.1, _DAY),
+        name="--repository-poll-secs",
+    )
+    allow_client_shm: bool = _setting(
+        False, "Let clients on this machine pass tensors in shared memory.", name="--allow-client-shm"
+    )
+    allowed_hosts: tuple[str, ...] = _setting(
+        (),
+        "A name besides localhost by which a proxy on this machine calls the server.",
+        name="--allowed-host",
+        metavar="NAME",
+    )
+    api_key_file: str = _setting("", "Keys for inference, 'name key' a line.", metavar="FILE")
+    admin_key_file: str = _setting(
+        "", "Keys for loading models and changing settings, likewise.", metavar="FILE"
+    )
+    metrics_key: bool = _setting(False, "The metrics need a key, too: any of them.", name="--metrics-key")
+    http_restricted_api: tuple[str, ...] = _setting(
+        (),
+        "As in Triton: these APIs take this header. Others see it here: prefer key files.",
+        secret=True,
+        metavar="APIS:HEADER=VALUE",
+    )
+    grpc_restricted_protocol: tuple[str, ...] = _setting(
+        (),
+        "The same over gRPC, with triton-grpc-protocol- before the header's name.",
+        secret=True,
+        metavar="APIS:HEADER=VALUE",
+    )
+    tls_cert: str = _setting("", "Certificate, with its chain, for TLS on all ports.", metavar="FILE")
+    tls_key: str = _setting("", "Private key of the certificate.", metavar="FILE")
+    tls_client_ca: str = _setting(
+        "", "Let in only clients with a certificate of this authority.", metavar="FILE"
+    )
+    server_name: str = _setting("carpool", "The name in the server's metadata; some clients want triton.")
+    metrics_config: tuple[str, ...] = _setting(
+        (), "As in Triton: histogram_latencies=true, counter_latencies=false.", metavar="KEY=VALUE"
+    )
+    device_memory_gb: float | None = _setting(
+        None, "Gigabytes of each GPU that models may take; without, 0.9 of what is free.", within=(0.001, 1e6)
+    )
+    trace_file: str = _setting("", "File for traces of single requests; none without.")
+    record: str = _setting(
+        "", "Write when each request came, for carpool simulate --arrivals trace:FILE.", metavar="FILE"
+    )
+    record_limit_mb: float = _setting(256.0, "Stop recording when the file is so large.", within=(0.001, 1e6))
+    log_format: str = _setting("text", "text or json.", choices=("text", "json"))
+    log_level: str = _setting(
+        "info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error")
+    )
     cache_dir: Path | None = None  # where measured profiles are kept; None keeps none
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise ConfigError(f"{name} must be {low:g} to {high:g}, not {value}", field=name)
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise ConfigError(f"{name} cannot be {shown(value)}; {nearest(value, choices)}", field=name)
+        for setting in fields(self):
+            _check(setting.name, getattr(self, setting.name), **setting.metadata)
         if self.load_models and self.model_control_mode != "explicit":
             raise ConfigError(
                 f"load_models names models to start with, which needs model_control_mode explicit, not "
@@ -165,33 +235,13 @@ def metrics_switches(given: Collection[str]) -> dict[str, bool]:
     return switches
 
 
-_SECONDS = (0.001, 86400.0)
-_RANGES: Mapping[str, tuple[float, float]] = {
-    "http_port": (0, 65535),
-    "grpc_port": (0, 65535),
-    "metrics_port": (0, 65535),
-    "frontends": (0, 256),
-    "grpc_frontends": (0, 256),
-    "slo_ms": (0.001, 3.6e6),
-    "max_header_bytes": (1 << 10, 1 << 20),
-    "max_body_bytes": (1, 1 << 40),
-    "max_connections": (1, 1 << 20),
-    "idle_timeout_s": _SECONDS,
-    "header_timeout_s": _SECONDS,
-    "body_timeout_s": _SECONDS,
-    "slots": (1, 1 << 20),
-    "slot_bytes": (1 << 12, 1 << 32),
-    "drain_s": (0.0, 86400.0),
-    "watchdog_s": (0.0, 86400.0),
-    "device_memory_gb": (0.001, 1e6),
-    "poll_s": (0.1, 86400.0),
-    "record_limit_mb": (0.001, 1e6),
-}
-_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "model_control_mode": ("none", "explicit", "poll"),
-    "log_format": ("text", "json"),
-    "log_level": ("debug", "info", "warning", "error"),
-}
+def _check(
+    name: str, value: Any, within: tuple[float, float] | None = None, choices: tuple[str, ...] = (), **_: Any
+) -> None:
+    if within is not None and value is not None and not within[0] <= value <= within[1]:
+        raise ConfigError(f"{name} must be {within[0]:g} to {within[1]:g}, not {value}", field=name)
+    if choices and value not in choices:
+        raise ConfigError(f"{name} cannot be {shown(value)}; {nearest(value, choices)}", field=name)
 
 
 def variables() -> dict[str, str]:

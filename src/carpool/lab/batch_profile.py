@@ -125,7 +125,8 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
     notes = [_line(shape), _gain(shape, curve, layout.instances)]
     if chosen.reason:
         notes.append(f"{layout}: {chosen.reason}.")
-    notes += _doubts(measured.points, again, stolen)
+    doubts = _doubts(measured.points, again, stolen)
+    notes += doubts
     if measured.ended:
         notes.append(
             f"Batches of {measured.points[-1].size + 1} and more were not measured: {measured.ended}."
@@ -145,7 +146,7 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
         knee=shape.knee,
         curve=",".join(f"{size}:{seconds * 1e3:.4g}" for size, seconds in curve.points),
         budgets=tuple(_budget(slo, curve, layout.instances) for slo in q.slos),
-        noisy=_is_noisy(measured.points, again, stolen),
+        noisy=bool(doubts),
         steal=round(stolen, 4),
         notes=tuple(notes),
     )
@@ -160,7 +161,7 @@ def _the_model(q: ProfileQuestion) -> ModelSource:
     found, _ = find_models([q.path], gpus=gpu_count(), only=None if q.name is None else [q.name])
     if len(found) > 1:
         names = ", ".join(source.config.name for source in found)
-        raise InvalidInput(f"{q.path} has several models: say which with --name: {names}", field="--name")
+        raise InvalidInput(f"{q.path} has several models: say which with --name: {names}")
     source = found[0]
     if q.backend is not None and q.backend != source.config.backend:
         source = replace(source, config=replace(source.config, backend=q.backend))
@@ -195,15 +196,11 @@ def _row(point: Point, off_line: float, instances: int) -> BatchRow:
         point.size,
         point.seconds * 1e3,
         point.spread,
-        _sure(point),
+        point.spread / 2 / sqrt(point.runs),
         point.runs,
         instances * point.rate,
         off_line,
     )
-
-
-def _sure(point: Point) -> float:
-    return point.spread / 2 / sqrt(point.runs)
 
 
 def _budget(slo: float, curve: BatchCurve, instances: int) -> Budget:
@@ -245,10 +242,6 @@ def _gain(shape: Shape, curve: BatchCurve, instances: int) -> str:
         f"Batches of {best} carry {gain:.2f} × the images of single ones; "
         f"{shape.knee} are enough for nine tenths of that."
     )
-
-
-def _is_noisy(points: Sequence[Point], again: Point, stolen: float) -> bool:
-    return median(point.spread for point in points) > _SPREAD or stolen > _STEAL or _changed(points, again)
 
 
 def _changed(points: Sequence[Point], again: Point) -> bool:

@@ -2,16 +2,309 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from math import ceil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from math import ceil, inf
 
-from carpool.core.capacity import expected_p99, promised_batch
+from carpool.core.capacity import expected_p99, promised_batch, slo_capacity
 from carpool.core.curve import BatchCurve
+from carpool.core.numerals import numeral as _n
 from carpool.core.policy import Knobs, Promise
-from carpool.lab.fleet_question import Check, FleetPlan, FleetQuestion
-from carpool.lab.plan_words import cannot, reasons
 from carpool.sim.scenario import Scenario, Surge, measure, surge_outcome
+
+ENOUGH = 0.99  # of what is offered must be answered in time: the promise is a p99
+_SURE = 1e-4  # of the capacity: bisected no further
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One replica's part of a machine. `decode` and `protocol` are seconds of one core for each image, and
+    `instances` so many run side by side, whose batch times are those while all of them are busy.
+
+    Decoding, front ends and engine are many short pieces of work, to which an operating system gives a core
+    before it gives it back to the threads of a model. So they are served, and batches take longer: a model on
+    a GPU hardly needs the cores, one on the CPU needs all of them.
+    """
+
+    cores: float = inf
+    infer_cores: float = 0.0  # that batches keep busy while they run, one on each instance
+    decode: float = 0.0
+    protocol: float = 0.0
+    instances: int = 1
+
+    @property
+    def beside(self) -> float:
+        """Seconds of a core that an image takes beside its batch."""
+        return self.decode + self.protocol
+
+    def stretch(self, rate: float) -> float:
+        """How much longer batches take at this rate; infinite where nothing is left for them."""
+        left = self.cores - rate * self.beside
+        if left <= 0:
+            return inf
+        return max(1.0, self.infer_cores / left)
+
+    def outside(self, rate: float) -> float:
+        """Seconds that a client waits for its own decoding and protocol. Where more threads want to run than
+        there are cores, each gets its part of them."""
+        wanted = self.infer_cores + 1.0 + rate * self.beside
+        return self.beside * max(1.0, wanted / self.cores)
+
+    def curve(self, alone: BatchCurve, rate: float) -> BatchCurve:
+        """Batch times at this rate, from those of a model that had the cores for itself."""
+        factor = self.stretch(rate)
+        if factor == 1.0:
+            return alone
+        points = [(size, seconds * factor) for size, seconds in alone.points]
+        return BatchCurve(points, alone.max_batch, alone.buckets)
+
+    def capacity(self, alone: BatchCurve, slo: float) -> float:
+        """Images per second that one replica can promise: what the batches carry at the very rate whose
+        decoding and protocol they are slowed down by."""
+        low, high = 0.0, slo_capacity(alone, slo, self.instances)
+        if self.carries(alone, slo, high):
+            return high
+        while high - low > _SURE * high:
+            rate = (low + high) / 2
+            low, high = (rate, high) if self.carries(alone, slo, rate) else (low, rate)
+        return low
+
+    def carries(self, alone: BatchCurve, slo: float, rate: float) -> bool:
+        if self.stretch(rate) == inf:
+            return False
+        left = slo - self.outside(rate)
+        return left > 0 and slo_capacity(self.curve(alone, rate), left, self.instances) >= rate
+
+
+UNSHARED = Machine()
+"""Cores enough for everything: only the batches take time."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetQuestion:
+    """Times in seconds; `surge` multiplies the rate for `surge_seconds` now and then. The curve is that of a
+    model that has the machine for itself; `machine` is what one replica shares with decoding and protocol."""
+
+    curve: BatchCurve
+    slo: float
+    rate: float
+    surge: float = 1.0
+    surge_seconds: float = 60.0
+    price_per_hour: float | None = None
+    redundancy: int = 0
+    noise: float = 0.05
+    seed: int = 1
+    machine: Machine = UNSHARED
+
+    @property
+    def capacity(self) -> float:
+        """Images per second that one replica can promise."""
+        return self.machine.capacity(self.curve, self.slo)
+
+    def has_cores_for(self, rate: float) -> bool:
+        """Whether decoding and protocol of so many leave one replica anything for its batches."""
+        return self.machine.stretch(rate) < inf
+
+    def curve_at(self, rate: float) -> BatchCurve:
+        """Batch times of one replica that gets this rate."""
+        return self.machine.curve(self.curve, rate)
+
+    @property
+    def peak(self) -> float:
+        """The rate to have capacity for: a surge shorter than the promise is over before it is late."""
+        return self.rate * self.surge if self.surge_seconds > self.slo else self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One simulated run of a plan."""
+
+    what: str
+    replicas: int
+    rate_rps: float
+    attainment: float
+    p50_ms: float
+    p99_ms: float
+
+    def holds(self, slo: float) -> bool:
+        return self.attainment >= ENOUGH and self.p99_ms <= slo * 1e3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """The answer; the field names are the keys of `--json`. `replicas` is None if no number is enough."""
+
+    replicas: int | None = None
+    max_batch: int | None = None
+    promised_batch: int | None = None
+    max_delay_ms: float | None = None
+    delay_helps: bool | None = None
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    capacity_rps: float  # of one replica
+    headroom: float | None = None
+    cost_per_1000: float | None = None
+    checks: tuple[Check, ...]
+    why: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def reasons(q: FleetQuestion, plan: FleetPlan, needed: int, *, group: int, p99: float) -> Iterator[str]:
+    """Why this many replicas, this batch and no delay."""
+    yield from _capacity(q, plan)
+    yield from _cores(q, plan)
+    yield from _replicas(q, plan, needed, p99)
+    yield from _surge(q, plan, needed)
+    if q.redundancy:
+        yield (
+            f"{q.redundancy} more to spare: the promise holds with {q.redundancy} gone, which is what was "
+            f"checked on {needed}. The plan's p50 and p99 are those with all of them running."
+        )
+    yield from _queues(plan, needed, group)
+    yield from _knobs(q, plan, needed)
+    if plan.cost_per_1000 is not None and q.price_per_hour is not None:
+        yield (
+            f"{plan.replicas} × {q.price_per_hour:g} an hour for {_n(q.rate)}/s is "
+            f"{plan.cost_per_1000:.3g} per 1,000 images."
+        )
+
+
+def cannot(q: FleetQuestion, checks: Iterable[Check], longer: float | None) -> Iterator[str]:
+    """Why no number of replicas is enough, and what would be."""
+    alone = q.curve.times[1] * 1e3
+    slo = q.slo * 1e3
+    last = list(checks)[-1:]
+    if not last:
+        yield (
+            f"No number of replicas can promise {_n(slo)} ms: one image takes {_n(alone)} ms, and a request "
+            f"that arrives just after another has started needs twice that, {_n(2 * alone)} ms. More "
+            "replicas make that rarer; they do not rule it out."
+        )
+        yield (
+            f"What would help: an SLO of at least {_n(2 * alone)} ms, or a model that takes at most "
+            f"{_n(slo / 2)} ms for one image."
+        )
+        return
+    yield (
+        f"No number of replicas keeps {_n(slo)} ms: with {last[0].replicas} of them still only "
+        f"{_share(last[0])} are answered in time, because single batches take too long by chance."
+    )
+    if longer is None:
+        yield "What would help: a device with less noise, or a much longer SLO."
+    else:
+        yield f"What would help: a device with less noise, or an SLO of about {_n(longer * 1e3)} ms."
+
+
+def _capacity(q: FleetQuestion, plan: FleetPlan) -> Iterator[str]:
+    batch = plan.promised_batch or 1
+    takes = q.curve_at(plan.capacity_rps).times[batch] * 1e3
+    yield (
+        f"One replica can promise {_n(plan.capacity_rps)} images/s within {_n(q.slo * 1e3)} ms: a batch of "
+        f"{batch} takes {_n(takes)} ms, and a request may have to wait for one such batch before it rides in "
+        f"its own. One image at a time it would carry {_n(1 / q.curve.times[1])}/s."
+    )
+
+
+def _cores(q: FleetQuestion, plan: FleetPlan) -> Iterator[str]:
+    machine, most = q.machine, plan.capacity_rps
+    if not machine.beside:
+        return
+    said = f"Beside its batch an image takes {_n(machine.beside * 1e3)} ms of a core"
+    parts = {"decoding": machine.decode, "protocol": machine.protocol}
+    if all(parts.values()):
+        said += " (" + ", ".join(f"{name} {_n(part * 1e3)}" for name, part in parts.items()) + ")"
+    if machine.cores == float("inf"):
+        yield f"{said}, which its client waits for. With --cores it would be known whether these suffice."
+        return
+    said += f": at {_n(most)}/s {_n(most * machine.beside)} of the replica's {_n(machine.cores)} cores"
+    slower = machine.stretch(most)
+    if slower > 1.0:
+        alone = _n(Machine(instances=q.machine.instances).capacity(q.curve, q.slo))
+        said += (
+            f". Batches would keep {_n(machine.infer_cores)} busy and take {slower:.2f} × as long with what "
+            f"is left. With a machine for itself the model could promise {alone}/s"
+        )
+    yield said + "."
+
+
+def _replicas(q: FleetQuestion, plan: FleetPlan, needed: int, p99: float) -> Iterator[str]:
+    steady = [c for c in plan.checks if c.what == "steady" and c.replicas <= needed]
+    if len(steady) > 1 and not steady[-2].holds(q.slo):
+        worse = steady[-2]
+        yield f"{_replica(worse.replicas)} would answer {_share(worse)} of {_n(q.rate)}/s in time: too few."
+    found = steady[-1]
+    formula = f" (the formula says {_n(p99 * 1e3)} ms)" if p99 < float("inf") else ""
+    yield (
+        f"{_replica(needed)} at {_n(q.rate)}/s: {_share(found)} answered in time, p50 {_n(found.p50_ms)} ms, "
+        f"p99 {_n(found.p99_ms)} ms, simulated{formula}. That is "
+        f"{100 * q.rate / needed / plan.capacity_rps:.0f} % of what can be promised."
+    )
+
+
+def _surge(q: FleetQuestion, plan: FleetPlan, needed: int) -> Iterator[str]:
+    surges = [c for c in plan.checks if c.what == "surge" and c.replicas <= needed]
+    if not surges:
+        return
+    found = surges[-1]
+    lasting = f"{_n(found.rate_rps)}/s for {_n(q.surge_seconds)} s"
+    sentence = f"In a surge ({lasting}) "
+    if len(surges) > 1:
+        sentence += (
+            f"{_replica(surges[-2].replicas, start=False)} would answer {_share(surges[-2])} in time; "
+        )
+    answer = "answers" if needed == 1 else "answer"
+    yield (
+        f"{sentence}{_replica(needed, start=False)} {answer} {_share(found)} in time, "
+        f"p99 {_n(found.p99_ms)} ms."
+    )
+
+
+def _queues(plan: FleetPlan, needed: int, group: int) -> Iterator[str]:
+    apart = next((c for c in plan.checks if c.what == "separate servers"), None)
+    if apart is None:
+        return
+    together = "all replicas" if needed <= group else f"every {group} of them"
+    yield (
+        f"This counts on one queue in front of {together}: one server with several GPUs. As "
+        f"{needed} separate servers behind a load balancer, each with its own queue, {_share(apart)} of "
+        f"{_n(apart.rate_rps)}/s would be answered in time, p99 {_n(apart.p99_ms)} ms."
+    )
+
+
+def _knobs(q: FleetQuestion, plan: FleetPlan, needed: int) -> Iterator[str]:
+    yield (
+        f"Max batch {plan.max_batch}: the largest useful one that ends within {_n(q.slo * 1e3)} ms. It is a "
+        f"safety cap, not a knob to tune; with fixed knobs instead of a promise take {plan.promised_batch}."
+    )
+    delayed = next(c for c in plan.checks if c.what.startswith("knobs"))
+    steady = next(c for c in reversed(plan.checks) if c.what == "steady" and c.replicas == needed)
+    change = (
+        f"p50 {_n(steady.p50_ms)} → {_n(delayed.p50_ms)} ms, p99 {_n(steady.p99_ms)} → "
+        f"{_n(delayed.p99_ms)} ms, {_share(steady)} → {_share(delayed)} in time"
+    )
+    delay = delayed.what.removeprefix("knobs, ")
+    if plan.delay_helps:
+        yield (
+            f"A {delay} would help at exactly this rate ({change}), but only as a fixed knob, which "
+            "answers everybody late once the rate goes above capacity. A promise needs none."
+        )
+    else:
+        yield (
+            f"No delay helps: with fixed knobs and a {delay} it would be {change}. While a replica is busy "
+            "the next batch gathers by itself."
+        )
+
+
+def _replica(count: int, *, start: bool = True) -> str:
+    words = "one replica" if count == 1 else f"{count} replicas"
+    return words.capitalize() if start else words
+
+
+def _share(check: Check) -> str:
+    return f"{check.attainment:.2%}".replace("%", " %")
+
 
 _REQUESTS = 15_000  # at least, in a checking run: its 99th percentile then rests on 150 of them
 _SECONDS, _AFFORDED = 20.0, 60_000  # and for so long, unless that takes more requests than this

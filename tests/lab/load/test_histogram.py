@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.lab.load.histogram import RELATIVE_ERROR, Histogram, milliseconds
+from carpool.lab.load.tally import RELATIVE_ERROR, Histogram, milliseconds
 
 VALUES = st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=300)
 SHARES = (0.5, 0.9, 0.95, 0.99, 0.999)

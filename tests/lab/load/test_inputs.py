@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from carpool.errors import InvalidInput
-from carpool.lab.load import request_data as module
-from carpool.lab.load.request_data import Filling, InputSpec, make_tensors
+from carpool.lab.load import messages as module
+from carpool.lab.load.messages import Filling, InputSpec, make_tensors
 from carpool.types import DATATYPES, Datatype
 from carpool.wire.tensors import to_binary
 

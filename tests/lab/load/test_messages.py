@@ -10,8 +10,18 @@ from carpool.errors import InvalidInput
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import HeadFinder, RequestHead, parse_head
 from carpool.lab.load.grpc_client import tensor_calls
-from carpool.lab.load.messages import Asking, check_headers, check_source, picture_messages, tensor_messages
-from carpool.lab.load.request_data import Draw, Filling, InputSpec, Mix, make_tensors
+from carpool.lab.load.messages import (
+    Asking,
+    Draw,
+    Filling,
+    InputSpec,
+    Mix,
+    check_headers,
+    check_source,
+    make_tensors,
+    picture_messages,
+    tensor_messages,
+)
 from carpool.lab.load.ticket import Ticket
 from carpool.types import Datatype, Signature, Tensor, TensorSpec
 from carpool.wire.v2 import decode_request, read_header_length

@@ -16,9 +16,8 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 
 from carpool.lab.load.generator import LostPart, _receive, _watch
-from carpool.lab.load.histogram import Histogram
 from carpool.lab.load.load_report import Part
-from carpool.lab.load.tally import Tally
+from carpool.lab.load.tally import Histogram, Tally
 from lab.load.stub import PATIENCE, in_loop
 
 LONG = 8 << 20  # many times the buffer of a socket

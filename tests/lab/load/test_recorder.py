@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.tally import COLUMNS, Recorder
+from carpool.lab.load.tally import COLUMNS, RequestLog
 from carpool.lab.load.ticket import Answer, Kind, Ticket, Timing
 
 
 def record(path: Path) -> None:
-    with Recorder(path) as recorder:
+    with RequestLog(path) as recorder:
         sent = Ticket(0, 0.5, 1, 4, "cam,1")
         sent.sent = 0.51
         recorder(sent, 0.6, Answer(Kind.ANSWERED, "", Timing(0.01, 0.02, 8)))
@@ -40,4 +40,4 @@ def test_csv(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.txt", "no/such/folder.csv"])
 def test_files_that_cannot_be(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput, match="--save"):
-        Recorder(tmp_path / name)
+        RequestLog(tmp_path / name)

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from carpool.lab.load.histogram import Histogram, Spread, milliseconds
 from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
 from carpool.lab.load.load_report import Generator, Part, bound_ms, judge, report
-from carpool.lab.load.tally import Tally
+from carpool.lab.load.tally import Histogram, Spread, Tally, milliseconds
 from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Kind, Ticket
 
 NOTHING = milliseconds(Histogram())

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from carpool.lab.load.histogram import Histogram
-from carpool.lab.sweep.sweep_order import KNOBS, PROMISE, Setting
+from carpool.lab.load.tally import Histogram
 from carpool.lab.sweep.sweep_prediction import Predicted
 from carpool.lab.sweep.sweep_results import Results
-from carpool.lab.sweep.sweep_runs import MeasuredRun, pack
+from carpool.lab.sweep.sweep_runs import KNOBS, PROMISE, MeasuredRun, Setting, pack
 
 SLO_MS = 50.0
 CAPACITY = 100.0

@@ -8,7 +8,6 @@ from carpool.core.curve import BatchCurve
 from carpool.errors import InvalidInput
 from carpool.lab.load.facts import Unreachable
 from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Kind, Ticket, Timing
-from carpool.lab.sweep.sweep_order import AS_IS, KNOBS, PROMISE, Setting
 from carpool.lab.sweep.sweep_prediction import (
     SERVER,
     CurveEstimate,
@@ -19,7 +18,7 @@ from carpool.lab.sweep.sweep_prediction import (
     read_basis,
     read_profile,
 )
-from carpool.lab.sweep.sweep_runs import Watcher
+from carpool.lab.sweep.sweep_runs import AS_IS, KNOBS, PROMISE, Setting, Watcher
 
 BELIEF = CurveEstimate(BatchCurve.parse("40+10", 16), 1, SERVER)
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.lab.sweep.sweep_order import Point, points, settings_of
+from carpool.lab.sweep.sweep_runs import Point, points, settings_of
 
 NAMES = ["promise 50 ms", "knobs 0 ms", "knobs 5 ms"]
 RATES: list[tuple[float, float | None]] = [(10.0, 0.1), (20.0, 0.2), (30.0, None), (40.0, 0.4)]

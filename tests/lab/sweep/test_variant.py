@@ -10,8 +10,8 @@ from carpool.config.toml import read_toml
 from carpool.core.policy import Knobs
 from carpool.demo import bundled_models
 from carpool.errors import InvalidInput
-from carpool.lab.sweep.sweep_order import KNOBS, Setting
-from carpool.lab.sweep.variant import check_place, make_variant, toml_with_knobs
+from carpool.lab.sweep.own_server import check_place, make_variant, toml_with_knobs
+from carpool.lab.sweep.sweep_runs import KNOBS, Setting
 
 SETTING = Setting(KNOBS, None, 5.0, 4)
 PBTXT = """

@@ -12,17 +12,21 @@ from urllib.parse import quote, urlsplit
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput
-from carpool.lab.load.facts import TRUSTING, Facts, GrpcFacts, HttpFacts, Trust, Unreachable, only_model
+from carpool.lab.load.facts import TRUSTING, GrpcFacts, HttpFacts, Trust, Unreachable, only_model
 from carpool.lab.load.http_client import REFUSALS, HttpTarget
 from carpool.lab.load.messages import (
     Asking,
+    Bodies,
+    Draw,
+    Filling,
     Header,
     Message,
+    Mix,
     head_and_body,
+    make_tensors,
     picture_messages,
     tensor_messages,
 )
-from carpool.lab.load.request_data import Draw, Filling, Mix, make_tensors
 from carpool.lab.load.ticket import Target, Ticket
 from carpool.types import Datatype, Tensor
 from carpool.wire.v2 import decode_error, decode_response, read_header_length
@@ -187,12 +191,11 @@ def read_url(url: str) -> Address:
         port = -1
     if parts.scheme not in _PORTS or not parts.hostname or port == -1 or parts.username is not None:
         raise InvalidInput(
-            f"the address must be like http://localhost:8000 or grpc://localhost:8001, not {url!r}",
-            field="URL",
+            f"the address must be like http://localhost:8000 or grpc://localhost:8001, not {url!r}"
         )
     path = parts.path + (f"?{parts.query}" if parts.query else "")
     if not path.isascii() or not path.isprintable() or " " in path:
-        raise InvalidInput(f"the path {path!r} must be escaped", field="URL")
+        raise InvalidInput(f"the path {path!r} must be escaped")
     return Address(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], path if path != "/" else "")
 
 
@@ -200,9 +203,7 @@ def take_aim(aim: Aim) -> Target:
     """Ask the server what is needed, and send it one request to see that it is right. Blocks for moments."""
     address = read_url(aim.url)
     if aim.shared_memory and (address.over_grpc or aim.pictures):
-        raise InvalidInput(
-            "--shared-memory goes with tensors to an http:// address of this machine", field="--shared-memory"
-        )
+        raise InvalidInput("--shared-memory goes with tensors to an http:// address of this machine")
     if address.over_grpc:
         return _grpc(aim, address)
     facts = http_facts(address, aim.trust)
@@ -212,14 +213,12 @@ def take_aim(aim: Aim) -> Target:
 
 def _tensors(aim: Aim, address: Address, facts: HttpFacts) -> Target:
     if address.path:
-        raise InvalidInput(
-            f"the path {address.path} goes with --image: for tensors give the server alone", field="URL"
-        )
+        raise InvalidInput(f"the path {address.path} goes with --image: for tensors give the server alone")
     model = aim.model or only_model(facts)
     version = f"/versions/{quote(aim.version, safe='')}" if aim.version else ""
     path = f"/v2/models/{quote(model, safe='')}{version}/infer"
     asking = Asking(address.authority, path, aim.all_headers(), aim.deadline_ms)
-    bodies = _Bodies(facts, model, aim)
+    bodies = _bodies(facts, model, aim)
     draw = Draw(aim.mix, aim.filling.seed)
     name = f"{address.scheme}://{address.authority}, model {model}"
     if aim.shared_memory:
@@ -240,7 +239,7 @@ def _pictures(aim: Aim, address: Address, facts: HttpFacts) -> Target:
     path = address.path or (f"/models/{quote(aim.model, safe='')}/predict" if aim.model else "")
     if not path:
         raise InvalidInput(
-            f"--image needs to know where to: like {aim.url.rstrip('/')}/detect, or --model NAME", field="URL"
+            f"--image needs to know where to: like {aim.url.rstrip('/')}/detect, or --model NAME"
         )
     asking = Asking(address.authority, path, aim.all_headers(), aim.deadline_ms)
     message = picture_messages(asking, read_pictures(aim.pictures), Draw(aim.mix, aim.filling.seed))
@@ -282,16 +281,14 @@ def _grpc(aim: Aim, address: Address) -> Target:
     from carpool.lab.load.grpc_client import GrpcTarget, tensor_calls
 
     if aim.pictures or address.path:
-        raise InvalidInput(
-            "over gRPC there are only tensors: upload pictures to an http:// address", field="--image"
-        )
+        raise InvalidInput("over gRPC there are only tensors: upload pictures to an http:// address")
     credentials = aim.trust.credentials() if address.secure else None
     facts = GrpcFacts(address.authority, credentials, aim.trust.headers())
     facts.check_ready()
     model = aim.model or only_model(facts)
     asking = Asking(address.authority, "", aim.all_headers(), aim.deadline_ms)
     call = tensor_calls(
-        asking, model, aim.version, _Bodies(facts, model, aim), Draw(aim.mix, aim.filling.seed)
+        asking, model, aim.version, _bodies(facts, model, aim), Draw(aim.mix, aim.filling.seed)
     )
     try:
         facts.ask("ModelInfer", *call(Ticket(0, 0.0)))
@@ -303,17 +300,12 @@ def _grpc(aim: Aim, address: Address) -> Target:
     return GrpcTarget(address.authority, call, connections=channels, name=name, credentials=credentials)
 
 
-class _Bodies:
+def _bodies(facts: HttpFacts | GrpcFacts, model: str, aim: Aim) -> Bodies:
     """Tensors for requests of any number of images, by what the server said of the model once."""
-
-    def __init__(self, facts: Facts, model: str, aim: Aim) -> None:
-        self._specs = facts.inputs(model, aim.version)
-        if not self._specs:
-            raise Unreachable(f"the server says that model {model!r} has no inputs")
-        self._aim = aim
-
-    def __call__(self, images: int) -> list[list[Tensor]]:
-        return make_tensors(self._specs, self._aim.filling, images * self._aim.batch)
+    specs = facts.inputs(model, aim.version)
+    if not specs:
+        raise Unreachable(f"the server says that model {model!r} has no inputs")
+    return lambda images: make_tensors(specs, aim.filling, images * aim.batch)
 
 
 def read_pictures(paths: tuple[Path, ...]) -> list[tuple[bytes, str]]:
@@ -324,12 +316,8 @@ def read_pictures(paths: tuple[Path, ...]) -> list[tuple[bytes, str]]:
         try:
             size += path.stat().st_size
             if size > _MOST_PICTURES:
-                raise InvalidInput(
-                    f"the pictures are over {_MOST_PICTURES:,} bytes together", field="--image"
-                )
+                raise InvalidInput(f"the pictures are over {_MOST_PICTURES:,} bytes together")
             found.append((path.read_bytes(), content_type))
         except OSError as error:
-            raise InvalidInput(
-                f"--image: cannot read {path}: {error.strerror or error}", field="--image"
-            ) from None
+            raise InvalidInput(f"--image: cannot read {path}: {error.strerror or error}") from None
     return found

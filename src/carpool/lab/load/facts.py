@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput
-from carpool.lab.load.messages import Header
-from carpool.lab.load.request_data import InputSpec
+from carpool.lab.load.messages import Header, InputSpec
 from carpool.types import DATATYPES
 from carpool.wire.v2 import decode_error
 
@@ -34,7 +32,7 @@ class Trust:
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
         except (OSError, ValueError):  # no such file, or no certificate in it
-            raise InvalidInput(f"--ca {self.ca} is not a certificate in PEM form", field="--ca") from None
+            raise InvalidInput(f"--ca {self.ca} is not a certificate in PEM form") from None
         if self.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -46,13 +44,12 @@ class Trust:
 
         if self.insecure:
             raise InvalidInput(
-                "--insecure goes with https://; for grpcs:// give the server's own certificate as --ca",
-                field="--insecure",
+                "--insecure goes with https://; for grpcs:// give the server's own certificate as --ca"
             )
         try:
             roots = Path(self.ca).read_bytes() if self.ca else None
         except OSError:
-            raise InvalidInput(f"--ca {self.ca} cannot be read", field="--ca") from None
+            raise InvalidInput(f"--ca {self.ca} cannot be read") from None
         return grpc.ssl_channel_credentials(roots)
 
     def headers(self) -> tuple[tuple[str, str], ...]:
@@ -60,6 +57,12 @@ class Trust:
 
 
 TRUSTING = Trust()
+
+
+def connection(host: str, port: int | None, tls: ssl.SSLContext | None, seconds: float) -> HTTPConnection:
+    if tls is None:
+        return HTTPConnection(host, port, timeout=seconds)
+    return HTTPSConnection(host, port, timeout=seconds, context=tls)
 
 
 _ANSWER_S = 10.0
@@ -71,28 +74,17 @@ class Unreachable(CarpoolError):
     """The server is not there, not ready, or does not want such requests."""
 
     reason = "unreachable"
+    exit_code = 1
 
 
-class Facts(Protocol):
-    """The same questions over either protocol."""
-
-    def check_ready(self) -> None:
-        """Raises `Unreachable` with a sentence."""
-
-    def models(self) -> list[str]:
-        """Those that can be asked."""
-
-    def inputs(self, model: str, version: str) -> list[InputSpec]: ...
-
-
-def only_model(facts: Facts) -> str:
+def only_model(facts: HttpFacts | GrpcFacts) -> str:
     """The one to ask when none was named."""
     names = sorted(set(facts.models()))
     if len(names) == 1:
         return names[0]
     if not names:
         raise Unreachable("the server has no model that is ready")
-    raise InvalidInput(f"say which model: --model {' or '.join(names[:8])}", field="--model")
+    raise InvalidInput(f"say which model: --model {' or '.join(names[:8])}")
 
 
 def input_spec(name: Any, datatype: Any, shape: Any) -> InputSpec:
@@ -165,22 +157,13 @@ class HttpFacts:
         with self._response(request, method) as response:
             return response.status, response.read(_MOST_BYTES)
 
-    def _connected(self) -> socket.socket:
-        plain = socket.create_connection(self._address, _ANSWER_S)
-        if self._tls is None:
-            return plain
-        try:
-            return self._tls.wrap_socket(plain, server_hostname=self._address[0])
-        except BaseException:
-            plain.close()
-            raise
-
     @contextlib.contextmanager
     def _response(self, request: bytes, method: str) -> Iterator[HTTPResponse]:
         try:
-            with self._connected() as connection:
-                connection.sendall(request)
-                response = HTTPResponse(connection, method=method)
+            with contextlib.closing(connection(*self._address, self._tls, _ANSWER_S)) as opened:
+                opened.connect()
+                opened.send(request)
+                response = HTTPResponse(opened.sock, method=method)
                 response.begin()
                 with response:
                     yield response

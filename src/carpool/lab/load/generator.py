@@ -21,10 +21,9 @@ import uvloop
 
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.lab.load.aim import Aim, take_aim
-from carpool.lab.load.histogram import Histogram
 from carpool.lab.load.load_plan import Closed, Pace, Plan, pace_of
 from carpool.lab.load.load_report import LoadReport, Part, report
-from carpool.lab.load.tally import Ledger, Record, Slice
+from carpool.lab.load.tally import Histogram, Ledger, Record, Slice
 from carpool.lab.load.ticket import Answer, Target, Ticket
 
 _MONOTONIC = 1  # CLOCK_MONOTONIC, which time.monotonic() reads
@@ -260,6 +259,7 @@ class LostPart(CarpoolError):
     """A generating process ended without a result."""
 
     reason = "generator-died"
+    exit_code = 1
 
 
 async def run_shared(
@@ -361,16 +361,10 @@ def _generate(pipe: Connection, plan: Plan, aim: Aim, part: int, of: int) -> Non
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         found = uvloop.run(_generate_part(pipe, plan, aim, part, of))
-    except CarpoolError as error:
-        pipe.send(_plain(error))
+    except CarpoolError as error:  # told in one that can be pickled, whatever arguments its kind takes
+        pipe.send((InvalidInput if isinstance(error, InvalidInput) else LostPart)(error.message))
         return
     pipe.send(found)
-
-
-def _plain(error: CarpoolError) -> CarpoolError:
-    """One that can be pickled, whatever arguments its kind takes."""
-    kind = InvalidInput if isinstance(error, InvalidInput) else LostPart
-    return kind(error.message)
 
 
 async def _generate_part(pipe: Connection, plan: Plan, aim: Aim, part: int, of: int) -> Part:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import floor, inf
 from random import Random
-from typing import Protocol
+from typing import TypeAlias
 
 from carpool.errors import InvalidInput
 from carpool.lab.load.ticket import Ticket
@@ -124,27 +124,6 @@ class Plan:
     batch: int = 1  # images in a request, where the schedule does not say otherwise
 
 
-class Pace(Protocol):
-    """Decides what is to be sent now, and when to look again."""
-
-    @property
-    def next_at(self) -> float:
-        """Nothing is due before; infinity if only an answer can change that, or if all has been sent."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether everything that will ever be due has been."""
-
-    def due(self, now: float, most: int) -> list[Ticket]:
-        """The requests to send now, the longest overdue first; what is over `most` stays due."""
-
-    def answered(self, now: float) -> None:
-        """A request has ended, one way or another."""
-
-    def stop(self) -> None:
-        """Nothing more is due, ever."""
-
-
 class OpenLoop:
     """Every `of`th request of the schedule, from the `part`th on, at its time."""
 
@@ -156,6 +135,7 @@ class OpenLoop:
 
     @property
     def next_at(self) -> float:
+        """Nothing is due before; infinity if only an answer can change that, or if all has been sent."""
         return self._schedule.times[self._next] if self._next < self._end else inf
 
     @property
@@ -163,6 +143,7 @@ class OpenLoop:
         return self._next >= self._end
 
     def due(self, now: float, most: int) -> list[Ticket]:
+        """The requests to send now, the longest overdue first; what is over `most` stays due."""
         schedule = self._schedule
         found: list[Ticket] = []
         number = self._next
@@ -222,6 +203,10 @@ class ClosedLoop:
 
     def stop(self) -> None:
         self._ended = True
+
+
+Pace: TypeAlias = OpenLoop | ClosedLoop
+"""Decides what is to be sent now, and when to look again."""
 
 
 def pace_of(load: Open | Closed, part: int = 0, of: int = 1) -> Pace:

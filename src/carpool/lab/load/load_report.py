@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from carpool.lab.load.histogram import Histogram, Spread, milliseconds, spread
 from carpool.lab.load.load_plan import Closed, Phase, Plan
-from carpool.lab.load.tally import Tally
+from carpool.lab.load.tally import Histogram, Spread, Tally, milliseconds, spread
 
 LATE_MS = 5.0  # the 99th percentile of the lag may be this, or a tenth of the SLO if that is more
 _WORKING = 0.5  # of a core: one that is late with less is kept from running
@@ -188,36 +188,27 @@ def _seconds(plan: Plan, parts: Sequence[Part], stopped_early: bool) -> list[flo
     return found
 
 
+_COUNTED = ("offered", "sent", "answered", "good", "timed_out", "unanswered")
+_TIMED = ("response", "service", "refusal", "queue", "infer", "outside")
+
+
 def _counts(name: str, seconds: float, tally: Tally, batch: int) -> Counts:
     per_second = 1 / seconds if seconds > 0 else 0.0
+    numbers: dict[str, Any] = {counted: getattr(tally, counted) for counted in _COUNTED}
+    numbers |= {f"{timed}_ms": milliseconds(getattr(tally, timed)) for timed in _TIMED}
     return Counts(
         name=name,
         seconds=round(seconds, 3),
-        offered=tally.offered,
-        sent=tally.sent,
-        answered=tally.answered,
-        good=tally.good,
-        refused=_ordered(tally.refused),
-        failed=_ordered(tally.failed),
-        timed_out=tally.timed_out,
-        unanswered=tally.unanswered,
+        refused=dict(tally.refused.most_common()),
+        failed=dict(tally.failed.most_common()),
         offered_rps=round(tally.offered * per_second, 3),
         answered_rps=round(tally.answered * per_second, 3),
         goodput_rps=round(tally.good * per_second, 3),
         images_rps=round(tally.images * batch * per_second, 3),
         attainment=round(tally.good / tally.offered, 6) if tally.offered else 0.0,
-        response_ms=milliseconds(tally.response),
-        service_ms=milliseconds(tally.service),
-        refusal_ms=milliseconds(tally.refusal),
-        queue_ms=milliseconds(tally.queue),
-        infer_ms=milliseconds(tally.infer),
-        outside_ms=milliseconds(tally.outside),
         batch=spread(tally.batch, 1.0),
+        **numbers,
     )
-
-
-def _ordered(counter: Counter[str]) -> dict[str, int]:
-    return dict(counter.most_common())
 
 
 def _generator(parts: Sequence[Part], tallies: Sequence[Tally]) -> Generator:
@@ -239,8 +230,5 @@ def _generator(parts: Sequence[Part], tallies: Sequence[Tally]) -> Generator:
         start_lag_ms=milliseconds(start_lag),
         send_lag_ms=milliseconds(send_lag),
         loop_lag_ms=milliseconds(loop_lag),
-        connections=facts["connections"],
-        connection_limit=facts["connection_limit"],
-        reconnects=facts["reconnects"],
-        resent=facts["resent"],
+        **{name: facts[name] for name in ("connections", "connection_limit", "reconnects", "resent")},
     )

@@ -1,19 +1,221 @@
-"""Requests as bytes, made once for each kind: what differs from one to the next is chosen, not built."""
+"""Requests as bytes, made once for each kind: tensors, pictures, sources and priorities."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from math import isfinite
-from typing import TypeAlias
+from math import isfinite, prod
+from pathlib import Path
+from random import Random
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import orjson
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.request_data import Draw
 from carpool.lab.load.ticket import Ticket
-from carpool.types import InferRequest, RequestOptions, Tensor
+from carpool.types import Array, Datatype, InferRequest, RequestOptions, Tensor
 from carpool.wire.v2 import HEADER_LENGTH, encode_request
+
+MOST_BYTES = 256 << 20  # of a request
+_PREPARED = 64 << 20  # of all different ones, if that is more than one
+_TEXT_BYTES = 16  # of a random element of BYTES
+_MOST_FILE = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One input as the server describes it: -1 is any length, and at first place the batch."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """What to put into the inputs. `data` is `random`, `zeros` or a .npy, .npz or .json file."""
+
+    data: str = "random"
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    seed: int = 1
+    distinct: int = 8
+
+
+def make_tensors(specs: Sequence[InputSpec], filling: Filling, images: int) -> list[list[Tensor]]:
+    """As many different requests as wanted and affordable, each with `images` images."""
+    unknown = set(filling.shapes) - {spec.name for spec in specs}
+    if unknown:
+        names = ", ".join(spec.name for spec in specs)
+        raise InvalidInput(f"--shape names {min(unknown)!r}, but the model's inputs are {names}")
+    shapes = [_shape(spec, filling.shapes.get(spec.name), images) for spec in specs]
+    size = sum(
+        prod(shape) * (spec.datatype.size or _TEXT_BYTES) for spec, shape in zip(specs, shapes, strict=True)
+    )
+    if size > MOST_BYTES:
+        raise InvalidInput(f"a request would have {size:,} bytes: the most is {MOST_BYTES:,}")
+    if filling.data in ("random", "zeros"):
+        different = 1 if filling.data == "zeros" else max(1, min(filling.distinct, _PREPARED // max(1, size)))
+        random = np.random.default_rng(filling.seed)
+        zero = filling.data == "zeros"
+        return [
+            [_tensor(s, shape, _made(s, shape, random, zero)) for s, shape in zip(specs, shapes, strict=True)]
+            for _ in range(different)
+        ]
+    arrays = _read(Path(filling.data), specs)
+    return [[_from_file(s, shape, arrays) for s, shape in zip(specs, shapes, strict=True)]]
+
+
+def _shape(spec: InputSpec, given: tuple[int, ...] | None, images: int) -> tuple[int, ...]:
+    shape = spec.shape
+    if given is not None:
+        if len(given) != len(shape) or any(s not in (-1, g) for s, g in zip(shape, given, strict=True)):
+            raise InvalidInput(
+                f"--shape {spec.name}:{_text(given)} does not fit: the model says {_text(shape)}"
+            )
+        return given if images == 1 else (given[0] * images, *given[1:])
+    if -1 in shape[1:]:
+        example = _text(
+            tuple(1 if s == -1 and n == 0 else 224 if s == -1 else s for n, s in enumerate(shape))
+        )
+        raise InvalidInput(
+            f"input {spec.name!r} is {_text(shape)}: say how long it is, like --shape {spec.name}:{example}"
+        )
+    if shape[:1] == (-1,):
+        return (images, *shape[1:])
+    if images > 1:
+        raise InvalidInput(f"input {spec.name!r} is {_text(shape)}, which has no batch: ask with --batch 1")
+    return shape
+
+
+def _text(shape: Sequence[int]) -> str:
+    return ",".join(map(str, shape))
+
+
+def _tensor(spec: InputSpec, shape: tuple[int, ...], data: Array) -> Tensor:
+    return Tensor(spec.name, spec.datatype, shape, data)
+
+
+def _made(spec: InputSpec, shape: tuple[int, ...], random: np.random.Generator, zero: bool) -> Array:
+    dtype = spec.datatype.dtype
+    if spec.datatype is Datatype.BYTES:
+        count = prod(shape)
+        letters = (
+            b"0" * _TEXT_BYTES * count
+            if zero
+            else random.integers(97, 123, _TEXT_BYTES * count, np.uint8).tobytes()
+        )
+        found = np.empty(count, object)
+        found[:] = [letters[n * _TEXT_BYTES : (n + 1) * _TEXT_BYTES] for n in range(count)]
+        return found.reshape(shape)
+    if zero:
+        return np.zeros(shape, dtype)
+    if spec.datatype is Datatype.BF16:  # the upper half of a float
+        return (random.random(shape, np.float32).view(np.uint32) >> 16).astype(dtype)
+    if dtype.kind == "f":
+        return random.random(shape, np.float32).astype(dtype)
+    if dtype.kind == "b":
+        return random.integers(0, 2, shape, np.uint8).astype(dtype)
+    return random.integers(0, min(255, int(np.iinfo(dtype).max)), shape, endpoint=True).astype(dtype)
+
+
+# ---- files
+
+
+def _read(path: Path, specs: Sequence[InputSpec]) -> Mapping[str, Any]:
+    """Arrays by the name of their input; a file with a single nameless one is for a model with one input."""
+    try:
+        if path.stat().st_size > _MOST_FILE:
+            raise InvalidInput(f"--data {path} is over {_MOST_FILE:,} bytes")
+        if path.suffix == ".json":
+            return _json(orjson.loads(path.read_bytes()))
+        loaded = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise InvalidInput(f"--data: cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, EOFError) as error:
+        raise InvalidInput(
+            f"--data must be random, zeros, or a .npy, .npz or .json file: {path}: {error}"
+        ) from None
+    if isinstance(loaded, np.ndarray):
+        if len(specs) != 1:
+            names = ", ".join(spec.name for spec in specs)
+            raise InvalidInput(f"--data {path} is one array, but the inputs are {names}: use .npz")
+        return {specs[0].name: loaded}
+    with loaded:
+        return {name: loaded[name] for name in loaded.files}
+
+
+def _json(document: Any) -> dict[str, Any]:
+    """`{"input": [...]}`, or a whole request of the v2 protocol."""
+    if not isinstance(document, dict):
+        raise ValueError("it must be an object with an array for each input")
+    listed = document.get("inputs")
+    if not isinstance(listed, list):
+        return document
+    if not all(isinstance(entry, dict) and "data" in entry for entry in listed):
+        raise ValueError('every one of its "inputs" needs "name" and "data"')
+    return {str(entry.get("name")): entry["data"] for entry in listed}
+
+
+def _from_file(spec: InputSpec, shape: tuple[int, ...], arrays: Mapping[str, Any]) -> Tensor:
+    """In the shape to be sent; data for one image is repeated for all of a batch."""
+    if spec.name not in arrays:
+        raise InvalidInput(f"--data has nothing for input {spec.name!r}")
+    try:
+        if spec.datatype is Datatype.BYTES:
+            data = np.array([_bytes(value) for value in np.asarray(arrays[spec.name], object).flat], object)
+        else:
+            data = np.asarray(arrays[spec.name]).astype(spec.datatype.dtype).reshape(-1)
+        if data.size and prod(shape) != data.size and prod(shape) % data.size == 0:
+            data = np.tile(data, prod(shape) // data.size)
+        return _tensor(spec, shape, np.ascontiguousarray(data.reshape(shape)))
+    except (ValueError, TypeError) as error:
+        raise InvalidInput(f"--data does not fit input {spec.name!r} ({_text(shape)}): {error}") from None
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+_DRAWN = 4093  # a prime, so that names and bodies, which go round too, meet in every combination
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Sources and priorities with their weights; nothing given is nobody named, and the model's default."""
+
+    sources: tuple[tuple[str, float], ...] = ()
+    priorities: tuple[tuple[int, float], ...] = ()
+
+
+class Draw:
+    """A mix, dealt out over the numbers of requests."""
+
+    def __init__(self, mix: Mix, seed: int) -> None:
+        random = Random(seed)
+        self._sources = self._draw(random, mix.sources, "")
+        self._priorities = self._draw(random, mix.priorities, 0)
+
+    @staticmethod
+    def _draw(random: Random, weighted: Sequence[tuple[Value, float]], default: Value) -> list[Value]:
+        if len(weighted) < 2:
+            return [weighted[0][0] if weighted else default]
+        values, weights = zip(*weighted, strict=True)
+        return random.choices(values, weights, k=_DRAWN)
+
+    def source(self, ticket: Ticket) -> str:
+        """That of the trace or the camera, if it has one; the ticket is told."""
+        if not ticket.source:
+            ticket.source = self._sources[ticket.number % len(self._sources)]
+        return ticket.source
+
+    def priority(self, ticket: Ticket) -> int:
+        return self._priorities[ticket.number % len(self._priorities)]
+
 
 Message: TypeAlias = tuple[bytes, bytes]
 """Head and body, to be written one after the other; a small body is in the head already, which costs less."""
@@ -45,16 +247,14 @@ class Asking:
 def check_headers(headers: Sequence[Header]) -> None:
     for name, value in headers:
         if not _TOKEN.fullmatch(name) or not value.isprintable() or not value.isascii():
-            raise InvalidInput(
-                f"--header {name!r} must be 'Name: value' in printable ASCII", field="--header"
-            )
+            raise InvalidInput(f"--header {name!r} must be 'Name: value' in printable ASCII")
         if name.lower() in _OURS:
-            raise InvalidInput(f"--header {name} cannot be given: the generator sets it", field="--header")
+            raise InvalidInput(f"--header {name} cannot be given: the generator sets it")
 
 
 def check_source(source: str) -> None:
     if not source.isprintable() or not 1 <= len(source) <= 128:
-        raise InvalidInput("--source must be printable text of 1 to 128 characters", field="--source")
+        raise InvalidInput("--source must be printable text of 1 to 128 characters")
 
 
 def asked_headers(asking: Asking, source: str) -> list[Header]:

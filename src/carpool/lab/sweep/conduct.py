@@ -23,9 +23,8 @@ from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
 from carpool.lab.load.facts import Unreachable, only_model
 from carpool.lab.load.generator import run as run_load
 from carpool.lab.load.load_plan import Open, Phase, Plan
-from carpool.lab.load.request_data import Filling
-from carpool.lab.sweep.own_server import OwnServer
-from carpool.lab.sweep.sweep_order import PROMISE, SLO_MS, Point, Setting, SweepOrder, points
+from carpool.lab.load.messages import Filling
+from carpool.lab.sweep.own_server import OwnServer, make_variant
 from carpool.lab.sweep.sweep_prediction import (
     GIVEN,
     CurveEstimate,
@@ -37,8 +36,18 @@ from carpool.lab.sweep.sweep_prediction import (
     try_out,
 )
 from carpool.lab.sweep.sweep_results import Results
-from carpool.lab.sweep.sweep_runs import Journal, MeasuredRun, Watcher, measured
-from carpool.lab.sweep.variant import make_variant
+from carpool.lab.sweep.sweep_runs import (
+    PROMISE,
+    SLO_MS,
+    Journal,
+    MeasuredRun,
+    Point,
+    Setting,
+    SweepOrder,
+    Watcher,
+    measured,
+    points,
+)
 
 T = TypeVar("T")
 
@@ -232,11 +241,13 @@ async def _measure(
     plan = Plan(Open(tuple(phases), seed=order.seed + point.seed), slo=slo, timeout=patience, drain=patience)
     seen, steal = Watcher(len(phases) - 1), Steal()
     at = _now()
-    report = await run_load(plan, take_aim(aim), stop=stop, record=seen.record)
+    report = await run_load(plan, take_aim(aim), stop=stop, record=seen)
     return measured(point, at, report, seen, steal.share())
 
 
 def _results(order: SweepOrder, basis: SweepBasis, journal: Journal) -> Results:
+    import onnxruntime
+
     rates = [rate for rate, _ in basis.rates]
     seconds = order.warmup + order.seconds
     return Results(
@@ -256,15 +267,13 @@ def _results(order: SweepOrder, basis: SweepBasis, journal: Journal) -> Results:
         machine=f"{hardware()}; {platform.system()} {platform.release()}",
         date=_now(),
         command=order.command,
-        versions={"carpool": __version__, "Python": platform.python_version(), "numpy": np.__version__}
-        | _onnxruntime(),
+        versions={
+            "carpool": __version__,
+            "Python": platform.python_version(),
+            "numpy": np.__version__,
+            "onnxruntime": onnxruntime.__version__,
+        },
     )
-
-
-def _onnxruntime() -> dict[str, str]:
-    import onnxruntime
-
-    return {"onnxruntime": str(onnxruntime.__version__)}
 
 
 def _now() -> str:

@@ -15,8 +15,7 @@ from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
 from carpool.lab.load.facts import Unreachable
 from carpool.lab.load.generator import run
 from carpool.lab.load.load_plan import Closed, Plan
-from carpool.lab.sweep.sweep_order import AS_IS, Setting
-from carpool.lab.sweep.sweep_runs import Watcher
+from carpool.lab.sweep.sweep_runs import AS_IS, Setting, Watcher
 from carpool.sim.scenario import Scenario, measure
 
 GIVEN, SERVER, TRIAL = "given with --curve", "measured by the server", "seen in a short trial"
@@ -91,7 +90,7 @@ def read_basis(document: dict[str, Any]) -> SweepBasis:
             requests=str(document["requests"]),
         )
     except (KeyError, TypeError, ValueError):
-        raise InvalidInput("--out: its sweep.json is damaged: name a new folder", field="--out") from None
+        raise InvalidInput("--out: its sweep.json is damaged: name a new folder") from None
 
 
 def rates_of(
@@ -105,8 +104,7 @@ def rates_of(
         alone = belief.curve.times[1] * 1e3
         raise InvalidInput(
             f"nothing can be promised within {slo_ms:g} ms, since one image takes {numeral(alone)} ms: "
-            f"give --slo-ms {2 * alone:.3g} or more, or --rates instead of --loads",
-            field="--slo-ms",
+            f"give --slo-ms {2 * alone:.3g} or more, or --rates instead of --loads"
         )
     return [(float(f"{load * capacity:.4g}"), load) for load in loads]
 
@@ -141,7 +139,7 @@ async def try_out(aim: Aim, max_batch: int | None) -> CurveEstimate:
     seen = Watcher(0)
     for clients in _TRIALS:
         plan = Plan(Closed(clients, seconds=_TRIAL_S, think=_THINK_S))
-        await run(plan, take_aim(aim), record=seen.record)
+        await run(plan, take_aim(aim), record=seen)
     return from_answers(seen, max_batch)
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 
 from carpool.core.numerals import numeral
@@ -20,8 +21,15 @@ if TYPE_CHECKING:
 PALETTE = ("#0b7a75", "#d1603d", "#c99012", "#6a4c93", "#3a6ea5", "#b5446e", "#7a5c3e", "#75757f")
 PAPER = "#fefefe"
 _LOADS_SHOWN = 3
+_CHARTS = {
+    "operating-curve": "Operating curve",
+    "goodput": "Goodput and its prediction",
+    "latency": "How long answers took",
+    "batches": "Batch sizes",
+}
 
 Draw = Callable[[list["Axes"], Results], None]
+Place = Callable[[PointRow], tuple[float, float]]
 
 
 def draw_charts(results: Results, folder: Path) -> dict[str, Path]:
@@ -68,12 +76,11 @@ def _operating_curve(axes: list[Axes], results: Results) -> None:
     (ax,) = axes
     for name in results.names:
         rows = [row for row in results.rows if row.setting == name and row.answered]
-        valid = [row for row in rows if not row.void]
-        ax.plot(*_curve(valid), color=colour(results, name), marker="o", markersize=5, label=_plain(name))
-        _hollow(ax, [(row.goodput_rps, row.p99_ms) for row in rows if row.void], colour(results, name))
+        _measured(ax, results, rows, lambda row: (row.goodput_rps, row.p99_ms))
     ax.set_yscale("log")
     _plain_numbers(ax)
-    _slo_line(ax, results.slo_ms, "operating-curve-slo")
+    ax.axhline(results.slo_ms, color=INK, linestyle="--", linewidth=1.4, gid="operating-curve-slo")
+    beside_level(ax, f"SLO {results.slo_ms:g} ms", results.slo_ms, left=True)
     _ring_best(ax, results)
     ax.set_xlim(left=0)
     ax.set_xlabel(f"answered within {results.slo_ms:g} ms, per second (goodput)")
@@ -82,12 +89,14 @@ def _operating_curve(axes: list[Axes], results: Results) -> None:
     _legend(ax, len(results.names))
 
 
-def _curve(rows: Sequence[PointRow]) -> tuple[list[float], list[float]]:
-    return [row.goodput_rps for row in rows], [row.p99_ms for row in rows]
-
-
-def _hollow(ax: Axes, points: Sequence[tuple[float, float]], shade: str) -> None:
-    for x, y in points:
+def _measured(ax: Axes, results: Results, rows: Sequence[PointRow], point: Place) -> None:
+    """One setting's points: a line through those that count, and hollow ones where the generator was late."""
+    if not rows:
+        return
+    shade, label = colour(results, rows[0].setting), _plain(rows[0].setting)
+    valid = [point(row) for row in rows if not row.void]
+    ax.plot([x for x, _ in valid], [y for _, y in valid], color=shade, marker="o", markersize=5, label=label)
+    for x, y in (point(row) for row in rows if row.void):
         ax.plot([x], [y], marker="o", markersize=6, markerfacecolor="none", color=shade, linestyle="none")
 
 
@@ -113,11 +122,6 @@ def _ring_best(ax: Axes, results: Results) -> None:
             fontsize=9,
             bbox={"boxstyle": "round,pad=0.15", "facecolor": PAPER, "edgecolor": "none", "alpha": 0.85},
         )
-
-
-def _slo_line(ax: Axes, slo_ms: float, gid: str) -> None:
-    ax.axhline(slo_ms, color=INK, linestyle="--", linewidth=1.4, gid=gid)
-    beside_level(ax, f"SLO {slo_ms:g} ms", slo_ms, left=True)
 
 
 def _plain_numbers(ax: Axes) -> None:
@@ -155,25 +159,17 @@ def _goodput(axes: list[Axes], results: Results) -> None:
             xs, ys, color=shade, linestyle="--", linewidth=1.3, gid=f"prediction-{results.names.index(name)}"
         )
         own = [row for row in rows if row.setting == name]
-        valid = [row for row in own if not row.void]
-        xs, ys = [row.offered_rps for row in valid], [row.goodput_rps for row in valid]
-        ax.plot(xs, ys, color=shade, marker="o", markersize=5, label=_plain(name))
-        _hollow(ax, [(row.offered_rps, row.goodput_rps) for row in own if row.void], shade)
+        _measured(ax, results, own, lambda row: (row.offered_rps, row.goodput_rps))
     ax.plot([], [], color=INK, linestyle="--", linewidth=1.3, label="as carpool plan predicts")
-    _capacity(ax, results.capacity_rps, top)
+    if 0 < results.capacity_rps < top:
+        ax.axvline(results.capacity_rps, color=FAINT, linewidth=1)
+        beside_capacity(ax, f"planned capacity {numeral(results.capacity_rps)}/s", results.capacity_rps)
     ax.set_xlim(0, 1.02 * top)
     ax.set_ylim(bottom=0)
     ax.set_xlabel("offered, per second")
     ax.set_ylabel("answered in time, per second")
     ax.set_title(_plain(f"{results.model}: answered within {results.slo_ms:g} ms"))
     _legend(ax, len(results.names) + 2)
-
-
-def _capacity(ax: Axes, capacity: float, top: float) -> None:
-    if not 0 < capacity < top:
-        return
-    ax.axvline(capacity, color=FAINT, linewidth=1)
-    beside_capacity(ax, f"planned capacity {numeral(capacity)}/s", capacity)
 
 
 # ---- latency and batches, at a few rates
@@ -248,58 +244,35 @@ _THEMED = {  # what Matplotlib writes → our name for it, and the colour by nig
         light: (f"--c{number}", dark) for number, (light, dark) in enumerate(zip(PALETTE, _DARK, strict=True))
     },
 }
-_CAPTIONS = {
-    "operating-curve": (
-        "Operating curve",
-        "Right is more answered in time, down is sooner; each line goes from the lowest offered rate to the "
-        "highest. A ring is a setting's best point: the most answered with 99 % of what was offered in time. "
-        "A line that turns left answers late once too much is offered.",
-    ),
-    "goodput": (
-        "Goodput and its prediction",
-        "Dashed is the simulation of the same scheduler on the curve below, as in carpool plan. "
-        "It knows the model's time alone: decoding pictures, the network and this generator come on top.",
-    ),
-    "latency": (
-        "How long answers took",
-        "The share of what was offered that was answered within so many ms. Who was refused never gets "
-        "there, so a line that ends below 100 % is the share refused. The dashed line is the SLO.",
-    ),
-    "batches": ("Batch sizes", "In how large a batch each answer rode."),
-}
-_TITLES = (
+_COLUMNS = (
     *("setting", "load", "offered/s", "in time/s", "plan/s", "in time", "p50 ms", "p99 ms"),
     *("plan p99", "batch", "refused", "failed"),
 )
 _STYLE = (Path(__file__).parent / "sweep_report.css").read_text("utf-8")
+_PAGE = Template((Path(__file__).parent / "sweep_report.html").read_text("utf-8"))
 _REASONS = 3  # why runs were void: the rest would say the same with other numbers
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def page(results: Results, charts: Mapping[str, str]) -> str:
     """`charts` are SVG documents by name, as Matplotlib writes them."""
-    figures = "".join(_figure(name, *_CAPTIONS[name], charts[name]) for name in _CAPTIONS if name in charts)
-    title = f"{results.model}: carpool sweep"
-    words = "".join(f"<li>{escape(sentence)}</li>" for sentence in results.words())
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<style>{_colours()}{_STYLE}</style></head>\n<body><main>\n"
-        f"<h1>{escape(results.model)}</h1>\n<p class=lead>{_lead(results)}</p>\n"
-        f'<ul class="findings">{words}</ul>\n<p id="noise">{escape(results.noise_words())}</p>\n'
-        f"{figures}\n<h2>Every point</h2>\n{_table(results)}\n"
-        f"<h2>How it was measured</h2>\n{_facts(results)}\n"
-        "</main></body></html>\n"
+    many = "setting" if len(results.settings) == 1 else "settings"
+    lead = (
+        f"{len(results.runs)} runs of {results.seconds:g} s each, {len(results.settings)} {many}, "
+        f"SLO {results.slo_ms:g} ms, {results.date}."
     )
-
-
-def _lead(results: Results) -> str:
-    return escape(
-        f"{len(results.runs)} runs of {results.seconds:g} s each, {len(results.settings)} "
-        f"{'setting' if len(results.settings) == 1 else 'settings'}, SLO {results.slo_ms:g} ms, "
-        f"{results.date}."
+    drawings = {
+        name.replace("-", "_"): themed(charts[name], title) if name in charts else ""
+        for name, title in _CHARTS.items()
+    }
+    return _PAGE.substitute(
+        drawings,
+        model=escape(results.model),
+        style=_colours() + _STYLE,
+        lead=escape(lead),
+        findings="".join(f"<li>{escape(sentence)}</li>" for sentence in results.words()),
+        noise=escape(results.noise_words()),
+        points=_table(results),
+        facts=_facts(results),
     )
 
 
@@ -307,13 +280,6 @@ def _colours() -> str:
     light = "".join(f"{name}:{value};" for value, (name, _) in _THEMED.items())
     dark = "".join(f"{name}:{value};" for name, value in _THEMED.values())
     return f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
-
-
-def _figure(name: str, title: str, caption: str, svg: str) -> str:
-    return (
-        f'<figure id="{name}"><h2>{escape(title)}</h2><div class="chart">{themed(svg, title)}</div>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>\n"
-    )
 
 
 def themed(svg: str, title: str) -> str:
@@ -327,7 +293,7 @@ def themed(svg: str, title: str) -> str:
 
 
 def _table(results: Results) -> str:
-    head = "".join(f"<th>{escape(title)}</th>" for title in _TITLES)
+    head = "".join(f"<th>{escape(title)}</th>" for title in _COLUMNS)
     best = {name: results.best(name) for name in results.names}
     body = "".join(_row(results, row, best[row.setting]) for row in results.rows)
     table = f'<table id="points"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
@@ -402,7 +368,5 @@ def write_report(results: Results, folder: Path) -> Path:
         charts = {name: file.read_text("utf-8") for name, file in draw_charts(results, folder).items()}
         found.write_text(page(results, charts), "utf-8")
     except OSError as error:
-        raise InvalidInput(
-            f"--out: cannot write to {folder}: {error.strerror or error}", field="--out"
-        ) from None
+        raise InvalidInput(f"--out: cannot write to {folder}: {error.strerror or error}") from None
     return found

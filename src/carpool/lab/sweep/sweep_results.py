@@ -10,11 +10,10 @@ from statistics import fmean, median
 from typing import Any
 
 from carpool.core.numerals import numeral as _n
-from carpool.lab.fleet_question import ENOUGH
-from carpool.lab.load.histogram import Histogram
-from carpool.lab.sweep.sweep_order import Setting
+from carpool.lab.fleet_plan import ENOUGH
+from carpool.lab.load.tally import Histogram
 from carpool.lab.sweep.sweep_prediction import Predicted
-from carpool.lab.sweep.sweep_runs import MeasuredRun, unpack
+from carpool.lab.sweep.sweep_runs import MeasuredRun, Setting, unpack
 
 
 @dataclass(frozen=True, slots=True)

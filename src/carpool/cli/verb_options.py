@@ -1,0 +1,188 @@
+"""How a verb declares its options, those that several share, and the checks of what was typed."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from carpool.core.curve import BatchCurve, CurveError
+from carpool.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from carpool.sim.arrivals import Bursty, Cameras
+
+MODEL, TRAFFIC, DEVICE, RUN, _SERVER = "The model", "Traffic", "The device", "The run", "The server"
+"""Panels of the help."""
+KEY_VARIABLE = "CARPOOL_API_KEY"
+
+Value = TypeVar("Value")
+
+
+def option(
+    default: Value, words: str, panel: str | None = None, *, name: str | None = None, **more: Any
+) -> Value:
+    """A field of a verb's dataclass: its default, and what the help says of it."""
+    return field(default=default, metadata={"option": _shared(panel, words, name, **more)})
+
+
+def _shared(panel: str | None, words: str, name: str | None = None, **more: Any) -> Any:
+    names = () if name is None else (name,)
+    return typer.Option(*names, help=words, rich_help_panel=panel, **more)
+
+
+Curve = Annotated[
+    str,
+    _shared(
+        MODEL,
+        "How long a batch takes: 4+1 (ms fixed + ms per image), or points 1:6.2,4:9.1,16:21 (batch:ms).",
+    ),
+]
+SloMs = Annotated[float, _shared(MODEL, "The promise: every answer within so many ms.")]
+MaxBatch = Annotated[int | None, _shared(MODEL, "Largest batch. Default: the curve's last point, or 64.")]
+Buckets = Annotated[
+    str | None, _shared(MODEL, "Batch sizes the engine is built for, 1,4,16,64: others are padded.")
+]
+
+BurstFactor = Annotated[float, _shared(TRAFFIC, "bursty: a surge is so many times the rate around it.")]
+BurstSeconds = Annotated[float, _shared(TRAFFIC, "bursty: length of a surge.")]
+BurstPeriod = Annotated[float, _shared(TRAFFIC, "bursty: seconds from one surge to the next.")]
+CameraCount = Annotated[int | None, _shared(TRAFFIC, "cameras: how many.", "--cameras")]
+Fps = Annotated[float | None, _shared(TRAFFIC, "cameras: frames per second of each. Default: 10.")]
+Aligned = Annotated[bool, _shared(TRAFFIC, "cameras: all send at the same moment.", "--aligned")]
+
+Noise = Annotated[float, _shared(DEVICE, "Spread of batch times: sigma of a lognormal factor.")]
+Seed = Annotated[int, _shared(RUN, "The same seed gives the same run.")]
+Json = Annotated[bool, _shared(RUN, "Print one JSON object.", "--json")]
+
+ServerUrl = Annotated[str, typer.Option(help="Where the server is.")]
+_KEY_WORDS = f"File with the key for the server; without it, {KEY_VARIABLE} of the environment."
+ApiKeyFile = Annotated[Path | None, _shared(_SERVER, _KEY_WORDS, metavar="FILE", show_default=False)]
+_CA_WORDS = "Certificate of whoever signed the server's, for https://."
+Ca = Annotated[Path | None, _shared(_SERVER, _CA_WORDS, metavar="FILE", show_default=False)]
+Insecure = Annotated[bool, _shared(_SERVER, "Believe any certificate: for trying out.", "--insecure")]
+
+
+MOST_IN_A_BATCH = 4096
+MOST_REQUESTS = 5_000_000  # in one run: a minute or two, and some GB
+
+
+def number(
+    option: str, value: float, *, above: float | None = None, least: float = 0.0, most: float = 1e9
+) -> float:
+    """The value, if it lies strictly `above`, or else from `least`, up to `most`."""
+    low_enough = value > above if above is not None else value >= least
+    if isfinite(value) and low_enough and value <= most:
+        return value
+    valid = f"above {above:g} and at most" if above is not None else f"from {least:g} to"
+    raise InvalidInput(f"{option} must be {valid} {most:,.9g}, not {value:g}")
+
+
+def whole(option: str, value: int, *, least: int, most: int) -> int:
+    if least <= value <= most:
+        return value
+    raise InvalidInput(f"{option} must be a whole number from {least} to {most:,}, not {value}")
+
+
+def sizes(option: str, text: str | None, most: int = MOST_IN_A_BATCH) -> tuple[int, ...]:
+    """Batch sizes like `4,8`, rising."""
+    if text is None:
+        return ()
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidInput(f"{option} must be batch sizes like 4,8, not {text!r}") from None
+    if any(not 1 <= size <= most for size in found) or list(found) != sorted(set(found)):
+        raise InvalidInput(f"{option} must be rising batch sizes from 1 to {most}, not {text!r}")
+    return found
+
+
+def numbers(
+    option: str, text: str, *, example: str, at_most: str, above: float | None = None, most: float
+) -> list[float]:
+    """As in the `example`; `at_most` is how many, and perhaps of what."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidInput(f"{option} must be {example}, not {text!r}") from None
+    if len(found) > int(at_most.split()[0]):
+        raise InvalidInput(f"{option}: {at_most} at most, not {len(found)}")
+    return [number(option, value, above=above, most=most) for value in found]
+
+
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, lengths = text.rpartition(":")
+    try:
+        shape = tuple(int(length) for length in lengths.split(","))
+    except ValueError:
+        shape = ()
+    if not name or not shape or any(not 1 <= length <= 1 << 31 for length in shape):
+        raise InvalidInput(f"--shape must be like image:1,3,224,224, not {text!r}")
+    return name, shape
+
+
+def batch_curve(text: str, max_batch: int | None, buckets: str | None) -> BatchCurve:
+    if max_batch is not None:
+        whole("--max-batch", max_batch, least=1, most=MOST_IN_A_BATCH)
+    try:
+        last = BatchCurve.parse(text, max_batch=1).points[-1][0]
+        if last > MOST_IN_A_BATCH:
+            raise CurveError(f"batch sizes go up to {MOST_IN_A_BATCH}, not {last}")
+        return BatchCurve.parse(text, max_batch, sizes("--buckets", buckets))
+    except CurveError as error:
+        raise InvalidInput(f"--curve: {error}") from None
+
+
+def slo(slo_ms: float, curve: BatchCurve) -> float:
+    """In seconds; below the time of a single image there is nothing to promise."""
+    number("--slo-ms", slo_ms, above=0, most=1e7)
+    alone = curve.times[1] * 1e3
+    if slo_ms < alone:
+        raise InvalidInput(
+            f"--slo-ms {slo_ms:g} is below the {alone:g} ms that one image takes: "
+            f"give at least {2 * alone:g}, for a request may have to wait for the one before it"
+        )
+    return slo_ms / 1e3
+
+
+def affordable(rate: float, seconds: float) -> None:
+    if not rate * seconds <= MOST_REQUESTS:
+        raise InvalidInput(
+            f"--seconds {seconds:g} at {rate:,.9g} images/s is more than the {MOST_REQUESTS:,} requests "
+            f"that one run may hold: give at most {MOST_REQUESTS / rate:.3g}"
+        )
+
+
+def bursty(factor: float, length: float, period: float) -> Bursty:
+    from carpool.sim.arrivals import Bursty
+
+    number("--burst-period", period, least=0.01, most=1e6)
+    return Bursty(
+        number("--burst-factor", factor, least=1, most=1000),
+        number("--burst-seconds", length, above=0, most=period),
+        period,
+    )
+
+
+def cameras(count: int, fps: float | None, aligned: bool, *, per_source: bool, most: int) -> Cameras:
+    from carpool.sim.arrivals import Cameras
+
+    return Cameras(
+        whole("--cameras", count, least=1, most=most),
+        number("--fps", 10.0 if fps is None else fps, above=0, most=10_000),
+        aligned,
+        per_source,
+    )
+
+
+def drawing(path: Path | None) -> None:
+    """Say so before the work, not after it."""
+    if path is None:
+        return
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InvalidInput(f"--plot must name a .png, .svg or .pdf file, not {path}")
+    if not path.parent.is_dir():
+        raise InvalidInput(f"--plot: there is no folder {path.parent}")
