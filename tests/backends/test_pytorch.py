@@ -19,7 +19,7 @@ from carpool.backends.torch.torch_network import Network
 from carpool.config.model import ImageSettings
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype
-from carpool.vision.input_form import InputForm, lookup_tables
+from carpool.vision.geometry import InputForm, lookup_tables
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "script": ("", {"model.pt": tm.write_script}),

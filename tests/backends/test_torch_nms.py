@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.backends.torch.torch_nms import NOBODY, BoxForm, KeptBoxes
+from carpool.backends.torch.torch_pictures import NOBODY, BoxForm, KeptBoxes
 from carpool.types import Array
 from carpool.vision import boxes as box_math
 from carpool.vision.tasks import detect

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from carpool.backends.torch.picture_form import PictureForm, Place, Placed
+from carpool.backends.backend import PictureForm, Place, Placed
 from carpool.backends.torch.torch_pictures import DecodeAll, DevicePictures, PlainResize, can_decode, weights
 from carpool.config.model import ImageSettings
 from carpool.engine.models.device_pictures import _pixels, _placed, sample_picture

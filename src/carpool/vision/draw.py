@@ -13,8 +13,8 @@ from PIL import Image, ImageDraw, ImageFont
 from carpool.config.rules import nearest, shown
 from carpool.errors import InvalidInput
 from carpool.types import Array
-from carpool.vision.answer_forms import Class, Detection
 from carpool.vision.mask_regions import NOTHING, Regions
+from carpool.vision.picture_answers import Class, Detection
 
 # ---- A picture to draw on: lines, tags and text that can be read on any size and any background
 

@@ -15,11 +15,10 @@ import numpy as np
 
 from carpool.types import Array
 from carpool.vision import draw, tasks
-from carpool.vision.decode import decode
-from carpool.vision.formats import Buffer
+from carpool.vision.decode import decode, plain_size
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import DEFAULT, Options
-from carpool.vision.plain_jpeg import plain_size
+from carpool.vision.heads import Buffer
+from carpool.vision.picture_answers import DEFAULT, Options
 from carpool.vision.tasks.task import VisionSettings
 from carpool.vision.transforms import Transform
 

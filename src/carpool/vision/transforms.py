@@ -15,8 +15,7 @@ import numpy as np
 from carpool.config.model import ImageSettings
 from carpool.types import Array, TensorSpec
 from carpool.vision.decode import Decoded
-from carpool.vision.geometry import Geometry, Placement, place
-from carpool.vision.input_form import InputForm, lookup_tables, read_form
+from carpool.vision.geometry import Geometry, InputForm, Placement, lookup_tables, place, read_form
 
 _KERNELS = {"area": cv2.INTER_AREA, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _BY_SIZE = {1: np.uint8, 2: np.uint16, 4: np.int32, 8: np.float64}  # what cv2 moves without a look inside

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from carpool.backends.python.user_model import explain
+from carpool.backends.python.python_worker import explain
 from carpool.config.model import ModelConfig
 from carpool.config.toml import BUILD
 from carpool.errors import CarpoolError, ConfigError, ModelError, Unsupported

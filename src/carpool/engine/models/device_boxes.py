@@ -6,12 +6,11 @@ from dataclasses import replace
 
 from carpool.backends.backend import Finish
 from carpool.config.backend_kinds import kind_of
-from carpool.config.model import DYNAMIC, DetectSettings, ModelConfig, TensorConfig
+from carpool.config.model import DYNAMIC, KEPT, DetectSettings, ModelConfig, TensorConfig
 from carpool.engine.models.device_pictures import on_a_gpu
 from carpool.errors import ConfigError
 from carpool.types import Datatype, Signature, TensorSpec
-from carpool.vision.boxes import KEPT
-from carpool.vision.input_form import read_form
+from carpool.vision.geometry import read_form
 from carpool.vision.settings import VisionSettings
 
 OUTPUT = "detections"
@@ -26,7 +25,7 @@ def with_boxes(
         return config, signature, vision, None
     if not _wanted(config, signature, vision, table):
         return config, signature, vision, None
-    from carpool.backends.torch.torch_nms import BoxForm, KeptBoxes  # with torch, which is there by now
+    from carpool.backends.torch.torch_pictures import BoxForm, KeptBoxes  # with torch, which is there by now
 
     height, width = read_form(vision.image, vision.input, config.name).size
     sources = tuple(spec.name for spec in vision.outputs)

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from carpool.backends.backend import Filling, FillPictures
-from carpool.backends.torch.picture_form import PictureForm, Placed
+from carpool.backends.backend import Filling, FillPictures, PictureForm, Placed
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ImageSettings, ModelConfig
 from carpool.errors import ConfigError
 from carpool.types import Array, Datatype, Signature
-from carpool.vision.geometry import place
-from carpool.vision.input_form import read_form
+from carpool.vision.geometry import place, read_form
 from carpool.vision.settings import VisionSettings
 
 _SAMPLE = (640, 480)

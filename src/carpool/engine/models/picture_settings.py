@@ -11,7 +11,7 @@ from carpool.engine.models.device_pictures import divided
 from carpool.errors import ConfigError
 from carpool.observe.logs import logger
 from carpool.types import Signature
-from carpool.vision.input_form import lookup_tables, read_form
+from carpool.vision.geometry import lookup_tables, read_form
 from carpool.vision.settings import VisionSettings, describe
 
 log = logger("engine")

@@ -10,7 +10,7 @@ from carpool.config.rules import nearest, shown
 from carpool.errors import InvalidInput, TooLarge
 from carpool.frontend.http.multipart import read_boundary, read_form
 from carpool.frontend.pictures.picture_text import from_base64
-from carpool.vision.formats import Buffer
+from carpool.vision.heads import Buffer
 from carpool.wire.head import load_object
 
 MAX_PICTURES = 64

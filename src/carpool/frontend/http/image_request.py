@@ -25,9 +25,9 @@ from carpool.link.door import Slot
 from carpool.memory.slot_files import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.failures import count_failure
-from carpool.vision.formats import MOST_PIXELS_AT_ONCE, Buffer, pixels_of_request
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import Options
+from carpool.vision.heads import MOST_PIXELS_AT_ONCE, Buffer, pixels_of_request
+from carpool.vision.picture_answers import Options
 from carpool.wire.v2 import encode_error
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from carpool.observe.logs import logger
 from carpool.types import Tensor, Timing
 from carpool.vision import draw
 from carpool.vision.decode import decode
-from carpool.vision.formats import Buffer
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import Options
+from carpool.vision.heads import Buffer
+from carpool.vision.picture_answers import Options
 
 log = logger("pictures")
 

@@ -21,8 +21,8 @@ from carpool.frontend.pictures.picture_text import from_base64
 from carpool.link.door import ModelEntry
 from carpool.memory.slot_files import FILE_AT, write_file
 from carpool.types import Array, Datatype, RequestedOutput, Signature, Tensor, TensorSpec
-from carpool.vision.formats import pixels_of_request
 from carpool.vision.geometry import Geometry
+from carpool.vision.heads import pixels_of_request
 from carpool.vision.tasks import options_of, read_options
 from carpool.wire.v2 import Buffer, RequestHead, TensorHead, bind, check_head
 

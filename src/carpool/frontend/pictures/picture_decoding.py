@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from carpool.frontend.pictures.workers import Job, Workers
 from carpool.link.door import Call, Slot
-from carpool.vision.formats import Buffer, read_head, sniff
+from carpool.vision.heads import Buffer, read_head, sniff
 
 T = TypeVar("T")
 _SAME_FOR_ALL = 65536

@@ -12,11 +12,10 @@ from typing import Any
 from carpool.config.model import TASK_GROUP
 from carpool.config.rules import nearest, shown
 from carpool.errors import ConfigError, InvalidInput
-from carpool.vision.options import Option, Options
+from carpool.vision.picture_answers import Option, Options
 from carpool.vision.tasks.classify import Classify
 from carpool.vision.tasks.detect import Detect
-from carpool.vision.tasks.embed import Embed
-from carpool.vision.tasks.raw import Raw
+from carpool.vision.tasks.plain_numbers import Embed, Raw
 from carpool.vision.tasks.segment import Segment
 from carpool.vision.tasks.task import VisionSettings, VisionTask
 
