@@ -32,22 +32,13 @@ if TYPE_CHECKING:
 # ---- onnxruntime's tensors: which datatype is which, and the two kinds that numpy does not hold as they are
 
 
-ONNX_TYPES = {
-    "tensor(bool)": Datatype.BOOL,
-    "tensor(uint8)": Datatype.UINT8,
-    "tensor(uint16)": Datatype.UINT16,
-    "tensor(uint32)": Datatype.UINT32,
-    "tensor(uint64)": Datatype.UINT64,
-    "tensor(int8)": Datatype.INT8,
-    "tensor(int16)": Datatype.INT16,
-    "tensor(int32)": Datatype.INT32,
-    "tensor(int64)": Datatype.INT64,
-    "tensor(float16)": Datatype.FP16,
-    "tensor(float)": Datatype.FP32,
-    "tensor(double)": Datatype.FP64,
-    "tensor(bfloat16)": Datatype.BF16,
-    "tensor(string)": Datatype.BYTES,
+_OWN_NAMES = {
+    Datatype.FP32: "float",
+    Datatype.FP64: "double",
+    Datatype.BF16: "bfloat16",
+    Datatype.BYTES: "string",
 }
+ONNX_TYPES = {f"tensor({_OWN_NAMES.get(datatype, datatype.dtype.name)})": datatype for datatype in Datatype}
 _BFLOAT16 = 16  # its number in the ONNX format
 
 

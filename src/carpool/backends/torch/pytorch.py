@@ -122,7 +122,7 @@ def _gpus(config: ModelConfig) -> int:
 
 
 def _signatures(config: ModelConfig) -> Any:
-    return _home(config, "torch_signature")
+    return _home(config, "torch_network")
 
 
 def _home(config: ModelConfig, name: str) -> Any:

@@ -20,7 +20,6 @@ import numpy as np
 from carpool.backends.backend import FillPictures, Placement, aborted, check_wanted
 from carpool.backends.torch.device_sharing import in_words, ledger_of
 from carpool.backends.torch.torch_device import (
-    CpuDevice,
     CudaDevice,
     Device,
     as_tensor,
@@ -45,7 +44,7 @@ def load(config: ModelConfig, file: Path, placement: Placement) -> TorchBackend:
     gpu = placement.gpu
     if gpu is None and config.pytorch.device.startswith("cuda"):
         gpu = int(config.pytorch.device.partition(":")[2] or 0)
-    device = CpuDevice(placement.threads) if gpu is None else CudaDevice(gpu)
+    device = Device(placement.threads) if gpu is None else CudaDevice(gpu)
     return TorchBackend(config, file, device, placement)
 
 

@@ -136,7 +136,7 @@ def _rounded(value, shown, pad):
 
 
 class FusedResize:
-    """As PlainResize, on CUDA."""
+    """As CpuResize, on CUDA."""
 
     def __init__(self, form: PictureForm, device: torch.device, place: Place) -> None:
         self._form = form
