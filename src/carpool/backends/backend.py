@@ -178,7 +178,6 @@ def aborted(model: str) -> ModelError:
 
 # ---- `reshape` in the settings: clients and the model see the same elements in different shapes
 
-
 Shape = tuple[int, ...]
 
 

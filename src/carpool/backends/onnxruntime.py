@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 # ---- onnxruntime's tensors: which datatype is which, and the two kinds that numpy does not hold as they are
 
-
 _OWN_NAMES = {
     Datatype.FP32: "float",
     Datatype.FP64: "double",
@@ -92,7 +91,6 @@ def _utf8(array: Array) -> Array:
 
 
 # ---- the model
-
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"

@@ -98,7 +98,6 @@ def upright(pixels: Array, orientation: int) -> Array:
 
 # ---- pictures through Pillow: every format and colour type but ordinary JPEGs, as RGB
 
-
 _ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 _ROWS = 256  # blended at a time, so that the wider numbers stay in the cache
 

@@ -18,7 +18,6 @@ from carpool.vision.picture_answers import Class, Detection
 
 # ---- A picture to draw on: lines, tags and text that can be read on any size and any background
 
-
 Colour = tuple[int, int, int]
 Rectangle = tuple[int, int, int, int]  # x1, y1, x2, y2
 
@@ -190,7 +189,6 @@ def _overlap(one: Rectangle, other: Rectangle) -> bool:
 
 
 # ---- what the tasks draw
-
 
 _FORMATS = {  # file ending, setting, longest side that the format can hold
     "jpeg": (".jpg", cv2.IMWRITE_JPEG_QUALITY, 65_500),

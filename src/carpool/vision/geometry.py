@@ -46,7 +46,6 @@ class Geometry:
 
 # ---- which part of a picture goes where in the model's input: arithmetic only, no pixels
 
-
 # A JPEG decoded k times smaller must keep this many times the pixels of the input, per side. Measured: below
 # it, the mean difference to a full decode passes 2.5 of 255 on sharp photos (docs/images.md).
 _ENOUGH = ((8, 2.75), (4, 2.0), (2, 1.6))
@@ -203,7 +202,6 @@ def _check_values(settings: ImageSettings, channels: int, where: str) -> None:
 
 
 # ---- what each of the 256 values of a pixel becomes in the model's input, exact and in its datatype
-
 
 _FLOATS = (Datatype.FP16, Datatype.BF16, Datatype.FP32, Datatype.FP64)
 _NOT_NUMBERS = (Datatype.BOOL, Datatype.BYTES)

@@ -20,7 +20,6 @@ from carpool.errors import InvalidInput, TooLarge
 
 # ---- the tags of TIFF files and EXIF blocks: the first directory, read with every length distrusted
 
-
 WIDTH, HEIGHT, BITS, ORIENTATION = 256, 257, 258, 274
 TILE_WIDTH, TILE_HEIGHT = 322, 323
 
@@ -93,7 +92,6 @@ def _values(data: memoryview, order: str, layout: _Layout, start: int, count: in
 
 # ---- EXIF orientation: which way up a picture was taken
 
-
 UPRIGHT = 1
 _EXIF = b"Exif\0\0"
 
@@ -113,7 +111,6 @@ def checked(orientation: int) -> int:
 
 
 # ---- the heads themselves
-
 
 _MAX_SEGMENTS = 4_096  # marker segments of a JPEG before its first scan
 _MAX_CHUNKS = 16_384  # chunks of a PNG or WebP
@@ -386,7 +383,6 @@ def _too_large(why: str, what: str = "the picture") -> TooLarge:
 # A file of some bytes can hold fifty million pixels, which take a second and most of a gigabyte. So pixels
 # are counted before any is decoded, and large pictures of one request come one after the other: others get
 # their turns in between.
-
 
 MOST_PIXELS_OF_REQUEST = 200_000_000
 MOST_PIXELS_AT_ONCE = 16_000_000

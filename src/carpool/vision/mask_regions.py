@@ -16,7 +16,6 @@ from carpool.vision.geometry import Geometry
 
 # ---- masks as bytes for a wire: run lengths as COCO has them, and PNG
 
-
 # Masks are long runs: unfiltered rows and a search for runs alone are the fastest and the smallest.
 _RUNS = (cv2.IMWRITE_PNG_COMPRESSION, 1, cv2.IMWRITE_PNG_STRATEGY, cv2.IMWRITE_PNG_STRATEGY_RLE)
 _UNFILTERED = (  # OpenCV 4 has no word for it
@@ -63,7 +62,6 @@ def png_text(mask: Array) -> str:
 
 
 # ---- maps of probabilities as regions
-
 
 NOTHING = -1
 _MOST_PIXELS = 1 << 22  # larger pictures are decided on a coarser grid: time and memory stay bounded

@@ -41,6 +41,10 @@ class PicturePlan:
         """Whether an answer need not be made in a thread."""
         self._geometries: dict[tuple[int, int], Geometry] = {}
 
+    def read_options(self, given: Mapping[str, object]) -> Options:
+        """By name, as a query has them or as plain values."""
+        return tasks.read_options({name: str(value) for name, value in given.items()}, self.task)
+
     def seen_as_file(self, data: Buffer) -> Geometry | None:
         """How the model's device will see this picture, if it can be sent there as it is."""
         size = plain_size(data) if self.encoded else None

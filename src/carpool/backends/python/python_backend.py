@@ -153,7 +153,6 @@ def _max_batch(value: ast.expr, where: str) -> int:
 
 # ---- the process of one Python model, seen from the server: started, watched, ended
 
-
 _GRACE = 5.0  # seconds in which a process that is asked to end may clean up
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -271,7 +270,6 @@ def _environment(threads: int | None) -> dict[str, str]:
 
 
 # ---- the model, one instance for each process
-
 
 SETUP_TIMEOUT = 300.0  # seconds for importing the file and its `setup`: weights may be large and disks slow
 

@@ -23,7 +23,6 @@ from carpool.types import Array, Datatype
 
 # ---- small messages between the server and a model's process: JSON behind its length, on a Unix socket
 
-
 MAX_MESSAGE = 1 << 20
 _LENGTH = struct.Struct("<I")
 
@@ -66,7 +65,6 @@ class Channel:
 
 
 # ---- tensors in memory that two processes share
-
 
 MAX_BYTES = 1 << 30
 _FIRST_BYTES = 1 << 16

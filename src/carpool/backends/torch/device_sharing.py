@@ -12,7 +12,6 @@ from carpool.errors import ModelError
 # ---- who holds how much of a device's memory, and whether one more model fits, told before it is tried
 # One ledger for each device of this process: memory belongs to the device, whichever engine asks for it.
 
-
 SHARE = 0.9  # of what is free when the first model comes, where nobody says how much we may take
 
 

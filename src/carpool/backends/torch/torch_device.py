@@ -21,7 +21,6 @@ from carpool.types import Array, Datatype
 
 # ---- PyTorch's datatypes and ours: which is which, and how arrays of them come and go without a copy
 
-
 TORCH_TYPES: dict[Datatype, torch.dtype] = {
     datatype: torch.bfloat16 if datatype is Datatype.BF16 else getattr(torch, datatype.dtype.name)
     for datatype in Datatype
@@ -52,7 +51,6 @@ def lies_well(array: Array) -> bool:
 
 
 # ---- a GPU, or the CPU
-
 
 # A waiting thread sleeps instead of spinning: the cores belong to the front ends. A single image is done
 # within a millisecond, and waking up would take a part of that: for it the thread spins.

@@ -34,7 +34,6 @@ from carpool.types import DATATYPES, Datatype
 
 # ---- which tensor is which: the order of a network's inputs, and the names of what it answers
 
-
 _NUMBERED = re.compile(r".*__(\d{1,4})")
 INPUT, OUTPUT = "INPUT__{}", "OUTPUT__{}"  # Triton's names for what has none
 
@@ -137,7 +136,6 @@ def places_of(model: str, names: Sequence[str], keys: Sequence[str | None]) -> l
 
 # ---- between the tensors that clients see and the network's own
 # All of it is one module, so that it is compiled and captured as one.
-
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
 

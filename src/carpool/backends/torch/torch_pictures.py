@@ -32,7 +32,6 @@ from carpool.types import Array
 # whole batch, in its own stream. The library is the one that torchvision has loaded; it is used as its C
 # interface says.
 
-
 _HARDWARE = 3  # of its ways to decode: the engine that does nothing else
 _PLANES = 3  # of its formats: RGB, one plane after the other
 _COLOURS = 3
@@ -176,7 +175,6 @@ class CpuResize:
 
 
 # ---- a batch of files into the input
-
 
 _MOST_FAILURES = 3
 

@@ -37,7 +37,6 @@ from carpool.types import DATATYPES, Array
 
 # ---- the memory of one instance that stays where it is: inputs on their way in, and outputs on their way out
 
-
 _KEPT = 8  # buffers of one shape that wait for the next batch; what is beyond goes back to the system
 
 Part: TypeAlias = Mapping[str, Array | torch.Tensor]
@@ -146,7 +145,6 @@ def _give_back(free: list[torch.Tensor], memory: torch.Tensor) -> None:
 
 
 # ---- the network on a device: its weights in memory once, for all instances there, and compiled once
-
 
 _log = logging.getLogger(__name__)
 _COMPILE_S = 300.0  # for all batch sizes of a model: those that are not done by then run as they are
