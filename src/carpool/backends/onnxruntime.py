@@ -48,10 +48,6 @@ def to_ort(values: Any, name: str, datatype: Datatype, array: Array) -> Any:
     return _text(name, array) if datatype is Datatype.BYTES else array
 
 
-def as_value(values: Any, item: Any) -> Any:
-    return values.ortvalue_from_numpy(np.asarray(item, order="C")) if isinstance(item, np.ndarray) else item
-
-
 def from_ort(answer: Any, datatype: Datatype) -> Array:
     if datatype is Datatype.BF16:
         return _bits(answer)
@@ -160,7 +156,11 @@ class OnnxBackend:
         fed = {name: self._fed(name, array) for name, array in inputs.items()}
         if Datatype.BF16 in (self._outputs[name] for name in names):
             # Only in its own wrapping does the runtime hand out what numpy has no type for.
-            values = {name: as_value(self._values, item) for name, item in fed.items()}
+            made = self._values.ortvalue_from_numpy
+            values = {
+                name: made(np.asarray(item, order="C")) if isinstance(item, np.ndarray) else item
+                for name, item in fed.items()
+            }
             answers = session.run_with_ort_values(names, values, self._options)
         else:
             answers = session.run(names, fed, self._options)

@@ -30,21 +30,9 @@ _NUMBERS = {1: "B", 3: "H", 4: "I", 16: "Q"}
 _BYTES = (1, 2, 7)  # types whose values are text or blobs
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where classic TIFF and BigTIFF differ."""
-
-    count: str  # format of the number of tags
-    entry: str  # format of tag, type and number of values
-    offset: str
-
-    @property
-    def entry_size(self) -> int:
-        return struct.calcsize(self.entry) + struct.calcsize(self.offset)
-
-
-_CLASSIC = _Layout("=H", "=HHI", "=I")
-_BIG = _Layout("=Q", "=HHQ", "=Q")
+_LAYOUTS = {42: ("H", "HHI", "I", 4), 43: ("Q", "HHQ", "Q", 8)}
+"""By version, classic and BigTIFF: formats of the number of tags, of tag, type and number of values, and of
+an offset; and where the first offset stands."""
 
 
 def read_tags(data: memoryview) -> Mapping[int, int]:
@@ -60,28 +48,24 @@ def _read(data: memoryview) -> dict[int, int]:
     if order is None:
         raise ValueError("no byte order")
     version = struct.unpack_from(f"{order}H", data, 2)[0]
-    if version not in (42, 43):
+    if version not in _LAYOUTS:
         raise ValueError(f"version {version} is unknown")
-    layout = _CLASSIC if version == 42 else _BIG
-    (start,) = struct.unpack_from(order + layout.offset[1:], data, 4 if version == 42 else 8)
-    (count,) = struct.unpack_from(order + layout.count[1:], data, start)
+    *formats, first = _LAYOUTS[version]
+    counted, entry, offset = (struct.Struct(order + form) for form in formats)
+    (start,) = offset.unpack_from(data, first)
+    (count,) = counted.unpack_from(data, start)
     if count > _MAX_TAGS:
         raise ValueError(f"{count} tags are more than the {_MAX_TAGS} allowed")
-    return _values(data, order, layout, start + struct.calcsize(layout.count), count)
-
-
-def _values(data: memoryview, order: str, layout: _Layout, start: int, count: int) -> dict[int, int]:
     values: dict[int, int] = {}
-    outside = 0
-    head, room = struct.calcsize(layout.entry), struct.calcsize(layout.offset)
-    for at in range(start, start + count * layout.entry_size, layout.entry_size):
-        tag, kind, length = struct.unpack_from(order + layout.entry[1:], data, at)
+    outside, start, room = 0, start + counted.size, offset.size
+    for at in range(start, start + count * (entry.size + room), entry.size + room):
+        tag, kind, length = entry.unpack_from(data, at)
         if length > _MAX_VALUES and kind not in _BYTES:
             raise ValueError(f"tag {tag} has {length} values")
         size = length * _SIZES.get(kind, 1)
-        place = at + head
+        place = at + entry.size
         if size > room:
-            (place,) = struct.unpack_from(order + layout.offset[1:], data, place)
+            (place,) = offset.unpack_from(data, place)
             outside += size
         if outside > len(data):  # in an honest file every byte belongs to one tag at most
             raise ValueError("the tags claim more bytes than there are")

@@ -7,7 +7,6 @@ the rounding to the input's datatype, writes the result into its place.
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import cv2
 import numpy as np
@@ -27,18 +26,11 @@ class Transform:
     def __init__(self, settings: ImageSettings | None, spec: TensorSpec, where: str) -> None:
         self._settings = settings or ImageSettings()
         self._form = read_form(self._settings, spec, where)
-        self._tables = _movable(lookup_tables(self._settings, self._form, spec.datatype, where))
-        self._shape, self._dtype = self._form.shape, spec.datatype.dtype
+        tables = lookup_tables(self._settings, self._form, spec.datatype, where)
+        self._tables = [table.view(_BY_SIZE[table.itemsize]) for table in tables]
+        self.shape = self._form.shape  # of the input, without the batch; no side is left open
+        self.dtype = spec.datatype.dtype
         self._scratch = threading.local()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the input, without the batch; no side is left open."""
-        return self._shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._dtype
 
     def reduction(self, width: int, height: int) -> int:
         """How many times smaller such a picture may be decoded and still give the same input."""
@@ -50,8 +42,8 @@ class Transform:
 
     def prepare(self, decoded: Decoded, out: Array) -> Geometry:
         """Fills `out`, which has the shape and dtype above, and tells where the picture lies in it."""
-        if out.shape != self._shape or out.dtype != self._dtype:
-            raise ValueError(f"the input is {self._dtype} {self._shape}, not {out.dtype} {out.shape}")
+        if out.shape != self.shape or out.dtype != self.dtype:
+            raise ValueError(f"the input is {self.dtype} {self.shape}, not {out.dtype} {out.shape}")
         placement = place(decoded.width, decoded.height, self._form.size, self._settings)
         planes = _planes(out, self._form)
         self._pad(planes, placement)
@@ -104,10 +96,6 @@ class Transform:
             held = np.empty(self._form.size[0] * self._form.size[1] * 3, np.uint8)
             setattr(self._scratch, name, held)
         return held[: int(np.prod(shape))].reshape(shape)
-
-
-def _movable(tables: list[Array]) -> list[Array]:
-    return [table.view(_BY_SIZE[table.itemsize]) for table in tables]
 
 
 def _planes(out: Array, form: InputForm) -> list[Array]:

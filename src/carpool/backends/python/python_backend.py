@@ -56,16 +56,13 @@ class Declarations:
 
     def signature(self, max_batch: int | None) -> ModelSignature:
         """Whole shapes; the settings' `max_batch`, where they say it, decides whether there is a batch."""
-        unbatched = 0 in (max_batch, self.max_batch)
-        return ModelSignature(
-            tuple(_whole(tensor, unbatched) for tensor in self.inputs),
-            tuple(_whole(tensor, unbatched) for tensor in self.outputs),
+        if 0 in (max_batch, self.max_batch):
+            return ModelSignature(self.inputs, self.outputs)
+        inputs, outputs = (
+            tuple(replace(tensor, shape=(DYNAMIC, *tensor.shape)) for tensor in tensors)
+            for tensors in (self.inputs, self.outputs)
         )
-
-
-def _whole(tensor: TensorSignature, unbatched: bool) -> TensorSignature:
-    shape = tensor.shape if unbatched else (DYNAMIC, *tensor.shape)
-    return TensorSignature(tensor.name, tensor.datatype, shape)
+        return ModelSignature(inputs, outputs)
 
 
 def read_declarations(file: Path | None) -> Declarations:

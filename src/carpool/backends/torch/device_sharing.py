@@ -23,13 +23,7 @@ class Ledger:
         self.most = most
         self._held: dict[object, tuple[str, int]] = {}
         self._lock = threading.Lock()
-        self._loading = threading.RLock()
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """One at a time: what the device holds more afterwards is then this one's."""
-        with self._loading:
-            yield
+        self.loading = threading.RLock()  # one at a time: what the device holds more afterwards is this one's
 
     @property
     def used(self) -> int:

@@ -69,7 +69,7 @@ class TorchBackend:
         self._ledger = ledger_of(device) if device.bounded else None
         failure: Exception | None = None
         try:
-            with nullcontext() if self._ledger is None else self._ledger.loading():
+            with nullcontext() if self._ledger is None else self._ledger.loading:
                 self._open(config, file, placement)
         except Exception as error:
             failure = self._not_loaded(error)
@@ -79,16 +79,7 @@ class TorchBackend:
             raise failure
 
     def _open(self, config: ModelConfig, file: Path, placement: Placement) -> None:
-        self._programs = Programs(
-            config,
-            file,
-            self._device,
-            self._ledger,
-            placement.tell,
-            placement.finish,
-            hurry=placement.hurry,
-            plain=placement.plain,
-        )
+        self._programs = Programs(config, file, self._device, self._ledger, placement)
         if placement.fill is not None and not self._programs.varying:
             self._fill = placement.fill(self._device.place)
         if self._ledger is not None:

@@ -140,24 +140,18 @@ def places_of(model: str, names: Sequence[str], keys: Sequence[str | None]) -> l
 Convert = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Feed:
+def feeding(
+    config: ModelConfig, network: torch.nn.Module, call: Call, place: torch.device
+) -> Callable[..., Any]:
     """Calls a network with the inputs of the settings, in their order, as they are carried."""
+    converts = [(tensor.name, _input(config, tensor, place)) for tensor in config.inputs]
 
-    def __init__(
-        self, config: ModelConfig, network: torch.nn.Module, call: Call, place: torch.device
-    ) -> None:
-        self._network = network
-        self._call = call
-        self._inputs = [tensor.name for tensor in config.inputs]
-        self._converts = [_input(config, tensor, place) for tensor in config.inputs]
+    def feed(*given: torch.Tensor) -> Any:
+        inputs = {name: convert(x) for (name, convert), x in zip(converts, given, strict=True)}
+        by_name = {name: inputs[name] for name in call.by_name}
+        return network(*(inputs[name] for name in call.by_place), **by_name)
 
-    def __call__(self, *given: torch.Tensor) -> Any:
-        inputs = {
-            name: convert(tensor)
-            for name, convert, tensor in zip(self._inputs, self._converts, given, strict=True)
-        }
-        by_name = {name: inputs[name] for name in self._call.by_name}
-        return self._network(*(inputs[name] for name in self._call.by_place), **by_name)
+    return feed
 
 
 class Pipeline(torch.nn.Module):
@@ -168,11 +162,10 @@ class Pipeline(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.network = network
-        self._feed = Feed(config, network, call, place)
+        self._feed = feeding(config, network, call, place)
         self._model = config.name
         self._outputs = config.outputs
         self._names = [tensor.name for tensor in config.outputs]
-        self._batched = config.max_batch != 0
         self._places: list[int] = []
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -189,8 +182,6 @@ class Pipeline(torch.nn.Module):
         datatype = DATATYPES[config.datatype]
         if tensor.is_floating_point() and TORCH_TYPES[datatype].is_floating_point:
             tensor = tensor.to(TORCH_TYPES[datatype])
-        if config.reshape is not None:
-            tensor = tensor.reshape((tensor.shape[0], *config.dims) if self._batched else config.dims)
         tensor = tensor.contiguous()
         return tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor
 
@@ -199,13 +190,10 @@ def _input(config: ModelConfig, tensor: TensorConfig, place: torch.device) -> Co
     precision = PRECISIONS[config.pytorch.precision]
     values = _values(config.image, tensor, place) if config.image and values_on_device(config) else None
     bits = DATATYPES[tensor.datatype] is Datatype.BF16
-    batched = config.max_batch != 0
 
     def convert(x: torch.Tensor) -> torch.Tensor:
         if bits:
             x = x.view(torch.bfloat16)
-        if tensor.reshape is not None:
-            x = x.reshape((x.shape[0], *tensor.reshape) if batched else tensor.reshape)
         if values is not None:
             x = values(x)
         if not x.is_floating_point():
@@ -371,6 +359,6 @@ def _run_once(
     call = call_for(config.name, [tensor.name for tensor in inputs], module, None)
     try:
         with torch.inference_mode():
-            return flatten(Feed(trial, module.float(), call, torch.device("cpu"))(*given))
+            return flatten(feeding(trial, module.float(), call, torch.device("cpu"))(*given))
     except Exception as error:  # a network may raise anything
         raise ModelError(f"{config.name}: it cannot be run on zeros: {in_one_line(error)}") from None

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from carpool.backends.backend import Finish
+from carpool.backends.backend import Placement
 from carpool.backends.torch.device_sharing import Ledger, in_words
 from carpool.backends.torch.torch_device import (
     PRECISIONS,
@@ -274,18 +274,14 @@ class Programs:
         file: Path,
         device: Device,
         ledger: Ledger | None,
-        tell: Tell,
-        finish: Finish | None = None,
-        *,
-        hurry: bool = False,
-        plain: bool = False,
+        placement: Placement,
     ) -> None:
         """In a `hurry` nothing is compiled, warmed or captured: sizes run as they come, as plain calls. Those
         that are only `plain` are warmed and captured."""
-        self._hurried = hurry
-        self._plain = plain or hurry
+        self._hurried = placement.hurry
+        self._plain = placement.plain or placement.hurry
         self._config = config
-        self._finish = finish
+        self._finish = finish = placement.finish
         self._device = device
         self._ready: dict[int, Program] = {}
         self.footprint: dict[int, int] = {}
@@ -293,7 +289,9 @@ class Programs:
         self.varying = any(DYNAMIC in tensor.dims for tensor in config.inputs)
         self.bytes = 0  # beside the weights
         device.enter()
-        self._network = network_for(_own(config, finish), file, device, ledger)
+        added = () if finish is None else finish.adds  # the network does not make these itself
+        own = tuple(tensor for tensor in config.outputs if tensor.name not in added)
+        self._network = network_for(replace(config, outputs=own), file, device, ledger)
         before = device.allocated()
         self.inputs: Inputs
         if self.varying:  # nothing can be laid out for tensors of any size
@@ -305,11 +303,11 @@ class Programs:
         if ledger is not None:
             ledger.check(config.name, buffers, f"its inputs for batches of {largest or 1} take")
         self.inputs = FixedInputs(device, config.inputs, largest)
-        if hurry:
+        if placement.hurry:
             self.bytes = buffers
             return
-        self._warm(ledger, buffers, tell)
-        self._capture(tell)
+        self._warm(ledger, buffers, placement.tell)
+        self._capture(placement.tell)
         self.bytes = device.allocated() - before
 
     def _warm(self, ledger: Ledger | None, buffers: int, tell: Tell) -> None:
@@ -396,12 +394,6 @@ class Programs:
                 self._ready[size] = program
         self._device.launch(program, size)
         return program.outputs, size
-
-
-def _own(config: ModelConfig, finish: Finish | None) -> ModelConfig:
-    """Without the outputs that the network does not make itself."""
-    added = () if finish is None else finish.adds
-    return replace(config, outputs=tuple(tensor for tensor in config.outputs if tensor.name not in added))
 
 
 def _expected(seen: Sequence[tuple[int, int]], size: int) -> int:

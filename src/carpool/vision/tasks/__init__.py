@@ -68,13 +68,8 @@ def read_options(values: Mapping[str, str], task: str | None = None) -> Options:
 
 def parameters(task: str | None = None) -> list[dict[str, Any]]:
     """The same options as OpenAPI describes query parameters."""
+    fixed = {"in": "query", "required": False}
     return [
-        {
-            "name": name,
-            "in": "query",
-            "required": False,
-            "description": option.description,
-            "schema": dict(option.schema),
-        }
+        {"name": name, **fixed, "description": option.description, "schema": dict(option.schema)}
         for name, option in options_of(task).items()
     ]
