@@ -81,16 +81,8 @@ class Placement:
 
     def geometry(self, width: int, height: int, size: tuple[int, int]) -> Geometry:
         scale_x, scale_y = self.into_width / self.width, self.into_height / self.height
-        return Geometry(
-            width,
-            height,
-            size[1],
-            size[0],
-            scale_x,
-            scale_y,
-            self.into_left - self.left * scale_x,
-            self.into_top - self.top * scale_y,
-        )
+        left, top = self.into_left - self.left * scale_x, self.into_top - self.top * scale_y
+        return Geometry(width, height, size[1], size[0], scale_x, scale_y, left, top)
 
 
 def place(width: int, height: int, size: tuple[int, int], settings: ImageSettings) -> Placement:
