@@ -39,7 +39,7 @@ from carpool.demo import bundled_models, pictures
 from carpool.frontend.pictures.picture_models import PictureModel
 from carpool.link.door import ModelEntry
 from carpool.types import Datatype, Tensor
-from carpool.vision.options import DEFAULT
+from carpool.vision.picture_answers import DEFAULT
 from load import processes
 from load.burst import Burst, LoadError
 from load.ports import free_port

@@ -8,7 +8,7 @@ import pytest
 
 from backends.cases import python_file, settings
 from carpool import backends
-from carpool.backends.python.declarations import Declarations, read_declarations
+from carpool.backends.python.python_backend import Declarations, read_declarations
 from carpool.config.model import TensorSignature
 from carpool.config.repository import ModelVersion
 from carpool.errors import ConfigError

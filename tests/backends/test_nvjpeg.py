@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from carpool.backends.torch.picture_form import PictureForm, Placed
+from carpool.backends.backend import PictureForm, Placed
 from carpool.backends.torch.torch_pictures import DevicePictures, NoDecoder, Nvjpeg, declared
 from carpool.errors import InvalidInput
 

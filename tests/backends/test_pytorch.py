@@ -14,12 +14,12 @@ from backends import torch_models as tm
 from backends.torch_models import CODE, IMAGE, INPUT, OUTPUTS, SIDE
 from carpool import backends
 from carpool.backends.torch.torch_backend import TorchBackend
-from carpool.backends.torch.torch_device import CpuDevice
-from carpool.backends.torch.torch_network import Network
+from carpool.backends.torch.torch_device import Device
+from carpool.backends.torch.torch_programs import Network
 from carpool.config.model import ImageSettings
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype
-from carpool.vision.input_form import InputForm, lookup_tables
+from carpool.vision.geometry import InputForm, lookup_tables
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "script": ("", {"model.pt": tm.write_script}),
@@ -62,7 +62,7 @@ def test_in_a_hurry_nothing_is_prepared_and_the_answers_are_the_same(
     text = f"max_batch = 4\n{INPUT}{OUTPUTS}[pytorch]\nbuckets = [1, 2, 4]\ngraphs = true\n"
     config, version = tm.described(place(tmp_path, scripted, text))
     for what in ("warm", "capture"):
-        monkeypatch.setattr(CpuDevice, what, lambda *_: pytest.fail("that takes time"))
+        monkeypatch.setattr(Device, what, lambda *_: pytest.fail("that takes time"))
     backend = backends.load(config, version, hurry=True)
     for count in (1, 3, 4):
         values = tm.floats(count)
@@ -79,8 +79,8 @@ def test_a_plain_one_is_captured_and_not_compiled(
     config, version = tm.described(place(tmp_path, scripted, text))
     monkeypatch.setattr(Network, "compile_for", lambda *_: pytest.fail("that takes time"))
     captured: list[object] = []
-    capture = CpuDevice.capture
-    monkeypatch.setattr(CpuDevice, "capture", lambda self, run: captured.append(run) or capture(self, run))
+    capture = Device.capture
+    monkeypatch.setattr(Device, "capture", lambda self, run: captured.append(run) or capture(self, run))
     backends.load(config, version, plain=True).close()
     assert len(captured) == 3
 
@@ -421,17 +421,18 @@ def test_compiling_is_tried_for_each_size_and_may_fail(
 ) -> None:
     calls: list[int] = []
 
-    def compiler(pipeline: torch.nn.Module, mode: str) -> Any:
+    def compiler(pipeline: torch.nn.Module, *, dynamic: bool, mode: str) -> Any:
         def run(*rows: torch.Tensor) -> Any:
             calls.append(len(rows[0]))
             if not works:
                 raise RuntimeError("no compiler here")
             return pipeline(*rows)
 
-        assert mode == "max-autotune"
+        assert mode == "max-autotune-no-cudagraphs"
+        assert not dynamic
         return run
 
-    monkeypatch.setattr("carpool.backends.torch.torch_network.compile_pipeline", compiler)
+    monkeypatch.setattr(torch, "compile", compiler)
     text = f'max_batch = 4\n{INPUT}{OUTPUTS}[pytorch]\nmodule = "model.py"\ncompile = "max-autotune"\n'
     told: list[str] = []
     backend = tm.load(

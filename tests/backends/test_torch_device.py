@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from carpool.backends.torch.device_sharing import Turns
-from carpool.backends.torch.torch_device import CpuDevice, CudaDevice, is_out_of_memory
+from carpool.backends.torch.torch_device import CudaDevice, Device, is_out_of_memory
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_a_model_without_a_graph_keeps_nobody_waiting(asked: list[str]) -> None:
 
 
 def test_on_a_cpu_a_launch_runs() -> None:
-    device = CpuDevice()
+    device = Device()
     program = device.capture(lambda: {"y": torch.ones(1)})
     device.launch(program, 64)
     assert program.outputs["y"].tolist() == [1]

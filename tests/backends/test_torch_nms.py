@@ -10,9 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.backends.torch.torch_nms import NOBODY, BoxForm, KeptBoxes
+from carpool.backends.torch.torch_pictures import NOBODY, BoxForm, KeptBoxes
 from carpool.types import Array
-from carpool.vision import boxes as box_math
 from carpool.vision.tasks import detect
 
 CLASSES, MOST = 3, 40
@@ -32,7 +31,7 @@ def outputs_of(kind: str, centres: Array, scores: Array) -> dict[str, Array]:
     if kind == "yolov5":
         sure = np.full((*scores.shape[:2], 1), 0.9, np.float32)
         return {"raw": np.concatenate((centres, sure, scores), axis=2)}
-    corners = np.stack([box_math.from_centres(one) for one in centres])
+    corners = np.stack([detect.from_centres(one) for one in centres])
     return {"boxes": corners, "scores": scores}
 
 
@@ -42,7 +41,7 @@ def by_the_cpu(kind: str, outputs: dict[str, Array], number: int, asked: BoxForm
     boxes, scores, classes = reader(*arrays, asked.score)
     sound = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
     boxes, scores, classes = boxes[sound], scores[sound], classes[sound]
-    kept = box_math.suppress(boxes, scores, asked.iou, asked.most, classes if asked.per_class else None)
+    kept = detect.suppress(boxes, scores, asked.iou, asked.most, classes if asked.per_class else None)
     return listed(boxes[kept], scores[kept], classes[kept])
 
 
@@ -50,7 +49,7 @@ def by_the_device(rows: Array, asked: BoxForm) -> Detections:
     """As the front end reads it: what is left is suppressed once more."""
     boxes, scores, classes = detect.kept(rows, asked.score)
     kinds = classes if asked.per_class else None
-    again = box_math.suppress(boxes, scores, asked.iou, asked.most, kinds)
+    again = detect.suppress(boxes, scores, asked.iou, asked.most, kinds)
     return listed(boxes[again], scores[again], classes[again])
 
 

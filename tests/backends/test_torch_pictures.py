@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from carpool.backends.torch.picture_form import PictureForm, Place, Placed
-from carpool.backends.torch.torch_pictures import DecodeAll, DevicePictures, PlainResize, can_decode, weights
+from carpool.backends.backend import PictureForm, Place, Placed
+from carpool.backends.torch.torch_pictures import CpuResize, DecodeAll, DevicePictures, can_decode
 from carpool.config.model import ImageSettings
 from carpool.engine.models.device_pictures import _pixels, _placed, sample_picture
 from carpool.errors import CarpoolError, InvalidInput
@@ -86,20 +86,12 @@ def test_mixed_sizes_become_what_the_cpu_makes_of_them(
     sources = [pixels(*size) for size in (*SIZES, SIZES[0])]
     into = rows(settings, len(sources) + 2)
     tensors = [torch.from_numpy(source).permute(2, 0, 1) for source in sources]
-    PlainResize(form_of(settings), CPU, place_of(settings))(tensors, range(1, len(sources) + 1), into)
+    CpuResize(form_of(settings), place_of(settings))(tensors, range(1, len(sources) + 1), into)
     for source, row in zip(sources, into[1:], strict=False):
         expected = by_the_cpu(Decoded(source, source.shape[1], source.shape[0]), settings)
         assert difference(row.numpy(), expected).max() <= TOLERANCE
     assert (into[0] == 7).all()
     assert (into[-1] == 7).all()
-
-
-@pytest.mark.parametrize("kernel", ["area", "bilinear", "bicubic"])
-@pytest.mark.parametrize(("source", "target"), [(640, 224), (224, 224), (5, 3), (3, 1), (100, 33)])
-def test_the_pixels_that_count_add_up_to_one(kernel: str, source: int, target: int) -> None:
-    table = weights(kernel, source, target)
-    assert table.shape == (target, source)
-    assert np.allclose(table.sum(axis=1), 1.0, atol=1e-5)
 
 
 # ---- decoding ---------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 from carpool import backends
 from carpool.backends.backend import Placement
 from carpool.backends.torch.torch_backend import TorchBackend
-from carpool.backends.torch.torch_device import CpuDevice, Device, Program, Run
+from carpool.backends.torch.torch_device import Device, Program, Run
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion, read_model
 
@@ -133,10 +133,10 @@ def described(place: Path, gpus: int = 0) -> tuple[ModelConfig, ModelVersion]:
 def load(place: Path, device: Device | None = None, **placement: Any) -> TorchBackend:
     config, version = described(place)
     assert version.file is not None
-    return TorchBackend(config, version.file, device or CpuDevice(1), Placement(**placement))
+    return TorchBackend(config, version.file, device or Device(1), Placement(**placement))
 
 
-class PretendedDevice(CpuDevice):
+class PretendedDevice(Device):
     """The CPU as a GPU with little memory: buffers count, and each run takes so many bytes for every row."""
 
     bounded = True

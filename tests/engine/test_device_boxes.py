@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from carpool.config.model import DetectSettings
+from carpool.config.model import KEPT, DetectSettings
 from carpool.config.toml import toml_config
 from carpool.engine.models.device_pictures import OUTPUT
 from carpool.engine.models.loading import Settled, settle
 from carpool.errors import ConfigError
 from carpool.types import Datatype, Signature, TensorSpec
-from carpool.vision.boxes import KEPT
 
 TOML = """
 backend = "{backend}"

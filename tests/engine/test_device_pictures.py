@@ -24,8 +24,8 @@ from carpool.engine.work import Outcome, Work
 from carpool.errors import CarpoolError, ConfigError, InvalidInput
 from carpool.memory.layout import ENCODED
 from carpool.types import Array, Datatype, Signature, TensorSpec
-from carpool.vision.formats import read_head
-from carpool.vision.plain_jpeg import plain_size
+from carpool.vision.decode import plain_size
+from carpool.vision.heads import read_head
 from carpool.vision.settings import VisionSettings, describe, read, write
 from engine.scripted import run
 

@@ -53,7 +53,7 @@ def test_a_batch_beyond_the_devices_memory_is_answered_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = tm.PretendedDevice(10**6, per_row=100, name="pretended:engine")
-    monkeypatch.setattr("carpool.backends.torch.torch_backend.CpuDevice", lambda _threads: device)
+    monkeypatch.setattr("carpool.backends.torch.torch_backend.Device", lambda _threads: device)
 
     async def story() -> None:
         async with carpool.Engine(model(tmp_path)) as engine:

@@ -19,7 +19,7 @@ from carpool.link.asked_fields import NOBODY
 from carpool.link.door import Answer, ModelEntry
 from carpool.observe.counters import Row
 from carpool.types import Datatype
-from carpool.vision.options import Options
+from carpool.vision.picture_answers import Options
 from carpool.wire.v2 import Placed, raw_head
 from frontend.fake_door import FakeDoor, FakeModel, echo
 from frontend.picture_models import classifier, device_classifier, picture, segmenter

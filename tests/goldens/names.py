@@ -21,7 +21,7 @@ from carpool.observe.families import chosen
 from frontend.grpc.front_end import PATIENCE, channel, front_end
 
 # What docs/python.md promises of the engine. What else it has is for the server's own use.
-ENGINE = ("start", "infer", "load", "unload", "index", "stop")
+ENGINE = ("start", "infer", "predict", "load", "unload", "index", "stop")
 INTERNAL = {
     "__init__": {"table", "block", "device_memory_gb", "elsewhere"},
     "start": {"only", "some", "patient"},

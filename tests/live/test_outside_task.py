@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from carpool.vision.options import Option, fraction
-from carpool.vision.answer_forms import Answer
+from carpool.vision.picture_answers import Option, fraction
+from carpool.vision.picture_answers import Answer
 from carpool.vision.tasks.task import VisionTask, read_floats, size
 
 

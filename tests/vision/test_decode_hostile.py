@@ -17,7 +17,7 @@ from PIL import Image
 
 from carpool.errors import InvalidInput, TooLarge
 from carpool.vision.decode import decode
-from carpool.vision.formats import Limits
+from carpool.vision.heads import Limits
 from vision.made_files import chunk, gif_head, png_head, tiff_head
 from vision.photos import encoded, exif, photo
 

@@ -15,10 +15,10 @@ from PIL import Image
 from carpool.errors import InvalidInput
 from carpool.types import Array
 from carpool.vision import draw
-from carpool.vision.answer_forms import Class, Detection
 from carpool.vision.draw import Canvas, colour, ink_on
 from carpool.vision.geometry import Geometry
 from carpool.vision.mask_regions import find
+from carpool.vision.picture_answers import Class, Detection
 
 GREY = 128
 

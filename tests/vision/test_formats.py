@@ -9,8 +9,7 @@ import pytest
 
 from carpool.errors import InvalidInput, TooLarge
 from carpool.vision.decode import decode
-from carpool.vision.formats import Limits, read_head, sniff
-from carpool.vision.heads import Head
+from carpool.vision.heads import Head, Limits, read_head, sniff
 from vision.made_files import HEADS, bmp_head, chunk, gif_head, jpeg_head, png_head, tiff_head, webp_head
 from vision.photos import encoded, exif, photo
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from carpool.config.model import Task
 from carpool.errors import InvalidInput
-from carpool.vision.options import Options
+from carpool.vision.picture_answers import Options
 from carpool.vision.tasks import options_of, parameters, read_options
 
 

@@ -13,7 +13,7 @@ from carpool.errors import InvalidInput
 from carpool.types import Array
 from carpool.vision.decode import decode
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import Options
+from carpool.vision.picture_answers import Options
 from carpool.vision.picture_plan import PicturePlan
 from vision import models
 from vision.test_real_detector import session, settings

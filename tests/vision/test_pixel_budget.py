@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carpool.errors import TooLarge
-from carpool.vision.formats import MOST_PIXELS_OF_REQUEST, claimed_pixels, pixels_of_request, read_head
+from carpool.vision.heads import MOST_PIXELS_OF_REQUEST, claimed_pixels, pixels_of_request, read_head
 from vision.made_files import HEADS, jpeg_head, webp_head
 from vision.photos import encoded, photo
 

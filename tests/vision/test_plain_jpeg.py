@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from carpool.vision.decode import decode
-from carpool.vision.plain_jpeg import MOST_PIXELS, plain_size
+from carpool.vision.decode import MOST_PIXELS, decode, plain_size
 
 PIXELS = np.random.default_rng(7).integers(0, 256, (30, 44, 3), dtype=np.uint8)
 

@@ -15,7 +15,7 @@ from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision import draw, tasks
 from carpool.vision.decode import Decoded, decode
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import Options
+from carpool.vision.picture_answers import Options
 from carpool.vision.settings import VisionSettings, describe
 from carpool.vision.transforms import Transform
 from vision.photos import PHOTOS, encoded, enlarged_photo, photo

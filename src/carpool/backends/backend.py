@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorConfig
 from carpool.config.repository import ModelVersion
@@ -178,7 +178,6 @@ def aborted(model: str) -> ModelError:
 
 # ---- `reshape` in the settings: clients and the model see the same elements in different shapes
 
-
 Shape = tuple[int, ...]
 
 
@@ -231,3 +230,38 @@ class Reshaping:
 
 def _shapes(tensors: Sequence[TensorConfig]) -> dict[str, tuple[Shape, Shape]]:
     return {t.name: (t.dims, t.reshape) for t in tensors if t.reshape is not None}
+
+
+# ---- pictures decoded on a device: what its decoder has to know of the input and of one picture
+
+
+class Placed(NamedTuple):
+    """A rectangle of the picture fills one of the input, its pixels mixed by `kernel`."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    into_left: int
+    into_top: int
+    into_width: int
+    into_height: int
+    kernel: str  # area, bilinear or bicubic
+
+
+Place: TypeAlias = Callable[[int, int], Placed]
+"""Takes the width and height of a picture."""
+
+Decode: TypeAlias = Callable[[Array], Array]
+"""A file's bytes to upright RGB pixels [h, w, 3], on the CPU; raises what is wrong with the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureForm:
+    """The input as a picture of three channels."""
+
+    height: int
+    width: int
+    planar: bool  # [3, h, w], else [h, w, 3]
+    bgr: bool = False
+    pad: int = 114  # what is left free

@@ -31,23 +31,13 @@ if TYPE_CHECKING:
 
 # ---- onnxruntime's tensors: which datatype is which, and the two kinds that numpy does not hold as they are
 
-
-ONNX_TYPES = {
-    "tensor(bool)": Datatype.BOOL,
-    "tensor(uint8)": Datatype.UINT8,
-    "tensor(uint16)": Datatype.UINT16,
-    "tensor(uint32)": Datatype.UINT32,
-    "tensor(uint64)": Datatype.UINT64,
-    "tensor(int8)": Datatype.INT8,
-    "tensor(int16)": Datatype.INT16,
-    "tensor(int32)": Datatype.INT32,
-    "tensor(int64)": Datatype.INT64,
-    "tensor(float16)": Datatype.FP16,
-    "tensor(float)": Datatype.FP32,
-    "tensor(double)": Datatype.FP64,
-    "tensor(bfloat16)": Datatype.BF16,
-    "tensor(string)": Datatype.BYTES,
+_OWN_NAMES = {
+    Datatype.FP32: "float",
+    Datatype.FP64: "double",
+    Datatype.BF16: "bfloat16",
+    Datatype.BYTES: "string",
 }
+ONNX_TYPES = {f"tensor({_OWN_NAMES.get(datatype, datatype.dtype.name)})": datatype for datatype in Datatype}
 _BFLOAT16 = 16  # its number in the ONNX format
 
 
@@ -56,10 +46,6 @@ def to_ort(values: Any, name: str, datatype: Datatype, array: Array) -> Any:
     if datatype is Datatype.BF16:
         return values.ortvalue_from_numpy_with_onnx_type(np.asarray(array, order="C"), _BFLOAT16)
     return _text(name, array) if datatype is Datatype.BYTES else array
-
-
-def as_value(values: Any, item: Any) -> Any:
-    return values.ortvalue_from_numpy(np.asarray(item, order="C")) if isinstance(item, np.ndarray) else item
 
 
 def from_ort(answer: Any, datatype: Datatype) -> Array:
@@ -101,7 +87,6 @@ def _utf8(array: Array) -> Array:
 
 
 # ---- the model
-
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -171,7 +156,11 @@ class OnnxBackend:
         fed = {name: self._fed(name, array) for name, array in inputs.items()}
         if Datatype.BF16 in (self._outputs[name] for name in names):
             # Only in its own wrapping does the runtime hand out what numpy has no type for.
-            values = {name: as_value(self._values, item) for name, item in fed.items()}
+            made = self._values.ortvalue_from_numpy
+            values = {
+                name: made(np.asarray(item, order="C")) if isinstance(item, np.ndarray) else item
+                for name, item in fed.items()
+            }
             answers = session.run_with_ort_values(names, values, self._options)
         else:
             answers = session.run(names, fed, self._options)

@@ -111,6 +111,10 @@ class ImageSettings:
     decode: str = "auto"  # where pictures are decoded: "cpu", or the model's "device"; auto: on a GPU
 
 
+KEPT = "kept"
+"""The format of boxes that the model's device has chosen: rows of x1, y1, x2, y2, score and class."""
+
+
 @dataclass(frozen=True, slots=True)
 class DetectSettings:
     """How raw detector outputs become boxes; format None is told from the shape of the outputs."""

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+import numpy as np
 
 from carpool.backends.torch.device_sharing import limit_device_memory
 from carpool.clock import now
@@ -26,6 +29,7 @@ from carpool.link.door import UNLOADED, IndexEntry
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.types import Array
+from carpool.vision.geometry import Geometry
 
 log = logger("engine")
 
@@ -224,6 +228,48 @@ class Engine:
         if outcome.outputs is None:
             raise outcome.error or CarpoolError(f"{model} gave no answer")
         return {name: array[0] if single else array for name, array in outcome.outputs.items()}
+
+    async def predict(
+        self,
+        model: str,
+        picture: bytes | str | Path,
+        *,
+        version: str = "",
+        deadline_ms: float | None = None,
+        **options: object,
+    ) -> dict[str, Any]:
+        """The answer to one picture as the image routes give it; `picture` is a file's bytes, or its path.
+
+        Options are those of the model's task, such as top_k.
+        """
+        from carpool.vision.picture_plan import (
+            PicturePlan,  # brings OpenCV along, which no server's engine needs
+        )
+
+        served = self.find(model, version)
+        if served.vision is None:
+            raise InvalidInput(
+                f"{model} takes tensors, not pictures: use infer", reason="no-task", field="model"
+            )
+        plan = PicturePlan(served.vision, model)
+        asked = plan.read_options(options)
+        name = plan.settings.input.name
+
+        def prepare() -> tuple[Array, Geometry]:
+            data = picture if isinstance(picture, bytes) else Path(picture).read_bytes()
+            memory = bytearray(plan.bytes)
+            geometry = plan.prepare(data, memory)
+            pixels = np.ndarray(plan.transform.shape, plan.transform.dtype, memory)
+            whole = len(served.signature.input_named[name].shape) > pixels.ndim  # with a batch of its own
+            return pixels[None] if whole else pixels, geometry
+
+        pixels, geometry = await asyncio.to_thread(prepare)
+        wanted = [spec.name for spec in plan.settings.outputs]
+        outputs = await self.infer(
+            model, {name: pixels}, version=version, outputs=wanted, deadline_ms=deadline_ms
+        )
+        answer = await asyncio.to_thread(plan.answer, outputs, geometry, asked)
+        return {"model": served.name, "version": served.version, **answer}
 
     def submit(self, key: int, works: Sequence[Work]) -> None:
         """The servers' way in, for what came at once: `work.done` is called exactly once for each, whatever

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
@@ -13,8 +14,16 @@ import simplejpeg
 
 from carpool.errors import InvalidInput
 from carpool.types import Array
-from carpool.vision.formats import DEFAULT_LIMITS, FIELD, Buffer, Limits, read_head
-from carpool.vision.heads import UPRIGHT, Head
+from carpool.vision.heads import (
+    DEFAULT_LIMITS,
+    FIELD,
+    UPRIGHT,
+    Buffer,
+    Head,
+    Limits,
+    exif_orientation,
+    read_head,
+)
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -67,35 +76,27 @@ def _jpeg(data: Buffer, head: Head, factor: int) -> Array:
 def _other(data: Buffer, head: Head) -> Array:
     """Everything but ordinary JPEGs is left to Pillow, which is slower but knows every kind of pixel."""
     pixels = _through_pillow(data, head)
-    turned_by_pillow = head.format == "TIFF"
-    return upright(pixels, UPRIGHT if turned_by_pillow else head.orientation)
+    return pixels if head.format == "TIFF" else upright(pixels, head.orientation)  # Pillow has turned TIFFs
+
+
+_TURNS: dict[int, Callable[[Array], Array]] = {  # by EXIF's orientation
+    2: lambda pixels: cv2.flip(pixels, 1),
+    3: lambda pixels: cv2.rotate(pixels, cv2.ROTATE_180),
+    4: lambda pixels: cv2.flip(pixels, 0),
+    5: cv2.transpose,
+    6: lambda pixels: cv2.rotate(pixels, cv2.ROTATE_90_CLOCKWISE),
+    7: lambda pixels: cv2.transpose(cv2.rotate(pixels, cv2.ROTATE_180)),
+    8: lambda pixels: cv2.rotate(pixels, cv2.ROTATE_90_COUNTERCLOCKWISE),
+}
 
 
 def upright(pixels: Array, orientation: int) -> Array:
     """The pixels as the photographer saw them."""
-    turned: Array
-    match orientation:
-        case 2:
-            turned = cv2.flip(pixels, 1)
-        case 3:
-            turned = cv2.rotate(pixels, cv2.ROTATE_180)
-        case 4:
-            turned = cv2.flip(pixels, 0)
-        case 5:
-            turned = cv2.transpose(pixels)
-        case 6:
-            turned = cv2.rotate(pixels, cv2.ROTATE_90_CLOCKWISE)
-        case 7:
-            turned = cv2.transpose(cv2.rotate(pixels, cv2.ROTATE_180))
-        case 8:
-            turned = cv2.rotate(pixels, cv2.ROTATE_90_COUNTERCLOCKWISE)
-        case _:
-            return pixels
-    return np.ascontiguousarray(turned)
+    turn = _TURNS.get(orientation)
+    return pixels if turn is None else np.ascontiguousarray(turn(pixels))
 
 
 # ---- pictures through Pillow: every format and colour type but ordinary JPEGs, as RGB
-
 
 _ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 _ROWS = 256  # blended at a time, so that the wider numbers stay in the cache
@@ -143,3 +144,72 @@ def _on_white(rgba: Array) -> Array:
         lacking = (255 - rows[:, :, :3]).astype(np.uint16) * rows[:, :, 3:]
         pixels[top : top + _ROWS] = 255 - (lacking + 127) // 255
     return pixels
+
+
+# ---- which JPEGs every decoder reads alike, a device's too: told from their heads, in a few microseconds
+
+MOST_PIXELS = 9_000_000
+"""On a device, where a whole batch lies decoded at the same time: 4096×2160 fits."""
+
+_MOST_SEGMENTS = 64  # before the pixels; an ordinary file has a dozen
+_START, _END = b"\xff\xd8\xff", b"\xff\xd9"
+_FRAMES = (0xC0, 0xC1)  # baseline, and extended with Huffman codes
+_SCAN, _EXIF, _ADOBE = 0xDA, 0xE1, 0xEE
+_TABLES = (0xC4, 0xDB, 0xDD, 0xFE)  # with restarts and comments
+_PASSED = frozenset((*_TABLES, *range(0xE0, 0xF0))) - {_EXIF, _ADOBE}  # whatever they hold
+_FRAME_LENGTH = 17  # with three components
+_YCBCR = b"\x01"
+_SAMPLINGS = (b"\x11", b"\x21", b"\x22")  # of the brightness: 4:4:4, 4:2:2, 4:2:0
+_segment = struct.Struct(">BBH").unpack_from
+_frame = struct.Struct(">BHHB").unpack_from
+
+
+def plain_size(data: Buffer) -> tuple[int, int] | None:
+    """Width and height of an ordinary JPEG: 8 bits, YCbCr, one scan, upright, whole as far as its last bytes
+    tell, of a size that a device can hold. None for anything else, good or bad: the CPU's decoder knows."""
+    if data[:3] != _START or data[-2:] != _END or len(data) > DEFAULT_LIMITS.bytes:
+        return None
+    try:
+        return _plain_frame(data)
+    except (struct.error, IndexError):
+        return None
+
+
+def _plain_frame(data: Buffer) -> tuple[int, int] | None:
+    at, size = 2, None
+    for _ in range(_MOST_SEGMENTS):
+        lead, marker, length = _segment(data, at)
+        if lead != 0xFF or length < 2:
+            return None
+        if marker in _FRAMES:
+            size = None if size is not None or length != _FRAME_LENGTH else _plain_frame_size(data, at + 4)
+            if size is None:
+                return None
+        elif marker == _SCAN:
+            return size if data[at + 4] == 3 else None
+        elif marker not in _PASSED and not _passes(data, marker, at + 4, length - 2):
+            return None
+        at += 2 + length
+    return None
+
+
+def _passes(data: Buffer, marker: int, at: int, length: int) -> bool:
+    """An upright EXIF block, or Adobe's note that colours were transformed: without it they were."""
+    block = memoryview(data)[at : at + length]
+    if marker == _EXIF:
+        return bytes(block[:4]) != b"Exif" or exif_orientation(block) == UPRIGHT
+    return marker == _ADOBE and (bytes(block[:5]) != b"Adobe" or bytes(block[11:12]) == _YCBCR)
+
+
+def _plain_frame_size(data: Buffer, at: int) -> tuple[int, int] | None:
+    bits, height, width, components = _frame(data, at)
+    described = bytes(data[at + 6 : at + 15])  # number, sampling and table of each component
+    plain = (
+        bits == 8
+        and components == 3
+        and described[0::3] == b"\x01\x02\x03"
+        and described[1:2] in _SAMPLINGS
+        and described[4:5] == described[7:8] == b"\x11"
+    )
+    fits = 0 < width * height <= MOST_PIXELS
+    return (width, height) if plain and fits else None

@@ -13,11 +13,10 @@ from PIL import Image, ImageDraw, ImageFont
 from carpool.config.rules import nearest, shown
 from carpool.errors import InvalidInput
 from carpool.types import Array
-from carpool.vision.answer_forms import Class, Detection
 from carpool.vision.mask_regions import NOTHING, Regions
+from carpool.vision.picture_answers import Class, Detection
 
 # ---- A picture to draw on: lines, tags and text that can be read on any size and any background
-
 
 Colour = tuple[int, int, int]
 Rectangle = tuple[int, int, int, int]  # x1, y1, x2, y2
@@ -94,7 +93,7 @@ class Canvas:
         right, bottom = min(self.width - half, x2), min(self.height - half, y2)
         first = (round(left * _UNIT), round(top * _UNIT))
         last = (round(max(left, right) * _UNIT), round(max(top, bottom) * _UNIT))
-        for thickness, shade in ((self.line + 2, _dark(own)), (self.line, own)):
+        for thickness, shade in ((self.line + 2, (own[0] // 4, own[1] // 4, own[2] // 4)), (self.line, own)):
             cv2.rectangle(self.pixels, first, last, shade, thickness, cv2.LINE_AA, _FINE)
 
     # ---- tags -------------------------------------------------------------------------------------------
@@ -181,16 +180,11 @@ def _line(text: str) -> str:
     return clean if len(clean) <= _LONGEST_TEXT else clean[: _LONGEST_TEXT - 1] + "…"
 
 
-def _dark(own: Colour) -> Colour:
-    return own[0] // 4, own[1] // 4, own[2] // 4
-
-
 def _overlap(one: Rectangle, other: Rectangle) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 # ---- what the tasks draw
-
 
 _FORMATS = {  # file ending, setting, longest side that the format can hold
     "jpeg": (".jpg", cv2.IMWRITE_JPEG_QUALITY, 65_500),
@@ -273,7 +267,8 @@ def regions(pixels: Array, found: Regions, label: Callable[[int], str]) -> Array
     canvas = Canvas(pixels)
     size = (canvas.width, canvas.height)
     index = cv2.resize(found.index, size, interpolation=cv2.INTER_NEAREST)
-    _darken(canvas.pixels, (index == NOTHING).view(np.uint8))
+    dark = cv2.convertScaleAbs(canvas.pixels, alpha=_SHADE)
+    cv2.copyTo(dark, (index == NOTHING).view(np.uint8), canvas.pixels)
     spots = []
     for region in found.found:
         mask = (index == region.class_id).view(np.uint8)
@@ -283,10 +278,6 @@ def regions(pixels: Array, found: Regions, label: Callable[[int], str]) -> Array
     for region, (x, y) in spots[:_MOST_TAGS]:
         canvas.tag_point(x, y, f"{label(region.class_id)} {region.score:.2f}", colour(region.class_id))
     return canvas.pixels
-
-
-def _darken(pixels: Array, mask: Array) -> None:
-    cv2.copyTo(cv2.convertScaleAbs(pixels, alpha=_SHADE), mask, pixels)
 
 
 def _tint(canvas: Canvas, mask: Array, own: tuple[int, int, int], share: float) -> None:

@@ -1,4 +1,6 @@
-"""The heads of the six formats. Each reader walks a bounded number of steps and takes no memory to speak of.
+"""Which format a picture is in and how large it is, told from its first bytes before any memory is taken.
+
+Each reader walks a bounded number of steps and takes no memory to speak of.
 
 struct.error means that the bytes ended too early, ValueError that they cannot be right.
 
@@ -8,12 +10,15 @@ event loop. 1 MiB of empty PNG chunks took it 700 ms (here 9), 66 kB of packed t
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from carpool.errors import InvalidInput, TooLarge
 
 # ---- the tags of TIFF files and EXIF blocks: the first directory, read with every length distrusted
-
 
 WIDTH, HEIGHT, BITS, ORIENTATION = 256, 257, 258, 274
 TILE_WIDTH, TILE_HEIGHT = 322, 323
@@ -25,21 +30,9 @@ _NUMBERS = {1: "B", 3: "H", 4: "I", 16: "Q"}
 _BYTES = (1, 2, 7)  # types whose values are text or blobs
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where classic TIFF and BigTIFF differ."""
-
-    count: str  # format of the number of tags
-    entry: str  # format of tag, type and number of values
-    offset: str
-
-    @property
-    def entry_size(self) -> int:
-        return struct.calcsize(self.entry) + struct.calcsize(self.offset)
-
-
-_CLASSIC = _Layout("=H", "=HHI", "=I")
-_BIG = _Layout("=Q", "=HHQ", "=Q")
+_LAYOUTS = {42: ("H", "HHI", "I", 4), 43: ("Q", "HHQ", "Q", 8)}
+"""By version, classic and BigTIFF: formats of the number of tags, of tag, type and number of values, and of
+an offset; and where the first offset stands."""
 
 
 def read_tags(data: memoryview) -> Mapping[int, int]:
@@ -55,28 +48,24 @@ def _read(data: memoryview) -> dict[int, int]:
     if order is None:
         raise ValueError("no byte order")
     version = struct.unpack_from(f"{order}H", data, 2)[0]
-    if version not in (42, 43):
+    if version not in _LAYOUTS:
         raise ValueError(f"version {version} is unknown")
-    layout = _CLASSIC if version == 42 else _BIG
-    (start,) = struct.unpack_from(order + layout.offset[1:], data, 4 if version == 42 else 8)
-    (count,) = struct.unpack_from(order + layout.count[1:], data, start)
+    *formats, first = _LAYOUTS[version]
+    counted, entry, offset = (struct.Struct(order + form) for form in formats)
+    (start,) = offset.unpack_from(data, first)
+    (count,) = counted.unpack_from(data, start)
     if count > _MAX_TAGS:
         raise ValueError(f"{count} tags are more than the {_MAX_TAGS} allowed")
-    return _values(data, order, layout, start + struct.calcsize(layout.count), count)
-
-
-def _values(data: memoryview, order: str, layout: _Layout, start: int, count: int) -> dict[int, int]:
     values: dict[int, int] = {}
-    outside = 0
-    head, room = struct.calcsize(layout.entry), struct.calcsize(layout.offset)
-    for at in range(start, start + count * layout.entry_size, layout.entry_size):
-        tag, kind, length = struct.unpack_from(order + layout.entry[1:], data, at)
+    outside, start, room = 0, start + counted.size, offset.size
+    for at in range(start, start + count * (entry.size + room), entry.size + room):
+        tag, kind, length = entry.unpack_from(data, at)
         if length > _MAX_VALUES and kind not in _BYTES:
             raise ValueError(f"tag {tag} has {length} values")
         size = length * _SIZES.get(kind, 1)
-        place = at + head
+        place = at + entry.size
         if size > room:
-            (place,) = struct.unpack_from(order + layout.offset[1:], data, place)
+            (place,) = offset.unpack_from(data, place)
             outside += size
         if outside > len(data):  # in an honest file every byte belongs to one tag at most
             raise ValueError("the tags claim more bytes than there are")
@@ -86,7 +75,6 @@ def _values(data: memoryview, order: str, layout: _Layout, start: int, count: in
 
 
 # ---- EXIF orientation: which way up a picture was taken
-
 
 UPRIGHT = 1
 _EXIF = b"Exif\0\0"
@@ -106,12 +94,7 @@ def checked(orientation: int) -> int:
     return orientation if 1 <= orientation <= 8 else UPRIGHT
 
 
-def swaps_sides(orientation: int) -> bool:
-    return orientation >= 5
-
-
 # ---- the heads themselves
-
 
 _MAX_SEGMENTS = 4_096  # marker segments of a JPEG before its first scan
 _MAX_CHUNKS = 16_384  # chunks of a PNG or WebP
@@ -138,12 +121,14 @@ class Head:
     @property
     def upright(self) -> tuple[int, int]:
         """Width and height as the photographer saw them."""
-        return (self.height, self.width) if swaps_sides(self.orientation) else (self.width, self.height)
+        return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
 
 
 def jpeg(data: memoryview) -> Head:
     head, marker = jpeg_frame(data)
-    return replace(head, scans=_scans(data)) if marker in _PROGRESSIVE else head
+    if marker not in _PROGRESSIVE:
+        return head
+    return replace(head, scans=bytes(data).count(b"\xff\xda"))  # inside a scan these two cannot occur
 
 
 def jpeg_frame(data: memoryview) -> tuple[Head, int]:
@@ -169,11 +154,6 @@ def jpeg_frame(data: memoryview) -> tuple[Head, int]:
             orientation = exif_orientation(data[at + 2 : at + length])
         at += length
     raise ValueError("its frame is too far from its start")
-
-
-def _scans(data: memoryview) -> int:
-    """Starts of scans; inside a scan's data the two bytes cannot occur."""
-    return bytes(data).count(b"\xff\xda")
 
 
 def png(data: memoryview) -> Head:
@@ -278,3 +258,150 @@ def gif(data: memoryview) -> Head:
             at += 1 + length
             steps += 1
     raise ValueError(f"it has more than {_MAX_BLOCKS} blocks before its first frame")
+
+
+# ---- which format it is, and what a picture may cost
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+FIELD = "image"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a picture may cost. Pixels and sides are of the picture before any reduction."""
+
+    bytes: int = 64 << 20
+    pixels: int = 50_000_000
+    side: int = 65_535
+    frames: int = 1_000  # only the first is read; more is not a picture
+    scans: int = 100  # of a progressive JPEG: each is a pass over all of it
+    scanned_pixels: int = 600_000_000  # scans × pixels
+    free_pixels: int = 4_000_000  # may be in a file of any length
+    pixels_per_byte: int = 1_000  # beyond those: a plain surface has some hundred
+
+
+DEFAULT_LIMITS = Limits()
+
+READERS: Mapping[str, Callable[[memoryview], Head]] = {
+    "JPEG": jpeg, "PNG": png, "WebP": webp, "BMP": bmp, "TIFF": tiff, "GIF": gif,
+}  # fmt: skip
+_READ_HERE = "send JPEG, PNG, WebP, BMP, TIFF or GIF"
+_BEGINS = {
+    "JPEG": re.compile(rb"\xff\xd8\xff"),
+    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "WebP": re.compile(rb"RIFF....WEBP", re.DOTALL),
+    "GIF": re.compile(rb"GIF8[79]a"),
+    "TIFF": re.compile(rb"II[*+]\0|MM\0[*+]"),
+    "BMP": re.compile(rb"BM"),
+}
+_FOREIGN = (  # where, what, and the name of a format that is known and not read
+    (4, b"ftyp", "an AVIF, HEIC or video file"),
+    (0, b"%PDF", "a PDF"),
+    (0, b"\xff\x0a", "a JPEG XL picture"),
+    (0, b"\0\0\0\x0cJXL ", "a JPEG XL picture"),
+    (0, b"\0\0\0\x0cjP  ", "a JPEG 2000 picture"),
+    (0, b"\xff\x4f\xff\x51", "a JPEG 2000 picture"),
+)
+
+
+def read_head(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Head:
+    """Format, size and orientation of a picture within the limits; InvalidInput or TooLarge otherwise."""
+    view = memoryview(data).cast("B")
+    if len(view) > limits.bytes:
+        raise _too_large(f"has {len(view)} bytes, more than the {limits.bytes} allowed")
+    name = sniff(view)
+    try:
+        head = READERS[name](view)
+    except struct.error:
+        raise InvalidInput(f"the {name} picture ends within its head", field=FIELD) from None
+    except ValueError as error:
+        raise InvalidInput(f"the {name} picture cannot be read: {error}", field=FIELD) from None
+    check(head, len(view), limits)
+    return head
+
+
+def sniff(data: Buffer) -> str:
+    """The format by its first bytes, whatever follows them and whatever the file is called."""
+    if not len(data):
+        raise InvalidInput("the picture is empty", field=FIELD)
+    start = bytes(data[:16])
+    for name, begins in _BEGINS.items():
+        if begins.match(start):
+            return name
+    if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+        raise InvalidInput(f"an SVG, XML or HTML text has no pixels; {_READ_HERE}", field=FIELD)
+    for at, mark, what in _FOREIGN:
+        if start[at : at + len(mark)] == mark:
+            raise InvalidInput(f"{what} is not read here; {_READ_HERE}", field=FIELD)
+    raise InvalidInput(f"the bytes are no picture of a known format; {_READ_HERE}", field=FIELD)
+
+
+def check(head: Head, size: int, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Whether a picture in so many bytes may be decoded; raises."""
+    width, height = head.width, head.height
+    pixels = width * height
+    if width < 1 or height < 1:
+        raise InvalidInput(f"the {head.format} picture says it is {width}×{height} pixels", field=FIELD)
+    if max(width, height) > limits.side:
+        raise TooLarge(f"the picture is {width}×{height} pixels; a side may have {limits.side}", field=FIELD)
+    if max(pixels, head.tile_pixels) > limits.pixels:
+        raise TooLarge(
+            f"the picture is {width}×{height} pixels, more than the {limits.pixels} allowed", field=FIELD
+        )
+    if (head.frames or 1) > limits.frames:
+        raise TooLarge(
+            f"the picture has {head.frames} frames, more than the {limits.frames} allowed", field=FIELD
+        )
+    if pixels > limits.free_pixels + limits.pixels_per_byte * size:
+        raise TooLarge(
+            f"the picture says it has {pixels} pixels in {size} bytes: "
+            f"more than {limits.pixels_per_byte} for each byte are no picture",
+            field=FIELD,
+        )
+    if head.scans > limits.scans or head.scans * pixels > limits.scanned_pixels:
+        most = min(limits.scans, limits.scanned_pixels // pixels)
+        raise TooLarge(
+            f"the progressive JPEG has {head.scans} scans, more than the {most} allowed", field=FIELD
+        )
+
+
+def _too_large(why: str, what: str = "the picture") -> TooLarge:
+    return TooLarge(f"{what} {why}", field=FIELD)
+
+
+# ---- how much a picture, a request and everybody together may have decoded, judged by what heads say
+# A file of some bytes can hold fifty million pixels, which take a second and most of a gigabyte. So pixels
+# are counted before any is decoded, and large pictures of one request come one after the other: others get
+# their turns in between.
+
+MOST_PIXELS_OF_REQUEST = 200_000_000
+MOST_PIXELS_AT_ONCE = 16_000_000
+"""Of one request, unless a single picture has more."""
+MOST_PIXELS_WAITING = 1_000_000_000
+"""Of all requests of a front end."""
+
+
+def claimed_pixels(data: Buffer) -> int:
+    """That a picture has by its head; 0 if it will not be decoded: whoever is to will say why.
+
+    A walk over some markers, without a look at the pixels: for the loop.
+    """
+    view = memoryview(data).cast("B")
+    try:
+        name = sniff(view)
+        head = jpeg_frame(view)[0] if name == "JPEG" else READERS[name](view)
+        check(head, len(view))
+    except (InvalidInput, TooLarge, ValueError, struct.error):
+        return 0
+    return head.width * head.height
+
+
+def pixels_of_request(pictures: Sequence[Buffer]) -> list[int]:
+    """Of each picture; raises `TooLarge` when all of them together are too many."""
+    pixels = [claimed_pixels(picture) for picture in pictures]
+    together = sum(pixels)
+    if together > MOST_PIXELS_OF_REQUEST:
+        why = f"have {together} pixels together; a request may have {MOST_PIXELS_OF_REQUEST}"
+        raise _too_large(why, "the pictures")
+    return pixels

@@ -16,7 +16,6 @@ from carpool.vision.geometry import Geometry
 
 # ---- masks as bytes for a wire: run lengths as COCO has them, and PNG
 
-
 # Masks are long runs: unfiltered rows and a search for runs alone are the fastest and the smallest.
 _RUNS = (cv2.IMWRITE_PNG_COMPRESSION, 1, cv2.IMWRITE_PNG_STRATEGY, cv2.IMWRITE_PNG_STRATEGY_RLE)
 _UNFILTERED = (  # OpenCV 4 has no word for it
@@ -63,7 +62,6 @@ def png_text(mask: Array) -> str:
 
 
 # ---- maps of probabilities as regions
-
 
 NOTHING = -1
 _MOST_PIXELS = 1 << 22  # larger pictures are decided on a coarser grid: time and memory stay bounded
@@ -134,7 +132,11 @@ def _most_probable(
 
 def _enlarged(probabilities: Array, geometry: Geometry, grid: tuple[int, int]) -> Array:
     """One map laid over the grid: the letterbox falls away, and what was cropped takes the edge's value."""
-    (scale_x, left), (scale_y, top) = _axes(geometry, grid, probabilities.shape)
+    # Pixels of the map for one of the input, and for one of the grid; and where the grid begins in the map
+    across = probabilities.shape[1] / geometry.input_width
+    down = probabilities.shape[0] / geometry.input_height
+    scale_x, left = geometry.width * geometry.scale_x * across / grid[0], geometry.left * across
+    scale_y, top = geometry.height * geometry.scale_y * down / grid[1], geometry.top * down
     # OpenCV counts from the centres of pixels, geometry from their edges: hence the halves
     matrix = np.array(
         [[scale_x, 0.0, left + scale_x / 2 - 0.5], [0.0, scale_y, top + scale_y / 2 - 0.5]], np.float64
@@ -142,17 +144,6 @@ def _enlarged(probabilities: Array, geometry: Geometry, grid: tuple[int, int]) -
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     source = np.ascontiguousarray(probabilities, np.float32)
     return cv2.warpAffine(source, matrix, grid, flags=flags, borderMode=cv2.BORDER_REPLICATE)
-
-
-def _axes(
-    geometry: Geometry, grid: tuple[int, int], shape: tuple[int, ...]
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Per axis, pixels of the map for one of the grid, and where the grid begins in the map."""
-    across, down = shape[1] / geometry.input_width, shape[0] / geometry.input_height
-    return (
-        (geometry.width * geometry.scale_x * across / grid[0], geometry.left * across),
-        (geometry.height * geometry.scale_y * down / grid[1], geometry.top * down),
-    )
 
 
 def _seen(geometry: Geometry, grid: tuple[int, int]) -> tuple[int, int, int, int]:

@@ -15,11 +15,10 @@ import numpy as np
 
 from carpool.types import Array
 from carpool.vision import draw, tasks
-from carpool.vision.decode import decode
-from carpool.vision.formats import Buffer
+from carpool.vision.decode import decode, plain_size
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import DEFAULT, Options
-from carpool.vision.plain_jpeg import plain_size
+from carpool.vision.heads import Buffer
+from carpool.vision.picture_answers import DEFAULT, Options
 from carpool.vision.tasks.task import VisionSettings
 from carpool.vision.transforms import Transform
 
@@ -39,6 +38,10 @@ class PicturePlan:
         numbers = [math.prod(spec.shape) for spec in settings.outputs]
         self.quick = self.answers.quick and min(numbers) >= 0 and sum(numbers) <= _FEW_NUMBERS
         """Whether an answer need not be made in a thread."""
+
+    def read_options(self, given: Mapping[str, object]) -> Options:
+        """By name, as a query has them or as plain values."""
+        return tasks.read_options({name: str(value) for name, value in given.items()}, self.task)
 
     def seen_as_file(self, data: Buffer) -> Geometry | None:
         """How the model's device will see this picture, if it can be sent there as it is."""

@@ -9,46 +9,35 @@ from typing import Any
 from carpool.config.model import DYNAMIC, ImageSettings, ModelConfig, Task, values_on_device
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES, Signature, TensorSpec
-from carpool.vision import recognise, tasks
-from carpool.vision.recognise import in_words
-from carpool.vision.tasks.task import LoadedModel, Verdict, VisionSettings
+from carpool.vision import tasks
+from carpool.vision.tasks.task import LoadedModel, Verdict, VisionSettings, find_picture, in_words, outputs_of
 
 __all__ = ["VisionSettings", "describe", "read", "write"]
 
 
 def write(settings: VisionSettings) -> dict[str, Any]:
     """As JSON."""
-    return {
-        "task": str(settings.task),
-        "image": asdict(settings.image),
-        "input": _write_spec(settings.input),
-        "outputs": [_write_spec(spec) for spec in settings.outputs],
-        "table": None if settings.table is None else asdict(settings.table),
-        "labels": list(settings.labels),
-        "encoded": settings.encoded,
-    }
+    written = asdict(settings)
+    for spec in (written["input"], *written["outputs"]):
+        spec["datatype"] = spec["datatype"].value
+    return {**written, "task": str(settings.task)}
 
 
 def read(document: Mapping[str, Any]) -> VisionSettings:
     """What `write` wrote, through JSON."""
-    kind = tasks.kinds()[document["task"]]
-    return VisionSettings(
-        task=kind.name,
-        image=ImageSettings(**_tuples(document["image"])),
-        input=_read_spec(document["input"]),
-        outputs=tuple(_read_spec(spec) for spec in document["outputs"]),
-        table=None if document["table"] is None or kind.table is None else kind.table(**document["table"]),
-        labels=tuple(document["labels"]),
-        encoded=document["encoded"],
-    )
+    kind, table = tasks.kinds()[document["task"]], document["table"]
+    made = {
+        "task": kind.name,
+        "image": ImageSettings(**_tuples(document["image"])),
+        "input": _read_spec(document["input"]),
+        "outputs": tuple(map(_read_spec, document["outputs"])),
+        "table": None if table is None or kind.table is None else kind.table(**table),
+    }
+    return VisionSettings(**{**_tuples(document), **made})
 
 
-def _write_spec(spec: TensorSpec) -> list[Any]:
-    return [spec.name, spec.datatype.value, list(spec.shape)]
-
-
-def _read_spec(spec: Sequence[Any]) -> TensorSpec:
-    return TensorSpec(spec[0], DATATYPES[spec[1]], tuple(spec[2]))
+def _read_spec(spec: Mapping[str, Any]) -> TensorSpec:
+    return TensorSpec(**{**_tuples(spec), "datatype": DATATYPES[spec["datatype"]]})
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +55,7 @@ def describe(
     `labels` are class names by output. Declared settings that the model cannot fulfil are a ConfigError.
     """
     declared = _declared_task(config)
-    picture = recognise.find_picture(config, signature)
+    picture = find_picture(config, signature)
     if picture is None:
         if config.image is not None or declared not in (None, Task.RAW):
             raise ConfigError(
@@ -76,7 +65,7 @@ def describe(
             )
         return None, []
     names = next((tuple(lines) for lines in (labels or {}).values() if lines), ())
-    model = LoadedModel(config, picture, recognise.outputs_of(signature, picture), names, [])
+    model = LoadedModel(config, picture, outputs_of(signature, picture), names, [])
     if DYNAMIC in (picture.height, picture.width) and (config.image is None or config.image.size is None):
         return _without_a_size(model, declared)
     task = declared or _told(model)

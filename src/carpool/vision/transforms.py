@@ -7,7 +7,6 @@ the rounding to the input's datatype, writes the result into its place.
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import cv2
 import numpy as np
@@ -15,8 +14,7 @@ import numpy as np
 from carpool.config.model import ImageSettings
 from carpool.types import Array, TensorSpec
 from carpool.vision.decode import Decoded
-from carpool.vision.geometry import Geometry, Placement, place
-from carpool.vision.input_form import InputForm, lookup_tables, read_form
+from carpool.vision.geometry import Geometry, InputForm, Placement, lookup_tables, place, read_form
 
 _KERNELS = {"area": cv2.INTER_AREA, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _BY_SIZE = {1: np.uint8, 2: np.uint16, 4: np.int32, 8: np.float64}  # what cv2 moves without a look inside
@@ -30,10 +28,10 @@ class Transform:
     def __init__(self, settings: ImageSettings | None, spec: TensorSpec, where: str) -> None:
         self._settings = settings or ImageSettings()
         self._form = read_form(self._settings, spec, where)
-        self._tables = _movable(lookup_tables(self._settings, self._form, spec.datatype, where))
-        self.shape: tuple[int, ...] = self._form.shape
-        """Of the input, without the batch; no side is left open."""
-        self.dtype: np.dtype[Any] = spec.datatype.dtype
+        tables = lookup_tables(self._settings, self._form, spec.datatype, where)
+        self._tables = [table.view(_BY_SIZE[table.itemsize]) for table in tables]
+        self.shape = self._form.shape  # of the input, without the batch; no side is left open
+        self.dtype = spec.datatype.dtype
         self._scratch = threading.local()
         self._placed: dict[tuple[int, int], tuple[Placement, Geometry]] = {}
 
@@ -113,10 +111,6 @@ class Transform:
             held = np.empty(self._form.size[0] * self._form.size[1] * 3, np.uint8)
             setattr(self._scratch, name, held)
         return held[: int(np.prod(shape))].reshape(shape)
-
-
-def _movable(tables: list[Array]) -> list[Array]:
-    return [table.view(_BY_SIZE[table.itemsize]) for table in tables]
 
 
 def _planes(out: Array, form: InputForm) -> list[Array]:

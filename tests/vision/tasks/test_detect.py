@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.config.model import DetectSettings, Task
+from carpool.config.model import KEPT, DetectSettings, Task
 from carpool.errors import InvalidInput, ModelError
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision import tasks
-from carpool.vision.boxes import KEPT
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import Options
+from carpool.vision.picture_answers import Options
 from carpool.vision.settings import describe
 from carpool.vision.tasks import kinds
 from carpool.vision.tasks.detect import boxes_scores, yolov5, yolov8

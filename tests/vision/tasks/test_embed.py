@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from carpool.config.model import Task
 from carpool.errors import InvalidInput, ModelError, TooLarge
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import Options
+from carpool.vision.picture_answers import Options
 from carpool.vision.tasks import kinds
 from vision.models import task
 from vision.schemas import complaints

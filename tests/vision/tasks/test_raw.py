@@ -10,7 +10,7 @@ from carpool.errors import InvalidInput, TooLarge
 from carpool.types import Array, Datatype
 from carpool.vision import tasks
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import Options
+from carpool.vision.picture_answers import Options
 from carpool.vision.settings import describe
 from carpool.vision.tasks import kinds
 from vision.models import config, signature, task

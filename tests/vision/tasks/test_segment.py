@@ -14,9 +14,9 @@ from carpool.types import Array
 from carpool.vision import tasks
 from carpool.vision.geometry import Geometry
 from carpool.vision.mask_regions import from_run_lengths
-from carpool.vision.options import Options
+from carpool.vision.picture_answers import Options
 from carpool.vision.tasks import kinds
-from carpool.vision.tasks.segment import activate
+from carpool.vision.tasks.task import activate
 from vision.encoders import GEOMETRIES
 from vision.models import settings as made_settings
 from vision.models import task
@@ -147,7 +147,7 @@ def test_what_is_not_a_number_does_no_harm(activation: str, poison: float) -> No
     random = np.random.default_rng(5)
     maps = random.normal(0, 3, (3, 64, 64)).astype(np.float32)
     maps[random.random(maps.shape) < 0.1] = poison
-    probabilities = activate(maps, activation)
+    probabilities = activate(maps, activation, np.float32)
     assert ((probabilities >= 0) & (probabilities <= 1)).all()
     masks({"y": maps}, f'activation = "{activation}"', SQUARE)
 

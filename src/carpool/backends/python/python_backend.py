@@ -16,6 +16,7 @@ datatype. BYTES are object arrays of bytes, and BF16 is its 16 bits as uint16.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import select
@@ -25,23 +26,130 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from carpool.backends.backend import Backend, Placement, aborted
-from carpool.backends.python.declarations import read_declarations
 from carpool.backends.python.worker_channel import Channel
 from carpool.config.complete import complete
-from carpool.config.model import ModelConfig, ModelSignature, TensorConfig
+from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorConfig, TensorSignature
 from carpool.config.repository import ModelVersion
-from carpool.errors import ModelError
+from carpool.config.rules import MAX_BATCH, check_dims, nearest
+from carpool.errors import ConfigError, ModelError
 from carpool.memory.batch_region import BatchRegion
-from carpool.types import Array
+from carpool.types import DATATYPES, Array
+
+# ---- what a model's file declares about itself, read from its text without running it
+
+_TRITONS = "triton_python_backend_utils"
+_FORM = '{"name": ("FP32", [3, 224, 224])}'
+
+
+@dataclass(frozen=True, slots=True)
+class Declarations:
+    """Shapes are without the batch; `max_batch` None leaves the batch to the settings."""
+
+    inputs: tuple[TensorSignature, ...] = ()
+    outputs: tuple[TensorSignature, ...] = ()
+    max_batch: int | None = None
+
+    def signature(self, max_batch: int | None) -> ModelSignature:
+        """Whole shapes; the settings' `max_batch`, where they say it, decides whether there is a batch."""
+        if 0 in (max_batch, self.max_batch):
+            return ModelSignature(self.inputs, self.outputs)
+        inputs, outputs = (
+            tuple(replace(tensor, shape=(DYNAMIC, *tensor.shape)) for tensor in tensors)
+            for tensors in (self.inputs, self.outputs)
+        )
+        return ModelSignature(inputs, outputs)
+
+
+def read_declarations(file: Path | None) -> Declarations:
+    """The declarations of one file; none of them where there is no file."""
+    if file is None:
+        return Declarations()
+    module = _parse(file)
+    _check_not_tritons(module, file)
+    found = {name: (value, f"{file}:{value.lineno}: {name}") for name, value in _assignments(module)}
+    return Declarations(
+        _tensors(*found["INPUTS"]) if "INPUTS" in found else (),
+        _tensors(*found["OUTPUTS"]) if "OUTPUTS" in found else (),
+        _max_batch(*found["MAX_BATCH"]) if "MAX_BATCH" in found else None,
+    )
+
+
+def _check_not_tritons(module: ast.Module, file: Path) -> None:
+    """Its author should hear what it is, and not that a package is missing which nobody can install."""
+    for node in ast.walk(module):
+        match node:
+            case ast.ClassDef(name="TritonPythonModel"):
+                sign = "has a class TritonPythonModel"
+            case ast.Import(names=names) if any(name.name == _TRITONS for name in names):
+                sign = f"imports {_TRITONS}"
+            case ast.ImportFrom(module=source) if source == _TRITONS:
+                sign = f"imports {_TRITONS}"
+            case _:
+                continue
+        raise ConfigError(
+            f"{file}:{node.lineno}: this is a model for Triton's Python backend (it {sign}), which cannot run"
+            " here as it is: write execute(requests) as predict(inputs) of a class Model, which gets the"
+            " whole batch as arrays; docs/coming-from-triton.md, Models for the Python backend, shows how"
+        )
+
+
+def _assignments(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    for statement in module.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                yield name, value
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                yield name, value
+
+
+def _parse(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes(), str(file))
+    except SyntaxError as error:
+        raise ModelError(f"{file}:{error.lineno or 1}: not a Python file: {error.msg}") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file}: cannot be read as Python: {error}") from None
+
+
+def _literal(value: ast.expr, where: str) -> Any:
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, TypeError):
+        raise ConfigError(f"{where}: must be written out as a plain value, without names or calls") from None
+
+
+def _tensors(value: ast.expr, where: str) -> tuple[TensorSignature, ...]:
+    declared = _literal(value, where)
+    if not isinstance(declared, dict) or not all(isinstance(name, str) and name for name in declared):
+        raise ConfigError(f"{where}: must look like {_FORM}")
+    return tuple(_tensor(name, spec, f'{where}: "{name}"') for name, spec in declared.items())
+
+
+def _tensor(name: str, spec: object, where: str) -> TensorSignature:
+    match spec:
+        case (str(datatype), [*items]) if all(type(item) is int for item in items):
+            dims = cast(list[int], items)
+        case _:
+            raise ConfigError(f"{where} must be a datatype and a shape, like {_FORM}")
+    if datatype not in DATATYPES:
+        raise ConfigError(f'{where} has the unknown datatype "{datatype}"; {nearest(datatype, DATATYPES)}')
+    return TensorSignature(name, datatype, check_dims(dims, where))
+
+
+def _max_batch(value: ast.expr, where: str) -> int:
+    number = _literal(value, where)
+    if type(number) is not int or not 0 <= number <= MAX_BATCH:
+        raise ConfigError(f"{where}: must be a whole number from 0 to {MAX_BATCH}")
+    return number
+
 
 # ---- the process of one Python model, seen from the server: started, watched, ended
-
 
 _GRACE = 5.0  # seconds in which a process that is asked to end may clean up
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -161,7 +269,6 @@ def _environment(threads: int | None) -> dict[str, str]:
 
 # ---- the model, one instance for each process
 
-
 SETUP_TIMEOUT = 300.0  # seconds for importing the file and its `setup`: weights may be large and disks slow
 
 
@@ -268,17 +375,12 @@ def _settings(config: ModelConfig, version: ModelVersion, placement: Placement) 
         "path": str(config.path),
         "file": str(cast(Path, version.file)),
         "max_batch": config.max_batch,
-        "inputs": [_tensor(tensor) for tensor in config.inputs],
-        "outputs": [_tensor(tensor) for tensor in config.outputs],
+        "inputs": [_in_words(tensor) for tensor in config.inputs],
+        "outputs": [_in_words(tensor) for tensor in config.outputs],
         "parameters": dict(config.parameters),
     }
 
 
-def _tensor(tensor: TensorConfig) -> dict[str, Any]:
-    dims = tensor.dims if tensor.reshape is None else tensor.reshape
-    return {
-        "name": tensor.name,
-        "datatype": tensor.datatype,
-        "shape": list(dims),
-        "optional": tensor.optional,
-    }
+def _in_words(tensor: TensorConfig) -> dict[str, Any]:
+    shape = list(tensor.dims if tensor.reshape is None else tensor.reshape)
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "optional": tensor.optional}

@@ -5,25 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 from carpool.errors import ModelError
 
 # ---- who holds how much of a device's memory, and whether one more model fits, told before it is tried
 # One ledger for each device of this process: memory belongs to the device, whichever engine asks for it.
 
-
 SHARE = 0.9  # of what is free when the first model comes, where nobody says how much we may take
-
-
-class Measured(Protocol):
-    name: str
-
-    def free(self) -> int: ...
-
-    def allocated(self) -> int: ...
-
-    def limit(self, most: int) -> None: ...
 
 
 class Ledger:
@@ -34,13 +23,7 @@ class Ledger:
         self.most = most
         self._held: dict[object, tuple[str, int]] = {}
         self._lock = threading.Lock()
-        self._loading = threading.RLock()
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """One at a time: what the device holds more afterwards is then this one's."""
-        with self._loading:
-            yield
+        self.loading = threading.RLock()  # one at a time: what the device holds more afterwards is this one's
 
     @property
     def used(self) -> int:
@@ -94,7 +77,7 @@ def limit_device_memory(gigabytes: float | None) -> None:
         _limit[:] = [] if gigabytes is None else [round(gigabytes * 1e9)]
 
 
-def ledger_of(device: Measured) -> Ledger:
+def ledger_of(device: Any) -> Ledger:
     """Made when the first model comes: whatever others hold of the device then is not ours to give away."""
     with _lock:
         ledger = _ledgers.get(device.name)
@@ -155,18 +138,6 @@ class Turns:
                     lock.release()
 
 
-class Mark(Protocol):
-    """An event of the device. Who waits for it waits for what was recorded until then, not for more."""
-
-    def record(self, stream: Any) -> None: ...
-
-
-class Waiting(Protocol):
-    """A stream: what is launched on it later begins after the mark. No thread waits."""
-
-    def wait_event(self, event: Any) -> None: ...
-
-
 class Order:
     """Batches that fill a GPU by themselves compute there one after the other, in the order of their launch.
 
@@ -176,10 +147,11 @@ class Order:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last: Mark | None = None  # the end of the computing that was launched last
+        self._last: Any = None  # the end of the computing that was launched last
 
-    def launch(self, stream: Waiting, end: Mark, compute: Callable[[], object]) -> None:
-        """`compute` only launches. `end` is this stream's own, and is used for each of its batches."""
+    def launch(self, stream: Any, end: Any, compute: Callable[[], object]) -> None:
+        """`compute` only launches. `end` is this stream's own event, and is used for each of its batches. Who
+        waits for an event waits for what was recorded until then, not for more; no thread waits."""
         with self._lock:  # somebody in between would wait for a mark that is not made yet
             if self._last is not None and self._last is not end:
                 stream.wait_event(self._last)
@@ -187,7 +159,7 @@ class Order:
             end.record(stream)
             self._last = end
 
-    def leave(self, end: Mark) -> None:
+    def leave(self, end: Any) -> None:
         """Its stream has nothing under way, and comes no more."""
         with self._lock:
             if self._last is end:

@@ -28,12 +28,12 @@ def load(config: ModelConfig, version: ModelVersion, placement: Placement) -> Ba
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
-    return cast(ModelSignature, _signatures(config).signature_of(config, cast(Path, version.file)))
+    return cast(ModelSignature, _home(config, "torch_network").signature_of(config, cast(Path, version.file)))
 
 
 def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     """Complete, and with nothing left to be chosen about the device, the batch sizes and the precision."""
-    config = _signatures(config).assumed(config, cast(Path, version.file))
+    config = _home(config, "torch_network").assumed(config, cast(Path, version.file))
     config = complete(config, read_signature(config, version))
     for tensor in config.inputs + config.outputs:
         if tensor.datatype == "BYTES" or tensor.optional:
@@ -119,10 +119,6 @@ def _gpus(config: ModelConfig) -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def _signatures(config: ModelConfig) -> Any:
-    return _home(config, "torch_signature")
 
 
 def _home(config: ModelConfig, name: str) -> Any:

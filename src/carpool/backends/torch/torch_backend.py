@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from traceback import clear_frames
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
 from carpool.backends.backend import FillPictures, Placement, aborted, check_wanted
 from carpool.backends.torch.device_sharing import in_words, ledger_of
 from carpool.backends.torch.torch_device import (
-    CpuDevice,
     CudaDevice,
     Device,
     as_tensor,
@@ -45,7 +44,7 @@ def load(config: ModelConfig, file: Path, placement: Placement) -> TorchBackend:
     gpu = placement.gpu
     if gpu is None and config.pytorch.device.startswith("cuda"):
         gpu = int(config.pytorch.device.partition(":")[2] or 0)
-    device = CpuDevice(placement.threads) if gpu is None else CudaDevice(gpu)
+    device = Device(placement.threads) if gpu is None else CudaDevice(gpu)
     return TorchBackend(config, file, device, placement)
 
 
@@ -70,7 +69,7 @@ class TorchBackend:
         self._ledger = ledger_of(device) if device.bounded else None
         failure: Exception | None = None
         try:
-            with nullcontext() if self._ledger is None else self._ledger.loading():
+            with nullcontext() if self._ledger is None else self._ledger.loading:
                 self._open(config, file, placement)
         except Exception as error:
             failure = self._not_loaded(error)
@@ -80,16 +79,7 @@ class TorchBackend:
             raise failure
 
     def _open(self, config: ModelConfig, file: Path, placement: Placement) -> None:
-        self._programs = Programs(
-            config,
-            file,
-            self._device,
-            self._ledger,
-            placement.tell,
-            placement.finish,
-            hurry=placement.hurry,
-            plain=placement.plain,
-        )
+        self._programs = Programs(config, file, self._device, self._ledger, placement)
         if placement.fill is not None and not self._programs.varying:
             self._fill = placement.fill(self._device.place)
         if self._ledger is not None:
@@ -140,7 +130,7 @@ class TorchBackend:
         def once(some: Sequence[Part], count: int) -> Outputs:
             return self._once(count, names, lambda inputs: inputs.gather(some, count))
 
-        return _joined(self._fitting(parts, images, once, _halves_of_request))
+        return _joined(self._fitting(parts, images, once))
 
     def run_encoded(self, pictures: Sequence[Array], wanted: Sequence[str]) -> tuple[Outputs, Errors]:
         names = check_wanted(self._model, wanted, self._outputs)
@@ -163,7 +153,7 @@ class TorchBackend:
             done += count
             return outputs
 
-        return _joined(self._fitting(pictures, [1] * len(pictures), once, _indivisible)), errors
+        return _joined(self._fitting(pictures, [1] * len(pictures), once)), errors
 
     def _once(self, count: int, names: Sequence[str], stage: Callable[[Inputs], object]) -> Outputs:
         """Rows filled, program replayed, answers copied; back when all of it is done."""
@@ -188,7 +178,6 @@ class TorchBackend:
         units: Sequence[T],
         sizes: Sequence[int],
         once: Callable[[Sequence[T], int], Outputs],
-        halves: Callable[[T, int], tuple[T, T]],
     ) -> list[Outputs]:
         """In one piece, or in two where a batch like this did not fit into memory before, or does not now."""
         count = sum(sizes)
@@ -202,10 +191,15 @@ class TorchBackend:
                     raise self._failed(error) from None
                 self._lower_cap(count)
         if len(units) == 1:
-            units, sizes = halves(units[0], sizes[0] // 2), [sizes[0] // 2, sizes[0] - sizes[0] // 2]
+            # The inputs of one request: a single picture, if it does not fit, has raised above.
+            at, inputs = sizes[0] // 2, cast(Part, units[0])
+            parts = [
+                {name: array[part] for name, array in inputs.items()} for part in (slice(at), slice(at, None))
+            ]
+            units, sizes = cast(Sequence[T], parts), [at, sizes[0] - at]
         middle = len(units) // 2
-        first = self._fitting(units[:middle], sizes[:middle], once, halves)
-        return first + self._fitting(units[middle:], sizes[middle:], once, halves)
+        first = self._fitting(units[:middle], sizes[:middle], once)
+        return first + self._fitting(units[middle:], sizes[middle:], once)
 
     def _lower_cap(self, count: int) -> None:
         assert self._programs is not None
@@ -219,14 +213,8 @@ class TorchBackend:
                 reason="device-memory",
             )
         self._cap = cap
-        _log.warning(
-            "%s: a batch of %d did not fit into the memory of %s (%s free); from here on batches end at %d",
-            self._model,
-            count,
-            self._device.name,
-            free,
-            cap,
-        )
+        what = f"a batch of {count} did not fit into the memory of {self._device.name} ({free} free)"
+        _log.warning("%s: %s; from here on batches end at %d", self._model, what, cap)
 
     def _failed(self, error: Exception) -> ModelError:
         if "CUDA error" in str(error):  # whatever broke stays broken, for every instance in this process
@@ -253,16 +241,6 @@ class TorchBackend:
             self._ledger.drop(self)
             self._ledger = None
         self._device.close()
-
-
-def _halves_of_request(inputs: Part, at: int) -> tuple[Part, Part]:
-    return {name: array[:at] for name, array in inputs.items()}, {
-        name: array[at:] for name, array in inputs.items()
-    }
-
-
-def _indivisible(picture: Array, at: int) -> tuple[Array, Array]:
-    raise AssertionError(f"one picture of {len(picture)} bytes cannot be cut at {at}")
 
 
 def _joined(pieces: Sequence[Outputs]) -> Outputs:

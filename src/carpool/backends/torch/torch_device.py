@@ -21,21 +21,10 @@ from carpool.types import Array, Datatype
 
 # ---- PyTorch's datatypes and ours: which is which, and how arrays of them come and go without a copy
 
-
-TORCH_TYPES = {
-    Datatype.BOOL: torch.bool,
-    Datatype.UINT8: torch.uint8,
-    Datatype.UINT16: torch.uint16,
-    Datatype.UINT32: torch.uint32,
-    Datatype.UINT64: torch.uint64,
-    Datatype.INT8: torch.int8,
-    Datatype.INT16: torch.int16,
-    Datatype.INT32: torch.int32,
-    Datatype.INT64: torch.int64,
-    Datatype.FP16: torch.float16,
-    Datatype.FP32: torch.float32,
-    Datatype.FP64: torch.float64,
-    Datatype.BF16: torch.bfloat16,
+TORCH_TYPES: dict[Datatype, torch.dtype] = {
+    datatype: torch.bfloat16 if datatype is Datatype.BF16 else getattr(torch, datatype.dtype.name)
+    for datatype in Datatype
+    if datatype is not Datatype.BYTES
 }
 DATATYPE_OF = {dtype: datatype for datatype, dtype in TORCH_TYPES.items()}
 FLOATS = (Datatype.FP16, Datatype.BF16, Datatype.FP32)
@@ -62,7 +51,6 @@ def lies_well(array: Array) -> bool:
 
 
 # ---- a GPU, or the CPU
-
 
 # A waiting thread sleeps instead of spinning: the cores belong to the front ends. A single image is done
 # within a millisecond, and waking up would take a part of that: for it the thread spins.
@@ -103,55 +91,6 @@ class Captured:
         self.replay: Callable[[], None] = graph.replay
 
 
-class Device(Protocol):
-    """One instance's share of a device. Used by one thread at a time."""
-
-    name: str
-    place: torch.device
-    bounded: bool  # whether its memory is counted and limited
-
-    def enter(self) -> None:
-        """What this thread does from here on is this instance's: its device, its stream, its threads."""
-
-    def staging(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Zeros in host memory that the device copies from and to without a detour."""
-
-    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor: ...
-
-    def warm(self, run: Run) -> int:
-        """So often that libraries have chosen their kernels and made their workspaces. Returns the bytes that
-        a run takes of the device beside what it held already."""
-
-    def capture(self, run: Run) -> Program:
-        """Of a run that is warm. Raises RuntimeError where the model cannot be captured."""
-
-    def call(self, run: Run) -> Program:
-        """Not captured: run anew each time."""
-
-    def launch(self, program: Program, images: int) -> None:
-        """Replay it. Returns when it is on its way; large batches compute one after the other."""
-
-    def wait(self, images: int | None = None) -> None:
-        """Until everything that was asked of the device is done, for so many images if that is known."""
-
-    def turn(self) -> threading.Lock:
-        """Held while a batch runs, so that nobody captures beside it."""
-
-    def allocated(self) -> int:
-        """Bytes of the device that this process holds."""
-
-    def free(self) -> int:
-        """Bytes of the device that nobody holds."""
-
-    def limit(self, most: int) -> None:
-        """This process may hold so many bytes, and not one more."""
-
-    def release(self) -> None:
-        """Memory that nothing uses goes back to the device."""
-
-    def close(self) -> None: ...
-
-
 class _Here(threading.local):
     owner: object = None  # the device that this thread was set up for
 
@@ -159,11 +98,12 @@ class _Here(threading.local):
 _here = _Here()
 
 
-class CpuDevice:
-    """Memory is the host's, and programs are plain calls."""
+class Device:
+    """One instance's share of a device, used by one thread at a time; as it stands here, of the CPU: memory
+    is the host's, and programs are plain calls."""
 
     name = "cpu"
-    bounded = False
+    bounded = False  # whether its memory is counted and limited
 
     def __init__(self, threads: int | None = None) -> None:
         self.place = torch.device("cpu")
@@ -171,59 +111,70 @@ class CpuDevice:
         self._turn = threading.Lock()
 
     def enter(self) -> None:
+        """What this thread does from here on is this instance's: its device, its stream, its threads."""
         if _here.owner is not self:
             _here.owner = self
             if self._threads is not None:
                 torch.set_num_threads(self._threads)  # of this thread, whatever the name says
 
     def staging(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Zeros in host memory that the device copies from and to without a detour."""
         return torch.zeros(tuple(shape), dtype=dtype)
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
 
     def warm(self, run: Run) -> int:
+        """So often that libraries have chosen their kernels and made their workspaces. Returns the bytes that
+        a run takes of the device beside what it held already."""
         run()
         return 0
 
     def capture(self, run: Run) -> Program:
+        """Of a run that is warm. Raises RuntimeError where the model cannot be captured."""
         return Called(run)
 
     def call(self, run: Run) -> Program:
+        """Not captured: run anew each time."""
         return Called(run)
 
     def launch(self, program: Program, images: int) -> None:  # noqa: ARG002 - it runs here and now
+        """Replay it. Returns when it is on its way; large batches compute one after the other."""
         program.replay()
 
     def wait(self, images: int | None = None) -> None:
-        pass
+        """Until everything that was asked of the device is done, for so many images if that is known."""
 
     def turn(self) -> threading.Lock:
+        """Held while a batch runs, so that nobody captures beside it."""
         return self._turn
 
     def allocated(self) -> int:
+        """Bytes of the device that this process holds."""
         return 0
 
     def free(self) -> int:
+        """Bytes of the device that nobody holds."""
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def limit(self, most: int) -> None:
-        pass
+        """This process may hold so many bytes, and not one more."""
 
     def release(self) -> None:
-        pass
+        """Memory that nothing uses goes back to the device."""
 
     def close(self) -> None:
         if _here.owner is self:
             _here.owner = None
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """One stream on one GPU. Its graphs share a pool of memory, since they never run at the same time."""
 
     bounded = True
 
     def __init__(self, index: int) -> None:
+        super().__init__(_COPY_THREADS)
         self.name = f"cuda:{index}"
         self.place = torch.device("cuda", index)
         torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -240,10 +191,9 @@ class CudaDevice:
 
     def enter(self) -> None:
         if _here.owner is not self:
-            _here.owner = self
+            super().enter()
             torch.cuda.set_device(self.place)
             torch.cuda.set_stream(self._stream)
-            torch.set_num_threads(_COPY_THREADS)  # of this thread, whatever the name says
 
     def staging(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
@@ -281,9 +231,6 @@ class CudaDevice:
         self.wait()
         return program
 
-    def call(self, run: Run) -> Program:
-        return Called(run)
-
     def launch(self, program: Program, images: int) -> None:
         """What is not captured runs code of the model, which nobody else may have to wait for."""
         if images < _FILLS_DEVICE or not isinstance(program, Captured):
@@ -295,9 +242,6 @@ class CudaDevice:
         done = self._done_soon if images is not None and images <= _SPINS_FOR else self._done
         done.record(self._stream)
         done.synchronize()
-
-    def turn(self) -> threading.Lock:
-        return self._turn
 
     def allocated(self) -> int:
         return int(torch.cuda.memory_reserved(self.place))
@@ -318,8 +262,7 @@ class CudaDevice:
     def close(self) -> None:
         self._turns.leave(self._turn)
         self._order.leave(self._computed)
-        if _here.owner is self:
-            _here.owner = None
+        super().close()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from carpool.backends.python.user_model import explain
+from carpool.backends.python.python_worker import explain
 from carpool.config.model import ModelConfig
 from carpool.config.toml import BUILD
 from carpool.errors import CarpoolError, ConfigError, ModelError, Unsupported
@@ -53,11 +53,13 @@ def _open(config: ModelConfig, file: Path, place: torch.device) -> tuple[torch.n
         return _built(config, file, module).eval(), None
     kind = _kind(file)
     if kind == "script":
-        return _script(file).eval(), None
+        with warnings.catch_warnings():  # which form a model comes in is not for us to judge
+            warnings.simplefilter("ignore", DeprecationWarning)
+            script: torch.nn.Module = torch.jit.load(str(file), map_location="cpu")  # type: ignore[no-untyped-call]
+        return script.eval(), None
     if kind == "exported":
         _check_no_pickles(config, file)
-        program = _exported(file)
-        return _module_of(_moved(program, place)), program
+        return _exported(file, place)
     raise ConfigError(
         f"{config.name}: {file.name} holds weights but no network: put a model.py with a function build(), "
         'which returns the network, beside it and set module = "model.py:build" in [pytorch]; or save the '
@@ -65,35 +67,18 @@ def _open(config: ModelConfig, file: Path, place: torch.device) -> tuple[torch.n
     )
 
 
-def _script(file: Path) -> torch.nn.Module:
-    with warnings.catch_warnings():  # which form a model comes in is not for us to judge
-        warnings.simplefilter("ignore", DeprecationWarning)
-        module: torch.nn.Module = torch.jit.load(str(file), map_location="cpu")  # type: ignore[no-untyped-call]
-    return module
-
-
-def _exported(file: Path) -> Any:
+def _exported(file: Path, place: torch.device) -> tuple[torch.nn.Module, Any]:
     with warnings.catch_warnings():  # some releases map the weights read-only, and warn of that, once
         warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-        return torch.export.load(file)
+        program = moved = torch.export.load(file)
+    if place.type != "cpu":  # devices are written into exported programs, wherever they make tensors
+        from torch.export.passes import move_to_device_pass  # since 2.6
 
-
-def _moved(program: Any, place: torch.device) -> Any:
-    """Devices are written into exported programs, wherever they make tensors."""
-    if place.type == "cpu":
-        return program
-    from torch.export.passes import move_to_device_pass  # since 2.6
-
-    return move_to_device_pass(program, place)
-
-
-def _module_of(program: Any) -> torch.nn.Module:
-    """Without the checks for what it was exported with: inputs may be of another precision."""
-    try:
-        module = program.module(check_guards=False)
+        moved = move_to_device_pass(program, place)
+    try:  # without the checks for what it was exported with: inputs may be of another precision
+        return moved.module(check_guards=False), program
     except TypeError:  # older ones have none
-        module = program.module()
-    return module  # type: ignore[no-any-return]
+        return moved.module(), program
 
 
 def _kind(file: Path) -> str:
@@ -116,9 +101,6 @@ def _names(archive: zipfile.ZipFile) -> list[str]:
     if len(names) > _MOST_ENTRIES or len(set(names)) < len(names):
         raise ModelError(f"{archive.filename}: its list of entries cannot be right")
     return names
-
-
-# ---- exported programs ----------------------------------------------------------------------------------
 
 
 def _check_no_pickles(config: ModelConfig, file: Path) -> None:
@@ -165,9 +147,6 @@ def _flagged(document: Any) -> set[str]:
     }
 
 
-# ---- a Python file and its weights ----------------------------------------------------------------------
-
-
 def _built(config: ModelConfig, file: Path, module: str) -> torch.nn.Module:
     name, _, function = module.partition(":")
     code = file.parent / name
@@ -175,7 +154,12 @@ def _built(config: ModelConfig, file: Path, module: str) -> torch.nn.Module:
         raise ConfigError(f"{config.name}: pytorch.module names {name}, which is not in {file.parent}")
     network = _build(config, code, function)
     if code != file:
-        _load_weights(config, network, _weights(config, file), file)
+        try:
+            network.load_state_dict(dict(_weights(config, file)))
+        except RuntimeError as error:
+            raise ModelError(
+                f"{config.name}: the weights of {file.name} do not fit the network: {in_one_line(error)}"
+            ) from None
     return network
 
 
@@ -199,7 +183,14 @@ def _build(config: ModelConfig, code: Path, function: str) -> torch.nn.Module:
 
 def _weights(config: ModelConfig, file: Path) -> Mapping[str, torch.Tensor]:
     if file.suffix == ".safetensors":
-        return _safetensors(config, file)
+        try:
+            from safetensors.torch import load_file
+        except ImportError as error:
+            raise Unsupported(
+                f"{config.name}: needs safetensors (pip install safetensors): {error}"
+            ) from None
+        tensors: Mapping[str, torch.Tensor] = load_file(str(file))
+        return tensors
     try:
         held = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # its own error is long, and speaks of switches that are not ours
@@ -212,26 +203,6 @@ def _weights(config: ModelConfig, file: Path) -> Mapping[str, torch.Tensor]:
     if not isinstance(held, Mapping) or not all(isinstance(value, torch.Tensor) for value in held.values()):
         raise ModelError(f"{config.name}: {file.name} holds no state dict: save network.state_dict()")
     return held
-
-
-def _safetensors(config: ModelConfig, file: Path) -> Mapping[str, torch.Tensor]:
-    try:
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise Unsupported(f"{config.name}: needs safetensors (pip install safetensors): {error}") from None
-    weights: Mapping[str, torch.Tensor] = load_file(str(file))
-    return weights
-
-
-def _load_weights(
-    config: ModelConfig, network: torch.nn.Module, weights: Mapping[str, torch.Tensor], file: Path
-) -> None:
-    try:
-        network.load_state_dict(dict(weights))
-    except RuntimeError as error:
-        raise ModelError(
-            f"{config.name}: the weights of {file.name} do not fit the network: {in_one_line(error)}"
-        ) from None
 
 
 def in_one_line(error: BaseException) -> str:

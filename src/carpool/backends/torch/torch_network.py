@@ -1,31 +1,38 @@
-"""A network on a device: its weights in memory once, for all instances there, and compiled once."""
+"""A network and its tensors: which is which, how they are converted on the way, what clients are told."""
 
 from __future__ import annotations
 
 import inspect
-import logging
 import re
-import threading
-import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 
-from carpool.backends.torch.device_sharing import Ledger
-from carpool.backends.torch.torch_device import PRECISIONS, TORCH_TYPES, Device, Run, is_out_of_memory
+from carpool.backends.torch.torch_device import (
+    DATATYPE_OF,
+    FLOATS,
+    PRECISIONS,
+    TORCH_TYPES,
+    carried,
+)
 from carpool.backends.torch.torch_files import in_one_line, open_module
-from carpool.config.fingerprint import beside
-from carpool.config.model import ImageSettings, ModelConfig, TensorConfig, values_on_device
+from carpool.config.model import (
+    DYNAMIC,
+    ImageSettings,
+    ModelConfig,
+    ModelSignature,
+    TensorConfig,
+    TensorSignature,
+    values_on_device,
+    values_told,
+)
 from carpool.errors import ConfigError, ModelError, Unsupported
 from carpool.types import DATATYPES, Datatype
 
 # ---- which tensor is which: the order of a network's inputs, and the names of what it answers
-
 
 _NUMBERED = re.compile(r".*__(\d{1,4})")
 INPUT, OUTPUT = "INPUT__{}", "OUTPUT__{}"  # Triton's names for what has none
@@ -89,9 +96,6 @@ def _parameters(module: torch.nn.Module) -> tuple[list[str], set[str]]:
     return [p.name for p in usual], {p.name for p in usual if p.default is p.empty}
 
 
-# ---- answers --------------------------------------------------------------------------------------------
-
-
 def flatten(answer: Any) -> list[Named]:
     """Every tensor of an answer, with the key of the dict or the field of the named tuple that holds it."""
     if isinstance(answer, torch.Tensor):
@@ -121,8 +125,8 @@ def places_of(model: str, names: Sequence[str], keys: Sequence[str | None]) -> l
     if set(names) <= set(known):
         return [known.index(name) for name in names]
     matches = [_NUMBERED.fullmatch(name) for name in names]
-    places = [int(match[1]) for match in matches if match]
-    if len(places) < len(names):
+    places = [int(match[1]) if match else -1 for match in matches]
+    if -1 in places:
         places = list(range(len(names)))
     if max(places) >= len(keys):
         found, declared = ", ".join(known) or "none", ", ".join(names)
@@ -133,28 +137,21 @@ def places_of(model: str, names: Sequence[str], keys: Sequence[str | None]) -> l
 # ---- between the tensors that clients see and the network's own
 # All of it is one module, so that it is compiled and captured as one.
 
-
 Convert = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Feed:
+def feeding(
+    config: ModelConfig, network: torch.nn.Module, call: Call, place: torch.device
+) -> Callable[..., Any]:
     """Calls a network with the inputs of the settings, in their order, as they are carried."""
+    converts = [(tensor.name, _input(config, tensor, place)) for tensor in config.inputs]
 
-    def __init__(
-        self, config: ModelConfig, network: torch.nn.Module, call: Call, place: torch.device
-    ) -> None:
-        self._network = network
-        self._call = call
-        self._inputs = [tensor.name for tensor in config.inputs]
-        self._converts = [_input(config, tensor, place) for tensor in config.inputs]
+    def feed(*given: torch.Tensor) -> Any:
+        inputs = {name: convert(x) for (name, convert), x in zip(converts, given, strict=True)}
+        by_name = {name: inputs[name] for name in call.by_name}
+        return network(*(inputs[name] for name in call.by_place), **by_name)
 
-    def __call__(self, *given: torch.Tensor) -> Any:
-        inputs = {
-            name: convert(tensor)
-            for name, convert, tensor in zip(self._inputs, self._converts, given, strict=True)
-        }
-        by_name = {name: inputs[name] for name in self._call.by_name}
-        return self._network(*(inputs[name] for name in self._call.by_place), **by_name)
+    return feed
 
 
 class Pipeline(torch.nn.Module):
@@ -165,11 +162,10 @@ class Pipeline(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.network = network
-        self._feed = Feed(config, network, call, place)
+        self._feed = feeding(config, network, call, place)
         self._model = config.name
         self._outputs = config.outputs
         self._names = [tensor.name for tensor in config.outputs]
-        self._batched = config.max_batch != 0
         self._places: list[int] = []
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -186,8 +182,6 @@ class Pipeline(torch.nn.Module):
         datatype = DATATYPES[config.datatype]
         if tensor.is_floating_point() and TORCH_TYPES[datatype].is_floating_point:
             tensor = tensor.to(TORCH_TYPES[datatype])
-        if config.reshape is not None:
-            tensor = tensor.reshape((tensor.shape[0], *config.dims) if self._batched else config.dims)
         tensor = tensor.contiguous()
         return tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor
 
@@ -196,13 +190,10 @@ def _input(config: ModelConfig, tensor: TensorConfig, place: torch.device) -> Co
     precision = PRECISIONS[config.pytorch.precision]
     values = _values(config.image, tensor, place) if config.image and values_on_device(config) else None
     bits = DATATYPES[tensor.datatype] is Datatype.BF16
-    batched = config.max_batch != 0
 
     def convert(x: torch.Tensor) -> torch.Tensor:
         if bits:
             x = x.view(torch.bfloat16)
-        if tensor.reshape is not None:
-            x = x.reshape((x.shape[0], *tensor.reshape) if batched else tensor.reshape)
         if values is not None:
             x = values(x)
         if not x.is_floating_point():
@@ -221,7 +212,8 @@ def _values(image: ImageSettings, tensor: TensorConfig, place: torch.device) -> 
     mean = torch.tensor(image.mean, dtype=torch.float64)
     gain = torch.full_like(std, 1.0 if image.scale is None else image.scale) / std
     gain, bias = (part.float().reshape(-1, 1, 1).to(place) for part in (gain, -mean / std))
-    side_by_side = _layout(image, tensor) == "nhwc"
+    told = image.layout or tensor.layout  # else planes, if the first of three dimensions can be channels
+    side_by_side = told == "nhwc" if told else tensor.dims[-3] not in (1, 3)
     to_planes = side_by_side and image.layout != "nhwc"  # networks take planes, unless [image] says otherwise
 
     def values(x: torch.Tensor) -> torch.Tensor:
@@ -232,133 +224,141 @@ def _values(image: ImageSettings, tensor: TensorConfig, place: torch.device) -> 
     return values
 
 
-def _layout(image: ImageSettings, tensor: TensorConfig) -> str:
-    """Of the pixels as they come: told, or planes if the first of three dimensions can be channels."""
-    told = image.layout or tensor.layout
-    return told or ("nchw" if tensor.dims[-3] in (1, 3) else "nhwc")
+# ---- what clients are told about its tensors: from an exported file, or by running it once
+
+_TRIED = 2  # images of the trial, so that the batch can be told from other dimensions
+_CHANNELS = 3
 
 
-def compile_pipeline(pipeline: Pipeline, mode: str) -> Callable[..., Any]:
-    """Compiled anew for each batch size, when it first comes; CUDA graphs are ours, not the compiler's."""
-    torch._dynamo.config.cache_size_limit = max(128, torch._dynamo.config.cache_size_limit)
-    named = None if mode == "default" else f"{mode}-no-cudagraphs"
-    return torch.compile(pipeline, dynamic=False, mode=named)
+def signature_of(config: ModelConfig, file: Path) -> ModelSignature:
+    """Empty where the settings declare everything and the file says nothing more."""
+    if config.inputs and config.outputs and not is_exported(config, file):
+        return ModelSignature()
+    if not config.inputs and not is_exported(config, file) and assumed_input(config) is None:
+        return ModelSignature()  # it is then said that they must be declared
+    module, exported = open_module(config, file)
+    if exported is not None:
+        return _exported(config, exported)
+    return _tried(config, module)
 
 
-# ---- the network on a device
+def is_exported(config: ModelConfig, file: Path) -> bool:
+    return file.suffix == ".pt2" and config.pytorch.module is None
 
 
-_COMPILE_S = 300.0  # for all batch sizes of a model: those that are not done by then run as they are
-
-_log = logging.getLogger(__name__)
-_shared: WeakValueDictionary[tuple[object, ...], Network] = WeakValueDictionary()
-_sharing = threading.Lock()
-
-Tell = Callable[[str], None]
-
-
-class Network:
-    def __init__(self, config: ModelConfig, file: Path, device: Device, ledger: Ledger | None) -> None:
-        module, exported = open_module(config, file, device.place)
-        precision = PRECISIONS[config.pytorch.precision]
-        self.model = config.name
-        self.weights = sum(
-            tensor.numel() * (precision.itemsize if tensor.is_floating_point() else tensor.itemsize)
-            for tensor in (*module.parameters(), *module.buffers())
-        )
-        if ledger is not None:
-            ledger.check(config.name, self.weights, "its weights take")
-            ledger.hold(id(self), config.name, self.weights)
-            weakref.finalize(self, ledger.drop, id(self)).atexit = False
-        names = [tensor.name for tensor in config.inputs]
-        call = call_for(config.name, names, module, exported)
-        module = module.to(device=device.place, dtype=precision)
-        if config.pytorch.channels_last:
-            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.pipeline = Pipeline(config, module, call, device.place)
-        device.wait()  # other instances use it from streams of their own
-        self._names = [tensor.name for tensor in config.outputs]
-        self._tf32 = _tf32(config) if device.place.type == "cuda" else None
-        self._compiled = _compile(config, self.pipeline, module)
-        self._sizes: set[int] = set()  # those that were compiled, or are not to be
-        self._end = 0.0
-
-    @property
-    def is_compiled(self) -> bool:
-        return self._compiled is not None and bool(self._sizes)
-
-    def runs(self, rows: Sequence[torch.Tensor], size: int, *, plain: bool = False) -> Run:
-        """The whole way from these rows to the outputs, for a program to repeat; `plain`: not compiled."""
-        compiled = self._compiled if size in self._sizes and not plain else None
-        call: Callable[..., Any] = self.pipeline if compiled is None else compiled
-
-        def run() -> dict[str, torch.Tensor]:
-            if self._tf32 is not None:  # switches of the whole process: each model sets its own
-                torch.backends.cuda.matmul.allow_tf32 = self._tf32
-                torch.backends.cudnn.allow_tf32 = self._tf32
-            with torch.inference_mode():
-                return dict(zip(self._names, call(*rows), strict=True))
-
-        return run
-
-    def compile_for(self, rows: Sequence[torch.Tensor], size: int, tell: Tell) -> None:
-        """If it is to be, and there is time; what cannot be compiled runs as it is."""
-        if self._compiled is None or size in self._sizes:
-            return
-        self._end = self._end or time.monotonic() + _COMPILE_S
-        if time.monotonic() > self._end:
-            _log.warning("%s: batches of %d are not compiled: it takes too long", self.model, size)
-            return
-        self.runs(rows, size)()  # as it is: what fails here is the network's fault, not the compiler's
-        tell(f"compiling for batches of {size}")
-        self._sizes.add(size)
-        try:
-            self.runs(rows, size)()
-        except Exception as error:  # compilers fail in many ways
-            if is_out_of_memory(error):
-                raise
-            _log.warning("%s: runs without torch.compile: %s", self.model, in_one_line(error))
-            self._compiled = None
+def assumed(config: ModelConfig, file: Path) -> ModelConfig:
+    """Networks take floats: pixels that nobody says anything about run from 0 to 1, as everywhere."""
+    image = config.image
+    if config.inputs or image is None or is_exported(config, file) or assumed_input(config) is None:
+        return config
+    return config if values_told(image) else replace(config, image=replace(image, scale=1 / 255))
 
 
-def network_for(config: ModelConfig, file: Path, device: Device, ledger: Ledger | None) -> Network:
-    """The one that another instance on the same device has, or a new one."""
-    used = config.pytorch
-    key = (
-        file,
-        beside(file),
-        device.place,
-        config.name,
-        config.inputs,
-        config.outputs,
-        config.image,
-        config.max_batch,
-        (used.precision, used.channels_last, used.compile, used.module, used.weights),
+def assumed_input(config: ModelConfig) -> TensorConfig | None:
+    """Settings for pictures of a known size are enough: one input of bytes."""
+    image = config.image
+    if image is None or image.size is None:
+        return None
+    dims = (*image.size, _CHANNELS) if image.layout == "nhwc" else (_CHANNELS, *image.size)
+    return TensorConfig(INPUT.format(0), Datatype.UINT8.value, dims)
+
+
+def _exported(config: ModelConfig, exported: Any) -> ModelSignature:
+    by_place, by_name = exported_inputs(config.name, exported)
+    nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    inputs = [_found(config, name, nodes[name].meta["val"]) for name in (*by_place, *by_name)]
+    answered = next(node for node in exported.graph.nodes if node.op == "output").args[0]
+    count = len(exported.graph_signature.user_outputs)
+    values = [node.meta["val"] for node in list(answered)[-count:] if isinstance(node, torch.fx.Node)]
+    names = _exported_outputs(exported, len(values))
+    outputs = [_found(config, name, value) for name, value in zip(names, values, strict=True)]
+    return ModelSignature(
+        _as_declared(config, config.inputs, inputs), _as_declared(config, config.outputs, outputs)
     )
-    with _sharing:
-        network = _shared.get(key)
-        if network is None:
-            try:
-                network = _shared[key] = Network(config, file, device, ledger)
-            except (RuntimeError, NotImplementedError) as error:
-                if is_out_of_memory(error):
-                    raise
-                raise ModelError(
-                    f"{config.name}: {file.name} cannot be moved to {device.name} in {used.precision}: "
-                    f"{in_one_line(error)}"
-                ) from None
-    return network
 
 
-def _tf32(config: ModelConfig) -> bool | None:
-    precision = config.pytorch.precision
-    return precision == "tf32" if precision in ("fp32", "tf32") else None
+def _exported_outputs(exported: Any, count: int) -> list[str]:
+    """The keys of a dict; nodes of the graph have names too, but they say nothing to anybody."""
+    spec = exported.call_spec.out_spec
+    keys = spec.context if spec.type is dict else ()
+    if len(keys) == count and all(isinstance(key, str) for key in keys):
+        return list(keys)
+    return [OUTPUT.format(number) for number in range(count)]
 
 
-def _compile(config: ModelConfig, pipeline: Pipeline, module: torch.nn.Module) -> Callable[..., Any] | None:
-    if config.pytorch.compile == "off":
-        return None
-    if isinstance(module, torch.jit.ScriptModule):
-        _log.warning("%s: runs without torch.compile: TorchScript cannot be compiled", config.name)
-        return None
-    return compile_pipeline(pipeline, config.pytorch.compile)
+def _found(config: ModelConfig, name: str, value: Any) -> TensorSignature:
+    if not isinstance(value, torch.Tensor) or value.dtype not in DATATYPE_OF:
+        raise Unsupported(f'{config.name}: "{name}" is no tensor that the v2 protocol can carry')
+    datatype = DATATYPE_OF[value.dtype]
+    if datatype in FLOATS:  # whichever the network computes with, unless the settings say otherwise
+        datatype = Datatype.FP32
+    shape = tuple(side if isinstance(side, int) else DYNAMIC for side in value.shape)
+    return TensorSignature(name, datatype.value, shape)
+
+
+def _as_declared(
+    config: ModelConfig, declared: Sequence[TensorConfig], found: Sequence[TensorSignature]
+) -> tuple[TensorSignature, ...]:
+    """With the names, floats and bytes of the settings, which are converted on the way."""
+    places = numbers([tensor.name for tensor in declared])
+    if places is not None and len(places) == len(found) and declared:
+        by_place = sorted(zip(places, declared, strict=True), key=lambda pair: pair[0])
+        found = [replace(tensor, name=told.name) for tensor, (_, told) in zip(found, by_place, strict=True)]
+    by_name = {tensor.name: tensor for tensor in declared}
+    return tuple(_converted(config, tensor, by_name) for tensor in found)
+
+
+def _converted(
+    config: ModelConfig, tensor: TensorSignature, declared: Mapping[str, TensorConfig]
+) -> TensorSignature:
+    told = declared.get(tensor.name)
+    if told is None or tensor.datatype != Datatype.FP32.value:
+        return tensor
+    bytes_in = tensor.name in {t.name for t in config.inputs} and values_on_device(config)
+    if not bytes_in and DATATYPES[told.datatype] not in FLOATS:
+        return tensor
+    shape, image = tensor.shape, config.image
+    if bytes_in and image is not None and image.layout is None and len(shape) >= 3:
+        turned = (*shape[-2:], shape[-3])
+        if told.dims[-3:] == turned:  # pixels side by side for planes: they are turned on the device
+            shape = (*shape[:-3], *turned)
+    return TensorSignature(tensor.name, told.datatype, shape)
+
+
+def _tried(config: ModelConfig, module: torch.nn.Module) -> ModelSignature:
+    assumed = assumed_input(config)
+    inputs = config.inputs or ((assumed,) if assumed else ())
+    batched = config.max_batch != 0
+    found = _run_once(config, module, inputs, batched)
+    names = names_of([key for key, _ in found])
+    outputs = tuple(_found(config, name, tensor) for name, (_, tensor) in zip(names, found, strict=True))
+    if batched:
+        outputs = tuple(
+            replace(tensor, shape=(DYNAMIC, *tensor.shape[1:])) if tensor.shape[:1] == (_TRIED,) else tensor
+            for tensor in outputs
+        )
+    batch = (DYNAMIC,) if batched else ()
+    given = (TensorSignature(tensor.name, tensor.datatype, (*batch, *tensor.dims)) for tensor in inputs)
+    told = () if config.inputs else tuple(given)
+    return ModelSignature(told, () if config.outputs else outputs)
+
+
+def _run_once(
+    config: ModelConfig, module: torch.nn.Module, inputs: Sequence[TensorConfig], batched: bool
+) -> Sequence[Named]:
+    """On zeros, on the CPU, in full precision: only names and shapes matter."""
+    plain = replace(config.pytorch, precision="fp32", channels_last=False)
+    trial = replace(config, inputs=tuple(inputs), pytorch=plain)
+    given = []
+    for tensor in inputs:
+        datatype = DATATYPES[tensor.datatype]
+        if DYNAMIC in tensor.dims or datatype not in TORCH_TYPES:
+            return []  # it is then said that the outputs must be declared
+        shape = (_TRIED, *tensor.dims) if batched else tensor.dims
+        given.append(torch.zeros(shape, dtype=carried(datatype)))
+    call = call_for(config.name, [tensor.name for tensor in inputs], module, None)
+    try:
+        with torch.inference_mode():
+            return flatten(feeding(trial, module.float(), call, torch.device("cpu"))(*given))
+    except Exception as error:  # a network may raise anything
+        raise ModelError(f"{config.name}: it cannot be run on zeros: {in_one_line(error)}") from None

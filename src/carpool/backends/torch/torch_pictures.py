@@ -1,4 +1,5 @@
-"""Pictures' files into a model's uint8 input, on its device: a whole batch is decoded, then resized, at once.
+"""Pictures' files into a model's uint8 input, on its device: a whole batch is decoded, then resized, at once;
+and what a detector makes of them, down to the boxes that stay.
 
 On CUDA the chip's own decoder reads JPEGs: through a handle of the instance's own, and what that cannot read
 through torchvision. What neither reads is decoded on the CPU, which also says what is wrong with a file. On a
@@ -10,10 +11,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_void_p
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from carpool.backends.torch.picture_form import Decode, PictureForm, Place, Placed
+from carpool.backends.backend import Decode, PictureForm, Place
 from carpool.errors import CarpoolError
 from carpool.types import Array
 
@@ -30,7 +31,6 @@ from carpool.types import Array
 # that is most of it. Here every instance decodes for itself, into memory that is taken at once for the
 # whole batch, in its own stream. The library is the one that torchvision has loaded; it is used as its C
 # interface says.
-
 
 _HARDWARE = 3  # of its ways to decode: the engine that does nothing else
 _PLANES = 3  # of its formats: RGB, one plane after the other
@@ -149,100 +149,32 @@ def _destroy(library: Any, handle: c_void_p, state: c_void_p) -> None:
     library.nvjpegDestroy(handle)
 
 
-# ---- pictures of any size into rows of the input, in plain torch: on a CPU, or without the fused kernel
-# Every kernel is a weighted sum along each side, so that resizing is two matrix products. The sums are
-# exact: the results differ from those of the CPU's way only where the two round to neighbours.
+# ---- pictures of any size into rows of the input: on a CPU, or without the fused kernel
 
 
-_MOST_WEIGHT_BYTES = 64 << 20  # kept for sizes that come again
-_MOST_PIXELS = 1 << 24  # held as floats at a time
-
-
-def weights(kernel: str, source: int, target: int) -> Array:
-    """[target, source]: how much each pixel of one side counts in each of the other."""
-    step = source / target
-    index, pixel = np.arange(target)[:, None], np.arange(source)[None, :]
-    if kernel == "area":
-        shares = np.minimum((index + 1) * step, pixel + 1) - np.maximum(index * step, pixel)
-        shares = np.maximum(shares, 0.0)
-        table: Array = shares / shares.sum(axis=1, keepdims=True)
-        return table.astype(np.float32)
-    centre = (index + 0.5) * step - 0.5
-    if kernel == "bilinear":
-        near = np.clip(centre, 0, source - 1)
-        table = np.maximum(1.0 - np.abs(near - pixel), 0.0)
-        return table.astype(np.float32)
-    table = np.zeros((target, source))
-    first = np.floor(centre).astype(np.int64)
-    for tap in range(-1, 3):
-        at = np.clip(first + tap, 0, source - 1)
-        np.add.at(table, (index, at), _cubic(np.abs(centre - (first + tap))))
-    return table.astype(np.float32)
-
-
-def _cubic(distance: Array) -> Array:
-    """Cubic convolution with a = −0.75."""
-    a, d = -0.75, distance
-    near = ((a + 2) * d - (a + 3)) * d * d + 1
-    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
-
-
-class PlainResize:
-    """Pictures of one size go together."""
-
-    def __init__(self, form: PictureForm, device: torch.device, place: Place) -> None:
+class CpuResize:
+    def __init__(self, form: PictureForm, place: Place) -> None:
         self._form = form
-        self._device = device
         self._place = place
-        self._weights: dict[tuple[str, int, int], torch.Tensor] = {}
-        self._held = 0
 
     def __call__(self, sources: Sequence[torch.Tensor], rows: Sequence[int], into: torch.Tensor) -> None:
         """Sources are uint8 [3, h, w], each for the row of `into` with its number."""
-        alike: dict[torch.Size, list[int]] = defaultdict(list)
-        for number, source in enumerate(sources):
-            alike[source.shape].append(number)
-        for shape, numbers in alike.items():
-            place = self._place(shape[2], shape[1])
-            together = max(1, _MOST_PIXELS // (shape[1] * shape[2]))
-            for start in range(0, len(numbers), together):
-                some = numbers[start : start + together]
-                pictures = torch.stack([sources[number] for number in some])
-                self._fill(pictures, place, [rows[number] for number in some], into)
+        import cv2
 
-    def _fill(self, pictures: torch.Tensor, place: Placed, rows: Sequence[int], into: torch.Tensor) -> None:
-        bottom, right = place.top + place.height, place.left + place.width
-        part = pictures[:, :, place.top : bottom, place.left : right].float()
-        high = self._weight(place.kernel, place.height, place.into_height)
-        wide = self._weight(place.kernel, place.width, place.into_width)
-        small = (high @ part @ wide.T).round_().clamp_(0, 255).to(torch.uint8)
+        kernels = {"area": cv2.INTER_AREA, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
         form = self._form
-        if form.bgr:
-            small = small.flip(1)
-        whole = torch.full(
-            (len(rows), 3, form.height, form.width), form.pad, dtype=torch.uint8, device=self._device
-        )
-        bottom, right = place.into_top + place.into_height, place.into_left + place.into_width
-        whole[:, :, place.into_top : bottom, place.into_left : right] = small
-        chosen = torch.tensor(rows, device=self._device)
-        into[chosen] = whole if form.planar else whole.permute(0, 2, 3, 1)
-
-    def _weight(self, kernel: str, source: int, target: int) -> torch.Tensor:
-        key = (kernel, source, target)
-        found = self._weights.get(key)
-        if found is None:
-            if self._held > _MOST_WEIGHT_BYTES:
-                self._weights.clear()
-                self._held = 0
-            found = torch.from_numpy(weights(*key)).to(self._device)
-            self._weights[key] = found
-            self._held += found.nbytes
-        return found
+        for source, row in zip(sources, rows, strict=True):
+            at = self._place(source.shape[2], source.shape[1])
+            part = source[:, at.top : at.top + at.height, at.left : at.left + at.width].permute(1, 2, 0)
+            pixels = part.cpu().contiguous().numpy()
+            small = cv2.resize(pixels, (at.into_width, at.into_height), interpolation=kernels[at.kernel])
+            whole = np.full((form.height, form.width, 3), form.pad, np.uint8)
+            bottom, right = at.into_top + at.into_height, at.into_left + at.into_width
+            whole[at.into_top : bottom, at.into_left : right] = small[:, :, ::-1] if form.bgr else small
+            into[row] = torch.from_numpy(whole.transpose(2, 0, 1) if form.planar else whole)
 
 
 # ---- a batch of files into the input
-
 
 _MOST_FAILURES = 3
 
@@ -253,8 +185,8 @@ DecodeAll = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 def can_decode(device: torch.device) -> bool:
-    """Whether the device reads JPEGs itself, and not merely through the CPU."""
-    return device.type == "cuda" and find_spec("torchvision") is not None
+    """Whether the device reads and resizes JPEGs itself, and not merely through the CPU."""
+    return device.type == "cuda" and None not in (find_spec("torchvision"), find_spec("triton"))
 
 
 class DevicePictures:
@@ -348,9 +280,120 @@ def _torchvision(device: torch.device) -> DecodeAll:
 
 def _resizer(form: PictureForm, device: torch.device, place: Place) -> Resize:
     if device.type == "cuda" and find_spec("triton") is not None:
-        from carpool.backends.torch.triton_resize import (
-            FusedResize,  # needs a compiler's runtime, and the device
-        )
+        from carpool.backends.torch.triton_resize import FusedResize  # with a compiler's runtime
 
         return FusedResize(form, device, place)
-    return PlainResize(form, device, place)
+    return CpuResize(form, place)
+
+
+# ---- raw detector outputs → the boxes that stay, on the device, for a whole batch
+# No step depends on the values, so that all can be captured in a graph. Greedy suppression goes box by box;
+# here all boxes are settled in rounds instead. A round removes what a box that is still there would remove.
+# Odd rounds remove too much, even ones too little, and both come to rest at the greedy answer. After an even
+# number of them every box of that answer is there: to suppress what is left once more gives exactly it.
+
+_MOST_CANDIDATES = 1024  # the best ones of each picture: every pair of them is compared
+_TOGETHER = 8  # pictures: bounds the memory for the pairs
+_ROUNDS = 16  # even; boxes in chains that are longer are left for whoever reads the answer
+_FAR = 1e6  # pixels: beyond, areas would overflow
+NOBODY = -1.0
+"""The class of a row that holds no box."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxForm:
+    """How the outputs hold boxes, and which to keep; see `DetectSettings`."""
+
+    format: str
+    sources: tuple[str, ...]  # the outputs: for boxes_scores the boxes, then the scores
+    output: str  # what the boxes that stay are called
+    score: float
+    iou: float
+    per_class: bool
+    most: int
+    scale: tuple[float, float] = (1.0, 1.0)  # width and height of the input, for boxes from 0 to 1
+
+
+class KeptBoxes:
+    """Adds an output [n, most, 6]: x1, y1, x2, y2 in pixels of the input, score and class, the best first."""
+
+    def __init__(self, form: BoxForm) -> None:
+        self._form = form
+        self.adds: Sequence[str] = (form.output,)
+
+    def __call__(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        with torch.inference_mode():
+            sources = [outputs[name].float() for name in self._form.sources]
+            return {**outputs, self._form.output: self._kept(sources)}
+
+    def _kept(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        parts = [torch.split(part, _TOGETHER) for part in candidates(sources, self._form)]
+        return torch.cat([self._settle(*some) for some in zip(*parts, strict=True)])
+
+    def _settle(self, boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+        """Boxes [n, anchors, 4], scores and classes [n, anchors]; a score of −1 does not count."""
+        form = self._form
+        scores, order = scores.sort(dim=1, descending=True, stable=True)
+        scores, order = scores[:, :_MOST_CANDIDATES], order[:, :_MOST_CANDIDATES]
+        boxes = boxes.gather(1, order.unsqueeze(2).expand(-1, -1, 4))
+        classes = classes.gather(1, order)
+        counts = scores >= 0
+        covers = _covers(boxes, form.iou)
+        if form.per_class:
+            covers &= classes.unsqueeze(2) == classes.unsqueeze(1)
+        covers = covers.triu_(1)  # only a better one suppresses
+        stays = counts
+        for _ in range(_ROUNDS):
+            stays = counts & ~(covers & stays.unsqueeze(2)).any(dim=1)
+        return _listed(boxes, scores, classes, stays, form.most)
+
+
+def candidates(
+    sources: Sequence[torch.Tensor], form: BoxForm
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Boxes by corners [n, anchors, 4], scores and classes [n, anchors]; −1 for what does not count."""
+    if form.format == "boxes_scores":
+        boxes, (scores, classes) = sources[0], sources[1].max(dim=2)
+    elif form.format == "yolov8":
+        fields = sources[0]
+        boxes = _corners(fields[:, :4].transpose(1, 2))
+        scores, classes = fields[:, 4:].max(dim=1)
+    else:
+        fields = sources[0]
+        boxes = _corners(fields[:, :, :4])
+        best, classes = fields[:, :, 5:].max(dim=2)
+        scores = torch.where(fields[:, :, 4] >= form.score, best * fields[:, :, 4], NOBODY)
+    if form.scale != (1.0, 1.0):
+        boxes = torch.stack([boxes[:, :, side] * form.scale[side % 2] for side in range(4)], dim=2)
+    sound = (scores >= form.score) & scores.isfinite() & boxes.isfinite().all(dim=2)
+    sound &= (boxes[:, :, 2] > boxes[:, :, 0]) & (boxes[:, :, 3] > boxes[:, :, 1])
+    boxes = boxes.nan_to_num(0.0).clamp(-_FAR, _FAR)
+    return boxes, torch.where(sound, scores, NOBODY), classes
+
+
+def _corners(boxes: torch.Tensor) -> torch.Tensor:
+    """From centre x, centre y, width, height."""
+    half = boxes[:, :, 2:] / 2
+    return torch.cat((boxes[:, :, :2] - half, boxes[:, :, :2] + half), dim=2)
+
+
+def _covers(boxes: torch.Tensor, limit: float) -> torch.Tensor:
+    """[n, k, k]: which pairs overlap by more than the limit."""
+    first, second = boxes.unsqueeze(2), boxes.unsqueeze(1)
+    sides = torch.minimum(first[..., 2:], second[..., 2:]) - torch.maximum(first[..., :2], second[..., :2])
+    shared = sides.clamp_(min=0).prod(dim=3)
+    areas = (boxes[:, :, 2:] - boxes[:, :, :2]).clamp(min=0).prod(dim=2)
+    either = areas.unsqueeze(2) + areas.unsqueeze(1) - shared
+    return shared > either * limit
+
+
+def _listed(
+    boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, stays: torch.Tensor, most: int
+) -> torch.Tensor:
+    """Those that stay, in front; rows of NOBODY behind them."""
+    rows = torch.cat((boxes, scores.unsqueeze(2), classes.unsqueeze(2).to(boxes.dtype)), dim=2)
+    place = torch.where(stays, stays.cumsum(dim=1) - 1, most).clamp(max=most)  # the last row is cut off
+    found = torch.zeros(len(boxes), most + 1, 6, dtype=boxes.dtype, device=boxes.device)
+    found[:, :, 5].fill_(NOBODY)
+    found.scatter_(1, place.unsqueeze(2).expand(-1, -1, 6), rows)
+    return found[:, :most]

@@ -1,30 +1,41 @@
-"""What one instance prepares when it is loaded: its static inputs, and a program for each batch size."""
+"""What is prepared when an instance is loaded: the network, static inputs, a program for each batch size."""
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
+import time
 import weakref
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
+from weakref import WeakValueDictionary
 
 import torch
 
-from carpool.backends.backend import Finish
+from carpool.backends.backend import Placement
 from carpool.backends.torch.device_sharing import Ledger, in_words
-from carpool.backends.torch.torch_device import Device, Program, Run, as_tensor, carried, is_out_of_memory
-from carpool.backends.torch.torch_files import in_one_line
-from carpool.backends.torch.torch_network import Tell, network_for
+from carpool.backends.torch.torch_device import (
+    PRECISIONS,
+    Device,
+    Program,
+    Run,
+    as_tensor,
+    carried,
+    is_out_of_memory,
+)
+from carpool.backends.torch.torch_files import in_one_line, open_module
+from carpool.backends.torch.torch_network import Pipeline, call_for
+from carpool.config.fingerprint import beside
 from carpool.config.model import DYNAMIC, ModelConfig, TensorConfig
 from carpool.errors import ModelError
 from carpool.types import DATATYPES, Array
 
 # ---- the memory of one instance that stays where it is: inputs on their way in, and outputs on their way out
-
 
 _KEPT = 8  # buffers of one shape that wait for the next batch; what is beyond goes back to the system
 
@@ -133,10 +144,124 @@ def _give_back(free: list[torch.Tensor], memory: torch.Tensor) -> None:
         free.append(memory)
 
 
-# ---- a program for each batch size
-
+# ---- the network on a device: its weights in memory once, for all instances there, and compiled once
 
 _log = logging.getLogger(__name__)
+_COMPILE_S = 300.0  # for all batch sizes of a model: those that are not done by then run as they are
+
+_shared: WeakValueDictionary[tuple[object, ...], Network] = WeakValueDictionary()
+_sharing = threading.Lock()
+
+Tell = Callable[[str], None]
+
+
+class Network:
+    def __init__(self, config: ModelConfig, file: Path, device: Device, ledger: Ledger | None) -> None:
+        module, exported = open_module(config, file, device.place)
+        precision = PRECISIONS[config.pytorch.precision]
+        self.model = config.name
+        self.weights = sum(
+            tensor.numel() * (precision.itemsize if tensor.is_floating_point() else tensor.itemsize)
+            for tensor in (*module.parameters(), *module.buffers())
+        )
+        if ledger is not None:
+            ledger.check(config.name, self.weights, "its weights take")
+            ledger.hold(id(self), config.name, self.weights)
+            weakref.finalize(self, ledger.drop, id(self)).atexit = False
+        names = [tensor.name for tensor in config.inputs]
+        call = call_for(config.name, names, module, exported)
+        module = module.to(device=device.place, dtype=precision)
+        if config.pytorch.channels_last:
+            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.pipeline = Pipeline(config, module, call, device.place)
+        device.wait()  # other instances use it from streams of their own
+        self._names = [tensor.name for tensor in config.outputs]
+        half = config.pytorch.precision not in ("fp32", "tf32")
+        self._tf32 = None if half or device.place.type != "cuda" else config.pytorch.precision == "tf32"
+        self._compiled = _compile(config, self.pipeline, module)
+        self._sizes: set[int] = set()  # those that were compiled, or are not to be
+        self._end = 0.0
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._compiled is not None and bool(self._sizes)
+
+    def runs(self, rows: Sequence[torch.Tensor], size: int, *, plain: bool = False) -> Run:
+        """The whole way from these rows to the outputs, for a program to repeat; `plain`: not compiled."""
+        compiled = self._compiled if size in self._sizes and not plain else None
+        call: Callable[..., Any] = self.pipeline if compiled is None else compiled
+
+        def run() -> dict[str, torch.Tensor]:
+            if self._tf32 is not None:  # switches of the whole process: each model sets its own
+                torch.backends.cuda.matmul.allow_tf32 = self._tf32
+                torch.backends.cudnn.allow_tf32 = self._tf32
+            with torch.inference_mode():
+                return dict(zip(self._names, call(*rows), strict=True))
+
+        return run
+
+    def compile_for(self, rows: Sequence[torch.Tensor], size: int, tell: Tell) -> None:
+        """If it is to be, and there is time; what cannot be compiled runs as it is."""
+        if self._compiled is None or size in self._sizes:
+            return
+        self._end = self._end or time.monotonic() + _COMPILE_S
+        if time.monotonic() > self._end:
+            _log.warning("%s: batches of %d are not compiled: it takes too long", self.model, size)
+            return
+        self.runs(rows, size)()  # as it is: what fails here is the network's fault, not the compiler's
+        tell(f"compiling for batches of {size}")
+        self._sizes.add(size)
+        try:
+            self.runs(rows, size)()
+        except Exception as error:  # compilers fail in many ways
+            if is_out_of_memory(error):
+                raise
+            _log.warning("%s: runs without torch.compile: %s", self.model, in_one_line(error))
+            self._compiled = None
+
+
+def network_for(config: ModelConfig, file: Path, device: Device, ledger: Ledger | None) -> Network:
+    """The one that another instance on the same device has, or a new one."""
+    used = config.pytorch
+    key = (
+        file,
+        beside(file),
+        device.place,
+        config.name,
+        config.inputs,
+        config.outputs,
+        config.image,
+        config.max_batch,
+        (used.precision, used.channels_last, used.compile, used.module, used.weights),
+    )
+    with _sharing:
+        network = _shared.get(key)
+        if network is None:
+            try:
+                network = _shared[key] = Network(config, file, device, ledger)
+            except (RuntimeError, NotImplementedError) as error:
+                if is_out_of_memory(error):
+                    raise
+                raise ModelError(
+                    f"{config.name}: {file.name} cannot be moved to {device.name} in {used.precision}: "
+                    f"{in_one_line(error)}"
+                ) from None
+    return network
+
+
+def _compile(config: ModelConfig, pipeline: Pipeline, module: torch.nn.Module) -> Callable[..., Any] | None:
+    if config.pytorch.compile == "off":
+        return None
+    if isinstance(module, torch.jit.ScriptModule):
+        _log.warning("%s: runs without torch.compile: TorchScript cannot be compiled", config.name)
+        return None
+    # Compiled anew for each batch size, when it first comes; CUDA graphs are ours, not the compiler's.
+    torch._dynamo.config.cache_size_limit = max(128, torch._dynamo.config.cache_size_limit)
+    mode = config.pytorch.compile
+    return torch.compile(pipeline, dynamic=False, mode=None if mode == "default" else f"{mode}-no-cudagraphs")
+
+
+# ---- a program for each batch size
 
 
 class Programs:
@@ -149,18 +274,14 @@ class Programs:
         file: Path,
         device: Device,
         ledger: Ledger | None,
-        tell: Tell,
-        finish: Finish | None = None,
-        *,
-        hurry: bool = False,
-        plain: bool = False,
+        placement: Placement,
     ) -> None:
         """In a `hurry` nothing is compiled, warmed or captured: sizes run as they come, as plain calls. Those
         that are only `plain` are warmed and captured."""
-        self._hurried = hurry
-        self._plain = plain or hurry
+        self._hurried = placement.hurry
+        self._plain = placement.plain or placement.hurry
         self._config = config
-        self._finish = finish
+        self._finish = finish = placement.finish
         self._device = device
         self._ready: dict[int, Program] = {}
         self.footprint: dict[int, int] = {}
@@ -168,7 +289,9 @@ class Programs:
         self.varying = any(DYNAMIC in tensor.dims for tensor in config.inputs)
         self.bytes = 0  # beside the weights
         device.enter()
-        self._network = network_for(_own(config, finish), file, device, ledger)
+        added = () if finish is None else finish.adds  # the network does not make these itself
+        own = tuple(tensor for tensor in config.outputs if tensor.name not in added)
+        self._network = network_for(replace(config, outputs=own), file, device, ledger)
         before = device.allocated()
         self.inputs: Inputs
         if self.varying:  # nothing can be laid out for tensors of any size
@@ -180,11 +303,11 @@ class Programs:
         if ledger is not None:
             ledger.check(config.name, buffers, f"its inputs for batches of {largest or 1} take")
         self.inputs = FixedInputs(device, config.inputs, largest)
-        if hurry:
+        if placement.hurry:
             self.bytes = buffers
             return
-        self._warm(ledger, buffers, tell)
-        self._capture(tell)
+        self._warm(ledger, buffers, placement.tell)
+        self._capture(placement.tell)
         self.bytes = device.allocated() - before
 
     def _warm(self, ledger: Ledger | None, buffers: int, tell: Tell) -> None:
@@ -271,12 +394,6 @@ class Programs:
                 self._ready[size] = program
         self._device.launch(program, size)
         return program.outputs, size
-
-
-def _own(config: ModelConfig, finish: Finish | None) -> ModelConfig:
-    """Without the outputs that the network does not make itself."""
-    added = () if finish is None else finish.adds
-    return replace(config, outputs=tuple(tensor for tensor in config.outputs if tensor.name not in added))
 
 
 def _expected(seen: Sequence[tuple[int, int]], size: int) -> int:

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from carpool.backends.torch.picture_form import PictureForm, Place, Placed
+from carpool.backends.backend import PictureForm, Place, Placed
 
 _FIELDS = 16  # of the table, int64: where the picture lies (4), its Placed (8), area or not, taps (2), row
 _BLOCK = 128
@@ -136,7 +136,7 @@ def _rounded(value, shown, pad):
 
 
 class FusedResize:
-    """As PlainResize, on CUDA."""
+    """As CpuResize, on CUDA."""
 
     def __init__(self, form: PictureForm, device: torch.device, place: Place) -> None:
         self._form = form

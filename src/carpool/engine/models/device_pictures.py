@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from carpool.backends.backend import Filling, FillPictures, Finish
-from carpool.backends.torch.picture_form import PictureForm, Placed
+from carpool.backends.backend import Filling, FillPictures, Finish, PictureForm, Placed
 from carpool.config.backend_kinds import kind_of
-from carpool.config.model import DYNAMIC, DetectSettings, ImageSettings, ModelConfig, TensorConfig
+from carpool.config.model import DYNAMIC, KEPT, DetectSettings, ImageSettings, ModelConfig, TensorConfig
 from carpool.errors import ConfigError
 from carpool.types import Array, Datatype, Signature, TensorSpec
-from carpool.vision.boxes import KEPT
-from carpool.vision.geometry import place
-from carpool.vision.input_form import read_form
+from carpool.vision.geometry import place, read_form
 from carpool.vision.settings import VisionSettings
 
 OUTPUT = "detections"
@@ -32,7 +29,7 @@ def with_boxes(
         return config, signature, vision, None
     if not _wanted(config, signature, vision, table):
         return config, signature, vision, None
-    from carpool.backends.torch.torch_nms import BoxForm, KeptBoxes  # with torch, which is there by now
+    from carpool.backends.torch.torch_pictures import BoxForm, KeptBoxes  # with torch, which is there by now
 
     height, width = read_form(vision.image, vision.input, config.name).size
     sources = tuple(spec.name for spec in vision.outputs)

@@ -29,7 +29,7 @@ from carpool.engine.work import signature_of
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
 from carpool.types import Signature
-from carpool.vision.input_form import lookup_tables, read_form
+from carpool.vision.geometry import lookup_tables, read_form
 from carpool.vision.settings import VisionSettings, describe
 
 

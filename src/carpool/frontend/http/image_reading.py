@@ -20,7 +20,7 @@ from carpool.frontend.http.multipart import read_boundary, read_form
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.link.asked_fields import Sender, checked, read_budget, read_latest, read_source
-from carpool.vision.formats import Buffer
+from carpool.vision.heads import Buffer
 from carpool.wire.head import load_object
 
 MAX_PICTURES = 64

@@ -35,9 +35,9 @@ from carpool.memory.layout import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
-from carpool.vision.formats import MOST_PIXELS_AT_ONCE, Buffer, pixels_of_request
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import Options
+from carpool.vision.heads import MOST_PIXELS_AT_ONCE, Buffer, pixels_of_request
+from carpool.vision.picture_answers import Options
 from carpool.vision.tasks import kinds, options_of, read_options
 from carpool.vision.tasks.task import cannot_draw
 from carpool.wire.v2 import Placed, encode_error

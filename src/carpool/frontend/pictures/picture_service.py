@@ -14,7 +14,7 @@ from carpool.frontend.pictures.workers import Workers
 from carpool.link.asked_fields import Sender
 from carpool.link.door import Catalog, Door, ModelEntry
 from carpool.types import Timing
-from carpool.vision.formats import MOST_PIXELS_WAITING
+from carpool.vision.heads import MOST_PIXELS_WAITING
 
 _MOST_HELD_BYTES = 512 << 20
 _LEARNING = 0.2  # how much the newest batch counts in what they take

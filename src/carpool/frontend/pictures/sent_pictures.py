@@ -21,9 +21,9 @@ from carpool.frontend.pictures.picture_models import PictureModel
 from carpool.link.door import ModelEntry
 from carpool.memory.layout import FILE_AT, write_file
 from carpool.types import Array, Datatype, RequestedOutput, Signature, Tensor, TensorSpec
-from carpool.vision.formats import Buffer, pixels_of_request, read_head, sniff
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import Options
+from carpool.vision.heads import Buffer, pixels_of_request, read_head, sniff
+from carpool.vision.picture_answers import Options
 from carpool.vision.tasks import options_of, read_options
 from carpool.wire.parameters import DEFAULT_OPTIONS
 from carpool.wire.v2 import (

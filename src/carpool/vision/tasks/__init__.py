@@ -12,11 +12,10 @@ from typing import Any
 from carpool.config.model import TASK_GROUP
 from carpool.config.rules import nearest, shown
 from carpool.errors import ConfigError, InvalidInput
-from carpool.vision.options import Option, Options
+from carpool.vision.picture_answers import Option, Options
 from carpool.vision.tasks.classify import Classify
 from carpool.vision.tasks.detect import Detect
-from carpool.vision.tasks.embed import Embed
-from carpool.vision.tasks.raw import Raw
+from carpool.vision.tasks.plain_numbers import Embed, Raw
 from carpool.vision.tasks.segment import Segment
 from carpool.vision.tasks.task import VisionSettings, VisionTask
 
@@ -69,13 +68,8 @@ def read_options(values: Mapping[str, str], task: str | None = None) -> Options:
 
 def parameters(task: str | None = None) -> list[dict[str, Any]]:
     """The same options as OpenAPI describes query parameters."""
+    fixed = {"in": "query", "required": False}
     return [
-        {
-            "name": name,
-            "in": "query",
-            "required": False,
-            "description": option.description,
-            "schema": dict(option.schema),
-        }
+        {"name": name, **fixed, "description": option.description, "schema": dict(option.schema)}
         for name, option in options_of(task).items()
     ]

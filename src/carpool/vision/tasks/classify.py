@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -11,21 +10,23 @@ import numpy as np
 
 from carpool.config.model import ClassifySettings, Task
 from carpool.types import Array, TensorSpec
-from carpool.vision import recognise
-from carpool.vision.answer_forms import Class, Classes
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import OVERLAY, SCORE, TOP_K, Option, Options
+from carpool.vision.picture_answers import OVERLAY, SCORE, TOP_K, Class, Classes, Option, Options
 from carpool.vision.tasks.task import (
     SCORE_DIGITS,
     LoadedModel,
     Verdict,
     VisionSettings,
     VisionTask,
+    activate,
     activation_in_words,
     holds_probabilities,
+    length,
     read_floats,
     size,
 )
+
+_IMAGENET = 1000  # classes
 
 
 class Classify(VisionTask):
@@ -50,18 +51,18 @@ class Classify(VisionTask):
 
     @classmethod
     def recognise(cls, model: LoadedModel) -> Verdict | None:
-        if len(model.outputs) != 1 or not recognise.is_classes(model.outputs[0], model.labels):
+        if len(model.outputs) != 1 or length(model.outputs[0]) != (len(model.labels) or _IMAGENET):
             return None
         return Verdict(20, f"one output {list(model.outputs[0].shape)}{model.counted_labels()}")
 
     @classmethod
     def settle(cls, model: LoadedModel) -> tuple[ClassifySettings, tuple[TensorSpec, ...]]:
-        vectors = [spec for spec in model.outputs if recognise.length(spec) is not None]
-        vectors.sort(key=lambda spec: recognise.length(spec) != len(model.labels))
+        vectors = [spec for spec in model.outputs if length(spec) is not None]
+        vectors.sort(key=lambda spec: length(spec) != len(model.labels))
         if not vectors:
             raise model.cannot(cls.name, "an output [classes] of floats")
         chosen = vectors[0]
-        model.note_labels(recognise.length(chosen) or 0)
+        model.note_labels(length(chosen) or 0)
         table = model.config.classify or ClassifySettings()
         if table.activation is None:
             table = replace(table, activation="none" if holds_probabilities(chosen) else "softmax")
@@ -71,8 +72,7 @@ class Classify(VisionTask):
         return table, (chosen,)
 
     def answer(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> dict[str, Any]:
-        found = Classes(image=size(geometry), classes=self._classes(outputs, options))
-        return dict(found)
+        return dict(Classes(image=size(geometry), classes=self._classes(outputs, options)))
 
     def draw(
         self, pixels: Array, outputs: Mapping[str, Array], geometry: Geometry, options: Options
@@ -82,7 +82,7 @@ class Classify(VisionTask):
         return draw.classes(pixels, self._classes(outputs, options))
 
     def _classes(self, outputs: Mapping[str, Array], options: Options) -> list[Class]:
-        scores = activate(read_floats(outputs, self._output).reshape(-1), self._activation)
+        scores = activate(read_floats(outputs, self._output).reshape(-1), self._activation, np.float64)
         best = best_first(scores, options.top_k)
         least, label = options.score or 0.0, self._settings.label
         return [
@@ -101,29 +101,3 @@ def best_first(scores: Array, most: int) -> Array:
     near = (scores >= parted[len(scores) - most]).nonzero()[0]
     best: Array = near[(-scores[near]).argsort(kind="stable")[:most]]
     return best
-
-
-def activate(values: Array, activation: str | None) -> Array:
-    """Values over the first dimension → scores; what is not a number scores nothing."""
-    wide = values.astype(np.float64)
-    if activation == "softmax" and wide.ndim == 1 and len(wide):
-        top = wide.max()
-        if math.isfinite(top):  # then nothing is out of order; what is −∞ scores nothing by itself
-            wide -= top
-            scores: Array = np.exp(wide, out=wide)
-            scores /= scores.sum()
-            return scores
-    wide = np.nan_to_num(wide, nan=-1e300, posinf=1e300, neginf=-1e300)
-    if activation == "softmax":
-        grown: Array = np.exp(wide - wide.max(axis=0, initial=-1e300))
-        grown /= grown.sum(axis=0)
-        return grown
-    if activation == "sigmoid":
-        return sigmoid(wide)
-    return np.clip(wide, 0.0, 1.0)
-
-
-def sigmoid(values: Array) -> Array:
-    """1 ÷ (1 + e^−x), in the form that never overflows."""
-    result: Array = 0.5 * np.tanh(0.5 * values) + 0.5
-    return result

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from carpool.config.model import SegmentSettings, Task
+from carpool.config.model import DYNAMIC, SegmentSettings, Task
 from carpool.errors import ModelError
 from carpool.types import Array, TensorSpec
-from carpool.vision import recognise
-from carpool.vision.answer_forms import Mask, Masks
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import MASK_FORMAT, OVERLAY, SCORE, THRESHOLD, Option, Options
-from carpool.vision.recognise import in_words
+from carpool.vision.picture_answers import (
+    MASK_FORMAT,
+    OVERLAY,
+    SCORE,
+    THRESHOLD,
+    Mask,
+    Masks,
+    Option,
+    Options,
+)
 from carpool.vision.tasks.task import (
+    FLOATS,
     SCORE_DIGITS,
     LoadedModel,
+    Picture,
     Verdict,
     VisionSettings,
     VisionTask,
+    activate,
     activation_in_words,
     holds_probabilities,
+    in_words,
     read_floats,
     size,
 )
@@ -33,6 +43,7 @@ if TYPE_CHECKING:
 
 _ONE_MAP = "foreground"  # what the only class is called when there are no labels
 _MOST_CLASSES = 1 << 15
+_SMALLEST_MAP = 8  # a map may be this many times smaller than the picture; deeper ones are features
 _BACKGROUNDS = ("background", "__background__", "_background_")
 
 
@@ -70,17 +81,17 @@ class Segment(VisionTask):
     def recognise(cls, model: LoadedModel) -> Verdict | None:
         outputs = model.outputs
         alike = len({spec.shape for spec in outputs}) == 1
-        if not alike or not recognise.is_map(outputs[0], model.labels, model.picture):
+        if not alike or not is_map(outputs[0], model.labels, model.picture):
             return None
         return Verdict(40, f"output {in_words(outputs[:1])} is a map of the picture{model.counted_labels()}")
 
     @classmethod
     def settle(cls, model: LoadedModel) -> tuple[SegmentSettings, tuple[TensorSpec, ...]]:
-        maps = [spec for spec in model.outputs if recognise.map_shape(spec, model.picture)]
+        maps = [spec for spec in model.outputs if map_shape(spec, model.picture)]
         if not maps:
             raise model.cannot(cls.name, "an output [classes, height, width] or [height, width] of floats")
         chosen = maps[0]
-        shape = recognise.map_shape(chosen, model.picture)
+        shape = map_shape(chosen, model.picture)
         classes = shape[0] if shape else 1
         model.note_labels(classes)
         table = model.config.segment or SegmentSettings()
@@ -124,7 +135,7 @@ class Segment(VisionTask):
         exclusive = len(maps) > 1 and self._table.activation in ("softmax", "none")
         if exclusive and options.threshold is None:
             threshold = 0.0  # the most probable class wins, however improbable
-        probabilities = activate(maps, self._table.activation)
+        probabilities = activate(maps, self._table.activation, np.float32)
         found = mask_regions.find(probabilities, geometry, threshold, self._table.background)
         least = options.score or 0.0
         kept = tuple(region for region in found.found if region.score >= least)
@@ -150,23 +161,28 @@ class Segment(VisionTask):
         return _ONE_MAP if one_map and not self._settings.labels else self._settings.label(class_id)
 
 
-def activate(maps: Array, activation: str | None) -> Array:
-    """Values [classes, h, w] → probabilities in float32; what is not a number has none."""
-    values = np.nan_to_num(maps.astype(np.float32), nan=-1e30, posinf=1e30, neginf=-1e30)
-    if activation == "softmax":
-        values -= values.max(axis=0)
-        np.exp(values, out=values)
-        values /= values.sum(axis=0)
-    elif activation == "sigmoid":
-        values *= np.float32(0.5)
-        np.tanh(values, out=values)
-        values *= np.float32(0.5)
-        values += np.float32(0.5)
-    elif activation == "minmax":
-        low, high = float(values.min()), float(values.max())
-        values -= np.float32(low)
-        values /= np.float32(high - low if high > low else 1.0)
-    return np.clip(values, 0.0, 1.0, out=values)
+def map_shape(spec: TensorSpec, picture: Picture) -> tuple[int, int, int] | None:
+    """Classes, height, width of maps; the classes stand where the input has its channels."""
+    if spec.datatype not in FLOATS or len(spec.shape) not in (2, 3):
+        return None
+    if len(spec.shape) == 2:
+        return 1, spec.shape[0], spec.shape[1]
+    first, second, third = spec.shape
+    return (first, second, third) if picture.layout == "nchw" else (third, first, second)
+
+
+def is_map(spec: TensorSpec, labels: Sequence[str], picture: Picture) -> bool:
+    """As many classes as labels (or one), and sides in the picture's proportions and not much smaller."""
+    shape = map_shape(spec, picture)
+    if shape is None or shape[0] == DYNAMIC or (shape[0] != 1 and labels and shape[0] != len(labels)):
+        return False
+    for side, full in ((shape[1], picture.height), (shape[2], picture.width)):
+        if DYNAMIC in (side, full):
+            if side != full:
+                return False
+        elif not full <= side * _SMALLEST_MAP or side > full:
+            return False
+    return shape[1] * picture.width == shape[2] * picture.height
 
 
 def _map_activation(spec: TensorSpec, classes: int) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,11 +18,71 @@ from carpool.config.model import (
     SegmentSettings,
 )
 from carpool.errors import ConfigError, InvalidInput, ModelError
-from carpool.types import Array, Datatype, TensorSpec
-from carpool.vision.answer_forms import Size, Who, schema_of
+from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision.geometry import Geometry
-from carpool.vision.options import Option, Options
-from carpool.vision.recognise import Picture, in_words
+from carpool.vision.picture_answers import Option, Options, Size, Who, schema_of
+
+# ---- what a model's tensors look like
+
+FLOATS = (Datatype.FP32, Datatype.FP16, Datatype.FP64, Datatype.BF16)
+_PICTURES = (*FLOATS, Datatype.UINT8, Datatype.INT8, Datatype.UINT16, Datatype.INT32)
+_CHANNELS = (1, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The input that takes the picture, without any batch; a side that varies is -1."""
+
+    spec: TensorSpec
+    layout: str
+    height: int
+    width: int
+    leading: int | None  # the first dimension, where the model has no batches and its tensors begin with one
+
+
+def find_picture(config: ModelConfig, signature: Signature) -> Picture | None:
+    """The one required input, if it has three dimensions of which one is 1 or 3 channels."""
+    optional = {tensor.name for tensor in config.inputs if tensor.optional}
+    required = [spec for spec in signature.inputs if spec.name not in optional]
+    if len(required) != 1 or required[0].datatype not in _PICTURES:
+        return None
+    spec, leading = required[0], None
+    if not signature.max_batch and len(spec.shape) == 4 and spec.shape[0] in (1, DYNAMIC):
+        leading = spec.shape[0]
+        spec = replace(spec, shape=spec.shape[1:])
+    if len(spec.shape) != 3:
+        return None
+    declared = config.image.layout if config.image else None
+    declared = declared or next((t.layout for t in config.inputs if t.name == spec.name), None)
+    for layout, channel in (("nchw", 0), ("nhwc", 2)):
+        known = spec.shape[channel] in _CHANNELS
+        if declared in (None, layout) and (known or (declared and spec.shape[channel] == DYNAMIC)):
+            height, width = (side for axis, side in enumerate(spec.shape) if axis != channel)
+            return Picture(spec, layout, height, width, leading)
+    return None
+
+
+def outputs_of(signature: Signature, picture: Picture) -> tuple[TensorSpec, ...]:
+    """The outputs for one picture: without the leading dimension, where the input has one too."""
+    if picture.leading is None:
+        return signature.outputs
+    return tuple(
+        replace(spec, shape=spec.shape[1:]) if spec.shape[:1] == (picture.leading,) else spec
+        for spec in signature.outputs
+    )
+
+
+def in_words(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f'"{spec.name}" {list(spec.shape)}' for spec in specs) or "none"
+
+
+def length(spec: TensorSpec) -> int | None:
+    """Of a vector, however many dimensions of 1 surround it; None for anything else."""
+    sides = [side for side in spec.shape if side != 1]
+    if spec.datatype not in FLOATS or not spec.shape or len(sides) > 1:
+        return None
+    return sides[0] if sides else 1
+
 
 SCORE_DIGITS, BOX_DIGITS = 6, 2  # of numbers in answers: beyond this is noise
 
@@ -177,6 +237,28 @@ def rounded(values: Array, digits: int) -> list[Any]:
 
 def cannot_draw(what: str) -> InvalidInput:
     return InvalidInput(f"{what} cannot be drawn; ask for JSON, without overlay", field="overlay")
+
+
+def activate(values: Array, activation: str | None, dtype: type[np.floating[Any]]) -> Array:
+    """Values over the first dimension → probabilities; what is not a number has none."""
+    wide: Array = values.astype(dtype)
+    top = wide.max(axis=0, initial=-np.inf)
+    if activation != "softmax" or not np.isfinite(top).all():  # else nothing is out of order: −∞ has none
+        far = float(np.finfo(dtype).max) / 4
+        wide = np.nan_to_num(wide, nan=-far, posinf=far, neginf=-far)
+        top = wide.max(axis=0, initial=-far)
+    if activation == "softmax":
+        wide -= top
+        np.exp(wide, out=wide)
+        wide /= wide.sum(axis=0)
+    elif activation == "sigmoid":  # in the form that never overflows
+        np.tanh(np.multiply(wide, dtype(0.5), out=wide), out=wide)
+        wide = wide * dtype(0.5) + dtype(0.5)
+    elif activation == "minmax":
+        low, high = float(wide.min()), float(wide.max())
+        wide -= dtype(low)
+        wide /= dtype(high - low if high > low else 1.0)
+    return np.clip(wide, 0.0, 1.0, out=wide)
 
 
 _ALREADY = ("prob", "softmax", "sigmoid")  # in the name of an output: it holds probabilities
