@@ -43,13 +43,13 @@ MAY_IMPORT: Mapping[str, str] = {
     "engine/links": "core engine link memory observe",
     "engine/models": "backends backends/torch config core engine engine/profile link observe vision",
     "engine/profile": "backends config core engine observe",
-    "frontend": "core link memory observe wire",
+    "frontend": "core frontend/pictures link memory observe wire",
     "frontend/access": "config observe",
     "frontend/grpc": "config core frontend frontend/access frontend/http frontend/pictures link memory "
     "observe wire wire/proto",
     "frontend/http": "config console core frontend frontend/access frontend/pictures link memory observe "
     "process vision vision/tasks wire",
-    "frontend/pictures": "core frontend link memory observe vision vision/tasks wire",
+    "frontend/pictures": "core link memory vision vision/tasks wire",
     "lab": "backends config core engine engine/models engine/profile sim",
     "lab/load": "sim wire wire/proto",
     "lab/sweep": "config core demo engine lab lab/load sim",

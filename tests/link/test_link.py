@@ -119,6 +119,13 @@ def test_the_answer_says_where_the_time_went() -> None:
     run(main())
 
 
+def left(answer: Answer, unread: float = 0.0) -> None:
+    """As a call does when its answer is away."""
+    if answer.outside is not None:
+        now = time.monotonic()
+        answer.outside.seen(unread + now - answer.sent, now)
+
+
 def test_what_an_answers_way_takes_is_learned_and_told_to_the_engine() -> None:
     async def main() -> None:
         async with joined() as link:
@@ -128,7 +135,7 @@ def test_what_an_answers_way_takes_is_learned_and_told_to_the_engine() -> None:
             answer = await asked.answer()
             assert before <= answer.sent <= time.monotonic()
             assert asked.call.template.outside.seconds == 0.0
-            answer.left(unread=1.0)
+            left(answer, unread=1.0)
             learned = asked.call.template.outside.seconds
             assert learned > 0.19  # a fifth of what was seen
             asked.call.release()
@@ -147,7 +154,7 @@ def test_a_refusal_says_when_it_was_sent_as_well() -> None:
             asked = client.infer("fixed", FOUR, "refuse")
             answer = await asked.answer()
             assert answer.error is not None
-            answer.left()
+            left(answer)
             assert asked.call.template.outside.seconds > 0.0
 
     run(main())
@@ -162,7 +169,7 @@ def test_what_was_lost_with_its_engine_teaches_nothing() -> None:
             link.side.close()
             answer = await asked.answer()
             assert answer.error is not None
-            answer.left(unread=1.0)
+            left(answer, unread=1.0)
             assert asked.call.template.outside.seconds == 0.0
 
     run(main())

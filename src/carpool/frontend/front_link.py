@@ -106,7 +106,7 @@ class FrontLink(asyncio.Protocol):
         if ready_in is not None:
             flags |= COMING
             coming = min(ready_in, _LONGEST_S)
-        timeout, priority = options.timeout, sender.bounded(options.priority)
+        timeout, priority = options.timeout, max(options.priority, sender.priority)
         record = _pack(
             SUBMIT,
             0,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any, Protocol, TypeAlias
 
 from carpool.core.job import INFINITY
@@ -91,14 +90,9 @@ class Answer:
     error: CarpoolError | None = None
     timing: Timing = field(default_factory=Timing)
     sent: float = 0.0  # when the engine let go of it, time.monotonic()
-    outside: Outside | None = None  # who learns how long it took from there to its client; nobody for a loss
-
-    def left(self, unread: float = 0.0) -> None:
-        """The response was handed to the client's transport. Before its request was read, the client had
-        waited `unread` seconds, which no forecast sees either."""
-        if self.outside is not None:
-            now = monotonic()
-            self.outside.seen(unread + now - self.sent, now)
+    outside: Outside | None = (
+        None  # learns how long clients wait from there to their answers; None for a loss
+    )
 
 
 class Call(Protocol):

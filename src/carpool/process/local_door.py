@@ -168,7 +168,7 @@ class LocalDoor:
             outside=call.outside.seconds,
             deadline=deadline,
             timeout=options.timeout or 0.0,
-            priority=sender.bounded(options.priority),
+            priority=max(options.priority, sender.priority),
             source=sender.source,
             latest=sender.latest,
             shape=ENCODED if head.encoded else shape_key(entry.signature, inputs),

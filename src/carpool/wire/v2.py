@@ -79,6 +79,7 @@ def read_head(json: Buffer, signature: Signature) -> RequestHead:
         head.binary_output,
         head.tail_size,
         head.batch,
+        plain=head.plain,
     )
 
 

@@ -25,20 +25,6 @@ _BOOL = Datatype.BOOL
 _FEW_STRINGS = 4096
 
 
-def is_plain(head: RequestHead) -> bool:
-    """Whether any bytes of the right size are good: most requests, and nobody need look at them."""
-    for tensor in head.inputs:
-        datatype = tensor.datatype
-        if (
-            tensor.data is not None
-            or datatype is _BYTES
-            or datatype is _BOOL
-            or tensor.shared_memory is not None
-        ):
-            return False
-    return not head.outputs or all(output.shared_memory is None for output in head.outputs)
-
-
 def is_in_place(head: RequestHead) -> bool:
     """Whether the tensors can stay where they are, after a look at them that does not take long."""
     if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
