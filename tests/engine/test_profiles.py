@@ -17,7 +17,7 @@ from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.profile_answers import teach_profiles
 from carpool.errors import NotFound
-from carpool.frontend.live_document import LivePage
+from carpool.frontend.documents import LivePage
 from carpool.link.catalogs import read_catalog, write_catalog
 from carpool.link.door import Catalog
 from carpool.observe.counters import Table, table_bytes

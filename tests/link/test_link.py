@@ -24,8 +24,7 @@ from carpool.errors import (
     Refused,
     Unavailable,
 )
-from carpool.frontend.front_link import expiry
-from carpool.frontend.remote_call import RemoteCall
+from carpool.frontend.front_link import RemoteCall, expiry
 from carpool.link.asked_fields import Sender
 from carpool.link.door import Answer
 from carpool.link.records import MAX_SOURCES, MAX_TEMPLATES, to_frontend

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import orjson
 
+from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
-from carpool.frontend.remote_call import RemoteCall
 from carpool.link.answer_placement import read_places
 from carpool.link.asked_fields import Sender
 from carpool.link.catalogs import read_catalog
-from carpool.link.door import Answer
+from carpool.link.door import Answer, Slot
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,
@@ -44,7 +44,8 @@ from carpool.link.records import (
     to_engine,
 )
 from carpool.link.source_numbers import SaidSources
-from carpool.link.templates import Templates
+from carpool.link.templates import Template, Templates
+from carpool.memory.arena import ArenaSlot
 from carpool.memory.places import Place, end_of
 from carpool.observe.logs import logger
 from carpool.types import RequestOptions, Tensor, Timing
@@ -61,6 +62,85 @@ _LONGEST_S = 1e9
 _LOST = "the engine stopped before it answered; try again"
 _pack = TO_ENGINE.pack
 _ndarray = np.ndarray
+
+
+class RemoteCall:
+    """Implements `Call`. It holds the input slot until the engine has answered, the output slot until it is
+    released, and both for a cancelled call until the engine says that nothing touches them.
+
+    While inputs are still to come their slot is not the call's: it is given with `ready`.
+    """
+
+    __slots__ = ("_done", "admitted", "expires", "link", "number", "output", "slot", "template")
+
+    template: Template  # from here on set before it is submitted
+    number: int
+
+    def __init__(
+        self,
+        slot: Slot | None,
+        done: Callable[[Answer], None],
+        admitted: Callable[[], None] | None = None,
+    ) -> None:
+        self.slot = slot
+        self._done: Callable[[Answer], None] | None = done
+        self.admitted = admitted
+        self.output: ArenaSlot | None = None
+        self.link: FrontLink | None = None  # while the engine has it
+        self.expires = INFINITY  # when the client is answered without the engine
+
+    def ready(self, slot: Slot) -> None:
+        self.slot = slot
+        if self.link is not None:
+            self.link.ready(self)
+        else:  # it was answered while its inputs were on their way
+            slot.release()
+
+    def cancel(self) -> None:
+        wanted, self._done = self._done is not None, None
+        if self.link is None:
+            self.release()
+        elif wanted:
+            self.link.cancel(self)
+
+    def give_up(self, error: CarpoolError) -> None:
+        """Answer without the engine, which may still touch the memory: it is kept until the engine says that
+        it is done with it, or is gone. Never raises."""
+        done, self._done = self._done, None
+        if done is not None and self.link is not None:
+            self.link.cancel(self)
+            try:
+                done(Answer(error=error))
+            except Exception:
+                _log.exception("answer-failed")
+
+    def release(self) -> None:
+        if self.link is not None:
+            return  # the engine has it: `finish` releases what nobody waits for
+        if self.output is not None:
+            self.output.release()
+            self.output = None
+        if self.slot is not None:
+            self.slot.release()
+
+    @property
+    def wanted(self) -> bool:
+        return self._done is not None
+
+    def finish(self, answer: Answer) -> None:
+        """The engine is done with it. Never raises, since others wait behind it."""
+        self.link = self.admitted = None
+        if self.slot is not None:
+            self.slot.release()
+        done, self._done = self._done, None
+        if done is None:
+            self.release()
+            return
+        try:
+            done(answer)
+        except Exception:
+            _log.exception("answer-failed")
+            self.release()
 
 
 class FrontLink(asyncio.Protocol):

@@ -11,8 +11,7 @@ from typing import Any
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, NotFound, Unavailable
-from carpool.frontend.front_link import FrontLink, stalled
-from carpool.frontend.remote_call import RemoteCall
+from carpool.frontend.front_link import FrontLink, RemoteCall, stalled
 from carpool.link.advice import Gate, open_gate
 from carpool.link.asked_fields import NOBODY, Sender
 from carpool.link.door import Ahead, Answer, Catalog, ModelEntry, Slot, nobody_ahead

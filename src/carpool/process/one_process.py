@@ -14,12 +14,11 @@ from carpool.engine.engine_host import EngineHost
 from carpool.engine.model_control import ControlDesk
 from carpool.engine.models.control import Progress
 from carpool.frontend.access.access import Access, all_loopback
-from carpool.frontend.http.app import HttpApp
+from carpool.frontend.http.app import HttpApp, MetricsApp
 from carpool.frontend.http.exchange import App
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_server import HttpServer, check_free, listen
-from carpool.frontend.http.metrics_page import MetricsApp
-from carpool.frontend.http.shared_page import SharedPage
+from carpool.frontend.http.pages import SharedPage
 from carpool.frontend.pictures.workers import threads_for
 from carpool.link.advice import Advice
 from carpool.link.door import Catalog, Door

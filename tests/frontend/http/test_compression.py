@@ -9,14 +9,8 @@ import zlib
 
 import pytest
 
-from carpool.frontend.http.body import Ledger
-from carpool.frontend.http.compression import (
-    MOST_MEMBERS,
-    GatherCompressed,
-    Inflater,
-    choose_encoding,
-    compress,
-)
+from carpool.frontend.http.gathering import MOST_MEMBERS, GatherCompressed, Inflater, Ledger
+from carpool.frontend.http.http_answers import choose_encoding, compress
 from carpool.frontend.http.responses import Fault
 from frontend.http.harness import post, serving, until
 

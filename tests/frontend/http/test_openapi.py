@@ -120,7 +120,7 @@ def test_the_page_is_sound_and_needs_nothing_else(served: FrontEnd) -> None:
 
 
 def test_names_are_never_markup(served: FrontEnd) -> None:
-    from carpool.frontend.http.docs_page import docs_page
+    from carpool.frontend.http.openapi import docs_page
 
     document = openapi(served.door.catalog)
     document["x-carpool-models"] = [{"name": "<b>x</b>`", "version": "<1>", "task": "detect"}]

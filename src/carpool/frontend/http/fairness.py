@@ -17,9 +17,8 @@ from carpool.core.front_shares import FrontLane, LaneKey
 from carpool.core.pacing import Pacer
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, TooLarge, Unsupported, without_stack
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
-from carpool.frontend.http.http_refusals import answer_error, rendered
+from carpool.frontend.http.http_answers import WrongMethod, answer_error, rendered
 from carpool.frontend.http.limits import KIB, MIB
-from carpool.frontend.http.routes import WrongMethod
 from carpool.link.asked_fields import Sender
 from carpool.link.door import ModelEntry
 from carpool.observe.logs import logger
