@@ -2,9 +2,9 @@
 
 import pytest
 
+from carpool.frontend.http.exchange import Fault
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import HeadFinder, KnownHeads, RequestHead
-from carpool.frontend.http.responses import Fault
 
 LIMITS = Limits()
 

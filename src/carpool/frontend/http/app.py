@@ -10,7 +10,7 @@ from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.route_rules import Rule, rule_of
 from carpool.frontend.http import control_routes, document_routes, openapi
 from carpool.frontend.http.document_routes import answer_metrics, missing, per_request
-from carpool.frontend.http.exchange import BodyPlan, Exchange
+from carpool.frontend.http.exchange import BodyPlan, Exchange, Fault
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_answers import WrongMethod
 from carpool.frontend.http.http_service import Handler, Service, Start, Starter
@@ -19,7 +19,6 @@ from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
 from carpool.frontend.http.pages import SharedPage
 from carpool.frontend.http.parsing import RequestHead
-from carpool.frontend.http.responses import Fault
 from carpool.link.door import Door
 from carpool.observe.counters import Block, Table
 
@@ -117,7 +116,7 @@ ROUTES: tuple[Route[Starter], ...] = (
     _get("/console/live", document_routes.console_live),
     _get("/console/{file}", document_routes.console_file),
     _get("/openapi.json", openapi.describe),
-    _get("/docs", openapi.read),
+    _get("/docs", document_routes.docs),
     _get("/health", document_routes.health),
     _get("/metrics", document_routes.metrics),
     _get("/v2", document_routes.server_metadata),

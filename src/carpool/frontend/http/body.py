@@ -6,11 +6,10 @@ import re
 import socket
 from typing import Protocol, cast
 
-from carpool.frontend.http.exchange import BodyPlan, Collect, More, Receive
+from carpool.frontend.http.exchange import BodyPlan, Collect, More, Receive, bad_request
 from carpool.frontend.http.gathering import Gather, GatherCompressed, Ledger, body_encoding, too_large
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import RequestHead
-from carpool.frontend.http.responses import bad_request
 
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t -~\x80-\xff]*)?\r\n")
 _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")

@@ -9,13 +9,12 @@ from carpool import __version__
 from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.frontend import documents
 from carpool.frontend.front_service import is_model_ready, not_serving
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
+from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Collect, Exchange
 from carpool.frontend.http.http_answers import answer_error, choose_encoding
 from carpool.frontend.http.http_service import Handler, Service, Start, Starter, Variables, answer_document
 from carpool.frontend.http.image_reading import read_query
 from carpool.frontend.http.pages import SharedPage, answer_asset, site
 from carpool.frontend.http.parsing import RequestHead
-from carpool.frontend.http.responses import JSON_FIELDS
 from carpool.observe.prometheus import CONTENT_TYPE
 from carpool.wire.head import load_object
 from carpool.wire.v2 import encode_error
@@ -150,6 +149,11 @@ def front_page(_service: Service, exchange: Exchange, _variables: Variables) -> 
         answer_asset(exchange, site()["index.html"], b"vary: accept\r\n")
     else:
         exchange.respond(200, _TEXT_FIELDS, _TEXT)
+
+
+def docs(_service: Service, exchange: Exchange, _variables: Variables) -> None:
+    """The picture routes to read, written by the page itself from /openapi.json."""
+    answer_asset(exchange, site()["docs.html"])
 
 
 def console_file(_service: Service, exchange: Exchange, variables: Variables) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from carpool.errors import without_stack
-from carpool.frontend.http.exchange import Collect, Exchange
-from carpool.frontend.http.responses import Fault, bad_request
+from carpool.frontend.http.exchange import Collect, Exchange, Fault, bad_request
 
 if TYPE_CHECKING:
     from carpool.frontend.http.shared import Shared

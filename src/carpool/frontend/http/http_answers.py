@@ -22,8 +22,7 @@ from carpool.errors import (
     retry_after,
     without_stack,
 )
-from carpool.frontend.http.exchange import Exchange
-from carpool.frontend.http.responses import JSON_FIELDS
+from carpool.frontend.http.exchange import JSON_FIELDS, Exchange
 from carpool.wire.v2 import encode_error
 
 

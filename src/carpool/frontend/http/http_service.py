@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeAlias
 
 import orjson
@@ -11,13 +11,12 @@ import orjson
 from carpool.errors import CarpoolError
 from carpool.frontend.documents import LivePage, ProfileWatch
 from carpool.frontend.front_service import FrontService
-from carpool.frontend.http.exchange import BodyPlan, Exchange
+from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Exchange
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_answers import answer_error, compress
 from carpool.frontend.http.long_json import LongJson
 from carpool.frontend.http.pages import SharedPage
 from carpool.frontend.http.parsing import RequestHead
-from carpool.frontend.http.responses import JSON_FIELDS
 from carpool.link.door import Catalog, Door
 from carpool.observe.columns import BYTES_SENT
 from carpool.observe.counters import Block, Table
@@ -38,23 +37,6 @@ _COMPRESSED_AT_ONCE = 16 * 1024
 _LEVEL = 1  # three times as fast as the usual 6, and little worse on tensors
 
 
-class CatalogPages:
-    """Pages that only the catalogue decides, written once for the one that was asked about last."""
-
-    def __init__(self) -> None:
-        self._catalog: Catalog | None = None
-        self._written: dict[Hashable, bytes] = {}
-
-    def read(self, catalog: Catalog, write: Callable[[Catalog], bytes]) -> bytes:
-        if catalog is not self._catalog:
-            self._catalog = catalog
-            self._written.clear()
-        page = self._written.get(write)
-        if page is None:
-            page = self._written[write] = write(catalog)
-        return page
-
-
 class Service(FrontService):
     def __init__(
         self,
@@ -69,7 +51,7 @@ class Service(FrontService):
         super().__init__("http", door, block, max_body_bytes, picture_threads)
         self.metrics = metrics
         self.fair = fair
-        self.pages = CatalogPages()
+        self.described: tuple[Catalog | None, bytes] = None, b""  # /openapi.json, of the catalogue asked last
         self.live = LivePage(table)
         self.profiles = ProfileWatch(door)
         self.asks_for_keys = False

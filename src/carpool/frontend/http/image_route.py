@@ -17,13 +17,12 @@ from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.call import ClientCall, Times, stopping
 from carpool.frontend.front_service import not_serving
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Collect, Exchange, Receive
 from carpool.frontend.http.http_answers import status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
 from carpool.frontend.http.infer_route import TIMING
 from carpool.frontend.http.parsing import RequestHead as HttpHead
-from carpool.frontend.http.responses import JSON_FIELDS
 from carpool.frontend.packing import AT_ONCE
 from carpool.frontend.pictures.picture_models import PictureModel, task_of
 from carpool.frontend.pictures.sent_pictures import RoutePicture

@@ -10,8 +10,8 @@ import re
 from urllib.parse import unquote_to_bytes
 
 from carpool.frontend.access.keys import Principal
+from carpool.frontend.http.exchange import Fault, bad_request
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.responses import Fault, bad_request
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 _REQUEST_LINE = _TOKEN + rb"++ [!-~]++ HTTP/[0-9]\.[0-9]"

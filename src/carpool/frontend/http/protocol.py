@@ -23,11 +23,20 @@ from typing import cast
 
 from carpool.errors import without_stack
 from carpool.frontend.http.body import Intake, skip_received
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.frontend.http.exchange import (
+    CONTINUE,
+    Body,
+    BodyPlan,
+    Collect,
+    Exchange,
+    Fault,
+    Receive,
+    bad_request,
+    render_head,
+)
 from carpool.frontend.http.gathering import deliver, too_large
 from carpool.frontend.http.limits import KIB, MIB
 from carpool.frontend.http.parsing import HeadFinder, RequestHead
-from carpool.frontend.http.responses import CONTINUE, Body, Fault, bad_request, render_head
 from carpool.frontend.http.shared import BODY_READ, Shared
 
 logger = logging.getLogger(__name__)
@@ -96,7 +105,8 @@ class Connection(asyncio.BufferedProtocol):
         self._secure = transport.get_extra_info("ssl_object") is not None
         # One byte that waits is one too many; over TLS none that waits would already count as 0.
         self._transport.set_write_buffer_limits(high=1 if self._secure else 0)
-        self._peer = peer_of(transport)
+        name = transport.get_extra_info("peername")
+        self._peer = str(name[0]) if isinstance(name, tuple) and name else ""
         refusal = self._shared.enter(self)
         if refusal is not None:
             self._fail(refusal)
@@ -266,10 +276,13 @@ class Connection(asyncio.BufferedProtocol):
         self._busy = True
         try:
             while position < end and self._phase <= BODY:
-                if turns == _REQUESTS_PER_TURN or (position and self._had_its_turn(ends)):
+                if turns == _REQUESTS_PER_TURN or (position and monotonic() >= ends):
                     turns = _REQUESTS_PER_TURN
                     break
                 if self._phase == BODY:
+                    if position and self._intake.chunked and self._shared.turns.left <= 0:
+                        turns = _REQUESTS_PER_TURN  # chunks are dear; requests that are here whole go on
+                        break
                     position = self._take_body(data, position, end)  # of many chunks, a few
                     continue
                 if self._stalled:
@@ -286,12 +299,6 @@ class Connection(asyncio.BufferedProtocol):
             self._keep_for_later(bytes(memoryview(data)[position:end]), turns)
         elif self._phase == BODY:
             self._after_part_of_body(end)
-
-    def _had_its_turn(self, ends: float) -> bool:
-        """Chunks are dear. Requests that are here whole are not held up for those who bring more."""
-        if self._phase == BODY and self._intake.chunked and self._shared.turns.left <= 0:
-            return True
-        return monotonic() >= ends
 
     def _keep_for_later(self, rest: bytes, turns: int) -> None:
         if self._phase >= LINGER:
@@ -387,21 +394,18 @@ class Connection(asyncio.BufferedProtocol):
                 raise too_large(shared.limits.max_body_bytes)
             plan = shared.app.begin(head, exchange)
             if self._phase == BODY and self._exchange is not None:
-                self._start_body(head, plan)
+                intake = self._intake
+                intake.start(head, plan)
+                self._plan = plan
+                self._mark = 0
+                if intake.into is None and not intake.chunked:
+                    self._scratch = shared.body_buffer
+                if head.expects_continue:
+                    self._send(CONTINUE)
         except Exception as error:
             self._failed(error)
         if self._phase == WAITING and self._exchange is exchange:
             self._deliver(plan, now, exchange)
-
-    def _start_body(self, head: RequestHead, plan: BodyPlan) -> None:
-        intake = self._intake
-        intake.start(head, plan)
-        self._plan = plan
-        self._mark = 0
-        if intake.into is None and not intake.chunked:
-            self._scratch = self._shared.body_buffer
-        if head.expects_continue:
-            self._send(CONTINUE)
 
     def _take_body(self, data: bytes | bytearray, position: int, end: int) -> int:
         intake = self._intake
@@ -620,7 +624,7 @@ class Connection(asyncio.BufferedProtocol):
     def _borrow(self) -> socket.socket:
         """The transport's own socket, for what only the kernel can do. Made once: that is a system call."""
         if self._borrowed is None:
-            self._borrowed = borrow(self._descriptor())
+            self._borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=self._descriptor())
         return self._borrowed
 
     def _give_back(self) -> None:
@@ -628,17 +632,6 @@ class Connection(asyncio.BufferedProtocol):
         borrowed, self._borrowed = self._borrowed, None
         if borrowed is not None:
             borrowed.detach()
-
-
-def borrow(descriptor: int) -> socket.socket:
-    """A socket over a descriptor that is another's to close: `detach` it in time."""
-    return socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
-
-
-def peer_of(transport: asyncio.BaseTransport) -> str:
-    """The client's address; nothing for a socket that has none."""
-    name = transport.get_extra_info("peername")
-    return str(name[0]) if isinstance(name, tuple) and name else ""
 
 
 def _rest(views: Sequence[memoryview], sent: int) -> bytes:

@@ -11,11 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
-from carpool.frontend.http.exchange import App
+from carpool.frontend.http.exchange import App, Fault, date_line
 from carpool.frontend.http.gathering import Ledger
 from carpool.frontend.http.limits import KIB, Limits
 from carpool.frontend.http.parsing import KnownHeads
-from carpool.frontend.http.responses import Fault, date_line
 
 if TYPE_CHECKING:
     from carpool.frontend.http.protocol import Connection
