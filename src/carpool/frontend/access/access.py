@@ -207,7 +207,7 @@ class Access:
         ]
         # Each watch begins before the first reading: a change in between is seen by the first look.
         if keys:
-            self._watches.append(FileWatch(keys, self._reload_keys))
+            self._watches.append(FileWatch(keys, lambda: self.guard.reload()))
         if certificates:
             self._watches.append(FileWatch(certificates, self._reload_certificates))
         self.guard: Guard = guard_of(settings, loopback=loopback, over_grpc=over_grpc)
@@ -227,9 +227,6 @@ class Access:
     def close(self) -> None:
         for watch in self._watches:
             watch.close()
-
-    def _reload_keys(self) -> None:
-        self.guard.reload()
 
     def _reload_certificates(self) -> None:
         if self.tls is not None:
