@@ -23,20 +23,10 @@ from carpool.config.rules import nearest, shown
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError, Forbidden, Unauthenticated
 from carpool.frontend.access.keys import Keys, Principal, read_keys
-from carpool.frontend.access.route_rules import Kind, Rule
+from carpool.frontend.access.route_rules import RULES, Kind, Rule
 from carpool.observe.logs import logger
 
-APIS = (
-    "health",
-    "metadata",
-    "inference",
-    "shared-memory",
-    "model-config",
-    "model-repository",
-    "statistics",
-    "trace",
-    "logging",
-)
+APIS = tuple(dict.fromkeys(rule.api for rule in RULES.values() if rule.api))
 GRPC_PREFIX = "triton-grpc-protocol-"
 
 _HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}")

@@ -36,10 +36,7 @@ class Discard:
         self._left = limit
 
     def take(self, piece: memoryview) -> None:
-        self.skip(len(piece))
-
-    def skip(self, count: int) -> None:
-        self._left -= count
+        self._left -= len(piece)
         if self._left < 0:
             raise too_large(self._limit)
 
@@ -193,7 +190,7 @@ class Intake:
     def __init__(self, limits: Limits, ledger: Ledger) -> None:
         self._limits = limits
         self._ledger = ledger
-        self._reader: LengthReader | ChunkedReader | None = None
+        self._reader: BodyReader | None = None
         self._gather: Gather | None = None
         self.into: memoryview | None = None
         self._more: More | None = None

@@ -39,11 +39,7 @@ class Fault(CarpoolError):
         self.status = status
 
     def fields(self) -> bytes:
-        return (
-            JSON_FIELDS + b"retry-after: 1\r\n"
-            if self.status == HTTPStatus.SERVICE_UNAVAILABLE
-            else JSON_FIELDS
-        )
+        return JSON_FIELDS + (b"retry-after: 1\r\n" if self.status == 503 else b"")
 
     def body(self) -> bytes:
         return json.dumps({"error": self.message, "reason": self.reason}).encode()
