@@ -38,7 +38,7 @@ def read_document(kind: type[T], data: bytes) -> T:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
-        return value.name
+        return value.value if isinstance(value, str) else value.name  # also where any str is declared
     if isinstance(value, _SCALARS):
         return value
     if isinstance(value, Path):
@@ -76,7 +76,7 @@ def _read(kind: Any, value: Any) -> Any:
 
 def _read_class(kind: type, value: Any) -> Any:
     if issubclass(kind, enum.Enum) and type(value) is str:
-        return kind[value]
+        return kind(value) if issubclass(kind, str) else kind[value]
     if issubclass(kind, Path) and type(value) is str:
         return Path(value)
     if kind is BatchCurve and type(value) is dict:
