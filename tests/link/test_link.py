@@ -29,8 +29,8 @@ from carpool.link.asked_fields import Sender
 from carpool.link.door import Answer
 from carpool.link.records import MAX_SOURCES, MAX_TEMPLATES, to_frontend
 from carpool.memory.arena import ArenaSlot
+from carpool.memory.layout import ENCODED, FILE_AT, write_file
 from carpool.memory.pulse import HOPELESS_S, STALE_S
-from carpool.memory.slot_files import ENCODED, FILE_AT, write_file
 from carpool.types import Datatype, RequestOptions, Timing
 from carpool.wire.v2 import RequestHead, TensorHead
 from link.echo import MODELS, TIMING, entry
@@ -184,9 +184,9 @@ def test_the_engine_gets_what_the_request_said() -> None:
             client.infer("fixed", FOUR, "hold")
             await until(lambda: len(link.engine.waiting) == 2)
             loose, fixed = link.engine.waiting
-            assert (loose.key, loose.images, loose.priority, loose.timeout) == (2, 2, 3, 0.25)
+            assert (loose.images, loose.priority, loose.timeout) == (2, 3, 0.25)
             assert loose.shape is not None
-            assert (fixed.key, fixed.images, fixed.shape) == (1, 1, None)
+            assert (fixed.images, fixed.shape) == (1, None)
             assert before <= fixed.arrived <= time.monotonic()
             assert fixed.deadline == float("inf")
 
@@ -723,7 +723,7 @@ def test_a_request_for_the_old_engine_goes_to_the_same_model_of_the_new_one() ->
             await until(lambda: client.door.serving)
             asked = client.infer(fixed, FOUR, "hold")
             await until(lambda: new.engine.waiting)
-            assert new.engine.waiting[0].key == 9
+            assert new.engine.together == [(9, 1)]
             new.engine.release()
             assert await asked.output() == FOUR.tolist()
             error = (await client.infer(loose, np.zeros((1, 3), np.uint8)).answer()).error

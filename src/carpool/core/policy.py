@@ -63,6 +63,7 @@ class Policy(Protocol):
 
     by_shape: bool
     preserve_ordering: bool
+    looks_ahead: bool  # else `look_ahead` is not called
     max_images: int  # in one request
     max_queue: int
 

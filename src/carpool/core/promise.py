@@ -23,6 +23,7 @@ class PromisePolicy:
 
     by_shape = True
     preserve_ordering = False
+    looks_ahead = False
 
     def __init__(self, settings: Promise, curve: BatchCurve, constants: Constants = CONSTANTS) -> None:
         self.settings = settings

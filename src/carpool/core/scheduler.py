@@ -190,7 +190,8 @@ class Scheduler:
         if self._replaced:
             decision.given_up, self._replaced = self._replaced, []
         self._expire(now, decision.given_up)
-        self.policy.look_ahead(self, now)
+        if self.policy.looks_ahead:
+            self.policy.look_ahead(self, now)
         kind = self.kind
         for instance in self.instances.idle:
             if not self.lanes.ready:
@@ -320,7 +321,8 @@ class Scheduler:
             if old is not None:
                 self.policy.succeed(old, job)
             self.lanes.ready_now(job, in_place=old is not None and old.lane is job.lane)
-            self.policy.look_ahead(self, now, job)
+            if self.policy.looks_ahead:
+                self.policy.look_ahead(self, now, job)
 
     def _limits(self, job: Job, now: float) -> Refusal | None:
         if job.images > self.policy.max_images:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import orjson
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
-from carpool.link.answer_placement import read_places
 from carpool.link.asked_fields import Sender
 from carpool.link.catalogs import read_catalog
-from carpool.link.door import Answer, Slot
+from carpool.link.door import Answer, Catalog, ModelEntry, Slot
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,
@@ -41,18 +40,15 @@ from carpool.link.records import (
     Outbox,
     ProtocolError,
     RecordReader,
+    SaidSources,
     to_engine,
 )
-from carpool.link.source_numbers import SaidSources
 from carpool.link.templates import Template, Templates
-from carpool.memory.arena import ArenaSlot
-from carpool.memory.places import Place, end_of
+from carpool.memory.arena import Arena, ArenaSlot
+from carpool.memory.layout import TensorPlace, end_of, read_places
 from carpool.observe.logs import logger
 from carpool.types import RequestOptions, Tensor, Timing
 from carpool.wire.v2 import TensorHead, bind
-
-if TYPE_CHECKING:
-    from carpool.frontend.remote_door import RemoteDoor
 
 _log = logger("link")
 _HIGH_WATER = 1 << 20  # some 16,000 submissions that the engine has not read: no use in adding to them
@@ -126,8 +122,9 @@ class RemoteCall:
     def finish(self, answer: Answer) -> None:
         """The engine is done with it. Never raises, since others wait behind it."""
         self.link = self.admitted = None
-        if self.slot is not None:
-            self.slot.release()
+        slot, self.slot = self.slot, None
+        if slot is not None:
+            slot.release()
         done, self.done = self.done, None
         if done is None:
             self.release()
@@ -139,16 +136,33 @@ class RemoteCall:
             self.release()
 
 
+class LinkOwner(Protocol):
+    """Who uses a link, and hears what becomes of it: the door."""
+
+    arena: Arena
+
+    @property
+    def known(self) -> Mapping[int, ModelEntry]:
+        """The entries of this engine, by key."""
+
+    def opened(self, link: FrontLink) -> None: ...
+
+    def renewed(self, catalog: Catalog) -> None: ...
+
+    def lost(self, link: FrontLink, error: str | None) -> None:
+        """`error` says what the engine did wrong; without it, it has died."""
+
+
 class FrontLink(asyncio.Protocol):
     """Lives as long as the engine at its other end."""
 
-    def __init__(self, door: RemoteDoor, loop: asyncio.AbstractEventLoop, max_answer_bytes: int) -> None:
+    def __init__(self, door: LinkOwner, loop: asyncio.AbstractEventLoop, max_answer_bytes: int) -> None:
         self._door = door
         self._loop = loop
         self._memory = door.arena.memory
         self._transport: asyncio.Transport | None = None
         self._reader = RecordReader(TO_FRONTEND, max_answer_bytes + _LIST_BYTES)
-        self._outbox = Outbox(loop)
+        self._outbox = Outbox(loop, self._fail)
         self.templates = Templates(self._outbox.put)
         self._sources = SaidSources(self._outbox.put)
         self.writable = True
@@ -169,10 +183,8 @@ class FrontLink(asyncio.Protocol):
         sender: Sender,
         ready_in: float | None = None,
     ) -> None:
+        """Nothing has happened if this raises."""
         self._number = number = self._number + 1
-        call.number = number
-        call.link = self
-        self._calls[number] = call
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
         template = call.template
@@ -202,12 +214,22 @@ class FrontLink(asyncio.Protocol):
             flags,
         )
         self._outbox.put(record)
+        call.number = number
+        call.link = self
+        self._calls[number] = call
 
     def ready(self, call: RemoteCall) -> None:
-        self._outbox.put(to_engine(READY, call.number))
+        self._say(READY, call)
 
     def cancel(self, call: RemoteCall) -> None:
-        self._outbox.put(to_engine(CANCEL, call.number))
+        self._say(CANCEL, call)
+
+    def _say(self, kind: int, call: RemoteCall) -> None:
+        try:
+            self._outbox.put(to_engine(kind, call.number))
+        except Exception as error:  # the engine would hold its slots for ever
+            _log.exception("link-failed")
+            self._fail(str(error))
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         if len(self._asks) >= MAX_ASKS:
@@ -276,12 +298,14 @@ class FrontLink(asyncio.Protocol):
                 else:
                     self._obey(fields, payload)
         except ProtocolError as error:
-            self._error = str(error)
-            self.close()
+            self._fail(str(error))
         except Exception as error:
             _log.exception("link-failed")
-            self._error = str(error)
-            self.close()
+            self._fail(str(error))
+
+    def _fail(self, why: str) -> None:
+        self._error = why
+        self.close()
 
     # From the engine.
 
@@ -385,5 +409,5 @@ def _settle(future: asyncio.Future[Any], status: int, payload: bytes) -> None:
         future.set_exception(read_failure(status, payload))
 
 
-def _head(place: Place) -> TensorHead:
+def _head(place: TensorPlace) -> TensorHead:
     return TensorHead(place.name, place.datatype, place.shape, place.offset, place.size)

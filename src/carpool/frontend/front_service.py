@@ -19,8 +19,7 @@ from carpool.frontend.client_memory import ClientMemory
 from carpool.frontend.documents import served_versions
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.tracing import Tracer
-from carpool.link.door import Catalog, Door, ModelEntry, Slot
-from carpool.link.model_index import UNLOADED
+from carpool.link.door import UNLOADED, Catalog, Door, ModelEntry, Slot
 from carpool.observe.counters import Block, Row
 from carpool.observe.directory import Slot as CounterRow
 from carpool.observe.logs import logger

@@ -1,13 +1,13 @@
 """What a front end sees of the engine: a catalogue of models, slots for bodies, and one way to infer.
 
-There are two doors with this shape: one into an engine in the same process, one across a link to another.
+`frontend.remote_door` is the one: across a link, whether the engine is in another process or in this one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from carpool.core.job import INFINITY
 from carpool.core.outside import Outside
@@ -34,17 +34,20 @@ class ModelEntry:
     row: tuple[int, int] = (0, 0)  # its row in the shared counters: number, generation
     vision: Mapping[str, Any] | None = None  # how it answers pictures, as JSON; None: it takes only tensors
     choices: Sequence[str] = ()  # what was chosen for it at loading and why, in words
-    elsewhere: bool = False  # it runs in a process beside the engine's, which front ends need not know
+    hosted: bool = False  # it runs in a process beside the engine's, which front ends need not know
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
+class IndexEntry(NamedTuple):
     """A line of the repository index: also models that are not ready, with the reason."""
 
     name: str
-    version: str
-    state: str  # READY, LOADING, UNLOADING, UNAVAILABLE; neither this nor a version if it was never loaded
+    version: str = ""
+    state: str = ""  # READY, LOADING, UNLOADING, UNAVAILABLE; empty, as its version, if it was never loaded
     reason: str = ""
+
+
+UNLOADED = "unloaded"
+"""The reason of a model that somebody took away."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from carpool.frontend.pictures.picture_models import PictureModel, task_of
 from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.link.asked_fields import LATEST
 from carpool.link.door import Answer, Catalog, ModelEntry, Slot
-from carpool.memory.slot_files import FILE_AT, write_length
+from carpool.memory.layout import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure

@@ -19,7 +19,7 @@ from typing import Any
 import carpool.errors
 from carpool.errors import CarpoolError, Unavailable
 from carpool.frontend.packing import prepare
-from carpool.process.interpreter import belong_to_parent
+from carpool.link.child_process import belong_to_parent
 from carpool.types import Signature
 from carpool.wire.v2 import Buffer, RequestHead
 

@@ -19,7 +19,7 @@ import orjson
 from carpool.errors import CarpoolError, InvalidInput, Unsupported
 from carpool.frontend.pictures.picture_models import PictureModel
 from carpool.link.door import ModelEntry
-from carpool.memory.slot_files import FILE_AT, write_file
+from carpool.memory.layout import FILE_AT, write_file
 from carpool.types import Array, Datatype, RequestedOutput, Signature, Tensor, TensorSpec
 from carpool.vision.formats import Buffer, pixels_of_request, read_head, sniff
 from carpool.vision.geometry import Geometry

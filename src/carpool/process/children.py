@@ -1,4 +1,4 @@
-"""The children of the supervisor: `python -m carpool.process.processes engine|frontend CONTROL_FD`.
+"""The children of the supervisor: `python -m carpool.process.children engine|frontend CONTROL_FD`.
 
 A child is told everything over its control socket, and lives no longer than the other end of it. What it runs
 is named by the first message as `module:function`, so that this file knows neither models nor protocols.
@@ -21,11 +21,12 @@ from typing import Any, Protocol
 import uvloop
 
 from carpool.config.server import ServerSettings
-from carpool.engine.links.engine_side import EngineLike, EngineSide
+from carpool.engine.engine_link import EngineSide
+from carpool.engine.link_calls import EngineLike
 from carpool.errors import CarpoolError, ConfigError
 from carpool.frontend.documents import picture_tasks, promises
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.control_messages import Control, Message
+from carpool.link.child_process import Control, Message, belong_to_parent, spare_the_collector, switch_often
 from carpool.link.door import Catalog
 from carpool.memory.arena import Arena, map_memory
 from carpool.memory.gates import GateTable
@@ -35,8 +36,7 @@ from carpool.observe.counters import Table
 from carpool.observe.descriptors import Descriptors
 from carpool.observe.logs import configure, finish, logger
 from carpool.observe.output import keep_stream
-from carpool.process.interpreter import belong_to_parent, spare_the_collector, switch_often
-from carpool.process.log_settings import apply_log_settings
+from carpool.process.shared_settings import apply_log_settings
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -84,6 +84,7 @@ class FrontendParts:
     table: Table
     block: int
     began: float  # when the server did
+    apart: bool = True  # in a process of its own, not in the engine's
 
 
 StartFrontend = Callable[[FrontendParts], Awaitable[Frontend]]

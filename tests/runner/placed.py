@@ -13,29 +13,20 @@ import numpy as np
 import orjson
 
 from carpool.config.model import ModelSignature
-from carpool.engine.hosted.runner_messages import (
-    FAMILY,
-    FROM_RUNNER,
-    IDENTITY,
-    RUN,
-    SEAT,
-    TO_RUNNER,
-    Ending,
-    read_endings,
-)
 from carpool.errors import CarpoolError, InvalidInput, ModelError
 from carpool.link.door import ModelEntry
 from carpool.link.link_failures import read_failure
+from carpool.link.records import FROM_RUNNER, RUN, RUN_PLACE, TEMPLATE, TO_RUNNER, Ending, read_endings
 from carpool.memory.arena import create_memory, map_memory
-from carpool.memory.slot_files import write_file
-from carpool.runner.runner_arenas import Arenas
+from carpool.memory.layout import write_file
 from carpool.runner.runner_instance import RunnerInstance
+from carpool.runner.runner_memory import Arenas
 from carpool.types import Array, Datatype, Signature, TensorSpec
 
 WIDTH = 4
 SLOT = 4096
 ARENA = 7
-FAMILY_NUMBER = 3
+TEMPLATE_NUMBER = 3
 
 
 def signature(width: int = WIDTH, max_batch: int = 8) -> Signature:
@@ -142,8 +133,7 @@ class Stand:
             "encoded": encoded,
         }
         payload = orjson.dumps(document)
-        head = TO_RUNNER.pack(FAMILY, IDENTITY.size + len(payload))
-        self.ours.sendall(head + IDENTITY.pack(FAMILY_NUMBER) + payload)
+        self.ours.sendall(TO_RUNNER.pack(TEMPLATE, len(payload), TEMPLATE_NUMBER) + payload)
 
     def put(self, slot: int, number: float, shift: int = 0) -> None:
         at = slot * SLOT + shift
@@ -158,11 +148,11 @@ class Stand:
         return numbers
 
     def start(self, slots: Sequence[int], capacity: int = SLOT, shift: int = 0) -> None:
-        seats = [
-            SEAT.pack(ARENA, FAMILY_NUMBER, slot * SLOT + shift, (100 + slot) * SLOT, capacity)
+        places = [
+            RUN_PLACE.pack(ARENA, TEMPLATE_NUMBER, slot * SLOT + shift, (100 + slot) * SLOT, capacity)
             for slot in slots
         ]
-        self.ours.sendall(TO_RUNNER.pack(RUN, len(seats) * SEAT.size) + b"".join(seats))
+        self.ours.sendall(TO_RUNNER.pack(RUN, len(places) * RUN_PLACE.size, 0) + b"".join(places))
 
     def end(self, count: int) -> list[Ending]:
         data = bytearray()

@@ -14,14 +14,13 @@ from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.server import ServerSettings
-from carpool.engine.hosted.hosted_model import HostedInstance, HostedLoading
-from carpool.engine.hosted.imported_packages import cache_folders, imported_names
-from carpool.engine.hosted.runner_messages import Failure, as_file, from_file
-from carpool.engine.models.loading import Tell
+from carpool.engine.hosted_model import HostedInstance, HostedLoading
+from carpool.engine.models.loading import ReportStep
+from carpool.engine.runner_documents import Failure, cache_folders, imported_names
 from carpool.errors import ModelError, Unavailable
-from carpool.link.child_process import Child
-from carpool.link.control_messages import Message
+from carpool.link.child_process import Child, Message
 from carpool.link.link_failures import read_failure
+from carpool.link.typed_json import as_file, from_file
 from carpool.memory.arena import create_memory, map_memory
 from carpool.memory.pulse import STALE_S, START_S, Beats, Pulses, Watch, pulse_bytes
 from carpool.observe.logs import logger
@@ -41,7 +40,7 @@ class _Died(Exception):
 
 
 class Runner:
-    """Implements `Elsewhere`. Belongs to the loop's thread, but for `wait_for` and `drop`."""
+    """Implements `ModelHost`. Belongs to the loop's thread, but for `wait_for` and `drop`."""
 
     def __init__(self, settings: ServerSettings, restarted: Callable[[], None] = lambda: None) -> None:
         self.max_answer_bytes = settings.max_body_bytes
@@ -59,7 +58,7 @@ class Runner:
         self._logging: Mapping[str, Any] = {}
         self._loadings = count(1)
         self._questions = count(1)
-        self._asks: dict[int, tuple[asyncio.Future[int], Tell]] = {}
+        self._asks: dict[int, tuple[asyncio.Future[int], ReportStep]] = {}
         self._serving: dict[int, HostedInstance] = {}
         self._pulse_file = create_memory("carpool-runner-pulse", pulse_bytes(1))
         self._pulses = Pulses(map_memory(self._pulse_file))
@@ -97,7 +96,7 @@ class Runner:
     # ---- loading ----------------------------------------------------------------------------------------
 
     def wait_for(
-        self, word: str, kind: type[T], document: object, tell: Tell = lambda _: None, **fields: int
+        self, word: str, kind: type[T], document: object, tell: ReportStep = lambda _: None, **fields: int
     ) -> T:
         """From a thread that may wait: its answer, of that kind. Raises what it says is wrong."""
         asking = self._ask(word, document, tell, fields)
@@ -110,7 +109,7 @@ class Runner:
             why = "the process that runs such models said what cannot be"
             raise ModelError(why, reason="model-died") from None
 
-    async def _ask(self, word: str, document: object, tell: Tell, fields: Mapping[str, int]) -> int:
+    async def _ask(self, word: str, document: object, tell: ReportStep, fields: Mapping[str, int]) -> int:
         """A process that dies while it is asked may die of another model: a new one is asked once more."""
         while not self._closed:
             fresh = self._child is None
@@ -124,7 +123,9 @@ class Runner:
                     raise ModelError(why, reason="model-died") from None
         raise Unavailable("the engine is stopping", reason="stopping")
 
-    async def _question(self, word: str, document: object, tell: Tell, fields: Mapping[str, int]) -> int:
+    async def _question(
+        self, word: str, document: object, tell: ReportStep, fields: Mapping[str, int]
+    ) -> int:
         """The file with its answer."""
         number = next(self._questions)
         answer: asyncio.Future[int] = self._loop.create_future()
@@ -215,6 +216,7 @@ class Runner:
         if kill_after and still >= limit:
             _log.error("runner-hangs", pid=self._child.pid, still_s=round(still, 1))
             self._child.kill()
+            self._life = None  # said once; its end may take a while to be seen
 
     def _set_stalled(self, stalled: bool) -> None:
         if stalled != self.stalled:
@@ -247,7 +249,7 @@ class Runner:
 
     def _heard(self, message: Message) -> None:
         body = message.body
-        if message.word == "told":
+        if message.word == "step":
             ask = self._asks.get(body["ask"])
             if ask is not None:
                 ask[1](body["step"])

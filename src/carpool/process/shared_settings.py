@@ -1,18 +1,110 @@
-"""The v2 trace settings, in the engine: for all models, with what single models have of their own."""
+"""Settings that the protocol can change and that all front ends share: of the log, and of traces."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carpool.config.rules import nearest
-from carpool.engine.engine_host import EngineHost
-from carpool.errors import ConfigError, InvalidInput, NotFound, Unsupported
+from carpool.errors import ConfigError, Forbidden, InvalidInput, NotFound, Unsupported
 from carpool.frontend.tracing import TIMESTAMPS
+from carpool.observe import logs
 from carpool.observe.logs import logger
 from carpool.wire.parameters import shorten
+
+if TYPE_CHECKING:
+    from carpool.engine.engine_host import EngineHost  # front ends have none
+
+Settings = Mapping[str, Any]
+
+_LEVELS = ("debug", "info", "warning", "error")
+_SWITCHES = ("log_info", "log_warning", "log_error")
+_MOST_VERBOSE = 1 << 31
+_FORMATS = ("default", "ISO8601")
+
+
+def log_settings(level: str) -> dict[str, Any]:
+    """What the server starts with."""
+    rank = _LEVELS.index(level)
+    return {
+        "log_file": "",
+        "log_info": rank <= 1,
+        "log_warning": rank <= 2,
+        "log_error": True,
+        "log_verbose_level": int(rank == 0),
+        "log_format": _FORMATS[0],
+    }
+
+
+def apply_log_settings(settings: Settings) -> None:
+    """In this process, from now on; an engine that says nothing of them changes nothing."""
+    if settings:
+        logs.switch(
+            verbose=settings["log_verbose_level"] > 0,
+            info=settings["log_info"],
+            warning=settings["log_warning"],
+            error=settings["log_error"],
+        )
+
+
+class LogSettings:
+    """Answers "log-settings", in the engine."""
+
+    def __init__(self, host: EngineHost, level: str) -> None:
+        self._host = host
+        self._settings = log_settings(level)
+        host.extra["logging"] = self._settings
+        host.on_question("log-settings", self.update)
+
+    async def update(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Change what is given, or nothing if some of it is wrong; the settings in force.
+
+        `admin`: it came with an admin key. `by`: whose.
+        """
+        asked: Settings = arguments.get("settings") or {}
+        for name, value in asked.items():
+            _check(name, value, self._settings)
+        if self._settings["log_error"] and asked.get("log_error") is False and not arguments.get("admin"):
+            raise Forbidden(
+                "log_error is turned off with an admin key only: whoever breaks in would do that first",
+                field="log_error",
+            )
+        if asked:
+            changed = {name: value for name, value in asked.items() if value != self._settings[name]}
+            if changed:
+                logs.tell("engine", "log-settings-changed", **changed, by=arguments.get("by", "anybody"))
+            self._settings = {**self._settings, **asked}
+            apply_log_settings(self._settings)
+            self._host.extra["logging"] = self._settings
+            self._host.publish()
+        return self._settings
+
+
+def _check(name: str, value: object, now: Settings) -> None:
+    if name not in now:
+        raise InvalidInput(f"unknown log setting {shorten(name)}; {nearest(name, now)}", field=name[:80])
+    if name in _SWITCHES:
+        if type(value) is not bool:
+            raise InvalidInput(f"{name} must be true or false", field=name)
+    elif name == "log_verbose_level":
+        if type(value) is not int or not 0 <= value < _MOST_VERBOSE:
+            raise InvalidInput(f"{name} must be an integer of 0 or more; above 0 is verbose", field=name)
+    elif name == "log_format":
+        # Each line gives its time by ISO 8601 in both: clients that write back what they read change nothing.
+        if value not in _FORMATS:
+            raise InvalidInput(
+                f"invalid argument for log_format, got: {str(value)[:80]}; known are {', '.join(_FORMATS)}."
+                " Text or JSON is chosen with --log-format when the server starts",
+                field=name,
+            )
+    elif value != now[name]:
+        raise Unsupported(
+            "log_file cannot be changed over the network: the log goes where the server's stderr goes",
+            field=name,
+        )
+
 
 _GLOBAL = ""
 _DEFAULTS: Mapping[str, Any] = {
@@ -40,8 +132,8 @@ class TraceSettings:
             _check_file(file)
             host.extra["extensions"] = (*host.extra.get("extensions", ()), "trace")
         host.extra["tracing"] = {_GLOBAL: self._in_force(_GLOBAL)}
-        host.teach("trace-settings", self.update)
-        host.teach("trace-places", self.grant)
+        host.on_question("trace-settings", self.update)
+        host.on_question("trace-places", self.grant)
 
     async def update(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Change what is given, or nothing if some of it is wrong; the settings in force for the model."""

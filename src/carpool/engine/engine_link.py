@@ -1,16 +1,19 @@
-"""One front end as the engine sees it. Nothing it says is believed: a lie costs it the link, and no more."""
+"""The engine's end of its links. It believes nothing: a lie costs a front end its link, and no more."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from itertools import chain, islice
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping
 from mmap import mmap
 from time import monotonic
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
-from carpool.engine.links.frontend_calls import Calls
-from carpool.engine.links.questions import Questions
+from carpool.engine.link_calls import Calls, EngineLike, Questions
+from carpool.link.catalogs import write_catalog
+from carpool.link.door import Catalog, ModelEntry
 from carpool.link.records import (
     ASK,
     CANCEL,
@@ -31,11 +34,9 @@ from carpool.link.records import (
     RecordReader,
     to_frontend,
 )
-from carpool.link.served_template import ServedTemplate, read_template
+from carpool.link.templates import ServedTemplate, read_template
+from carpool.memory.arena import map_memory
 from carpool.observe.logs import logger
-
-if TYPE_CHECKING:
-    from carpool.engine.links.engine_side import EngineSide
 
 _log = logger("link")
 _HIGH_WATER = 1 << 20  # unsent bytes above which nothing more is read from that front end
@@ -54,11 +55,11 @@ class EngineLink(asyncio.Protocol):
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._reader = RecordReader(TO_ENGINE, MAX_ASK_BYTES)
-        self._outbox = Outbox(loop)
-        self._calls = Calls(side, frontend, memory, arena, self._outbox, loop)
+        self._outbox = Outbox(loop, self._drop)
+        self._calls = Calls(side.engine, frontend, memory, arena, side.max_answer_bytes, self._outbox, loop)
         self._questions = Questions(frontend, side.answer, self._outbox, loop)
         self._templates: dict[int, ServedTemplate] = {}
-        self._unheard: Iterator[tuple[Fields, bytes]] | None = None  # what it said, for the next turn
+        self._unheard: list[tuple[Fields, bytes]] = []  # what it said, for the next turn
         self._deaf = False  # it does not take its answers
         self.seen = 0
 
@@ -91,7 +92,7 @@ class EngineLink(asyncio.Protocol):
         self._side.closed(self)
         self._templates.clear()
         _log.info("link-closed", frontend=self._frontend, calls=len(self._calls))
-        self._calls.cancel_all()
+        self._calls.end()
 
     def eof_received(self) -> None:
         self.close()  # nobody is left to read what is unsent
@@ -108,33 +109,37 @@ class EngineLink(asyncio.Protocol):
         """Unless it does not take its answers, or has said more than was heard yet."""
         if self._transport is None:
             return
-        if self._deaf or self._unheard is not None:
+        if self._deaf or self._unheard:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        self._hear(self._reader.feed(data))
+        try:
+            records = self._reader.feed(data)
+        except ProtocolError as error:
+            self._drop(str(error))
+        else:
+            self._hear(records)
 
     def _go_on(self) -> None:
-        records, self._unheard = self._unheard, None
-        if records is not None and self._transport is not None:
+        records, self._unheard = self._unheard, []
+        if records and self._transport is not None:
             self._hear(records)
             self._listen()
 
-    def _hear(self, records: Iterator[tuple[Fields, bytes]]) -> None:
+    def _hear(self, records: list[tuple[Fields, bytes]]) -> None:
         """So many in one turn: batches that end, and other front ends, are not to wait for all of a flood."""
         now, templates, take = monotonic(), self._templates, self._calls.take
         try:
-            for fields, payload in islice(records, _AT_ONCE):
+            for fields, payload in records[:_AT_ONCE]:
                 if fields[0] == SUBMIT:
                     take(fields, templates.get(fields[3]), now)
                 else:
                     self._calls.submit()
                     self._obey(fields, payload)
-            first = next(records, None)
-            if first is not None:
-                self._unheard = chain((first,), records)
+            if len(records) > _AT_ONCE:
+                self._unheard = records[_AT_ONCE:]
                 self._listen()
                 self._loop.call_soon(self._go_on)
         except ProtocolError as error:
@@ -173,3 +178,85 @@ class EngineLink(asyncio.Protocol):
             self._templates.clear()
         else:
             raise ProtocolError(f"a record of kind {kind}")
+
+
+_SEEN_WITHIN_S = 5.0  # a front end that takes longer is stuck; it must not hold up an operator
+
+
+class EngineSide:
+    """All links of one engine. `dropped` is told the number of a front end that broke the protocol."""
+
+    def __init__(
+        self, engine: EngineLike, *, max_answer_bytes: int, dropped: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self.engine = engine
+        self.max_answer_bytes = max_answer_bytes
+        self.dropped = dropped
+        self.entries: Mapping[int, ModelEntry] = {}
+        self._links: set[EngineLink] = set()
+        self._arenas = 0
+        self._seen = asyncio.Event()
+        self._catalog = (0, b"")
+        engine.listen(self._publish, self.everyone_saw)
+        self._publish(engine.catalog)
+
+    async def attach(self, frontend: int, sock: socket.socket, arena: int) -> EngineLink:
+        """A new front end: our end of a socket pair, and its arena's file, which is closed once mapped."""
+        self._arenas += 1
+        try:
+            memory = map_memory(arena)
+            self.engine.share(self._arenas, arena)
+        finally:
+            os.close(arena)
+        loop = asyncio.get_running_loop()
+        link = EngineLink(self, frontend, memory, self._arenas, loop)
+        await loop.create_unix_connection(lambda: link, sock=sock)
+        return link
+
+    def close(self) -> None:
+        """End every link; a loop that is closed with one still open can hang."""
+        for link in list(self._links):
+            link.close()
+
+    @property
+    def links(self) -> int:
+        return len(self._links)
+
+    @property
+    def calls(self) -> int:
+        """Those that have not been answered yet."""
+        return sum(link.calls for link in self._links)
+
+    def opened(self, link: EngineLink) -> None:
+        self._links.add(link)
+        link.publish(*self._catalog)
+
+    def closed(self, link: EngineLink) -> None:
+        self._links.discard(link)
+        self.engine.unshare(link.arena)
+        self._seen.set()
+
+    def acknowledged(self) -> None:
+        self._seen.set()
+
+    async def answer(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        """Ask the engine. If that changes the catalogue, every front end has it before the answer leaves."""
+        before = self._catalog[0]
+        answer = await self.engine.ask(what, arguments)
+        if self._catalog[0] != before:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.everyone_saw(self._catalog[0]), _SEEN_WITHIN_S)
+        return answer
+
+    async def everyone_saw(self, number: int) -> None:
+        """Returns when this catalogue, or a later one, is in force at every front end that is connected."""
+        while any(link.seen < number for link in self._links):
+            self._seen.clear()
+            await self._seen.wait()
+
+    def _publish(self, catalog: Catalog) -> None:
+        entries = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
+        self.entries = {entry.key: entry for entry in entries}
+        self._catalog = (catalog.number, write_catalog(catalog))
+        for link in list(self._links):
+            link.publish(*self._catalog)

@@ -1,9 +1,14 @@
-"""Which packages a process has imported, so that one that stands by can import them before it is needed."""
+"""What the engine and the runner say to each other beside batches: documents, which travel as files."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+
+from carpool.config.model import ModelConfig
+from carpool.config.repository import ModelVersion
+from carpool.engine.models.loading import Ready
 
 _MOST = 256
 _DEEP = ("torch._dynamo", "torch._inductor.compile_fx", "torch.export", "triton")
@@ -37,3 +42,42 @@ def cache_folders(cache_dir: Path | None) -> dict[str, str]:
         return {}
     kept = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
     return {variable: str(cache_dir / name) for variable, name in kept.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """Which version to load."""
+
+    config: ModelConfig
+    version: ModelVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """One more instance of what was loaded before, with what was found out then."""
+
+    asked: LoadOrder
+    ready: Ready
+    threads: int | None  # of an instance
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedAs:
+    number: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    ready: Ready
+    threads: int | None
+    opened: list[OpenedAs]
+    packages: list[str]  # that were imported
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """As `link_failures` writes it."""
+
+    status: int
+    text: str

@@ -5,63 +5,158 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.engine.batch_run import BatchResult
-from carpool.engine.hosted.runner_messages import (
-    ALIVE,
-    CLEAN,
-    FAMILY,
-    FORGET,
-    FROM_RUNNER,
-    IDENTITY,
-    MAX_FAMILIES,
-    RUN,
-    SEAT,
-    TO_RUNNER,
-    Asked,
-    OpenedAs,
-    Opening,
-    Prepared,
-    read_endings,
-)
-from carpool.engine.hosted.runner_socket import Wire
-from carpool.engine.models.elsewhere import HearsInstances
-from carpool.engine.models.loading import Ready, Tell
-from carpool.engine.work import Outcome, Seat, Work
+from carpool.engine.batch import BatchResult
+from carpool.engine.models.loading import InstanceEvents, Ready, ReportStep
+from carpool.engine.runner_documents import LoadOrder, OpenedAs, Opening, Prepared
+from carpool.engine.work import Outcome, Work
 from carpool.errors import ModelError
 from carpool.link.link_failures import read_failure
-from carpool.link.records import OK, ProtocolError, RecordReader
+from carpool.link.records import (
+    ALIVE,
+    CLEAN,
+    FROM_RUNNER,
+    MAX_RUNNER_TEMPLATES,
+    OK,
+    RESET,
+    RUN,
+    RUN_PLACE,
+    TEMPLATE,
+    TO_RUNNER,
+    ProtocolError,
+    RecordReader,
+    read_endings,
+)
+from carpool.link.request_place import RequestPlace
 from carpool.observe.logs import logger
 from carpool.types import Timing
 
-if TYPE_CHECKING:
-    from carpool.engine.hosted.runner_client import Runner
+_READ_BYTES = 1 << 18
 
+
+class Wire:
+    """`heard` gets what arrives; `gone` is called once, when the other side has closed or died."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        heard: Callable[[bytes], None],
+        gone: Callable[[], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._loop = loop
+        self._heard = heard
+        self._gone = gone
+        self._unsent = bytearray()
+        self._open = True
+        loop.add_reader(sock.fileno(), self._read)
+
+    def send(self, data: bytes) -> None:
+        """Nothing after it is gone: whoever sends is told of that by `gone`."""
+        if not self._open or self._unsent:
+            self._unsent += data
+            return
+        sent = self._send(data)
+        if sent < len(data):
+            self._unsent += data[sent:]
+            self._loop.add_writer(self._socket.fileno(), self._flush)
+
+    def finish(self) -> None:
+        """Say that nothing more will come; what was sent is still answered."""
+        if self._open and not self._unsent:
+            with suppress(OSError):  # it was faster
+                self._socket.shutdown(socket.SHUT_WR)
+        elif self._open:
+            self._end()  # it does not listen
+
+    def _flush(self) -> None:
+        del self._unsent[: self._send(self._unsent)]
+        if not self._unsent and self._open:
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _send(self, data: bytes | bytearray) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)  # it is gone, which reading tells too
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._heard(data)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+            self._gone()
+
+
+T = TypeVar("T")
 _log = logger("runner")
 _LISTS_BYTES = 64 << 20  # beside the outputs that do not fit their slots: failures, lists
 _SPIN_S = 0.001
 """So long the loop does not sleep for a lone image on a device, which is done by then: waking up would take a
 good part of the time that it took."""
 _ABORT_S = 30.0
-_pack_seat = SEAT.pack
+_pack_place = RUN_PLACE.pack
+
+
+class RunnerProcessLike(Protocol):
+    """The process that models run in, as `Runner` keeps it."""
+
+    max_answer_bytes: int
+    stalled: bool
+
+    def wait_for(
+        self, word: str, kind: type[T], document: object, tell: ReportStep = ..., **fields: int
+    ) -> T: ...
+
+    def stand_by_with(self, packages: object) -> None: ...
+
+    def serve(self, instance: HostedInstance, piece: int, sock: socket.socket) -> None: ...
+
+    def abort(self, instance: HostedInstance) -> None: ...
+
+    def drop(self, instance: HostedInstance) -> None: ...
+
+    def left(self, instance: HostedInstance) -> None: ...
+
+    def kill(self) -> None: ...
 
 
 class HostedLoading:
     """Implements `Loads`: one version, loaded in the runner. Its methods wait, and are not for the loop."""
 
-    def __init__(self, runner: Runner, number: int, config: ModelConfig, version: ModelVersion) -> None:
+    def __init__(
+        self, runner: RunnerProcessLike, number: int, config: ModelConfig, version: ModelVersion
+    ) -> None:
         self._runner = runner
         self._number = number
-        self._asked = Asked(config, version)
+        self._asked = LoadOrder(config, version)
         self._found: tuple[Ready, int | None] | None = None  # and the threads of an instance
 
-    def prepare(self, tell: Tell) -> Ready:
+    def prepare(self, tell: ReportStep) -> Ready:
         found = self._runner.wait_for("prepare", Prepared, self._asked, tell, loading=self._number)
         self._runner.stand_by_with(found.packages)
         self._found = found.ready, found.threads
@@ -81,9 +176,9 @@ class HostedLoading:
 
 
 class HostedInstance:
-    """Implements `RunsElsewhere` and, once it serves, `Executes`."""
+    """Implements `HostedBackend` and, once it serves, `Executes`."""
 
-    def __init__(self, runner: Runner, model: str, number: int, device: str) -> None:
+    def __init__(self, runner: RunnerProcessLike, model: str, number: int, device: str) -> None:
         self._runner = runner
         self._model = model
         self.number = number
@@ -101,7 +196,7 @@ class HostedInstance:
     def responsive(self) -> bool:
         return not self._runner.stalled
 
-    def serve(self, piece: int, hearer: HearsInstances) -> HostedInstance:
+    def serve(self, piece: int, hearer: InstanceEvents) -> HostedInstance:
         self._hearer = hearer
         self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
@@ -116,24 +211,22 @@ class HostedInstance:
         assert self._wire is not None
         self._works = works
         said: list[bytes] = []
-        seats: list[bytes] = []
-        if len(self._known) >= MAX_FAMILIES:
+        places: list[bytes] = []
+        if len(self._known) >= MAX_RUNNER_TEMPLATES:
             self._known.clear()
-            said.append(TO_RUNNER.pack(FORGET, 0))
+            said.append(TO_RUNNER.pack(RESET, 0, 0))
         known = self._known
         for work in works:
-            seat = work.seat
-            assert seat is not None  # the engine lets nothing else in
-            family = seat.family
-            identity = family.identity
+            place = _place(work)
+            template = place.template
+            identity = template.identity
             if identity not in known:
                 known.add(identity)
-                said.append(TO_RUNNER.pack(FAMILY, IDENTITY.size + len(family.payload)))
-                said.append(IDENTITY.pack(identity) + family.payload)
-            seat.held = True
-            seats.append(_pack_seat(seat.arena, identity, seat.offset, seat.output, seat.capacity))
-        said.append(TO_RUNNER.pack(RUN, len(seats) * SEAT.size))
-        self._wire.send(b"".join(said + seats))
+                said += (TO_RUNNER.pack(TEMPLATE, len(template.payload), identity), template.payload)
+            place.held = True
+            places.append(_pack_place(place.arena, identity, place.offset, place.output, place.capacity))
+        said.append(TO_RUNNER.pack(RUN, len(places) * RUN_PLACE.size, 0))
+        self._wire.send(b"".join(said + places))
         if self.device and len(works) == 1:
             self._spins_until = monotonic() + _SPIN_S
             self._spin()
@@ -159,11 +252,10 @@ class HostedInstance:
         self.alive = bool(int(flags) & ALIVE)
         outcomes: list[Outcome] = []
         for work, (status, form, said) in zip(works, read_endings(payload, len(works)), strict=True):
-            seat = work.seat
-            assert seat is not None
-            seat.held = False
+            place = _place(work)
+            place.held = False
             if status == OK:
-                seat.form, seat.payload = form, said
+                place.form, place.payload = form, said
                 outcomes.append(Outcome())
             else:
                 outcomes.append(Outcome(error=read_failure(status, said)))
@@ -188,7 +280,7 @@ class HostedInstance:
 
     def settled(self) -> None:
         for work in self._unsettled:
-            _seat(work).held = False
+            _place(work).held = False
         self._unsettled = ()
 
     def close(self) -> None:
@@ -211,13 +303,13 @@ class HostedInstance:
             self._hearer.lost(self)
             return
         for work in works:
-            _seat(work).held = False
+            _place(work).held = False
         error = ModelError(f"{self._model}: the process that runs it died", reason="model-died")
         outcomes = [Outcome(error=error) for _ in works]
         timing = Timing(batch=sum(work.images for work in works))
         self._hearer.ended(self, BatchResult(outcomes, 0.0, timing, clean=False))
 
 
-def _seat(work: Work) -> Seat:
-    assert work.seat is not None  # the engine lets nothing else in
-    return work.seat
+def _place(work: Work) -> RequestPlace:
+    assert work.place is not None  # the engine lets nothing else in
+    return work.place
