@@ -18,8 +18,11 @@ CarpoolError
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
+
+_LONGEST_WAIT_S = 3600
 
 E = TypeVar("E", bound=BaseException)
 
@@ -130,3 +133,11 @@ class Unavailable(CarpoolError):
 
 class ModelError(CarpoolError):
     reason = "model-error"
+
+
+def retry_after(error: CarpoolError) -> int | None:
+    """When a client that was refused may come back, in whole seconds; None where that would not help."""
+    if isinstance(error, Refused) and error.retry_after_s is not None:
+        seconds = error.retry_after_s
+        return min(max(1, math.ceil(seconds)), _LONGEST_WAIT_S) if math.isfinite(seconds) else 1
+    return 1 if isinstance(error, Unavailable) else None

@@ -11,8 +11,7 @@ import orjson
 import pytest
 from playwright.sync_api import Browser, expect
 
-from carpool.frontend.access.guard import Guard
-from carpool.frontend.access.origins import Names
+from carpool.frontend.access.guard import Guard, Names
 from console.conftest import PATIENCE_MS, find_chromium, watched
 from console.stage import stage
 from frontend.access.key_files import ALICE, api_keys

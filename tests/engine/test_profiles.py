@@ -18,7 +18,7 @@ from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_questions import answer_profile_questions
 from carpool.errors import NotFound
-from carpool.frontend.live_document import LivePage
+from carpool.frontend.documents import LivePage
 from carpool.link.catalogs import read_catalog, write_catalog
 from carpool.link.door import Catalog, Door
 from carpool.observe.counters import Table, table_bytes

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from carpool.errors import NotFound
-from carpool.frontend import model_lookup as lookup
-from carpool.frontend.model_lookup import look_up
+from carpool.frontend import front_service as lookup
+from carpool.frontend.front_service import look_up
 from carpool.link.door import Catalog, ModelEntry
 from carpool.types import Signature
 from frontend.fake_door import FakeDoor

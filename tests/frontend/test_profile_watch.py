@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from carpool.errors import NotFound
-from carpool.frontend.profile_watch import _MOST_KEPT, ProfileWatch
+from carpool.frontend.documents import _MOST_KEPT, ProfileWatch
 from carpool.types import Datatype
 from frontend.fake_door import FakeDoor, echo
 

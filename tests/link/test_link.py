@@ -762,7 +762,7 @@ def test_a_callback_that_raises_harms_nobody_else() -> None:
                 raise RuntimeError("the front end exploded")
 
             first = client.infer("fixed", FOUR, "hold")
-            first.call._done = fail
+            first.call.done = fail
             second = client.infer("fixed", FOUR, "hold")
             await until(lambda: len(link.engine.waiting) == 2)
             link.engine.release()

@@ -1,14 +1,24 @@
-"""The v2 protocol's documents, which HTTP and gRPC share, as pure functions of the catalogue."""
+"""What can be read of a server: the v2 protocol's documents, which HTTP and gRPC share, as pure functions of
+the catalogue; and what the console polls, of the shared counters and of the profiles that somebody looks at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, TypeAlias
 
 import orjson
 
-from carpool.errors import InvalidInput, NotFound
-from carpool.link.door import Catalog, IndexEntry, ModelEntry
+from carpool import __version__
+from carpool.errors import CarpoolError, InvalidInput, NotFound
+from carpool.link.door import Catalog, Door, IndexEntry, ModelEntry
+from carpool.observe import live
+from carpool.observe.counters import Table
+from carpool.observe.directory import MODEL_ROWS
 from carpool.types import TensorSpec
 from carpool.wire.parameters import shorten
 
@@ -27,6 +37,15 @@ EXTENSIONS = (
 """Only what always works: clients switch features on by this list. The catalogue adds what settings allow."""
 
 _READY = "READY"
+_FRESH_S = 0.5  # however many pages are open, the counters are summed twice a second at most
+_LONGEST_REASON = 300
+_MOST_MODELS = MODEL_ROWS
+_PROFILE_FRESH_S = 1.5
+_PATIENCE_S = 5.0
+_MOST_KEPT = 64  # models that pages looked at last
+
+_Known: TypeAlias = tuple[int, str, str]
+"""A model's key, name and version: an engine that was restarted gives the same keys to others."""
 
 
 def server_metadata(version: str, catalog: Catalog) -> Document:
@@ -112,3 +131,128 @@ def _index_line(line: IndexEntry) -> Document:
     if line.reason:
         document["reason"] = line.reason
     return document
+
+
+class LivePage:
+    """One per front end. What it says is at most half a second old."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._started = time.monotonic()
+        self._made_at = -_FRESH_S
+        self._made = b""
+
+    def read(self, door: Door) -> bytes:
+        now = time.monotonic()
+        if now - self._made_at >= _FRESH_S:
+            self._made = orjson.dumps(self.document(door, now))
+            self._made_at = now
+        return self._made
+
+    def document(self, door: Door, now: float) -> Document:
+        catalog = door.catalog
+        lines = sorted(catalog.index, key=_by_name)
+        counts = {(row.model, row.version): row.cells for row in self._table.models()}
+        models = []
+        for line in lines[:_MOST_MODELS]:
+            cells = counts.get((line.name, line.version))
+            known = None if cells is None else live.model_counts(cells)
+            models.append(_model(catalog, line) | {"counts": known})
+        return {
+            "time": time.time(),
+            "clock": now,  # monotonic: what rates are taken over
+            "bounds": live.BOUNDS,
+            "server": {
+                "version": __version__,
+                "uptime_s": round(now - self._started, 3),
+                "ready": door.serving and catalog.ready and catalog.able,
+                "serving": door.serving,
+                **live.server_counts(self._table.server()),
+            },
+            "models": models,
+            "left_out": max(0, len(lines) - _MOST_MODELS),
+        }
+
+
+def with_profile(page: bytes, profile: Document | None) -> bytes:
+    """The same page for somebody who looks at one model: the rest of it is shared, and written once."""
+    return b'%b,"profile":%b}' % (page[:-1], orjson.dumps(profile))
+
+
+def _by_name(line: IndexEntry) -> tuple[str, int, str]:
+    return line.name, len(line.version), line.version  # numbers in their order
+
+
+def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
+    """A line of the index, with what is known about it once it serves."""
+    said = {"name": line.name, "version": line.version, "state": line.state}
+    reason = line.reason[:_LONGEST_REASON]
+    entry = catalog.entries.get((line.name, line.version))
+    if entry is None:
+        return {**said, "reason": reason}
+    return {
+        **said,
+        "reason": reason,
+        "newest": catalog.newest.get(entry.name) is entry,
+        "task": _task(entry),
+        "platform": entry.platform,
+        "mode": entry.mode,
+        "slo_ms": None if entry.slo is None else round(entry.slo * 1e3, 3),
+        "max_batch": entry.signature.max_batch,
+        "choices": list(entry.choices),
+    }
+
+
+def _task(entry: ModelEntry) -> str | None:
+    """What the model does with a picture; None for one that takes only tensors."""
+    return None if entry.vision is None else str(entry.vision["task"])
+
+
+@dataclass(slots=True)
+class _Watched:
+    document: Document | None = None
+    asked_at: float = float("-inf")
+    asking: asyncio.Task[None] | None = None
+
+
+class ProfileWatch:
+    """One per front end, in its loop's thread. Nobody waits here: the next look finds what came meanwhile."""
+
+    def __init__(self, door: Door, clock: Callable[[], float] = monotonic) -> None:
+        self._door = door
+        self._clock = clock
+        self._watched: dict[_Known, _Watched] = {}  # those that were looked at last are last
+
+    def look(self, name: str, version: str) -> Document | None:
+        """What the engine last said of a model that serves; None before it said anything, and of others."""
+        catalog = self._door.catalog
+        entry = catalog.entries.get((name, version)) if version else catalog.newest.get(name)
+        if entry is None or not self._door.serving:
+            return None
+        known = (entry.key, entry.name, entry.version)
+        found = self._watched[known] = self._watched.pop(known, _Watched())
+        if found.asking is None and self._clock() - found.asked_at >= _PROFILE_FRESH_S:
+            found.asked_at = self._clock()
+            found.asking = asyncio.get_running_loop().create_task(self._ask(entry, found))
+        while len(self._watched) > _MOST_KEPT:
+            self._forget(next(iter(self._watched)))
+        return found.document
+
+    async def _ask(self, entry: ModelEntry, found: _Watched) -> None:
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                asked = {"name": entry.name, "version": entry.version}
+                found.document = await self._door.ask("profile", asked)
+        except (CarpoolError, TimeoutError):
+            found.document = None  # it left meanwhile, or the engine did: better nothing than what was
+        finally:
+            found.asking = None
+
+    def _forget(self, known: _Known) -> None:
+        task = self._watched.pop(known).asking
+        if task is not None:
+            task.cancel()
+
+    def close(self) -> None:
+        for known in list(self._watched):
+            self._forget(known)

@@ -67,7 +67,7 @@ class RemoteCall:
     While inputs are still to come their slot is not the call's: it is given with `ready`.
     """
 
-    __slots__ = ("_done", "admitted", "expires", "link", "number", "output", "slot", "template")
+    __slots__ = ("admitted", "done", "expires", "link", "number", "output", "slot", "template")
 
     template: Template  # from here on set before it is submitted
     number: int
@@ -79,7 +79,7 @@ class RemoteCall:
         admitted: Callable[[], None] | None = None,
     ) -> None:
         self.slot = slot
-        self._done: Callable[[Answer], None] | None = done
+        self.done: Callable[[Answer], None] | None = done  # None: nobody waits for it any more
         self.admitted = admitted
         self.output: ArenaSlot | None = None
         self.link: FrontLink | None = None  # while the engine has it
@@ -93,7 +93,7 @@ class RemoteCall:
             slot.release()
 
     def cancel(self) -> None:
-        wanted, self._done = self._done is not None, None
+        wanted, self.done = self.done is not None, None
         if self.link is None:
             self.release()
         elif wanted:
@@ -102,7 +102,7 @@ class RemoteCall:
     def give_up(self, error: CarpoolError) -> None:
         """Answer without the engine, which may still touch the memory: it is kept until the engine says that
         it is done with it, or is gone. Never raises."""
-        done, self._done = self._done, None
+        done, self.done = self.done, None
         if done is not None and self.link is not None:
             self.link.cancel(self)
             try:
@@ -119,17 +119,13 @@ class RemoteCall:
         if self.slot is not None:
             self.slot.release()
 
-    @property
-    def wanted(self) -> bool:
-        return self._done is not None
-
     def finish(self, answer: Answer) -> None:
         """The engine is done with it. Never raises, since others wait behind it."""
         self.link = self.admitted = None
         slot, self.slot = self.slot, None
         if slot is not None:
             slot.release()
-        done, self._done = self._done, None
+        done, self.done = self.done, None
         if done is None:
             self.release()
             return
@@ -250,13 +246,13 @@ class FrontLink(asyncio.Protocol):
     def look_at_time(self, now: float, *, hopeless: bool) -> None:
         """Answer who should have had an answer by now; everybody, if there is no hope for the engine."""
         if hopeless:
-            for call in [call for call in self._calls.values() if call.wanted]:
+            for call in [call for call in self._calls.values() if call.done is not None]:
                 call.give_up(stalled())
             for future in self._asks.values():
                 if not future.done():
                     future.set_exception(stalled())
             return
-        for call in [call for call in self._calls.values() if call.expires < now and call.wanted]:
+        for call in [call for call in self._calls.values() if call.expires < now and call.done is not None]:
             call.give_up(_too_late(call.template.entry.name))
 
     def close(self) -> None:
@@ -321,7 +317,7 @@ class FrontLink(asyncio.Protocol):
         answer = Answer(timing=Timing(queue, input_s, infer_s, output_s, batch), sent=sent)
         if sent > 0.0:
             answer.outside = call.template.outside
-        if call.wanted:
+        if call.done is not None:
             try:
                 if status != OK:
                     answer.error = read_failure(status, payload, call.template.entry.name)
@@ -341,7 +337,7 @@ class FrontLink(asyncio.Protocol):
         if call is None:
             raise ProtocolError(f"call {number} is let in, which is not open")
         admitted, call.admitted = call.admitted, None
-        if admitted is not None and call.wanted:
+        if admitted is not None and call.done is not None:
             admitted()
 
     def _declared(self, call: RemoteCall) -> Sequence[Tensor]:

@@ -8,19 +8,25 @@ said. A share for each peer's address was rejected: behind a proxy all clients h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from heapq import nlargest
+from itertools import islice
 
-from carpool.errors import Unavailable
+from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.client_memory import ClientMemory
-from carpool.frontend.model_lookup import look_up
+from carpool.frontend.documents import served_versions
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.tracing import Tracer
-from carpool.link.door import Catalog, Door, ModelEntry, Slot
+from carpool.link.door import UNLOADED, Catalog, Door, ModelEntry, Slot
 from carpool.observe.counters import Block, Row
 from carpool.observe.directory import Slot as CounterRow
 from carpool.observe.logs import logger
 
+_LONGEST_SHOWN = 80
+_MOST_COMPARED = 5
+_MOST_LOOKED_AT = 200
 _THREADS = 2  # few, so that long bodies and answers leave cores to the rest
 _PLENTY = 0.25  # of all memory: up to here nobody looks at who takes it
 _FIRST_BYTES = 16 * 1024  # so that 4,096 connections that send nothing hold a quarter of the usual 256 MiB
@@ -28,6 +34,67 @@ _GROWTH = 4  # bytes copied per byte of a body: at most a third
 
 MakeRoom = Callable[[], bool]
 """Cuts off another body that comes too slowly; False if none does."""
+
+
+def look_up(door: Door, name: str, version: str = "") -> ModelEntry:
+    """The version asked for or the newest; raises `NotFound`, or `Unavailable` when it may come."""
+    catalog = door.catalog
+    entry = catalog.entries.get((name, version)) if version else catalog.newest.get(name)
+    if entry is None:
+        raise not_serving() if not door.serving else _absent(catalog, name, version)
+    return entry
+
+
+def is_model_ready(door: Door, entry: ModelEntry) -> bool:
+    """Whether it could run a request now."""
+    return door.serving and entry.key not in door.catalog.down
+
+
+def not_serving() -> Unavailable:
+    return Unavailable(
+        "the server is starting, draining or restarting its engine, or the engine does not respond",
+        reason="not-serving",
+    )
+
+
+def _absent(catalog: Catalog, name: str, version: str) -> CarpoolError:
+    """In Triton's words, which clients match on, and then what we know beyond them."""
+    shown = name if len(name) <= _LONGEST_SHOWN else name[:_LONGEST_SHOWN] + "…"
+    asked = f"Request for unknown model: '{shown}'"
+    if version:
+        asked += f" version {version[:_LONGEST_SHOWN]}"
+    not_ready = f"{asked} is not at ready state" if version else f"{asked} has no available versions"
+    lines = [line for line in catalog.index if line.name == name and version in ("", line.version)]
+    for line in lines:
+        if line.state in ("LOADING", "UNAVAILABLE") and line.reason != UNLOADED:
+            why = f": {line.reason}" if line.reason else ""
+            return Unavailable(f"{not_ready}; it is {line.state.lower()}{why}", reason="model-not-ready")
+    was_loaded = any(line.state for line in lines)
+    if name in catalog.newest:
+        served = ", ".join(served_versions(catalog, name))
+        sentence = not_ready if was_loaded else f"{asked} is not found"
+        return NotFound(f"{sentence}; it serves {served}", reason="unknown-version")
+    if was_loaded:
+        return NotFound(f"{not_ready}; it is not loaded", reason="model-not-loaded")
+    if lines:
+        return NotFound(
+            f"{asked} is not found; it is in the repository, but not loaded", reason="model-not-loaded"
+        )
+    near = _nearest(shown, catalog)
+    hint = f"; did you mean '{near}'?" if near else ""
+    return NotFound(f"{asked} is not found{hint}", reason="unknown-model")
+
+
+def _nearest(name: str, catalog: Catalog) -> str | None:
+    """What may have been meant. Comparing two names takes as long as refusing a request, so only a few of
+    many are compared: those with the most letters in common."""
+    known: Iterable[str] = catalog.newest
+    if len(catalog.newest) > _MOST_COMPARED:
+        letters = set(name)
+        first = islice(catalog.newest, _MOST_LOOKED_AT)
+        known = nlargest(_MOST_COMPARED, first, key=lambda one: len(letters.intersection(one)))
+    near = difflib.get_close_matches(name, known, n=1)
+    return near[0] if near else None
 
 
 class FrontService:

@@ -43,28 +43,24 @@ class RemoteDoor:
         self._broken = broken
         self._loop = asyncio.get_running_loop()
         self._link: FrontLink | None = None
-        self._catalog = Catalog()
+        self.catalog = Catalog()
         self._known: Mapping[int, ModelEntry] = {}
         self._draining = False
         self._still = 0.0  # for how long the engine has stood still
         self._listeners: list[Callable[[Catalog], None]] = []
 
     @property
-    def catalog(self) -> Catalog:
-        return self._catalog
-
-    @property
     def serving(self) -> bool:
         return (
             self._link is not None
-            and self._catalog.number > 0
+            and self.catalog.number > 0
             and not self._draining
             and self._still < STALE_S
         )
 
     def watch(self, listener: Callable[[Catalog], None]) -> None:
         self._listeners.append(listener)
-        listener(self._catalog)
+        listener(self.catalog)
 
     def advise(self, gate: Gate) -> None:
         """Ask this before a body is read."""
@@ -171,7 +167,7 @@ class RemoteDoor:
         self._forget()
 
     def renewed(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+        self.catalog = catalog
         entries = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
         self._known = {entry.key: entry for entry in entries}
         for listener in self._listeners:
@@ -191,7 +187,7 @@ class RemoteDoor:
 
     def _forget(self) -> None:
         """The old catalogue can still be looked at, but nothing is served from it."""
-        self._catalog = replace(self._catalog, number=0, ready=False)
+        self.catalog = replace(self.catalog, number=0, ready=False)
         self._known = {}
 
     # The less common ways of a request.
@@ -212,9 +208,9 @@ class RemoteDoor:
     def _current(self, entry: ModelEntry) -> ModelEntry:
         """A request can outlive what it was meant for: a model that was loaded again and has no riders left,
         or the engine itself, and another one numbers anew. What serves in its place may take it."""
-        if not self._catalog.number:
+        if not self.catalog.number:
             raise _restarted()
-        now = self._catalog.entries.get((entry.name, entry.version))
+        now = self.catalog.entries.get((entry.name, entry.version))
         if now is None:
             raise NotFound(f"model '{entry.name}' version {entry.version} is not loaded any more")
         if not now.signature.is_like(entry.signature):

@@ -10,15 +10,13 @@ import orjson
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from carpool.frontend.access.guard import Guard
-from carpool.frontend.access.origins import Names
+from carpool.frontend.access.guard import Guard, Names
 from carpool.frontend.access.route_rules import RULES, Kind, rule_of
 from carpool.frontend.grpc.grpc_calls import CALLS
 from carpool.frontend.grpc.grpc_handlers import HEALTH, SERVICE
-from carpool.frontend.http.app import ROUTES
+from carpool.frontend.http.app import ROUTES, MetricsApp
 from carpool.frontend.http.fairness import Fairness
-from carpool.frontend.http.metrics_page import MetricsApp
-from carpool.frontend.http.shared_page import SharedPage
+from carpool.frontend.http.pages import SharedPage
 from frontend.access.key_files import ALICE, BOB, ROOT, admin_keys, api_keys, write
 from frontend.grpc.front_end import front_end as grpc_front_end
 from frontend.http.front_end import error_of, front_end, image_body, infer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carpool.errors import Forbidden
-from carpool.frontend.access.origins import Names
+from carpool.frontend.access.guard import Names
 
 LOOPBACK = [
     "localhost",

@@ -6,8 +6,7 @@ import grpc
 import pytest
 
 from carpool.errors import ConfigError
-from carpool.frontend.access.guard import Guard
-from carpool.frontend.access.restricted import APIS, Wanted, read_restrictions
+from carpool.frontend.access.guard import APIS, Guard, Wanted, read_restrictions
 from carpool.frontend.access.route_rules import RULES, Kind
 from frontend.grpc.front_end import front_end as grpc_front_end
 from frontend.http.front_end import error_of, front_end

@@ -13,9 +13,9 @@ import h11
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from carpool.frontend.http.exchange import Fault
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import HeadFinder, parse_head
-from carpool.frontend.http.responses import Fault
 
 LIMITS = Limits(max_body_bytes=1 << 20)
 LONGEST_BODY = 5_000  # is sent to h11 to see where it ends

@@ -14,10 +14,9 @@ import pytest
 
 from carpool.errors import NotFound
 from carpool.frontend.documents import EXTENSIONS
-from carpool.frontend.http.app import ROUTES
+from carpool.frontend.http.app import ROUTES, MetricsApp
 from carpool.frontend.http.fairness import Fairness
-from carpool.frontend.http.metrics_page import MetricsApp
-from carpool.frontend.http.shared_page import SharedPage
+from carpool.frontend.http.pages import SharedPage
 from carpool.link.door import IndexEntry
 from frontend.http.front_end import FrontEnd, error_of, front_end, image_body, infer
 from frontend.http.harness import Client, Response, serving, until

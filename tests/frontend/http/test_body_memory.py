@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from carpool.frontend.http.largest_body import LargestBody
+from carpool.frontend.http.infer_route import LargestBody
 from carpool.types import Datatype, TensorSpec
 from frontend.fake_door import FakeModel, echo
 from frontend.http.front_end import (

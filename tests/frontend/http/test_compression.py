@@ -9,15 +9,9 @@ import zlib
 
 import pytest
 
-from carpool.frontend.http.body import Ledger
-from carpool.frontend.http.compression import (
-    MOST_MEMBERS,
-    GatherCompressed,
-    Inflater,
-    choose_encoding,
-    compress,
-)
-from carpool.frontend.http.responses import Fault
+from carpool.frontend.http.exchange import Fault
+from carpool.frontend.http.gathering import MOST_MEMBERS, GatherCompressed, Inflater, Ledger
+from carpool.frontend.http.http_answers import choose_encoding, compress
 from frontend.http.harness import post, serving, until
 
 GZIP = b"Content-Encoding: gzip\r\n"

@@ -2,10 +2,9 @@
 
 import pytest
 
-from carpool.frontend.http.known_heads import KnownHeads
+from carpool.frontend.http.exchange import Fault
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import HeadFinder, RequestHead
-from carpool.frontend.http.responses import Fault
+from carpool.frontend.http.parsing import HeadFinder, KnownHeads, RequestHead
 
 LIMITS = Limits()
 

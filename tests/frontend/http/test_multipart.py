@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import CarpoolError, InvalidInput, TooLarge
-from carpool.frontend.http.multipart import MAX_PARTS, read_boundary, read_form
+from carpool.frontend.http.image_reading import MAX_PARTS, read_boundary, read_form
 
 BOUNDARY = b"----x7"
 

@@ -7,9 +7,9 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
+from carpool.frontend.http.exchange import Fault
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import HeadFinder, RequestHead, parse_head
-from carpool.frontend.http.responses import Fault
 from frontend.http.harness import PATIENCE, Client, PathApp, Serving, post, serving
 
 

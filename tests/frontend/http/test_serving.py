@@ -12,10 +12,9 @@ import pytest
 
 from carpool.config.server import LOCALHOST
 from carpool.errors import ConfigError
-from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.exchange import Exchange, render_fields
 from carpool.frontend.http.http_server import HttpServer, check_free, listen
 from carpool.frontend.http.parsing import RequestHead
-from carpool.frontend.http.responses import render_fields
 from frontend.http.harness import PATIENCE, PathApp, Serving, serving
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"

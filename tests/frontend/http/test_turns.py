@@ -9,15 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from carpool.frontend.http import connection as connection_module
-from carpool.frontend.http import turns as turns_module
-from carpool.frontend.http.connection import Connection
+from carpool.frontend.http import protocol as connection_module
+from carpool.frontend.http import shared as turns_module
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import RequestHead
-from carpool.frontend.http.shared import BODY_READ, Shared
-from carpool.frontend.http.turns import Turns
-from carpool.frontend.http.unread import Unread
+from carpool.frontend.http.protocol import Connection
+from carpool.frontend.http.shared import BODY_READ, Shared, Turns, Unread
 from frontend.http.harness import PathApp, ignore, post
 
 MIB = 1 << 20

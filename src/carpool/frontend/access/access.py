@@ -1,17 +1,198 @@
-"""All that stands between the network and a front end: built from the settings, kept up to date."""
+"""All that stands between the network and a front end, built from the settings and kept up to date.
+
+A certificate is tried in a handshake with itself before anybody meets it, so that one that is half written,
+expired or mismatched never replaces one that works.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
+import os
 import socket
 import ssl
-from collections.abc import Iterable
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from carpool.config.server import ServerSettings
-from carpool.frontend.access.file_watch import FileWatch
+from carpool.errors import ConfigError
 from carpool.frontend.access.guard import Guard, guard_of, restrictions_of
 from carpool.frontend.access.keys import read_keys
-from carpool.frontend.access.tls import Tls, read_pair
+from carpool.observe.logs import logger
+
+log = logger("access")
+
+_MOST_BYTES = 1 << 20
+_MOST_STEPS = 10  # of a handshake, there and back
+
+_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Pair:
+    """PEM, as it was read at one moment. `client_ca` signs whoever may connect; empty: anybody may."""
+
+    cert: bytes
+    key: bytes
+    client_ca: bytes = b""
+
+
+class Tls:
+    """What new connections are met with. `pair` is replaced as a whole: gRPC's threads read it, too."""
+
+    def __init__(self, cert_file: str, key_file: str, client_ca_file: str = "") -> None:
+        """Raises `ConfigError` for files that will not do."""
+        self._files = cert_file, key_file, client_ca_file
+        self.pair, until = read_pair(*self._files)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        _use(self.context, self.pair)
+        log.info("certificate-read", file=cert_file, until=until)
+        if Path(key_file).stat().st_mode & stat.S_IROTH:
+            log.warning("private-key-readable", file=key_file, why="everybody on this machine can read it")
+
+    def reload(self) -> None:
+        """The files have changed. Connections that are open keep what they began with."""
+        try:
+            self.pair, until = read_pair(*self._files)
+        except ConfigError as error:
+            log.error("certificate-not-read", error=error.message, keeps="the one before")
+            return
+        _use(self.context, self.pair)
+        log.info("certificate-read", file=self._files[0], until=until)
+
+
+def read_pair(cert_file: str, key_file: str, client_ca_file: str = "") -> tuple[Pair, str]:
+    """With the time until when it is valid; raises `ConfigError`."""
+    client_ca = _bytes_of(client_ca_file) if client_ca_file else b""
+    pair = Pair(_bytes_of(cert_file), _bytes_of(key_file), client_ca)
+    if client_ca:
+        with _in_words(client_ca_file):
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=_text(client_ca))
+    with _in_words(f"{cert_file} with {key_file}"):
+        return pair, _tried(pair)
+
+
+def _bytes_of(file: str) -> bytes:
+    try:
+        with Path(file).open("rb") as opened:
+            content = opened.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from None
+    if len(content) > _MOST_BYTES:
+        raise ConfigError(f"{file}: over {_MOST_BYTES} bytes is no certificate")
+    return content
+
+
+@contextlib.contextmanager
+def _in_words(files: str) -> Iterator[None]:
+    try:
+        yield
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigError(f"{files}: clients would refuse it: {error.verify_message}") from None
+    except (ssl.SSLError, ValueError) as error:
+        why = (getattr(error, "reason", None) or "not PEM").replace("_", " ").lower()
+        raise ConfigError(f"{files}: not a certificate and its key: {why}") from None
+
+
+def _text(pem: bytes) -> str:
+    return pem.decode("ascii", "strict")
+
+
+def _use(context: ssl.SSLContext, pair: Pair) -> None:
+    """For the handshakes from now on. The bytes were tried before: what is in the files may be newer."""
+    with _file_of(pair.cert) as cert, _file_of(pair.key) as key:
+        context.load_cert_chain(cert, key, password=_no_password)
+    context.set_alpn_protocols(["http/1.1"])
+    if pair.client_ca:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=_text(pair.client_ca))
+
+
+def _no_password() -> str:
+    """Never asked for at the terminal: nobody may be there."""
+    raise ValueError("the key has a password")
+
+
+@contextlib.contextmanager
+def _file_of(content: bytes) -> Iterator[str]:
+    """The library reads files only. This one is in memory, and no other program's."""
+    descriptor = os.memfd_create("carpool-tls", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _tried(pair: Pair) -> str:
+    """Until when it is valid, found out as a client does who trusts this certificate and no other."""
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _use(server_side, Pair(pair.cert, pair.key))
+    client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_side.check_hostname = False
+    client_side.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client_side.load_verify_locations(cadata=_text(pair.cert))
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = server_side.wrap_bio(to_server, to_client, server_side=True)
+    client = client_side.wrap_bio(to_client, to_server)
+    for _ in range(_MOST_STEPS):
+        done = [_step(side) for side in (client, server)]
+        if all(done):
+            break
+    found = client.getpeercert() or {}
+    return str(found.get("notAfter", ""))
+
+
+def _step(side: ssl.SSLObject) -> bool:
+    try:
+        side.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True
+
+
+class FileWatch:
+    """Calls `changed` in its loop's thread. By time, size and inode: a link that points elsewhere counts."""
+
+    def __init__(self, files: Sequence[str], changed: Callable[[], None]) -> None:
+        self._files = files
+        self._changed = changed
+        self._seen = self._stamps()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._look_in_time)
+
+    def look(self) -> None:
+        stamps = self._stamps()
+        if stamps != self._seen:
+            self._seen = stamps  # before it is read: what is written meanwhile is seen the next time
+            self._changed()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_in_time(self) -> None:
+        try:
+            self.look()
+        except Exception:  # the next look must come
+            log.exception("file-watch-failed")
+        self.start()
+
+    def _stamps(self) -> list[tuple[int, ...]]:
+        return [_stamp(file) for file in self._files]
+
+
+def _stamp(file: str) -> tuple[int, ...]:
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode
 
 
 class Access:
@@ -26,7 +207,7 @@ class Access:
         ]
         # Each watch begins before the first reading: a change in between is seen by the first look.
         if keys:
-            self._watches.append(FileWatch(keys, self._reload_keys))
+            self._watches.append(FileWatch(keys, lambda: self.guard.reload()))
         if certificates:
             self._watches.append(FileWatch(certificates, self._reload_certificates))
         self.guard: Guard = guard_of(settings, loopback=loopback, over_grpc=over_grpc)
@@ -46,9 +227,6 @@ class Access:
     def close(self) -> None:
         for watch in self._watches:
             watch.close()
-
-    def _reload_keys(self) -> None:
-        self.guard.reload()
 
     def _reload_certificates(self) -> None:
         if self.tls is not None:

@@ -1,23 +1,40 @@
-"""Decides whether a request may pass, for both doors."""
+"""Decides whether a request may pass, for both doors: by its key, and by two more things.
+
+What a browser says. It sends requests to this machine on behalf of any page that it shows, and says so:
+`Sec-Fetch-Site` and `Origin` name the page's site, and programs such as curl and tritonclient send neither. A
+page whose own name was made to point to this machine (DNS rebinding) counts as the same site, but calls the
+server by that name.
+
+Triton's restricted APIs: groups of routes that take a header of the operator's choice, spelled as there:
+`--http-restricted-api=model-repository,logging:admin-key=SECRET`. Over gRPC the header is called
+`triton-grpc-protocol-admin-key`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hmac
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from ipaddress import IPv6Address, ip_address
 from time import monotonic
+from typing import NamedTuple
 
+from carpool.config.rules import nearest, shown
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError, Forbidden, Unauthenticated
 from carpool.frontend.access.keys import Keys, Principal, read_keys
-from carpool.frontend.access.origins import Names
-from carpool.frontend.access.restricted import (
-    GRPC_PREFIX,
-    Restrictions,
-    check_restricted,
-    read_restrictions,
-)
-from carpool.frontend.access.route_rules import Kind, Rule
+from carpool.frontend.access.route_rules import RULES, Kind, Rule
 from carpool.observe.logs import logger
 
+APIS = tuple(dict.fromkeys(rule.api for rule in RULES.values() if rule.api))
+GRPC_PREFIX = "triton-grpc-protocol-"
+
+_HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}")
+_VALUE = re.compile(r"[!-~](?:[ -~]{0,510}[!-~])?")
+_HOST = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::([0-9]*))?")
+_PORTS = {"http": "80", "https": "443"}
+_OWN = (b"same-origin", b"none")
+_LONGEST_SHOWN = 80
 log = logger("access")
 
 AUTHORIZATION, API_KEY = "authorization", "x-api-key"
@@ -25,6 +42,114 @@ AUTHORIZATION, API_KEY = "authorization", "x-api-key"
 _OPEN = (Kind.HEALTH, Kind.PAGE)
 _BEARER = b"bearer "
 _TELL_EVERY_S = 1.0
+
+
+class Wanted(NamedTuple):
+    header: str  # in lower case
+    value: bytes
+
+
+Restrictions = dict[str, Wanted]
+"""By the name of the API."""
+
+
+def read_restrictions(given: Sequence[str], option: str, prefix: str = "") -> Restrictions:
+    """`given` may have been split at the commas between APIs; raises `ConfigError` without the value."""
+    found: Restrictions = {}
+    apis: list[str] = []
+    for part in ",".join(given).split(","):
+        api, colon, rest = part.partition(":")
+        if not part:
+            continue
+        if api not in APIS:
+            raise ConfigError(f"{option}: unknown API {shown(api)}; {nearest(api, APIS)}", field=option)
+        if api in found or api in apis:
+            raise ConfigError(f"{option}: {api} is restricted twice", field=option)
+        apis.append(api)
+        if not colon:
+            continue
+        header, equals, value = rest.partition("=")
+        if not equals or not _HEADER.fullmatch(header) or not _VALUE.fullmatch(value):
+            raise ConfigError(f"{option} must be like model-repository,logging:header=value", field=option)
+        found |= dict.fromkeys(apis, Wanted((prefix + header).lower(), value.encode()))
+        apis = []
+    if apis:
+        raise ConfigError(f"{option}: {', '.join(apis)} must be followed by :header=value", field=option)
+    return found
+
+
+def check_restricted(restrictions: Restrictions, api: str, field: Callable[[str], bytes | None]) -> None:
+    """Raise `Forbidden`, in Triton's words, unless the header is there; `field` finds one by its name."""
+    wanted = restrictions.get(api)
+    if wanted is None:
+        return
+    value = field(wanted.header)
+    if value is None or not hmac.compare_digest(value, wanted.value):
+        raise Forbidden(f"This API is restricted, expecting header '{wanted.header}'")
+
+
+class Names:
+    """By which a server may be called. `loopback`: it listens on this machine's own addresses only."""
+
+    def __init__(self, *, loopback: bool = False, allowed: Collection[str] = ()) -> None:
+        self._loopback = loopback
+        self._allowed = frozenset(_plain(name) for name in allowed)
+
+    def check_host(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raise `Forbidden` for a name that is not this server's. Without a field, it is no browser."""
+        host = headers.get(b"host")
+        if host is None or not (self._loopback or self._allowed):
+            return
+        name = _split(host.decode("ascii", "replace"))[0]
+        if name in self._allowed or name == "localhost" or self._is_address(name):
+            return
+        raise Forbidden(
+            f"this server is not called '{name[:_LONGEST_SHOWN]}': it answers to localhost,"
+            " and to other names after --allowed-host NAME"
+        )
+
+    def check_site(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raise `Forbidden` when a browser says that another site's page sends this."""
+        site = headers.get(b"sec-fetch-site")
+        if site is not None and site not in _OWN:
+            raise _another_site()
+        origin = headers.get(b"origin")
+        if origin is not None and not self._is_own(origin, headers.get(b"host", b"")):
+            raise _another_site()
+
+    def _is_own(self, origin: bytes, host: bytes) -> bool:
+        scheme, _, authority = origin.decode("ascii", "replace").partition("://")
+        if scheme not in _PORTS:
+            return False
+        name, port = _split(authority)
+        own_name, own_port = _split(host.decode("ascii", "replace"))
+        default = _PORTS[scheme]
+        return name in self._allowed or (name, port or default) == (own_name, own_port or default)
+
+    def _is_address(self, name: str) -> bool:
+        """A page has to have a name before that can be made to point elsewhere; and what only listens here is
+        only called by addresses of this machine."""
+        try:
+            address = ip_address(name)
+        except ValueError:
+            return False
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        return address.is_loopback or not self._loopback
+
+
+def _split(authority: str) -> tuple[str, str]:
+    """Name and port; ("", "") for what is neither, which is nobody's name."""
+    found = _HOST.fullmatch(authority)
+    return (_plain(found[1]), found[2] or "") if found else ("", "")
+
+
+def _plain(name: str) -> str:
+    return name.lower().removesuffix(".").removeprefix("[").removesuffix("]")
+
+
+def _another_site() -> Forbidden:
+    return Forbidden("a browser sends this for a page of another site, which may change nothing here")
 
 
 class Guard:

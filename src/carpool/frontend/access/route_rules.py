@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -24,102 +23,61 @@ class Rule(NamedTuple):
     api: str = ""  # as Triton groups them, where it knows the route
 
 
-class _Line(NamedTuple):
-    rule: Rule
-    http: tuple[str, ...] = ()
-    grpc: tuple[str, ...] = ()
-
-
 _MODEL = "/v2/models/{model}[/versions/{version}]"
 _REPOSITORY = "/v2/repository[/{repository}]/models/{model}"
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 _TRACE = "/v2[/models/{model}]/trace/setting"
 
-_HEALTH = Rule(Kind.HEALTH, False, "health")
-_PAGE = Rule(Kind.PAGE, False)
-_METRICS = Rule(Kind.METRICS, False)
-_CONTROL = Rule(Kind.CONTROL, True)
+_TABLE: dict[Rule, tuple[str, ...]] = {
+    Rule(Kind.HEALTH, False, "health"): (
+        *("GET /health", "GET /v2/health/live", "GET /v2/health/ready"),
+        *("ServerLive", "ServerReady", "Check", "Watch"),
+    ),
+    Rule(Kind.PAGE, False): ("GET /", "GET /console/{file}"),
+    Rule(Kind.METRICS, False): ("GET /metrics",),
+    Rule(Kind.INFERENCE, False, "inference"): (
+        *(f"POST {_MODEL}/infer", f"POST {_MODEL}/generate", f"POST {_MODEL}/generate_stream"),
+        *("POST /detect", "POST /classify", "POST /segment", "POST /embed", "POST /models/{model}/predict"),
+        *("ModelInfer", "ModelStreamInfer"),
+    ),
+    Rule(Kind.INFERENCE, False, "metadata"): (
+        *("GET /v2", f"GET {_MODEL}", "GET /openapi.json", "GET /docs"),
+        *("ServerMetadata", "ModelMetadata"),
+    ),
+    Rule(Kind.INFERENCE, False, "health"): (f"GET {_MODEL}/ready", "ModelReady"),
+    Rule(Kind.INFERENCE, False, "model-config"): (f"GET {_MODEL}/config", "ModelConfig"),
+    Rule(Kind.INFERENCE, False, "statistics"): (
+        *(f"GET {_MODEL}/stats", f"GET {_MODEL}/profile", "GET /v2/models/stats", "GET /console/live"),
+        "ModelStatistics",
+    ),
+    Rule(Kind.INFERENCE, False, "model-repository"): (
+        *("POST /v2/repository/index", "POST /v2/repository/{repository}/index"),
+        "RepositoryIndex",
+    ),
+    Rule(Kind.INFERENCE, False, "shared-memory"): (
+        *(f"GET {_SYSTEM}[/region/{{region}}]/status", f"GET {_CUDA}[/region/{{region}}]/status"),
+        *("SystemSharedMemoryStatus", "CudaSharedMemoryStatus"),
+    ),
+    Rule(Kind.INFERENCE, True, "shared-memory"): (
+        *(f"POST {_SYSTEM}/region/{{region}}/register", f"POST {_CUDA}/region/{{region}}/register"),
+        *(f"POST {_SYSTEM}[/region/{{region}}]/unregister", f"POST {_CUDA}[/region/{{region}}]/unregister"),
+        *("SystemSharedMemoryRegister", "SystemSharedMemoryUnregister"),
+        *("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
+    ),
+    Rule(Kind.CONTROL, True, "model-repository"): (
+        *(f"POST {_REPOSITORY}/load", f"POST {_REPOSITORY}/unload"),
+        *("RepositoryModelLoad", "RepositoryModelUnload"),
+    ),
+    Rule(Kind.CONTROL, False, "logging"): ("GET /v2/logging",),
+    Rule(Kind.CONTROL, True, "logging"): ("POST /v2/logging", "LogSettings"),
+    Rule(Kind.CONTROL, False, "trace"): (f"GET {_TRACE}",),
+    Rule(Kind.CONTROL, True, "trace"): (f"POST {_TRACE}", "TraceSetting"),
+}
+"""HTTP routes by `METHOD pattern`, and gRPC calls by name."""
 
-_TABLE = (
-    _Line(
-        _HEALTH,
-        ("GET /health", "GET /v2/health/live", "GET /v2/health/ready"),
-        ("ServerLive", "ServerReady", "Check", "Watch"),
-    ),
-    _Line(_PAGE, ("GET /", "GET /console/{file}")),
-    _Line(_METRICS, ("GET /metrics",)),
-    _Line(
-        Rule(Kind.INFERENCE, False, "inference"),
-        (
-            f"POST {_MODEL}/infer",
-            f"POST {_MODEL}/generate",
-            f"POST {_MODEL}/generate_stream",
-            "POST /detect",
-            "POST /classify",
-            "POST /segment",
-            "POST /embed",
-            "POST /models/{model}/predict",
-        ),
-        ("ModelInfer", "ModelStreamInfer"),
-    ),
-    _Line(
-        Rule(Kind.INFERENCE, False, "metadata"),
-        ("GET /v2", f"GET {_MODEL}", "GET /openapi.json", "GET /docs"),
-        ("ServerMetadata", "ModelMetadata"),
-    ),
-    _Line(Rule(Kind.INFERENCE, False, "health"), (f"GET {_MODEL}/ready",), ("ModelReady",)),
-    _Line(Rule(Kind.INFERENCE, False, "model-config"), (f"GET {_MODEL}/config",), ("ModelConfig",)),
-    _Line(
-        Rule(Kind.INFERENCE, False, "statistics"),
-        (f"GET {_MODEL}/stats", f"GET {_MODEL}/profile", "GET /v2/models/stats", "GET /console/live"),
-        ("ModelStatistics",),
-    ),
-    _Line(
-        Rule(Kind.INFERENCE, False, "model-repository"),
-        ("POST /v2/repository/index", "POST /v2/repository/{repository}/index"),
-        ("RepositoryIndex",),
-    ),
-    _Line(
-        Rule(Kind.INFERENCE, False, "shared-memory"),
-        (f"GET {_SYSTEM}[/region/{{region}}]/status", f"GET {_CUDA}[/region/{{region}}]/status"),
-        ("SystemSharedMemoryStatus", "CudaSharedMemoryStatus"),
-    ),
-    _Line(
-        Rule(Kind.INFERENCE, True, "shared-memory"),
-        (
-            f"POST {_SYSTEM}/region/{{region}}/register",
-            f"POST {_SYSTEM}[/region/{{region}}]/unregister",
-            f"POST {_CUDA}/region/{{region}}/register",
-            f"POST {_CUDA}[/region/{{region}}]/unregister",
-        ),
-        (
-            "SystemSharedMemoryRegister",
-            "SystemSharedMemoryUnregister",
-            "CudaSharedMemoryRegister",
-            "CudaSharedMemoryUnregister",
-        ),
-    ),
-    _Line(
-        Rule(Kind.CONTROL, True, "model-repository"),
-        (f"POST {_REPOSITORY}/load", f"POST {_REPOSITORY}/unload"),
-        ("RepositoryModelLoad", "RepositoryModelUnload"),
-    ),
-    _Line(Rule(Kind.CONTROL, False, "logging"), ("GET /v2/logging",)),
-    _Line(Rule(Kind.CONTROL, True, "logging"), ("POST /v2/logging",), ("LogSettings",)),
-    _Line(Rule(Kind.CONTROL, False, "trace"), (f"GET {_TRACE}",)),
-    _Line(Rule(Kind.CONTROL, True, "trace"), (f"POST {_TRACE}",), ("TraceSetting",)),
-)
-
-
-def _named(line: _Line) -> Iterator[tuple[str, Rule]]:
-    for name in (*line.http, *line.grpc):
-        yield name, line.rule
-
-
-RULES: dict[str, Rule] = {name: rule for line in _TABLE for name, rule in _named(line)}
-"""By `METHOD pattern` over HTTP, by the call's name over gRPC."""
+RULES: dict[str, Rule] = {name: rule for rule, names in _TABLE.items() for name in names}
 
 
 def rule_of(name: str) -> Rule:
     """A route that somebody forgot to list is for administrators, and for no other site's pages."""
-    return RULES.get(name, _CONTROL)
+    return RULES.get(name, Rule(Kind.CONTROL, True))

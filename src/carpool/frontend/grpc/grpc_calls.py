@@ -10,8 +10,8 @@ from carpool import __version__
 from carpool.errors import InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.frontend import documents
 from carpool.frontend.access.keys import Principal, told
+from carpool.frontend.front_service import is_model_ready
 from carpool.frontend.grpc.grpc_service import Service
-from carpool.frontend.model_lookup import is_model_ready
 from carpool.wire.parameters import shorten
 
 Document = Mapping[str, Any]

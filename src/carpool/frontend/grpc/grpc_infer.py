@@ -21,6 +21,7 @@ from carpool.errors import CarpoolError, InvalidInput, TooLarge
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.call import ClientCall, Times, stopping
+from carpool.frontend.front_service import not_serving
 from carpool.frontend.grpc.answers import encode_answer, final_parameter, in_stream, list_outputs
 from carpool.frontend.grpc.grpc_service import Service
 from carpool.frontend.grpc.infer_messages import (
@@ -33,7 +34,6 @@ from carpool.frontend.grpc.infer_messages import (
     take_apart,
 )
 from carpool.frontend.grpc.statuses import Failure, details_of, metadata_of, refuse
-from carpool.frontend.model_lookup import not_serving
 from carpool.frontend.pictures.sent_pictures import TensorPictures, check_pictures, sends_pictures
 from carpool.link.asked_fields import (
     DEADLINE,

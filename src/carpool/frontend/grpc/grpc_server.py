@@ -12,11 +12,10 @@ import grpc
 
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
-from carpool.frontend.access.access import Access
-from carpool.frontend.access.tls import Pair, Tls
+from carpool.frontend.access.access import Access, Pair, Tls
 from carpool.frontend.grpc.grpc_handlers import Handlers
 from carpool.frontend.grpc.grpc_service import Service, log
-from carpool.frontend.http.largest_body import LargestBody
+from carpool.frontend.http.infer_route import LargestBody
 from carpool.frontend.pictures.workers import threads_for
 from carpool.link.door import Catalog, Door
 from carpool.observe.counters import Block

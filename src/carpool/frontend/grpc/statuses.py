@@ -21,10 +21,10 @@ from carpool.errors import (
     Unauthenticated,
     Unavailable,
     Unsupported,
+    retry_after,
     without_stack,
 )
 from carpool.frontend.call import Times
-from carpool.frontend.retry import retry_after
 
 Code = grpc.StatusCode
 

@@ -2,26 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, NotFound
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.route_rules import Rule, rule_of
-from carpool.frontend.http import console_handlers, control_handlers, docs_page, document_handlers
-from carpool.frontend.http.document_handlers import Handler, Start, Starter, missing, per_request
-from carpool.frontend.http.exchange import BodyPlan, Exchange
+from carpool.frontend.http import control_routes, document_routes, openapi
+from carpool.frontend.http.document_routes import answer_metrics, missing, per_request
+from carpool.frontend.http.exchange import BodyPlan, Exchange, Fault
 from carpool.frontend.http.fairness import Fairness
-from carpool.frontend.http.http_service import Service
+from carpool.frontend.http.http_answers import WrongMethod
+from carpool.frontend.http.http_service import Handler, Service, Start, Starter
 from carpool.frontend.http.image_route import TASK_ROUTES, start_predict, start_task
 from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
+from carpool.frontend.http.pages import SharedPage
 from carpool.frontend.http.parsing import RequestHead
-from carpool.frontend.http.responses import Fault
-from carpool.frontend.http.routes import Route, Router
-from carpool.frontend.http.shared_page import SharedPage
 from carpool.link.door import Door
 from carpool.observe.counters import Block, Table
+
+Target = TypeVar("Target")
+
+_LONGEST_SHOWN = 80
+
+
+class Route(NamedTuple, Generic[Target]):
+    """`{name}` in a pattern is any one segment; what stands in brackets may be absent."""
+
+    method: str
+    pattern: str
+    handler: Target
+
+
+class Router(Generic[Target]):
+    """Matches whole segments that are decoded already, so an escaped slash never becomes a separator."""
+
+    def __init__(self, table: Iterable[Route[Target]]) -> None:
+        self._by_length: dict[int, list[tuple[list[str], dict[str, Target]]]] = {}
+        for route in table:
+            for pattern in _expanded(route.pattern):
+                self._add(pattern.strip("/").split("/"), route)
+
+    def find(self, method: str, segments: Sequence[str]) -> tuple[Target, Mapping[str, str]]:
+        """The first pattern in the table that fits; raises `NotFound` or `WrongMethod`."""
+        if len(segments) > 1 and not segments[-1]:
+            segments = segments[:-1]
+        for parts, handlers in self._by_length.get(len(segments), ()):
+            variables = _variables(parts, segments)
+            if variables is not None:
+                return _handler_for(method, handlers), variables
+        raise NotFound(f"there is nothing at '{_shown(segments)}'")
+
+    def _add(self, parts: list[str], route: Route[Target]) -> None:
+        lines = self._by_length.setdefault(len(parts), [])
+        for known, handlers in lines:
+            if known == parts:
+                handlers[route.method] = route.handler
+                return
+        lines.append((parts, {route.method: route.handler}))
+
+
+def _expanded(pattern: str) -> list[str]:
+    before, bracket, rest = pattern.partition("[")
+    if not bracket:
+        return [pattern]
+    optional, _, after = rest.partition("]")
+    return [before + after, before + optional + after]
+
+
+def _variables(parts: Sequence[str], segments: Sequence[str]) -> dict[str, str] | None:
+    found: dict[str, str] = {}
+    for part, segment in zip(parts, segments, strict=True):
+        if part.startswith("{"):
+            if not segment:
+                return None
+            found[part[1:-1]] = segment
+        elif part != segment:
+            return None
+    return found
+
+
+def _handler_for(method: str, handlers: Mapping[str, Target]) -> Target:
+    handler = handlers.get("GET" if method == "HEAD" else method)
+    if handler is None:
+        allowed = [verb for known in handlers for verb in (("GET", "HEAD") if known == "GET" else (known,))]
+        raise WrongMethod(method, allowed)
+    return handler
+
+
+def _shown(segments: Sequence[str]) -> str:
+    path = "/" + "/".join(segments)
+    return path if len(path) <= _LONGEST_SHOWN else path[:_LONGEST_SHOWN] + "…"
 
 
 def _get(pattern: str, handler: Handler, cost: float = 0.0) -> Route[Starter]:
@@ -40,36 +112,36 @@ ROUTES: tuple[Route[Starter], ...] = (
     Route("POST", f"{_MODEL}/infer", start_infer),
     *(Route("POST", path, start_task(task)) for task, path in TASK_ROUTES.items()),
     Route("POST", "/models/{model}/predict", start_predict),
-    _get("/", console_handlers.front_page),
-    _get("/console/live", console_handlers.console_live),
-    _get("/console/{file}", console_handlers.console_file),
-    _get("/openapi.json", docs_page.describe),
-    _get("/docs", docs_page.read),
-    _get("/health", document_handlers.health),
-    _get("/metrics", document_handlers.metrics),
-    _get("/v2", document_handlers.server_metadata),
-    _get("/v2/health/live", document_handlers.live),
-    _get("/v2/health/ready", document_handlers.ready),
-    _get("/v2/models/stats", document_handlers.statistics, _ASKED_S),
-    _get(_MODEL, document_handlers.model_metadata),
-    _get(f"{_MODEL}/ready", document_handlers.model_ready),
-    _get(f"{_MODEL}/config", document_handlers.model_config),
-    _get(f"{_MODEL}/stats", document_handlers.statistics, _ASKED_S),
-    _get(f"{_MODEL}/profile", document_handlers.profile, _ASKED_S),
-    _post("/v2/repository/index", document_handlers.repository_index),
+    _get("/", document_routes.front_page),
+    _get("/console/live", document_routes.console_live),
+    _get("/console/{file}", document_routes.console_file),
+    _get("/openapi.json", openapi.describe),
+    _get("/docs", document_routes.docs),
+    _get("/health", document_routes.health),
+    _get("/metrics", document_routes.metrics),
+    _get("/v2", document_routes.server_metadata),
+    _get("/v2/health/live", document_routes.live),
+    _get("/v2/health/ready", document_routes.ready),
+    _get("/v2/models/stats", document_routes.statistics, _ASKED_S),
+    _get(_MODEL, document_routes.model_metadata),
+    _get(f"{_MODEL}/ready", document_routes.model_ready),
+    _get(f"{_MODEL}/config", document_routes.model_config),
+    _get(f"{_MODEL}/stats", document_routes.statistics, _ASKED_S),
+    _get(f"{_MODEL}/profile", document_routes.profile, _ASKED_S),
+    _post("/v2/repository/index", document_routes.repository_index),
     _post("/v2/repository/{repository}/index", missing("naming one of several repositories is")),
-    _post("/v2/repository[/{repository}]/models/{model}/load", control_handlers.load),
-    _post("/v2/repository[/{repository}]/models/{model}/unload", control_handlers.unload),
-    _get("/v2/systemsharedmemory[/region/{region}]/status", control_handlers.system_status),
-    _post("/v2/systemsharedmemory/region/{region}/register", control_handlers.register_system),
-    _post("/v2/systemsharedmemory[/region/{region}]/unregister", control_handlers.unregister_system),
-    _get("/v2/cudasharedmemory[/region/{region}]/status", control_handlers.cuda_status),
-    _post("/v2/cudasharedmemory/region/{region}/register", control_handlers.register_cuda),
-    _post("/v2/cudasharedmemory[/region/{region}]/unregister", control_handlers.unregister_cuda),
-    _get("/v2[/models/{model}]/trace/setting", control_handlers.trace_settings),
-    _post("/v2[/models/{model}]/trace/setting", control_handlers.update_trace_settings),
-    _get("/v2/logging", control_handlers.log_settings),
-    _post("/v2/logging", control_handlers.update_log_settings),
+    _post("/v2/repository[/{repository}]/models/{model}/load", control_routes.load),
+    _post("/v2/repository[/{repository}]/models/{model}/unload", control_routes.unload),
+    _get("/v2/systemsharedmemory[/region/{region}]/status", control_routes.system_status),
+    _post("/v2/systemsharedmemory/region/{region}/register", control_routes.register_system),
+    _post("/v2/systemsharedmemory[/region/{region}]/unregister", control_routes.unregister_system),
+    _get("/v2/cudasharedmemory[/region/{region}]/status", control_routes.cuda_status),
+    _post("/v2/cudasharedmemory/region/{region}/register", control_routes.register_cuda),
+    _post("/v2/cudasharedmemory[/region/{region}]/unregister", control_routes.unregister_cuda),
+    _get("/v2[/models/{model}]/trace/setting", control_routes.trace_settings),
+    _post("/v2[/models/{model}]/trace/setting", control_routes.update_trace_settings),
+    _get("/v2/logging", control_routes.log_settings),
+    _post("/v2/logging", control_routes.update_log_settings),
     _post(f"{_MODEL}/generate", _GENERATE),
     _post(f"{_MODEL}/generate_stream", _GENERATE),
 )
@@ -162,3 +234,32 @@ class HttpApp:
     def close(self) -> None:
         """The server has stopped: end what is left of the app's own work."""
         self._service.close()
+
+
+_METRICS_RULE = rule_of("GET /metrics")
+
+
+class MetricsApp:
+    """An app that serves nothing else, for a port that only Prometheus can reach.
+
+    It shares its page and its time with the app of the other port.
+    """
+
+    def __init__(self, page: SharedPage, fair: Fairness, guard: Guard | None = None) -> None:
+        self._page = page
+        self._fair = fair
+        self._guard = guard or Guard()
+        self._router = Router([Route("GET", "/metrics", _METRICS_RULE)])
+
+    def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+        try:
+            self._guard.check_host(head.headers)
+            self._router.find(head.method, head.segments())
+            self._guard.check_http(_METRICS_RULE, head.headers, "GET /metrics")
+        except Fault:
+            raise
+        except CarpoolError as error:
+            self._fair.tell(exchange, error)
+        else:
+            self._fair.document(exchange, lambda: answer_metrics(exchange, self._page))
+        return None

@@ -1,14 +1,15 @@
-"""Bodies on the plain path: gathered or not wanted, of known length or chunked."""
+"""Where the body of a request goes: straight into a buffer, into memory, or nowhere."""
 
 from __future__ import annotations
 
 import re
 import socket
-import threading
-from typing import Protocol
+from typing import Protocol, cast
 
+from carpool.frontend.http.exchange import BodyPlan, Collect, More, Receive, bad_request
+from carpool.frontend.http.gathering import Gather, GatherCompressed, Ledger, body_encoding, too_large
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.responses import Fault, bad_request
+from carpool.frontend.http.parsing import RequestHead
 
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t -~\x80-\xff]*)?\r\n")
 _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")
@@ -16,71 +17,13 @@ _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n
 _nowhere = bytearray(1024 * 1024)
 
 _LINES_AT_ONCE = 64
+_NOTHING = bytearray()
 
 
 class Sink(Protocol):
     """Takes a body's bytes as they come; raises `Fault` when it is too much."""
 
     def take(self, piece: memoryview) -> None: ...
-
-
-class Ledger:
-    """How many bytes of gathered bodies there are, of all connections together, wherever they are.
-
-    Loop and threads count in it. The lock can be taken twice by one thread: a body may be freed, and so give
-    its bytes back, at any point of any thread.
-    """
-
-    __slots__ = ("_lock", "held", "limit")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
-        self._lock = threading.RLock()
-
-    def take(self, size: int) -> bool:
-        with self._lock:
-            if self.held + size > self.limit:
-                return False
-            self.held += size
-            return True
-
-    def give_back(self, size: int) -> None:
-        with self._lock:
-            self.held -= size
-
-
-class GatheredBody(bytearray):
-    """A body in memory. It counts for as long as anybody holds it: a queue, a thread, a view."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__()
-        self.ledger = ledger
-        self._counted = 0
-
-    def grow(self, piece: bytes | memoryview) -> None:
-        if not self.ledger.take(len(piece)):
-            raise Fault(503, "too many bodies are here at once; try again", "busy")
-        self._counted += len(piece)
-        self += piece
-
-    def __del__(self) -> None:
-        self.ledger.give_back(self._counted)
-
-
-class Gather:
-    """Keeps a body in memory, up to a limit of its own and one shared by all connections."""
-
-    __slots__ = ("_limit", "body")
-
-    def __init__(self, limit: int, ledger: Ledger) -> None:
-        self._limit = limit
-        self.body = GatheredBody(ledger)
-
-    def take(self, piece: memoryview) -> None:
-        if len(self.body) + len(piece) > self._limit:
-            raise too_large(self._limit)
-        self.body.grow(piece)
 
 
 class Discard:
@@ -93,10 +36,7 @@ class Discard:
         self._left = limit
 
     def take(self, piece: memoryview) -> None:
-        self.skip(len(piece))
-
-    def skip(self, count: int) -> None:
-        self._left -= count
+        self._left -= len(piece)
         if self._left < 0:
             raise too_large(self._limit)
 
@@ -223,10 +163,6 @@ class ChunkedReader:
 BodyReader = LengthReader | ChunkedReader
 
 
-def too_large(limit: int) -> Fault:
-    return Fault(413, f"the body is over {limit} bytes", "too-large")
-
-
 def skip_received(connection: socket.socket, count: int) -> int:
     """Throw away up to `count` bytes that a TCP socket has received, without copying; returns how many."""
     skipped = 0
@@ -240,3 +176,131 @@ def skip_received(connection: socket.socket, count: int) -> int:
     except OSError:
         pass  # nothing there for now, or an error that the transport will find by itself
     return skipped
+
+
+class Intake:
+    """One per connection, used again for every request. The hot path uses `into`, `got`, `room` and `size`.
+
+    `into` may be a byte longer than the body. A read that leaves room is known to have taken all there was;
+    one that fills its buffer is followed by another, most often for nothing.
+    """
+
+    __slots__ = ("_gather", "_ledger", "_limits", "_more", "_reader", "got", "into", "room", "size")
+
+    def __init__(self, limits: Limits, ledger: Ledger) -> None:
+        self._limits = limits
+        self._ledger = ledger
+        self._reader: BodyReader | None = None
+        self._gather: Gather | None = None
+        self.into: memoryview | None = None
+        self._more: More | None = None
+        self.got = 0
+        self.size = 0  # of the body that goes into `into`
+        self.room = 0  # how much of it `into` can hold
+
+    def start(self, head: RequestHead, plan: BodyPlan) -> None:
+        """Follow the app's plan; raises `Fault` for a body that will not do."""
+        self.got = 0
+        if isinstance(plan, Receive):
+            size = head.content_length
+            if size is None or (plan.buffer.nbytes < size and plan.more is None):
+                raise ValueError("a body can only be received into a buffer that is long enough for it")
+            self._more = plan.more
+            self.size = size
+            self.into = plan.buffer[: size + 1]
+            self.room = min(size, plan.buffer.nbytes)
+        elif isinstance(plan, Collect):
+            self._gather = self._gathering(head, plan)
+            self._read_into(self._gather, head)
+        else:
+            self.skip(head)
+
+    def grow(self) -> None:
+        """The room is used up and the body is not complete: go on in a longer buffer, if there is one."""
+        more = self._more
+        assert more is not None
+        longer = more(self.got)
+        if longer is not None:
+            self.into = longer[: self.size + 1]
+            self.room = min(self.size, longer.nbytes)
+
+    def skip(self, head: RequestHead) -> None:
+        """Read past what is left of the body."""
+        discard = Discard(self._limits.drain_bytes)
+        if self.into is not None:
+            self._reader = LengthReader(self.size - self.got, discard)
+            self.into = None
+        elif self._reader is not None:
+            self._reader.sink = discard
+        else:
+            self._read_into(discard, head)
+        self._gather = None
+
+    def forget(self) -> None:
+        """Let go of every buffer: the body ends here, complete or not."""
+        self.into = None
+        self._more = None
+        self._reader = None
+        self.got = 0
+        self._gather = None
+
+    def finish(self) -> bytearray:
+        """As `forget`, for a complete body: returns what was gathered of it."""
+        body = _NOTHING if self._gather is None else self._gather.body
+        self.forget()
+        return body
+
+    @property
+    def started(self) -> bool:
+        return self.into is not None or self._reader is not None
+
+    @property
+    def chunked(self) -> bool:
+        return isinstance(self._reader, ChunkedReader)
+
+    @property
+    def finished(self) -> bool:
+        if self.into is not None:
+            return self.got >= self.size
+        return self._reader is not None and self._reader.finished
+
+    @property
+    def received(self) -> int:
+        return self.got if self._reader is None else self._reader.received
+
+    def take(self, data: bytes | bytearray, position: int, end: int) -> int:
+        """Use what belongs to the body; returns where the rest begins."""
+        if self._reader is not None:
+            return position + self._reader.feed(memoryview(data)[position:end])
+        into = cast(memoryview, self.into)
+        count = min(end - position, self.room - self.got)
+        into[self.got : self.got + count] = memoryview(data)[position : position + count]
+        self.got += count
+        if self.got == self.room < self.size:
+            self.grow()
+        return position + count
+
+    def beyond(self) -> bytes:
+        """What was received behind the body: at most the first byte of the next request."""
+        return b"" if self.into is None else bytes(self.into[self.size : self.got])
+
+    def skip_in_kernel(self, connection: socket.socket) -> None:
+        """Throw away what the socket already holds of a body that is being skipped, without copying it."""
+        if isinstance(self._reader, LengthReader) and isinstance(self._reader.sink, Discard):
+            count = skip_received(connection, self._reader.left)
+            self._reader.left -= count
+            self._reader.received += count
+
+    def _gathering(self, head: RequestHead, plan: Collect) -> Gather:
+        encoding = body_encoding(head.headers.get(b"content-encoding")) if plan.inflate else None
+        if encoding is not None:
+            return GatherCompressed(encoding, self._limits.max_body_bytes, plan.limit, self._ledger)
+        if head.content_length is not None and head.content_length > plan.limit:
+            raise too_large(plan.limit)
+        return Gather(plan.limit, self._ledger)
+
+    def _read_into(self, sink: Sink, head: RequestHead) -> None:
+        if head.content_length is None:
+            self._reader = ChunkedReader(self._limits, sink)
+        else:
+            self._reader = LengthReader(head.content_length, sink)

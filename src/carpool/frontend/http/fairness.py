@@ -17,9 +17,8 @@ from carpool.core.front_shares import FrontLane, LaneKey
 from carpool.core.pacing import Pacer
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, TooLarge, Unsupported, without_stack
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
-from carpool.frontend.http.http_refusals import answer_error, rendered
+from carpool.frontend.http.http_answers import WrongMethod, answer_error, rendered
 from carpool.frontend.http.limits import KIB, MIB
-from carpool.frontend.http.routes import WrongMethod
 from carpool.link.asked_fields import Sender
 from carpool.link.door import ModelEntry
 from carpool.observe.logs import logger
@@ -124,7 +123,9 @@ class Fairness:
                 took = monotonic() - now
                 self._document_s += 0.1 * (min(took, 0.05) + _DOCUMENT_S - self._document_s)
                 self._pacer.spend(lane.key, took + _DOCUMENT_S + cost, now)
-        self._hold(lane, _Later(exchange, handle), self._document_s + cost, now, _DOCUMENT_WAIT_S)
+        self._hold(
+            lane, partial(_handle_later, exchange, handle), self._document_s + cost, now, _DOCUMENT_WAIT_S
+        )
         return None
 
     def _can_wait(self, exchange: Exchange) -> bool:
@@ -159,28 +160,19 @@ class Fairness:
             self._timer = None
 
 
-class _Later:
+def _handle_later(exchange: Exchange, handle: Callable[[], BodyPlan]) -> None:
     """A small route whose turn came after its head: there is nobody further up who would answer for it."""
-
-    __slots__ = ("_exchange", "_handle")
-
-    def __init__(self, exchange: Exchange, handle: Callable[[], BodyPlan]) -> None:
-        self._exchange = exchange
-        self._handle = handle
-
-    def __call__(self) -> None:
-        exchange = self._exchange
-        if not exchange.pending:
-            return
-        try:
-            plan = self._handle()
-            if isinstance(plan, Collect):
-                plan.done(b"", monotonic())
-        except CarpoolError as error:
-            answer_error(exchange, error)
-        except Exception:
-            log.exception("request-failed", path=exchange.head.path)
-            answer_error(exchange, CarpoolError("the server failed on this request"))
+    if not exchange.pending:
+        return
+    try:
+        plan = handle()
+        if isinstance(plan, Collect):
+            plan.done(b"", monotonic())
+    except CarpoolError as error:
+        answer_error(exchange, error)
+    except Exception:
+        log.exception("request-failed", path=exchange.head.path)
+        answer_error(exchange, CarpoolError("the server failed on this request"))
 
 
 def _lane(entry: ModelEntry, exchange: Exchange, source: str) -> LaneKey:

@@ -16,16 +16,13 @@ from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, Unavai
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.call import ClientCall, Times, stopping
-from carpool.frontend.http.compressing import WORTH_COMPRESSING, answer_compressed
-from carpool.frontend.http.document_handlers import Start, Starter
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
-from carpool.frontend.http.http_refusals import status_of
-from carpool.frontend.http.http_service import Service
+from carpool.frontend.front_service import not_serving
+from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Collect, Exchange, Receive
+from carpool.frontend.http.http_answers import status_of
+from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
 from carpool.frontend.http.infer_route import TIMING
 from carpool.frontend.http.parsing import RequestHead as HttpHead
-from carpool.frontend.http.responses import JSON_FIELDS
-from carpool.frontend.model_lookup import not_serving
 from carpool.frontend.packing import AT_ONCE
 from carpool.frontend.pictures.picture_models import PictureModel, task_of
 from carpool.frontend.pictures.sent_pictures import RoutePicture
@@ -404,7 +401,7 @@ class ImageRequest:
     def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
         service, encoding = self.service, self.route.asked.encoding
         if compressible and encoding is not None and len(body) >= WORTH_COMPRESSING:
-            answer_compressed(service, self.exchange, fields, body, encoding)
+            service.answer_compressed(self.exchange, fields, body, encoding)
             return
         service.server_row.add(BYTES_SENT, len(body))
         self.exchange.respond(200, fields, body)

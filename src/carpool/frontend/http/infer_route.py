@@ -4,36 +4,27 @@ it; where their bodies go; and how their answers leave. What happens in between 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, TooLarge
 from carpool.frontend.call import ClientCall, Times
-from carpool.frontend.http.compressing import WORTH_COMPRESSING, answer_compressed
-from carpool.frontend.http.compression import body_encoding, choose_encoding
-from carpool.frontend.http.document_handlers import Start
+from carpool.frontend.front_service import not_serving
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
-from carpool.frontend.http.http_service import Service
-from carpool.frontend.http.largest_body import LargestBody
+from carpool.frontend.http.gathering import body_encoding
+from carpool.frontend.http.http_answers import choose_encoding
+from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start
 from carpool.frontend.http.parsing import RequestHead as HttpHead
-from carpool.frontend.model_lookup import not_serving
 from carpool.frontend.packing import AT_ONCE, check, is_in_place, takes_long
 from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures
-from carpool.link.asked_fields import (
-    DEADLINE,
-    LATEST,
-    SOURCE,
-    Sender,
-    read_budget,
-    read_latest,
-    read_source,
-)
+from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE, Sender, read_budget, read_latest, read_source
 from carpool.link.door import Answer, Catalog, ModelEntry, Slot
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.observe.failures import count_failure
-from carpool.types import InferResponse
+from carpool.types import InferResponse, Signature
 from carpool.wire.v2 import (
     HEADER_LENGTH,
     Buffer,
@@ -55,6 +46,11 @@ TIMING = b'Server-Timing: decode;dur=%.3f, queue;dur=%.3f, infer;dur=%.3f, post;
 _JSON_ANSWER = b"Content-Type: application/json\r\n" + TIMING
 _BINARY_ANSWER = b"Content-Type: application/octet-stream\r\n" + HEADER_LENGTH.encode() + b": %d\r\n" + TIMING
 _JOINED = 8 * 1024  # up to here one more copy is cheaper than sending pieces
+_JSON_NUMBER = 32  # bytes, with its comma and some space
+_JSON_REST = 1 << 20  # names, parameters, what nobody expects
+_ALWAYS_READ = (
+    64 * 1024
+)  # up to here a body is read in any case: what is wrong with it can then be said exactly
 
 
 class InferHead(NamedTuple):
@@ -297,7 +293,7 @@ class HttpCall(ClientCall):
         else:
             fields, encoding = _BINARY_ANSWER % (length, *times), asked.binary_encoding
         if encoding is not None and size >= WORTH_COMPRESSING:
-            answer_compressed(self.service, self._exchange, fields, b"".join(buffers), encoding)
+            self.service.answer_compressed(self._exchange, fields, b"".join(buffers), encoding)
             return
         self.service.server_row.add(BYTES_SENT, size)
         self._exchange.respond(200, fields, b"".join(buffers) if size <= _JOINED else buffers)
@@ -306,3 +302,44 @@ class HttpCall(ClientCall):
         more = b"" if times is None else TIMING % times
         source = self.sender.source or self.head.options.source
         self.service.fair.tell(self._exchange, error, self.entry, source, more)
+
+
+class LargestBody:
+    """Of requests for one model. Without a bound of its own, that of all bodies."""
+
+    __slots__ = ("_bytes", "_elements", "_limit", "_model", "_rows")
+
+    def __init__(self, entry: ModelEntry, limit: int) -> None:
+        signature = entry.signature
+        self._limit = limit
+        self._model = entry.name
+        self._rows = signature.max_batch
+        bounded = entry.vision is None and _is_bounded(signature)  # pictures may come in a tensor's place
+        rows = max(1, signature.max_batch)
+        elements = [(rows * math.prod(spec.shape), spec.datatype.size) for spec in signature.inputs]
+        self._bytes = sum(count * size for count, size in elements) if bounded else None
+        self._elements = sum(count for count, _ in elements)
+
+    def in_place(self, header_length: int) -> int:
+        """Of a body with so much JSON before its tensors."""
+        return self._limit if self._bytes is None else self._most(header_length + self._bytes)
+
+    def gathered(self) -> int:
+        """Of one whose tensors may be JSON."""
+        return self._limit if self._bytes is None else self._most(_JSON_NUMBER * self._elements + _JSON_REST)
+
+    def _most(self, size: int) -> int:
+        return min(self._limit, max(size, _ALWAYS_READ))
+
+    def check(self, announced: int, most: int) -> None:
+        if announced > most and self._bytes is not None:
+            batch = f": batch-size must be <= {self._rows} for '{self._model}'" if self._rows else ""
+            raise TooLarge(
+                f"the body has {announced} bytes, but a request for model '{self._model}' takes at most "
+                f"{most}{batch}",
+                field="Content-Length",
+            )
+
+
+def _is_bounded(signature: Signature) -> bool:
+    return all(spec.datatype.size and -1 not in spec.shape for spec in signature.inputs)

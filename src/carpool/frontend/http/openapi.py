@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from carpool import __version__
+from carpool.frontend.http.exchange import JSON_FIELDS, Exchange
+from carpool.frontend.http.http_service import Service, Variables
 from carpool.frontend.http.image_reading import MAX_PICTURES
 from carpool.frontend.http.image_route import TASK_ROUTES, in_order
 from carpool.frontend.pictures.picture_models import task_of
@@ -27,8 +31,6 @@ _REFUSALS: Mapping[str, str] = {
     "503": "Loading, stopping, or out of memory for requests; try again.",
     "504": "The deadline passed before there was an answer.",
 }
-
-
 _KEYS: Document = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key of the server's --api-key-file."},
     "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same key."},
@@ -205,3 +207,10 @@ def _responses() -> Document:
         f"E{status}": {"description": description, "content": content}
         for status, description in _REFUSALS.items()
     }
+
+
+def describe(service: Service, exchange: Exchange, _variables: Variables) -> None:
+    catalog = service.door.catalog
+    if service.described[0] is not catalog:
+        service.described = catalog, orjson.dumps(openapi(catalog, with_keys=service.asks_for_keys))
+    exchange.respond(200, JSON_FIELDS, service.described[1])

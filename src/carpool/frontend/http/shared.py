@@ -1,27 +1,128 @@
-"""What the connections of one server share."""
+"""What the connections of one server share: buffers, the turns they take, and how far the loop is behind."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter
+import socket
+import struct
+from collections import Counter, deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic, time
 from typing import TYPE_CHECKING
 
-from carpool.frontend.http.body import Ledger
-from carpool.frontend.http.exchange import App
-from carpool.frontend.http.known_heads import KnownHeads
+from carpool.frontend.http.exchange import App, Fault, date_line
+from carpool.frontend.http.gathering import Ledger
 from carpool.frontend.http.limits import KIB, Limits
-from carpool.frontend.http.responses import Fault, date_line
-from carpool.frontend.http.turns import Turns
-from carpool.frontend.http.unread import Unread
+from carpool.frontend.http.parsing import KnownHeads
 
 if TYPE_CHECKING:
-    from carpool.frontend.http.answering import Outgoing
-    from carpool.frontend.http.connection import Connection
+    from carpool.frontend.http.protocol import Connection
 
+_TURN_BYTES = 512 * 1024
+_TURN_S = 0.0005
+_REST_S = 0.002
+_MOST_GO_ON = 4  # go on in one turn, if none of them takes long: each may bring a whole read
+_LOOK_EVERY_S = 0.005
+_LAST_DATA_RECEIVED = struct.Struct("52xI")  # of Linux's struct tcp_info: milliseconds since data came last
+_KEPT_S = 0.25  # what was seen, while nobody comes who can be asked
+_LONGEST_S = 10.0  # what would be more is no wait: it is a field that means something else here
 BODY_READ = 256 * KIB
 """Of one body at a time: some tenths of a millisecond. Then others have their turn."""
+
+
+class Turns:
+    """Work is counted in bytes read; what is dear for another reason counts as so many more."""
+
+    __slots__ = ("_loop", "_resting", "_scheduled", "_waiting", "left")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.left = _TURN_BYTES  # of this turn; who has more when it is used up waits for another
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._resting: deque[Callable[[], None]] = deque()
+        self._scheduled = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def spend(self, work: int) -> None:
+        self.left -= work
+        self._schedule()
+
+    def wait(self, go_on: Callable[[], None], *, first: bool = False) -> None:
+        """To be called in a later turn, behind all who wait already or before them."""
+        if first:
+            self._waiting.appendleft(go_on)
+        else:
+            self._waiting.append(go_on)
+        self._schedule()
+
+    def rest(self, go_on: Callable[[], None]) -> None:
+        """As `wait`, for who made much work of few bytes: after a pause, so that all of these together take
+        a part of the loop's time and not all that is left."""
+        self._resting.append(go_on)
+        if len(self._resting) == 1:
+            self._loop.call_later(_REST_S, self._rested)
+
+    def _rested(self) -> None:
+        self.wait(self._resting.popleft())
+        if self._resting:
+            self._loop.call_later(_REST_S, self._rested)
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        """Another turn has begun."""
+        self._scheduled = False
+        self.left = _TURN_BYTES
+        ends = monotonic() + _TURN_S
+        for _ in range(min(_MOST_GO_ON, len(self._waiting))):
+            self._waiting.popleft()()
+            if self.left <= 0 or monotonic() >= ends:
+                break
+        if self._waiting:
+            self._schedule()
+
+
+class Unread:
+    """Asked of the kernel, which alone knows: it notes when data comes, to the tick (4 ms or less).
+
+    The loop's own turns would say less. uvloop does not tell when it polled, a poll that returns late cannot
+    be told from one that had nothing to return, and on a busy machine it is just the waking up that takes
+    long. A question to the kernel costs some microseconds, so the answer is good for all requests of the next
+    few milliseconds: of the same turn, mostly.
+    """
+
+    __slots__ = ("look_at", "seconds")
+
+    def __init__(self) -> None:
+        self.look_at = 0.0
+        self.seconds = 0.0
+
+    def look(self, connection: socket.socket, now: float) -> None:
+        """A request has just been read from this socket, to its end."""
+        self.look_at = now + _LOOK_EVERY_S
+        self.seconds = waited(connection)
+
+    def cannot_look(self, now: float) -> None:
+        """A request has been read whose wait says nothing. What was seen long ago says nothing, either."""
+        if now >= self.look_at + _KEPT_S:
+            self.seconds = 0.0
+
+
+def waited(connection: socket.socket) -> float:
+    """Seconds since data came on a TCP socket; 0 where that cannot be told."""
+    try:
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
+        seconds: float = _LAST_DATA_RECEIVED.unpack(told)[0] / 1e3
+    except (AttributeError, OSError, struct.error):  # no Linux, no TCP, or gone already
+        return 0.0
+    return seconds if seconds <= _LONGEST_S else 0.0
 
 
 class Shared:
@@ -38,12 +139,12 @@ class Shared:
         self.unread = unread
         self.turns = Turns(loop)
         self.connections: set[Connection] = set()
-        self.stalled: set[Outgoing] = set()
+        self.stalled: set[Connection] = set()
         self.lingering = 0
         self.stopping = False
         self.emptied = asyncio.Event()
         self.emptied.set()
-        self.date = date_line(time.time())
+        self.date = date_line(time())
         self.answered_here: Counter[str] = Counter()
         """Answers that no app has seen, by reason: bad requests, timeouts, connections turned away."""
         self.inflating = 0  # bodies that are being decompressed, or wait for that
@@ -72,9 +173,9 @@ class Shared:
         if not self.connections:
             self.emptied.set()
 
-    def cut_off_slowest(self, besides: Outgoing) -> bool:
+    def cut_off_slowest(self, besides: Connection) -> bool:
         """Of the bodies that come into memory of the app, if it would take long; False if none would."""
-        now = time.monotonic()
+        now = monotonic()
         others = [connection for connection in self.connections if connection is not besides]
         slowest = max(others, key=lambda connection: connection.seconds_for_body(now), default=None)
         if slowest is None or slowest.seconds_for_body(now) < self.limits.slow_body_s:
@@ -92,7 +193,7 @@ class Shared:
 
     def sweep(self) -> None:
         """Look once at every connection's clock."""
-        self.date = date_line(time.time())
-        now = time.monotonic()
+        self.date = date_line(time())
+        now = monotonic()
         for connection in list(self.connections):
             connection.check_time(now)

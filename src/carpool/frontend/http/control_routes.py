@@ -9,10 +9,10 @@ from carpool.config.rules import nearest, shown
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unsupported
 from carpool.frontend.access.keys import told
 from carpool.frontend.documents import region_status
-from carpool.frontend.http.document_handlers import Variables, with_json
+from carpool.frontend.http.document_routes import with_json
 from carpool.frontend.http.exchange import Collect, Exchange
-from carpool.frontend.http.http_refusals import answer_error
-from carpool.frontend.http.http_service import Service, answer_document
+from carpool.frontend.http.http_answers import answer_error
+from carpool.frontend.http.http_service import Service, Variables, answer_document
 from carpool.wire.head import load_object
 from carpool.wire.parameters import shorten
 

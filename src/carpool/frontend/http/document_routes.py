@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 from carpool import __version__
-from carpool.errors import CarpoolError, Unsupported
+from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.frontend import documents
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
-from carpool.frontend.http.http_refusals import answer_error
-from carpool.frontend.http.http_service import Service, answer_document
-from carpool.frontend.http.metrics_page import answer_metrics
+from carpool.frontend.front_service import is_model_ready, not_serving
+from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Collect, Exchange
+from carpool.frontend.http.http_answers import answer_error, choose_encoding
+from carpool.frontend.http.http_service import Handler, Service, Start, Starter, Variables, answer_document
+from carpool.frontend.http.image_reading import read_query
+from carpool.frontend.http.pages import SharedPage, answer_asset, site
 from carpool.frontend.http.parsing import RequestHead
-from carpool.frontend.http.responses import JSON_FIELDS
-from carpool.frontend.model_lookup import is_model_ready, not_serving
+from carpool.observe.prometheus import CONTENT_TYPE
 from carpool.wire.head import load_object
 from carpool.wire.v2 import encode_error
 
-Variables: TypeAlias = Mapping[str, str]
-Handler: TypeAlias = Callable[[Service, Exchange, Variables], BodyPlan]
-Start: TypeAlias = Callable[[Exchange], BodyPlan]
-Starter: TypeAlias = Callable[[Service, RequestHead, Variables], Start]
-"""Works out once, for all requests whose heads differ at most in length, what each of them starts with."""
-
-_MAX_INDEX_BODY = _MAX_JSON_BODY = 64 * 1024
+_MAX_JSON_BODY = 64 * 1024
+_METRICS_FIELDS = b"content-type: %b\r\n" % CONTENT_TYPE.encode()
+_TEXT_FIELDS = b"content-type: text/plain; charset=utf-8\r\nvary: accept\r\n"
+_TEXT = (
+    b"Carpool serves vision models over the v2 inference protocol.\n\n"
+    b"/                     in a browser: the console\n"
+    b"/docs                 in a browser: pictures in, answers out (POST /detect, /classify, ...)\n"
+    b"/v2                   this server and what it can do\n"
+    b"/v2/repository/index  its models (POST)\n"
+    b"/v2/health/ready      whether it serves\n"
+    b"/metrics              for Prometheus\n"
+)
+_LIVE_FIELDS = JSON_FIELDS + b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+_WORTH_COMPRESSING = 16 * 1024  # a page that looks at a few models is on the same machine or a near one
 
 
 def per_request(handler: Handler, cost: float = 0.0) -> Starter:
@@ -100,7 +108,7 @@ def repository_index(service: Service, exchange: Exchange, _variables: Variables
             return
         answer_document(exchange, documents.index(service.door.catalog.index, only_ready=only_ready))
 
-    return Collect(_MAX_INDEX_BODY, answer)
+    return Collect(_MAX_JSON_BODY, answer)
 
 
 def with_json(exchange: Exchange, use: Callable[[dict[str, Any]], None]) -> Collect:
@@ -133,3 +141,46 @@ def _answer_ready(exchange: Exchange, is_ready: bool) -> None:
         exchange.respond(200)
     else:
         exchange.respond(400, JSON_FIELDS, encode_error(not_serving()))
+
+
+def front_page(_service: Service, exchange: Exchange, _variables: Variables) -> None:
+    """The console for whoever asks for HTML; a short text for curl and its like."""
+    if b"text/html" in exchange.head.headers.get(b"accept", b"").lower():
+        answer_asset(exchange, site()["index.html"], b"vary: accept\r\n")
+    else:
+        exchange.respond(200, _TEXT_FIELDS, _TEXT)
+
+
+def docs(_service: Service, exchange: Exchange, _variables: Variables) -> None:
+    """The picture routes to read, written by the page itself from /openapi.json."""
+    answer_asset(exchange, site()["docs.html"])
+
+
+def console_file(_service: Service, exchange: Exchange, variables: Variables) -> None:
+    asset = site().get(variables["file"])
+    if asset is None:
+        raise NotFound("the console has no such file")
+    answer_asset(exchange, asset)
+
+
+def console_live(service: Service, exchange: Exchange, _variables: Variables) -> None:
+    """With `?model=…&version=…` also the profile of that one, as far as the engine has told it."""
+    page = service.live.read(service.door)
+    asked = read_query(exchange.head.query)
+    if "model" in asked:
+        page = documents.with_profile(page, service.profiles.look(asked["model"], asked.get("version", "")))
+    encoding = choose_encoding(exchange.head.headers.get(b"accept-encoding", b""))
+    if encoding is None or len(page) < _WORTH_COMPRESSING:
+        exchange.respond(200, _LIVE_FIELDS, page)
+    else:
+        service.answer_compressed(exchange, _LIVE_FIELDS + b"vary: accept-encoding\r\n", page, encoding)
+
+
+def answer_metrics(exchange: Exchange, page: SharedPage) -> None:
+    def answer(written: bytes | None) -> None:
+        if written is None:
+            answer_error(exchange, CarpoolError("the server failed on this request"))
+        else:
+            exchange.respond(200, _METRICS_FIELDS, written)
+
+    page.ask(answer)

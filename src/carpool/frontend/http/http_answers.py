@@ -1,6 +1,9 @@
-"""Errors as answers: the one table of statuses, and the fields that go with them."""
+"""Answers that need more than bytes: errors, with the one table of statuses, and what leaves compressed."""
 
 from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
 
 from carpool.errors import (
     Cancelled,
@@ -16,13 +19,20 @@ from carpool.errors import (
     Unauthenticated,
     Unavailable,
     Unsupported,
+    retry_after,
     without_stack,
 )
-from carpool.frontend.http.exchange import Exchange
-from carpool.frontend.http.responses import JSON_FIELDS
-from carpool.frontend.http.routes import WrongMethod
-from carpool.frontend.retry import retry_after
+from carpool.frontend.http.exchange import JSON_FIELDS, Exchange
 from carpool.wire.v2 import encode_error
+
+
+class WrongMethod(CarpoolError):
+    reason = "method-not-allowed"
+
+    def __init__(self, method: str, allowed: Iterable[str]) -> None:
+        self.allowed = ", ".join(allowed)
+        super().__init__(f"{method} is not allowed here; allowed is {self.allowed}")
+
 
 STATUSES: dict[type[CarpoolError], int] = {
     InvalidInput: 400,
@@ -77,3 +87,39 @@ def rendered(error: CarpoolError) -> tuple[int, bytes, bytes]:
         if kept is not None:
             kept["http"] = found
     return found
+
+
+def choose_encoding(accepted: bytes | None) -> bytes | None:
+    """The best answer to an Accept-Encoding field: gzip, deflate, or None for the plain body."""
+    if not accepted:
+        return None
+    quality: dict[bytes, float] = {}
+    for part in accepted.lower().split(b","):
+        name, _, parameter = part.partition(b";")
+        quality[name.strip()] = _quality(parameter)
+    anything = quality.get(b"*", 0.0)
+    gzip = quality.get(b"gzip", quality.get(b"x-gzip", anything))
+    deflate = quality.get(b"deflate", anything)
+    if max(gzip, deflate, quality.get(b"identity", 0.0)) <= 0 or quality.get(b"identity", 0.0) > max(
+        gzip, deflate
+    ):
+        return None
+    return b"gzip" if gzip >= deflate else b"deflate"
+
+
+def _quality(parameter: bytes) -> float:
+    name, _, value = parameter.partition(b"=")
+    if name.strip() != b"q":
+        return 1.0
+    try:
+        return float(value)
+    except ValueError:
+        return 0.0
+
+
+def compress(body: bytes, encoding: bytes, level: int = 6) -> bytes:
+    """`body` in one of the encodings that `choose_encoding` names."""
+    compressor = zlib.compressobj(
+        level, zlib.DEFLATED, 16 + zlib.MAX_WBITS if encoding == b"gzip" else zlib.MAX_WBITS
+    )
+    return compressor.compress(body) + compressor.flush()

@@ -14,17 +14,34 @@ be lost on the way.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import socket
+from collections.abc import Sequence
 from time import monotonic
 from typing import cast
 
-from carpool.frontend.http.answering import BODY, CLOSED, HEAD, LINGER, WAITING, Answering, peer_of
-from carpool.frontend.http.body import skip_received, too_large
-from carpool.frontend.http.delivery import deliver
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.errors import without_stack
+from carpool.frontend.http.body import Intake, skip_received
+from carpool.frontend.http.exchange import (
+    CONTINUE,
+    Body,
+    BodyPlan,
+    Collect,
+    Exchange,
+    Fault,
+    Receive,
+    bad_request,
+    render_head,
+)
+from carpool.frontend.http.gathering import deliver, too_large
 from carpool.frontend.http.limits import KIB, MIB
 from carpool.frontend.http.parsing import HeadFinder, RequestHead
-from carpool.frontend.http.responses import CONTINUE, Fault, bad_request
 from carpool.frontend.http.shared import BODY_READ, Shared
+
+logger = logging.getLogger(__name__)
+
+HEAD, BODY, WAITING, LINGER, CLOSED = range(5)
 
 _REQUESTS_PER_TURN = 16
 _SECONDS_PER_TURN = 0.001
@@ -33,22 +50,53 @@ _AT_A_STRETCH = 4 * MIB  # of a body, once it was begun: many halves would take 
 _CHUNKS_WORK = 64 * KIB  # some chunks take as long as so many bytes
 _CR = 13
 
+_COPIED_TOGETHER = 64 * KIB
+_WITHOUT_BODY = (204, 304)
+_MOST_PIECES = 512  # the kernel takes 1024 per call
 
-class Connection(Answering):
-    """The hot path: `get_buffer` and `buffer_updated` for bodies, `_take_head`, `_begin` and `answer`."""
 
-    __slots__ = ("_finder", "_known", "_known_raw", "_mark", "_partial", "_peer", "_plan", "_scratch")
+class Connection(asyncio.BufferedProtocol):
+    """The hot path: `get_buffer` and `buffer_updated` for bodies, `_take_head`, `_begin` and `answer`.
+
+    Bytes to send may belong to a slot: they are out or copied when a send returns.
+    """
+
+    __slots__ = (
+        "_ahead", "_borrowed", "_busy", "_ended", "_exchange", "_finder", "_head", "_intake", "_keep",
+        "_known", "_known_raw", "_mark", "_partial", "_peer", "_phase", "_plan", "_queued", "_scratch",
+        "_secure", "_served", "_shared", "_since", "_stalled", "_stalled_at", "_transport", "_unsent",
+    )  # fmt: skip
 
     def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
+        self._shared = shared
+        self._transport: asyncio.Transport
+        self._secure = False  # over TLS: what the socket holds is not what is sent and received
+        self._borrowed: socket.socket | None = None
+        self._peer = ""  # the client's address
+        self._phase = HEAD
+        self._since = monotonic()  # when the phase, or its current window, began
+        self._served = False  # it had an answer before
+        # what is read
         self._scratch = shared.head_buffer
         self._finder = HeadFinder(shared.limits)
         self._partial = False  # some of a head is here
         self._known_raw = b""  # the last head: a client's next one is often the same, byte for byte
         self._known: RequestHead | None = None
-        self._peer = ""  # the client's address
+        self._ahead = b""  # read, but not used yet
+        self._queued = False  # behind an earlier request of this connection: it lies unread for that reason
+        self._busy = False  # requests are being taken out of what was read, further up the stack
+        self._ended = False  # the client has sent all it will send
+        # the current request
+        self._head: RequestHead | None = None
+        self._exchange: Exchange | None = None  # None again as soon as there is nothing left to answer
         self._plan: BodyPlan = None
+        self._intake = Intake(shared.limits, shared.ledger)
         self._mark = 0  # how much of the body was here when the window began
+        self._keep = True  # the connection outlives the current request
+        # what is sent
+        self._stalled = False  # the client does not read as fast as we answer
+        self._stalled_at = 0.0
+        self._unsent = 0
 
     # ── what the loop calls ──
 
@@ -57,7 +105,8 @@ class Connection(Answering):
         self._secure = transport.get_extra_info("ssl_object") is not None
         # One byte that waits is one too many; over TLS none that waits would already count as 0.
         self._transport.set_write_buffer_limits(high=1 if self._secure else 0)
-        self._peer = peer_of(transport)
+        name = transport.get_extra_info("peername")
+        self._peer = str(name[0]) if isinstance(name, tuple) and name else ""
         refusal = self._shared.enter(self)
         if refusal is not None:
             self._fail(refusal)
@@ -75,7 +124,7 @@ class Connection(Answering):
     def get_buffer(self, _sizehint: int) -> bytearray | memoryview:
         intake = self._intake
         into = intake.into
-        used_up = self._shared.turns.used_up
+        used_up = self._shared.turns.left <= 0
         if into is not None:
             return into[intake.got : intake.got + (_MUCH if used_up else BODY_READ)]
         if used_up:
@@ -91,7 +140,7 @@ class Connection(Answering):
                 self._shared.turns.spend(nbytes)
             if intake.got >= intake.room:
                 self._room_used()
-            if nbytes == BODY_READ or (nbytes >= _MUCH and self._shared.turns.used_up):
+            if nbytes == BODY_READ or (nbytes >= _MUCH and self._shared.turns.left <= 0):
                 self._let_others_run()
         elif self._phase == LINGER:
             limit = self._shared.limits.drain_bytes
@@ -134,8 +183,19 @@ class Connection(Answering):
             self._close()
         return not self._secure  # TLS has no half-closed connections: the transport ends this one
 
+    def pause_writing(self) -> None:
+        """The client does not read as fast as we answer."""
+        self._stalled = True
+        self._stalled_at = monotonic()
+        self._unsent = self.unsent
+        stalled = self._shared.stalled
+        stalled.add(self)
+        if sum(connection.unsent for connection in stalled) > self._shared.limits.max_unsent_bytes:
+            self._transport.abort()
+
     def resume_writing(self) -> None:
-        super().resume_writing()
+        self._stalled = False
+        self._shared.stalled.discard(self)
         if self._phase == HEAD:
             self._continue()
 
@@ -170,6 +230,22 @@ class Connection(Answering):
             self._mark = received
             self._since = now
 
+    def _reads_too_slowly(self, now: float) -> bool:
+        limits = self._shared.limits
+        if now - self._stalled_at < limits.write_timeout_s:
+            return False
+        unsent = self.unsent
+        if self._unsent - unsent < limits.min_progress_bytes:
+            return True
+        self._stalled_at = now
+        self._unsent = unsent
+        return False
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the client to read."""
+        return self._transport.get_write_buffer_size()
+
     def seconds_for_body(self, now: float) -> float:
         """How long a body that comes into memory of the app will have taken at its pace; 0 if there is none,
         or it has not been looked at for long enough."""
@@ -200,10 +276,13 @@ class Connection(Answering):
         self._busy = True
         try:
             while position < end and self._phase <= BODY:
-                if turns == _REQUESTS_PER_TURN or (position and self._had_its_turn(ends)):
+                if turns == _REQUESTS_PER_TURN or (position and monotonic() >= ends):
                     turns = _REQUESTS_PER_TURN
                     break
                 if self._phase == BODY:
+                    if position and self._intake.chunked and self._shared.turns.left <= 0:
+                        turns = _REQUESTS_PER_TURN  # chunks are dear; requests that are here whole go on
+                        break
                     position = self._take_body(data, position, end)  # of many chunks, a few
                     continue
                 if self._stalled:
@@ -220,12 +299,6 @@ class Connection(Answering):
             self._keep_for_later(bytes(memoryview(data)[position:end]), turns)
         elif self._phase == BODY:
             self._after_part_of_body(end)
-
-    def _had_its_turn(self, ends: float) -> bool:
-        """Chunks are dear. Requests that are here whole are not held up for those who bring more."""
-        if self._phase == BODY and self._intake.chunked and self._shared.turns.used_up:
-            return True
-        return monotonic() >= ends
 
     def _keep_for_later(self, rest: bytes, turns: int) -> None:
         if self._phase >= LINGER:
@@ -307,8 +380,8 @@ class Connection(Answering):
     def _begin(self, head: RequestHead) -> None:
         now = monotonic()
         shared = self._shared
-        if shared.unread.seconds:  # whoever is turned away for it has no body to look at
-            self._look_how_long_unread(now)
+        if shared.unread.seconds and now >= shared.unread.look_at:
+            self._look_how_long_unread(now)  # whoever is turned away for it has no body to look at
         exchange = Exchange(self, head, now, self._peer, first=not self._served)
         self._exchange = exchange
         self._head = head
@@ -321,21 +394,18 @@ class Connection(Answering):
                 raise too_large(shared.limits.max_body_bytes)
             plan = shared.app.begin(head, exchange)
             if self._phase == BODY and self._exchange is not None:
-                self._start_body(head, plan)
+                intake = self._intake
+                intake.start(head, plan)
+                self._plan = plan
+                self._mark = 0
+                if intake.into is None and not intake.chunked:
+                    self._scratch = shared.body_buffer
+                if head.expects_continue:
+                    self._send(CONTINUE)
         except Exception as error:
             self._failed(error)
         if self._phase == WAITING and self._exchange is exchange:
             self._deliver(plan, now, exchange)
-
-    def _start_body(self, head: RequestHead, plan: BodyPlan) -> None:
-        intake = self._intake
-        intake.start(head, plan)
-        self._plan = plan
-        self._mark = 0
-        if intake.into is None and not intake.chunked:
-            self._scratch = self._shared.body_buffer
-        if head.expects_continue:
-            self._send(CONTINUE)
 
     def _take_body(self, data: bytes | bytearray, position: int, end: int) -> int:
         intake = self._intake
@@ -346,7 +416,7 @@ class Connection(Answering):
                 raise
             self._linger()
             return end
-        if intake.finished:
+        if intake.got >= intake.size if intake.into is not None else intake.finished:
             self._body_done()
         elif position < end:  # there are many chunks
             self._shared.turns.spend(_CHUNKS_WORK)
@@ -357,7 +427,7 @@ class Connection(Answering):
         intake = self._intake
         if count >= _MUCH:
             self._shared.turns.spend(count)
-            if count >= len(self._scratch) or self._shared.turns.used_up:
+            if count >= len(self._scratch) or self._shared.turns.left <= 0:
                 self._let_others_run()
         if not intake.chunked and not self._secure and (self._exchange is None or self._plan is None):
             intake.skip_in_kernel(self._borrow())
@@ -372,7 +442,8 @@ class Connection(Answering):
         if exchange is not None:
             self._phase = WAITING
             now = monotonic()
-            self._look_how_long_unread(now)
+            if now >= shared.unread.look_at:
+                self._look_how_long_unread(now)
             exchange.unread = shared.unread.seconds
             self._deliver(plan, now, exchange)
             return
@@ -380,11 +451,192 @@ class Connection(Answering):
         self._next_request()
 
     def _deliver(self, plan: BodyPlan, now: float, exchange: Exchange) -> None:
-        body = self._intake.finish()
         try:
-            if isinstance(plan, Receive):
+            if type(plan) is Receive:
+                self._intake.forget()
                 plan.done(now)
-            elif isinstance(plan, Collect):
+                return
+            body = self._intake.finish()
+            if isinstance(plan, Collect):
                 deliver(plan, body, now, exchange, self._shared, self._failed)
         except Exception as error:
             self._failed(error)
+
+    # ── what an exchange calls ──
+
+    def answer(self, status: int, fields: bytes, body: Body) -> None:
+        """Send the one answer of the current request, and go on."""
+        self._exchange = None
+        head = self._head
+        if self._phase == BODY and self._keep:
+            self._keep = self._worth_skipping(cast(RequestHead, head))
+        if not self._keep:
+            fields += b"connection: close\r\n"
+        elif head is not None and head.http_minor == 0:
+            fields += b"connection: keep-alive\r\n"
+        self._send_answer(status, fields, body, head is not None and head.method == "HEAD")
+        if self._phase == WAITING:
+            self._next_request()
+        elif self._keep:
+            self._intake.skip(cast(RequestHead, head))
+            self._since = monotonic()
+        else:
+            self._linger()
+
+    def make_room(self) -> bool:
+        """For an app that has no memory for this body."""
+        return self._shared.cut_off_slowest(self)
+
+    # ── after an answer, or instead of one ──
+
+    def _worth_skipping(self, head: RequestHead) -> bool:
+        """Whether the connection outlives an answer that comes before the end of the body."""
+        if head.expects_continue and not self._intake.started:
+            return (
+                False  # some clients send the body now and others don't: there is no telling what comes next
+            )
+        left = 0 if head.content_length is None else head.content_length - self._intake.received
+        return left <= self._shared.limits.drain_bytes
+
+    def _next_request(self) -> None:
+        if not self._keep:
+            if self._ahead:
+                self._linger()
+            else:
+                self._close()
+            return
+        self._phase = HEAD
+        self._since = monotonic()
+        self._served = True
+        if (self._ahead or self._ended) and not self._busy:
+            self._continue()
+
+    def _reject(self, fault: Fault) -> None:
+        """Answer in the app's place."""
+        self._abandon()
+        self._shared.answered_here[fault.reason] += 1
+        self.answer(fault.status, fault.fields(), fault.body())
+
+    def _fail(self, fault: Fault) -> None:
+        """Answer in the app's place and end the connection: what follows on it could be anything."""
+        self._keep = False
+        self._reject(fault)
+
+    def _linger(self) -> None:
+        """Everything is said; wait for the client to read it."""
+        if self._ended or self._transport.is_closing() or not self._shared.may_linger():
+            self._close()
+            return
+        self._phase = LINGER
+        self._since = monotonic()
+        self._ahead = b""
+        self._intake.forget()
+        self._shared.lingering += 1
+        self._transport.resume_reading()
+        if not self._secure:  # TLS cannot close one direction alone
+            self._transport.write_eof()
+
+    def _close(self) -> None:
+        """Close as soon as what was sent is out."""
+        if self._phase == LINGER:
+            self._shared.lingering -= 1
+        self._phase = CLOSED
+        self._intake.forget()
+        self._abandon()
+        self._transport.close()
+
+    def _look_how_long_unread(self, now: float) -> None:
+        if self._queued:
+            self._shared.unread.cannot_look(now)
+        else:
+            self._shared.unread.look(self._borrowed or self._borrow(), now)
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, Fault):
+            fault = error
+        else:
+            logger.error("the app failed on a request", exc_info=error)
+            without_stack(error)
+            fault = Fault(500, "the server failed on this request", "internal")
+        if self._exchange is not None:
+            self._reject(fault)
+
+    def _abandon(self) -> None:
+        """Whatever the app does for the current request is no longer wanted."""
+        exchange, self._exchange = self._exchange, None
+        callback = None if exchange is None else exchange.forsake()
+        if callback is not None:
+            try:
+                callback()
+            except Exception:
+                logger.exception("the app failed when its client left")
+
+    # ── sending ──
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._transport.write(data)
+        except RuntimeError:
+            self._transport.abort()  # uvloop raises when the handle is closed already
+
+    def _send_answer(self, status: int, fields: bytes, body: Body, head_only: bool) -> None:
+        head_only = head_only or status in _WITHOUT_BODY
+        date = self._shared.date
+        if isinstance(body, bytes):
+            start = render_head(status, fields, len(body), date)
+            if head_only:
+                self._send(start)
+            elif len(body) <= _COPIED_TOGETHER:
+                self._send(start + body)
+            else:
+                self._send_pieces([memoryview(start), memoryview(body)])
+            return
+        pieces = (body,) if isinstance(body, bytearray | memoryview) else body
+        views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+        start = render_head(status, fields, sum(map(len, views)), date)
+        self._send_pieces([memoryview(start)] if head_only else [memoryview(start), *views])
+
+    def _send_pieces(self, views: Sequence[memoryview]) -> None:
+        size = sum(map(len, views))
+        if size <= _COPIED_TOGETHER or self._stalled or self._secure or len(views) > _MOST_PIECES:
+            self._send(b"".join(views))
+            return
+        sent = self._write_now(views)
+        if sent < size:
+            # Copied: the transport would hold the buffers, and so the slot, until the client has read.
+            self._send(_rest(views, sent))
+
+    def _write_now(self, views: Sequence[memoryview]) -> int:
+        if self._transport.is_closing():
+            return 0
+        try:
+            return os.writev(self._descriptor(), views)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._transport.abort()
+            return 0
+
+    def _descriptor(self) -> int:
+        """Valid until connection_lost: only then does the transport close it."""
+        return cast(int, self._transport.get_extra_info("socket").fileno())
+
+    def _borrow(self) -> socket.socket:
+        """The transport's own socket, for what only the kernel can do. Made once: that is a system call."""
+        if self._borrowed is None:
+            self._borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=self._descriptor())
+        return self._borrowed
+
+    def _give_back(self) -> None:
+        """Before the transport closes it: from then on its number may be another's."""
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed is not None:
+            borrowed.detach()
+
+
+def _rest(views: Sequence[memoryview], sent: int) -> bytes:
+    left = []
+    for view in views:
+        left.append(view[sent:])
+        sent = max(0, sent - len(view))
+    return b"".join(left)

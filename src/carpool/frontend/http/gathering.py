@@ -1,11 +1,18 @@
-"""gzip and deflate, in both directions. Nothing here belongs on the hot path."""
+"""Bodies that are gathered in memory, decompressed if need be. Nothing here belongs on the hot path."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from carpool.frontend.http.body import Gather, GatheredBody, Ledger, too_large
-from carpool.frontend.http.responses import Fault, bad_request
+from carpool.errors import without_stack
+from carpool.frontend.http.exchange import Collect, Exchange, Fault, bad_request
+
+if TYPE_CHECKING:
+    from carpool.frontend.http.shared import Shared
 
 _GZIP = 16 + zlib.MAX_WBITS
 _ZLIB = zlib.MAX_WBITS
@@ -19,6 +26,71 @@ _MEMBER = 1024  # bytes, on average, where there are more
 
 MOST_MEMBERS = 2048
 """Of one gzip body. Tools that write blocks of 64 KiB need half as many for 64 MiB."""
+
+Failed = Callable[[Exception], None]
+
+
+class Ledger:
+    """How many bytes of gathered bodies there are, of all connections together, wherever they are.
+
+    Loop and threads count in it. The lock can be taken twice by one thread: a body may be freed, and so give
+    its bytes back, at any point of any thread.
+    """
+
+    __slots__ = ("_lock", "held", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        self._lock = threading.RLock()
+
+    def take(self, size: int) -> bool:
+        with self._lock:
+            if self.held + size > self.limit:
+                return False
+            self.held += size
+            return True
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self.held -= size
+
+
+class GatheredBody(bytearray):
+    """A body in memory. It counts for as long as anybody holds it: a queue, a thread, a view."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self.ledger = ledger
+        self._counted = 0
+
+    def grow(self, piece: bytes | memoryview) -> None:
+        if not self.ledger.take(len(piece)):
+            raise Fault(503, "too many bodies are here at once; try again", "busy")
+        self._counted += len(piece)
+        self += piece
+
+    def __del__(self) -> None:
+        self.ledger.give_back(self._counted)
+
+
+class Gather:
+    """Keeps a body in memory, up to a limit of its own and one shared by all connections."""
+
+    __slots__ = ("_limit", "body")
+
+    def __init__(self, limit: int, ledger: Ledger) -> None:
+        self._limit = limit
+        self.body = GatheredBody(ledger)
+
+    def take(self, piece: memoryview) -> None:
+        if len(self.body) + len(piece) > self._limit:
+            raise too_large(self._limit)
+        self.body.grow(piece)
+
+
+def too_large(limit: int) -> Fault:
+    return Fault(413, f"the body is over {limit} bytes", "too-large")
 
 
 def body_encoding(field: bytes | None) -> bytes | None:
@@ -128,35 +200,67 @@ def _deflate_kind(data: bytes | bytearray) -> int:
     return _ZLIB if is_zlib else _RAW
 
 
-def choose_encoding(accepted: bytes | None) -> bytes | None:
-    """The best answer to an Accept-Encoding field: gzip, deflate, or None for the plain body."""
-    if not accepted:
-        return None
-    quality: dict[bytes, float] = {}
-    for part in accepted.lower().split(b","):
-        name, _, parameter = part.partition(b";")
-        quality[name.strip()] = _quality(parameter)
-    anything = quality.get(b"*", 0.0)
-    gzip = quality.get(b"gzip", quality.get(b"x-gzip", anything))
-    deflate = quality.get(b"deflate", anything)
-    if max(gzip, deflate, quality.get(b"identity", 0.0)) <= 0 or quality.get(b"identity", 0.0) > max(
-        gzip, deflate
-    ):
-        return None
-    return b"gzip" if gzip >= deflate else b"deflate"
+def deliver(
+    plan: Collect, body: bytearray, received_at: float, exchange: Exchange, shared: Shared, failed: Failed
+) -> None:
+    """Tell the app that its request is here. Raises what goes wrong, or tells it later to `failed`."""
+    field = exchange.head.headers.get(b"content-encoding")
+    encoding = body_encoding(field) if plan.inflate and body else None
+    if encoding is None:
+        plan.done(body, received_at)
+        return
+    inflater = Inflater(encoding, body, plan.limit, shared.ledger)
+    if inflater.begin():
+        plan.done(inflater.body, received_at)
+        return
+    if shared.inflating >= shared.limits.max_inflating:
+        raise Fault(503, "too many compressed bodies are here at once; try again", "busy")
+    Inflation(plan, inflater, received_at, exchange, shared, failed).go_on()
 
 
-def _quality(parameter: bytes) -> float:
-    name, _, value = parameter.partition(b"=")
-    if name.strip() != b"q":
-        return 1.0
-    try:
-        return float(value)
-    except ValueError:
-        return 0.0
+class Inflation:
+    """A few KB can hold many MB: what is not done in one step is done in a thread, not in the loop.
 
+    There it gets one turn after the other, with those of other bodies in between, and no more of them once
+    its client has left.
+    """
 
-def compress(body: bytes, encoding: bytes, level: int = 6) -> bytes:
-    """`body` in one of the encodings that `choose_encoding` names."""
-    compressor = zlib.compressobj(level, zlib.DEFLATED, _GZIP if encoding == b"gzip" else _ZLIB)
-    return compressor.compress(body) + compressor.flush()
+    __slots__ = ("_exchange", "_failed", "_inflater", "_plan", "_received_at", "_shared")
+
+    def __init__(
+        self,
+        plan: Collect,
+        inflater: Inflater,
+        received_at: float,
+        exchange: Exchange,
+        shared: Shared,
+        failed: Failed,
+    ) -> None:
+        self._plan = plan
+        self._inflater = inflater
+        self._received_at = received_at
+        self._exchange = exchange
+        self._shared = shared
+        self._failed = failed
+        shared.inflating += 1
+
+    def go_on(self) -> None:
+        work = self._shared.loop.run_in_executor(self._shared.inflaters, self._inflater.turn)
+        work.add_done_callback(self._turned)
+
+    def _turned(self, work: asyncio.Future[bool]) -> None:
+        error = asyncio.CancelledError() if work.cancelled() else work.exception()
+        if error is None and self._exchange.pending and not work.result():
+            self.go_on()
+            return
+        self._shared.inflating -= 1
+        if isinstance(error, asyncio.CancelledError) or not self._exchange.pending:
+            return
+        if isinstance(error, Exception):
+            self._failed(error)
+            without_stack(error)
+            return
+        try:
+            self._plan.done(self._inflater.body, self._received_at)
+        except Exception as raised:
+            self._failed(raised)
