@@ -11,20 +11,16 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from carpool.core.admission import backed_up
-from carpool.core.belief import Belief, Beliefs
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
-from carpool.core.drift import Drift
-from carpool.core.entrance import Intake
 from carpool.core.instance import Batch, Instance, Instances
 from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING, GivenUp, Job, Reason, Refusal
 from carpool.core.knobs import KnobsPolicy
-from carpool.core.learning import Doubt, Lag, Rate
+from carpool.core.learning import Belief, Beliefs, Doubt, Drift, Lag, Rate
 from carpool.core.ledger import Ledger
-from carpool.core.policy import Knobs, Policy, Promise
-from carpool.core.promise import PromisePolicy
+from carpool.core.policy import Knobs, Policy, Promise, PromisePolicy
 from carpool.core.queue import Lane, Lanes
-from carpool.core.shares import ORDINARY
+from carpool.core.shares import ORDINARY, Intake
 
 
 @dataclass(slots=True)

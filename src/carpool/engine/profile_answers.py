@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-from carpool.core.capacity import promised_batch, slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.core.shape import shape_of
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.models.served import Served
 from carpool.engine.profile.recent import RECENT_S, RecentBatches

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import ceil
 
-from carpool.core.capacity import expected_p99, promised_batch
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, expected_p99, promised_batch
 from carpool.core.policy import Knobs, Promise
 from carpool.lab.fleet_question import Check, FleetPlan, FleetQuestion
 from carpool.lab.plan_words import cannot, reasons

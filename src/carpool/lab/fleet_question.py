@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from math import inf
 
-from carpool.core.capacity import slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, slo_capacity
 
 ENOUGH = 0.99  # of what is offered must be answered in time: the promise is a p99
 _SURE = 1e-4  # of the capacity: bisected no further

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from carpool.backends.backend import SharesDevice
 from carpool.core.arbiter import Arbiter, Turn
-from carpool.core.entrance import Intake
 from carpool.core.instance import Instance
 from carpool.core.scheduler import Scheduler
+from carpool.core.shares import Intake
 
 
 class Devices:

@@ -13,8 +13,7 @@ from carpool.backends.backend import Backend, Finish, OnDevice
 from carpool.clock import now as monotonic
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.core.capacity import promised_batch
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, promised_batch
 from carpool.core.policy import Promise
 from carpool.engine.inputs import signature_of
 from carpool.engine.models.device_pictures import SAMPLE_TOLD, filling, sample_picture

@@ -10,8 +10,7 @@ from carpool.backends.backend import Backend
 from carpool.clock import now as monotonic
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import Kind, ModelConfig
-from carpool.core.capacity import slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.numerals import numeral
 from carpool.core.policy import Promise
 from carpool.engine.profile.layout import Chosen, Layout, Open, choose_by_capacity, choose_threads

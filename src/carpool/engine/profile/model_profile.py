@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from carpool.core.capacity import promised_batch, slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.numerals import numeral
-from carpool.core.shape import shape_of
 from carpool.engine.profile.keepable import LEAST
 from carpool.engine.profile.layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
