@@ -11,8 +11,8 @@ from functools import partial
 from time import monotonic
 from typing import Protocol
 
-from carpool.core.backlog import FairBacklog
 from carpool.core.constants import CONSTANTS
+from carpool.core.front_load import FairBacklog
 from carpool.core.front_shares import FrontLane, LaneKey
 from carpool.core.pacing import Pacer
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, TooLarge, Unsupported, without_stack
