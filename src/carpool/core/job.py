@@ -6,6 +6,8 @@ import enum
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from carpool.core.constants import CONSTANTS, Constants
+
 if TYPE_CHECKING:
     from carpool.core.queue import Lane
 
@@ -123,3 +125,11 @@ class GivenUp(NamedTuple):
 
     job: Job
     reason: Reason
+
+
+def planned(outside: float, budget: float, constants: Constants = CONSTANTS) -> float:
+    """How much of its budget a request's plan leaves to what is outside."""
+    most = constants.most_outside * budget
+    if outside > most:
+        outside = most
+    return outside if outside > 0.0 else 0.0  # NaN too

@@ -15,8 +15,7 @@ from carpool.core.admission import gate
 from carpool.core.batcher import next_batch
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
-from carpool.core.job import INFINITY, GivenUp, Job, Reason, Refusal
-from carpool.core.outside import planned
+from carpool.core.job import INFINITY, GivenUp, Job, Reason, Refusal, planned
 from carpool.core.shares import Shares, level_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from carpool.core.constants import CONSTANTS, Constants
+from carpool.core.job import planned
 from carpool.core.learning import Rate
-from carpool.core.outside import planned
 from carpool.core.queue import Lane
 
 if TYPE_CHECKING:
@@ -108,9 +108,8 @@ class Shares:
         return core.rate(now)
 
 
-# Requests of all models of an engine wait in the same line, for its one loop, until they are offered. When that
-# line is long, only a model that asks for too much can make it shorter: the others wait in it as well, and
-# refusing them would help nobody.
+# Requests of all models of an engine wait in one line until they are offered. When it is long, only a model
+# that asks for too much can make it shorter: the others wait in it as well, and refusing them helps nobody.
 
 
 _LEAST = 1.0  # requests a second: who is asked less has nobody waiting

@@ -10,7 +10,7 @@ import orjson
 from carpool.errors import InvalidInput, NotFound
 from carpool.link.door import Catalog, IndexEntry, ModelEntry
 from carpool.types import TensorSpec
-from carpool.wire.parameters import shorten
+from carpool.wire.head import shorten
 
 Document = dict[str, Any]
 

@@ -10,9 +10,8 @@ import orjson
 from carpool import __version__
 from carpool.frontend.documents import Document
 from carpool.link.door import Catalog, Door, IndexEntry, ModelEntry
-from carpool.observe import live
-from carpool.observe.counters import Table
-from carpool.observe.directory import MODEL_ROWS
+from carpool.observe.counters import MODEL_ROWS, Table
+from carpool.observe.statistics import BOUNDS, model_counts, server_counts
 
 _FRESH_S = 0.5  # however many pages are open, the counters are summed twice a second at most
 _LONGEST_REASON = 300
@@ -42,18 +41,18 @@ class LivePage:
         models = []
         for line in lines[:_MOST_MODELS]:
             cells = counts.get((line.name, line.version))
-            known = None if cells is None else live.model_counts(cells)
+            known = None if cells is None else model_counts(cells)
             models.append(_model(catalog, line) | {"counts": known})
         return {
             "time": time.time(),
             "clock": now,  # monotonic: what rates are taken over
-            "bounds": live.BOUNDS,
+            "bounds": BOUNDS,
             "server": {
                 "version": __version__,
                 "uptime_s": round(now - self._started, 3),
                 "ready": door.serving and catalog.ready and catalog.able,
                 "serving": door.serving,
-                **live.server_counts(self._table.server()),
+                **server_counts(self._table.server()),
             },
             "models": models,
             "left_out": max(0, len(lines) - _MOST_MODELS),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from carpool.link.door import Catalog, Door, ModelEntry
-from carpool.observe.counters import Block, Row
-from carpool.observe.directory import Slot
+from carpool.observe.counters import Block, Row, Slot
 
 
 class ModelRows:

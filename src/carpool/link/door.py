@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Protocol, TypeAlias
 
+from carpool.core.front_load import Outside
 from carpool.core.job import INFINITY
-from carpool.core.outside import Outside
 from carpool.errors import CarpoolError
 from carpool.link.asked_fields import NOBODY, Sender
 from carpool.memory.client_files import Region

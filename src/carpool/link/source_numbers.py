@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from carpool.link.records import MAX_SOURCES, SOURCE, ProtocolError, to_engine
-from carpool.wire.parameters import MAX_SOURCE_CHARS
+from carpool.wire.head import MAX_SOURCE_CHARS
 
 
 class SaidSources:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import orjson
 
-from carpool.core.outside import Outside
+from carpool.core.front_load import Outside
 from carpool.link.door import ModelEntry
 from carpool.link.records import MAX_TEMPLATES, RESET, TEMPLATE, to_engine
 from carpool.memory.places import Place, declared_places, end_of

@@ -6,15 +6,298 @@ and only the text is missing.
 
 from __future__ import annotations
 
+import enum
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
-from carpool.observe.columns import Histogram
+from carpool.observe import columns
+from carpool.observe.columns import Column, Histogram
 from carpool.observe.counters import Cells, Table
-from carpool.observe.families import FAMILIES, Family, Scope
-from carpool.observe.host_facts import Host
+
+_IDLE, _IOWAIT, _STEAL = (
+    3,
+    4,
+    7,
+)  # fields of the first line of /proc/stat; those after steal are counted twice
+
+
+class HostReading(NamedTuple):
+    cpu_utilization: float  # 0 to 1
+    memory_total_bytes: float
+    memory_used_bytes: float
+
+
+class Host:
+    """The machine's processors and memory, read from /proc at the scrape.
+
+    Utilization is a mean since the reading before, so one object belongs to one scraper.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._utilization = 0.0
+        self._before = self._ticks()
+
+    def read(self) -> HostReading:
+        return HostReading(self._utilized(), *self._memory())
+
+    def _utilized(self) -> float:
+        busy, total = self._ticks()
+        elapsed = total - self._before[1]
+        if elapsed > 0:  # else the clock has not ticked since, and the last answer still holds
+            share = (busy - self._before[0]) / elapsed
+            self._utilization = min(max(share, 0.0), 1.0)  # the kernel's idle time can run backwards
+            self._before = busy, total
+        return self._utilization
+
+    def _ticks(self) -> tuple[int, int]:
+        with (self._proc / "stat").open(encoding="ascii") as file:
+            fields = [int(field) for field in file.readline().split()[1 : 2 + _STEAL]]
+        total = sum(fields)
+        return total - fields[_IDLE] - fields[_IOWAIT], total
+
+    def _memory(self) -> tuple[float, float]:
+        sizes: dict[str, float] = {}
+        for line in (self._proc / "meminfo").read_text("ascii").splitlines():
+            name, _, rest = line.partition(":")
+            if name in ("MemTotal", "MemAvailable"):
+                sizes[name] = int(rest.split()[0]) * 1024.0
+        return sizes["MemTotal"], sizes["MemTotal"] - sizes["MemAvailable"]
+
+
+# Every metric on the page: its name, its meaning and which cells it is read from.
+#
+# The `nv_` names mean what they mean in Triton, so that its dashboards and autoscaling recipes keep working.
+# Most of them are the counts and sums of our own histograms: one observation in the hot path feeds both.
+
+
+Value: TypeAlias = Callable[[Cells], float]
+
+
+class Scope(enum.Enum):
+    """Whose cells a family is read from, which also says what labels it has."""
+
+    MODEL = "model"  # model, version
+    SERVER = "server"
+    HOST = "host"
+    BUILD = "build"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric. `values` maps the labels beyond those of the scope, as text, to the number."""
+
+    name: str
+    kind: str
+    help: str
+    scope: Scope
+    values: Mapping[str, Value]
+    histogram: Histogram | None = None
+    milliseconds: tuple[float, ...] = ()  # of a histogram: only these of its bounds, and not in seconds
+
+
+def _cell(column: Column) -> Value:
+    return lambda cells: cells[column]
+
+
+def _microseconds(column: Column) -> Value:
+    return lambda cells: round(cells[column] * 1e6, 0)
+
+
+def _count(histogram: Histogram) -> Value:
+    return lambda cells: sum(cells[histogram.buckets])
+
+
+def _one(name: str, kind: str, value: Value, text: str, scope: Scope = Scope.MODEL) -> Family:
+    return Family(name, kind, text, scope, {"": value})
+
+
+def _several(
+    name: str, label: str, cells: Mapping[str, Column], text: str, scope: Scope = Scope.MODEL
+) -> Family:
+    values = {f'{label}="{word}"': _cell(column) for word, column in cells.items()}
+    return Family(name, "counter", text, scope, values)
+
+
+def _observed(name: str, histogram: Histogram, text: str) -> Family:
+    return Family(name, "histogram", text, Scope.MODEL, {}, histogram)
+
+
+def _host(name: str, field: str, text: str) -> Family:
+    index = HostReading._fields.index(field)
+    return _one(name, "gauge", lambda cells: cells[index], text, Scope.HOST)
+
+
+_TRITON = (
+    _one(
+        "nv_inference_request_success",
+        "counter",
+        _count(columns.REQUEST_SECONDS),
+        "Requests answered well; a request with a batch of images counts once.",
+    ),
+    _several(
+        "nv_inference_request_failure",
+        "reason",
+        columns.FAILURES,
+        "Requests that ended in an error, by cause.",
+    ),
+    _one(
+        "nv_inference_count",
+        "counter",
+        _cell(columns.BATCH_SIZE.sum),
+        "Images inferred; a request with a batch of n counts n times.",
+    ),
+    _one(
+        "nv_inference_exec_count",
+        "counter",
+        _count(columns.BATCH_SIZE),
+        "Executions of the model; nv_inference_count over this is the mean batch.",
+    ),
+    _one(
+        "nv_inference_pending_request_count",
+        "gauge",
+        _cell(columns.PENDING),
+        "Requests accepted and not yet executing.",
+    ),
+    _one(
+        "nv_inference_request_duration_us",
+        "counter",
+        _microseconds(columns.REQUEST_SECONDS.sum),
+        "Time of all successful requests from end to end, in microseconds.",
+    ),
+    _one(
+        "nv_inference_queue_duration_us",
+        "counter",
+        _microseconds(columns.QUEUE_SECONDS.sum),
+        "Time that requests waited for their batch, in microseconds.",
+    ),
+    _one(
+        "nv_inference_compute_input_duration_us",
+        "counter",
+        _microseconds(columns.INPUT_SECONDS),
+        "Time to gather the inputs of a batch, counted for each of its requests, in microseconds.",
+    ),
+    _one(
+        "nv_inference_compute_infer_duration_us",
+        "counter",
+        _microseconds(columns.INFER_SECONDS.sum),
+        "Time the model ran, counted for each request of the batch, in microseconds.",
+    ),
+    _one(
+        "nv_inference_compute_output_duration_us",
+        "counter",
+        _microseconds(columns.OUTPUT_SECONDS),
+        "Time to split the outputs of a batch, counted for each of its requests, in microseconds.",
+    ),
+    _one(
+        "nv_model_load_duration_secs",
+        "gauge",
+        _cell(columns.LOAD_SECONDS),
+        "Time it took to load the model, in seconds.",
+    ),
+    _host(
+        "nv_cpu_utilization",
+        "cpu_utilization",
+        "Share of the machine's processor time in use since the last scrape, 0 to 1.",
+    ),
+    _host("nv_cpu_memory_total_bytes", "memory_total_bytes", "Memory of the machine."),
+    _host("nv_cpu_memory_used_bytes", "memory_used_bytes", "Memory of the machine that is not available."),
+)
+
+_PHASES = (
+    _observed(
+        "carpool_request_duration_seconds",
+        columns.REQUEST_SECONDS,
+        "Successful requests, from the last byte of the request to the first byte of the answer.",
+    ),
+    _observed("carpool_decode_duration_seconds", columns.DECODE_SECONDS, "From picture bytes to a tensor."),
+    _observed("carpool_queue_duration_seconds", columns.QUEUE_SECONDS, "Waiting for a batch."),
+    _observed(
+        "carpool_infer_duration_seconds", columns.INFER_SECONDS, "Execution of the batch, once per request."
+    ),
+    _observed("carpool_post_duration_seconds", columns.POST_SECONDS, "From raw outputs to an answer."),
+    _observed("carpool_batch_size", columns.BATCH_SIZE, "Images per execution."),
+)
+
+_SERVER = (
+    _one(
+        "carpool_saturation",
+        "gauge",
+        _cell(columns.SATURATION),
+        "Predicted wait of a new request over the wait its promise allows, 0 to 1.",
+    ),
+    _one(
+        "carpool_speed_ratio",
+        "gauge",
+        _cell(columns.SPEED_RATIO),
+        "Time that batches take over what was measured at loading; 0 for a model without a promise.",
+    ),
+    _one(
+        "carpool_out_of_memory_total",
+        "counter",
+        _cell(columns.OUT_OF_MEMORY),
+        "Batches that did not fit into their device's memory and were run in smaller ones.",
+    ),
+    _several(
+        "carpool_shed_total", "reason", columns.SHED, "Requests the scheduler chose not to run, by reason."
+    ),
+    _one(
+        "carpool_connections",
+        "gauge",
+        _cell(columns.CONNECTIONS),
+        "Open client connections.",
+        Scope.SERVER,
+    ),
+    _one(
+        "carpool_bytes_received_total",
+        "counter",
+        _cell(columns.BYTES_RECEIVED),
+        "Bytes read from clients.",
+        Scope.SERVER,
+    ),
+    _one(
+        "carpool_bytes_sent_total",
+        "counter",
+        _cell(columns.BYTES_SENT),
+        "Bytes written to clients.",
+        Scope.SERVER,
+    ),
+    _several(
+        "carpool_process_restarts_total",
+        "process",
+        columns.RESTARTS,
+        "Processes that died and were started again, by kind.",
+        Scope.SERVER,
+    ),
+    _one("carpool_up", "gauge", _cell(columns.UP), "1 while the engine is ready, else 0.", Scope.SERVER),
+    _one("carpool_build_info", "gauge", lambda _: 1.0, "Always 1; the labels say what runs.", Scope.BUILD),
+)
+
+_FIRST_RESPONSE = Family(
+    "nv_inference_first_response_histogram_ms",
+    "histogram",
+    "Successful requests, from the last byte of the request to the first byte of the answer.",
+    Scope.MODEL,
+    {},
+    columns.REQUEST_SECONDS,
+    milliseconds=(100.0, 500.0, 2000.0, 5000.0),
+)
+
+FAMILIES: tuple[Family, ...] = (*_TRITON, *_PHASES, *_SERVER)
+"""What is there unless somebody switches it off or on."""
+
+
+def chosen(switches: Mapping[str, bool]) -> tuple[Family, ...]:
+    """What Triton's switches leave on the page."""
+    families = (*FAMILIES, _FIRST_RESPONSE) if switches["histogram_latencies"] else FAMILIES
+    if switches["counter_latencies"]:
+        return families
+    return tuple(family for family in families if not family.name.endswith("_duration_us"))
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
+from carpool.core.front_load import Outside
 from carpool.core.job import INFINITY, OFFERED
-from carpool.core.outside import Outside
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.inputs import shape_key
 from carpool.engine.work import Outcome, Work

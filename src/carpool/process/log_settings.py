@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from carpool.config.rules import nearest
 from carpool.errors import Forbidden, InvalidInput, Unsupported
 from carpool.observe import logs
-from carpool.wire.parameters import shorten
+from carpool.wire.head import shorten
 
 if TYPE_CHECKING:
     from carpool.engine.engine_host import EngineHost

@@ -26,9 +26,8 @@ from carpool.link.door import Catalog, Door
 from carpool.memory.gates import GATE_BYTES, GateTable
 from carpool.observe.columns import UP
 from carpool.observe.counters import Block, Table, table_bytes
-from carpool.observe.families import chosen
 from carpool.observe.logs import logger
-from carpool.observe.prometheus import Exposition
+from carpool.observe.prometheus import Exposition, chosen
 from carpool.process.front_ends import HttpFrontend, limits_of
 from carpool.process.local_door import LocalDoor
 from carpool.process.processes import Frontend

@@ -12,7 +12,7 @@ from carpool.engine.engine_host import EngineHost
 from carpool.errors import ConfigError, InvalidInput, NotFound, Unsupported
 from carpool.frontend.tracing import TIMESTAMPS
 from carpool.observe.logs import logger
-from carpool.wire.parameters import shorten
+from carpool.wire.head import shorten
 
 _GLOBAL = ""
 _DEFAULTS: Mapping[str, Any] = {

@@ -242,7 +242,7 @@ class Decoder:
 
 
 class DecodeStage:
-    """Stands before a scheduler: decodes who was let in, earliest deadline first; who was given up before its turn is skipped."""
+    """Before a scheduler: decodes who was let in, earliest deadline first, and skips who was given up."""
 
     def __init__(self, decoder: Decoder, random: Random) -> None:
         self.decoder = decoder

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 
 from carpool.errors import InvalidInput, Unsupported
 from carpool.types import Datatype, RequestedOutput, Signature, TensorSpec
-from carpool.wire.head import RequestHead, TensorHead
-from carpool.wire.parameters import DEFAULT_OPTIONS, shorten
+from carpool.wire.head import DEFAULT_OPTIONS, RequestHead, TensorHead, shorten
 
 
 def check_head(head: RequestHead, signature: Signature) -> RequestHead:

@@ -12,10 +12,24 @@ from functools import lru_cache
 from carpool.errors import InvalidInput
 from carpool.types import InferRequest, InferResponse, Scalar, Signature
 from carpool.wire.check import check_head, check_tail, raw_head
-from carpool.wire.encode import Encoded, Placed, as_requested, encode_error, encode_request, encode_response
-from carpool.wire.head import Buffer, RequestHead, TensorHead, load_object, parse_head, parse_tensors
-from carpool.wire.parameters import read_object
-from carpool.wire.tensors import bind
+from carpool.wire.encode import (
+    Encoded,
+    Placed,
+    as_requested,
+    bind,
+    encode_error,
+    encode_request,
+    encode_response,
+)
+from carpool.wire.head import (
+    Buffer,
+    RequestHead,
+    TensorHead,
+    load_object,
+    parse_head,
+    parse_tensors,
+    read_object,
+)
 
 __all__ = [
     "HEADER_LENGTH",

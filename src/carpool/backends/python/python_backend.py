@@ -33,9 +33,9 @@ from typing import Any, cast
 from carpool.backends.backend import Backend, Placement, aborted
 from carpool.backends.python.declarations import read_declarations
 from carpool.backends.python.worker_channel import Channel, Region
-from carpool.config.complete import complete
 from carpool.config.model import ModelConfig, ModelSignature, TensorConfig
 from carpool.config.repository import ModelVersion
+from carpool.config.rules import complete
 from carpool.errors import ModelError
 from carpool.types import Array
 

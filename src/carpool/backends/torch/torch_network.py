@@ -19,8 +19,8 @@ import torch
 from carpool.backends.torch.device_sharing import Ledger
 from carpool.backends.torch.torch_device import PRECISIONS, TORCH_TYPES, Device, Run, is_out_of_memory
 from carpool.backends.torch.torch_files import in_one_line, open_module
-from carpool.config.fingerprint import beside
 from carpool.config.model import ImageSettings, ModelConfig, TensorConfig, values_on_device
+from carpool.config.repository import beside
 from carpool.errors import ConfigError, ModelError, Unsupported
 from carpool.types import DATATYPES, Datatype
 

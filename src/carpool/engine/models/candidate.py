@@ -6,9 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carpool.config.fingerprint import Fingerprint, take_fingerprint
 from carpool.config.model import LatestVersions, ModelConfig
-from carpool.config.repository import ModelSource, ModelVersion, read_place, the_place
+from carpool.config.repository import (
+    Fingerprint,
+    ModelSource,
+    ModelVersion,
+    read_place,
+    take_fingerprint,
+    the_place,
+)
 from carpool.config.triton import read_override
 from carpool.engine.hardware import gpu_count
 from carpool.engine.models.uploads import Upload

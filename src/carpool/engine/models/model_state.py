@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from carpool.config.fingerprint import Fingerprint
+from carpool.config.repository import Fingerprint
 from carpool.engine.models.served import Served, State
 from carpool.link.model_index import UNLOADED, IndexLine
 

@@ -31,8 +31,7 @@ from carpool.engine.profile.profile_store import ProfileStore
 from carpool.engine.profile.recent import RecentBatches
 from carpool.errors import CarpoolError, Unavailable
 from carpool.observe import columns
-from carpool.observe.counters import Row
-from carpool.observe.directory import Slot
+from carpool.observe.counters import Row, Slot
 from carpool.observe.logs import logger
 from carpool.observe.statistics import BatchStatistics
 from carpool.types import Signature

@@ -15,8 +15,16 @@ from carpool.frontend.http.packing import is_plain
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.counters import Row
 from carpool.types import Scalar
-from carpool.wire.head import MAX_TENSORS, begin_tensor, check_size, check_unique, parse_requested
-from carpool.wire.parameters import read_options, read_shared_memory, shorten
+from carpool.wire.head import (
+    MAX_TENSORS,
+    begin_tensor,
+    check_size,
+    check_unique,
+    parse_requested,
+    read_options,
+    read_shared_memory,
+    shorten,
+)
 from carpool.wire.v2 import Buffer, RequestHead, TensorHead
 
 _CACHED_BYTES = 4096

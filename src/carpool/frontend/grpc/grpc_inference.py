@@ -31,8 +31,7 @@ from carpool.frontend.server_timing import Times, times_of
 from carpool.link.asked_fields import Sender
 from carpool.link.door import Answer, Call, ModelEntry, Slot
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT, DECODE_SECONDS, REQUEST_SECONDS
-from carpool.observe.counters import Row
-from carpool.observe.failures import count_failure
+from carpool.observe.counters import Row, count_failure
 from carpool.types import Timing
 from carpool.wire.v2 import Placed, RequestHead, check_head
 

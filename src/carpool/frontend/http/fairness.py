@@ -12,9 +12,7 @@ from time import monotonic
 from typing import Protocol
 
 from carpool.core.constants import CONSTANTS
-from carpool.core.front_load import FairBacklog
-from carpool.core.front_shares import FrontLane, LaneKey
-from carpool.core.pacing import Pacer
+from carpool.core.front_load import FairBacklog, FrontLane, LaneKey, Pacer
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, TooLarge, Unsupported, without_stack
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
 from carpool.frontend.http.http_refusals import answer_error, rendered

@@ -19,7 +19,7 @@ from carpool.frontend.http.packing import check, is_in_place, is_plain, prepare,
 from carpool.frontend.server_timing import times_of
 from carpool.link.door import Answer, Call, Slot
 from carpool.observe.columns import BYTES_RECEIVED, REQUEST_SECONDS
-from carpool.observe.failures import count_failure
+from carpool.observe.counters import count_failure
 from carpool.types import InferResponse, RequestOptions, Timing
 from carpool.wire.v2 import (
     Buffer,

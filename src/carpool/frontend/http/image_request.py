@@ -24,7 +24,7 @@ from carpool.link.asked_fields import LATEST
 from carpool.link.door import Slot
 from carpool.memory.slot_files import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
-from carpool.observe.failures import count_failure
+from carpool.observe.counters import count_failure
 from carpool.vision.formats import MOST_PIXELS_AT_ONCE, Buffer, pixels_of_request
 from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options

@@ -21,8 +21,7 @@ from carpool.frontend.model_lookup import not_serving
 from carpool.frontend.pictures.picture_models import PictureModel, task_of
 from carpool.link.door import Catalog, ModelEntry
 from carpool.memory.slot_files import FILE_AT
-from carpool.observe.counters import Row
-from carpool.observe.failures import count_failure
+from carpool.observe.counters import Row, count_failure
 from carpool.vision.options import Options
 from carpool.vision.tasks import kinds, options_of, read_options
 from carpool.vision.tasks.task import cannot_draw

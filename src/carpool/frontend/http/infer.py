@@ -17,8 +17,7 @@ from carpool.frontend.http.largest_body import LargestBody
 from carpool.frontend.http.parsing import RequestHead
 from carpool.frontend.model_lookup import not_serving
 from carpool.link.door import Catalog, ModelEntry
-from carpool.observe.counters import Row
-from carpool.observe.failures import count_failure
+from carpool.observe.counters import Row, count_failure
 from carpool.wire.v2 import read_header_length
 
 

@@ -7,7 +7,7 @@ from carpool.frontend.documents import region_status
 from carpool.frontend.http.document_handlers import Variables, with_json
 from carpool.frontend.http.exchange import Collect, Exchange
 from carpool.frontend.http.http_service import Service, answer_document
-from carpool.wire.parameters import shorten
+from carpool.wire.head import shorten
 
 _FIELDS = ("key", "offset", "byte_size")
 

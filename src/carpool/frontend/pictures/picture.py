@@ -23,7 +23,7 @@ from carpool.link.asked_fields import Sender
 from carpool.link.door import Answer, Call, Slot
 from carpool.memory.slot_files import FILE_AT, write_file
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
-from carpool.observe.failures import count_failure
+from carpool.observe.counters import count_failure
 from carpool.observe.logs import logger
 from carpool.types import Tensor, Timing
 from carpool.vision import draw

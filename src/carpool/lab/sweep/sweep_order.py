@@ -11,8 +11,7 @@ from random import Random
 from typing import Any
 
 from carpool import __version__
-from carpool.config.fingerprint import take_fingerprint
-from carpool.config.repository import ModelSource
+from carpool.config.repository import ModelSource, take_fingerprint
 from carpool.lab.load.facts import TRUSTING, Trust
 
 PROMISE, KNOBS, AS_IS = "promise", "knobs", "as it is"
