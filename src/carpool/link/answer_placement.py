@@ -13,7 +13,7 @@ from carpool.link.records import AS_DECLARED, INLINE, LISTED
 from carpool.link.served_template import ServedTemplate
 from carpool.memory.places import Place, end_of, line_up
 from carpool.types import DATATYPES, Array, Signature, Tensor
-from carpool.wire.encode import to_binary
+from carpool.wire.codec import to_binary
 from carpool.wire.v2 import Buffer
 
 COPIED_AT_ONCE = 64 * 1024

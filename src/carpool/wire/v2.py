@@ -12,7 +12,7 @@ from functools import lru_cache
 from carpool.errors import InvalidInput
 from carpool.types import InferRequest, InferResponse, Scalar, Signature
 from carpool.wire.check import check_head, check_tail, raw_head
-from carpool.wire.encode import (
+from carpool.wire.codec import (
     Encoded,
     Placed,
     as_requested,

@@ -10,7 +10,7 @@ from carpool.errors import ModelError
 from carpool.frontend.server_timing import Times
 from carpool.link.door import ModelEntry
 from carpool.types import RequestedOutput, Tensor
-from carpool.wire.encode import check_array, to_binary
+from carpool.wire.codec import check_array, to_binary
 from carpool.wire.head import write_shared_memory
 from carpool.wire.proto import message_class
 from carpool.wire.v2 import Buffer, Placed, as_requested

@@ -16,7 +16,7 @@ from carpool.lab.load.messages import Asking, Bodies, asked_headers
 from carpool.lab.load.request_data import Draw
 from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Clock, Kind, Tell, Ticket, Timing, failed
 from carpool.types import Tensor
-from carpool.wire.encode import to_binary
+from carpool.wire.codec import to_binary
 from carpool.wire.proto import message_class
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
