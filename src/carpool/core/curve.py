@@ -25,10 +25,7 @@ class BatchCurve:
     __slots__ = ("buckets", "efficient", "max_batch", "points", "times")
 
     def __init__(
-        self,
-        points: Sequence[tuple[int, float]],
-        max_batch: int | None = None,
-        buckets: Iterable[int] = (),
+        self, points: Sequence[tuple[int, float]], max_batch: int | None = None, buckets: Iterable[int] = ()
     ) -> None:
         _check_points(points)
         self.points = tuple(points)

@@ -22,14 +22,7 @@ class DecodeForecast:
     """Learns what decoding takes, from every picture. `weight` is how much work one is, in any unit."""
 
     __slots__ = (
-        "_busy",
-        "_constants",
-        "_pace",
-        "_running",
-        "_surprise",
-        "_surprised",
-        "_threads",
-        "_waiting",
+        *("_busy", "_constants", "_pace", "_running", "_surprise", "_surprised", "_threads", "_waiting"),
     )
 
     def __init__(self, threads: int, constants: Constants = CONSTANTS) -> None:

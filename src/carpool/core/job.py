@@ -51,22 +51,8 @@ class Job:
     """Whoever offers it may derive from it, or leave something in `payload`: core looks at neither."""
 
     __slots__ = (
-        "arrived",
-        "deadline",
-        "due",
-        "foreseen",
-        "images",
-        "lane",
-        "latest",
-        "outside",
-        "payload",
-        "priority",
-        "rank",
-        "ready_at",
-        "shape",
-        "source",
-        "state",
-        "timeout",
+        *("arrived", "deadline", "due", "foreseen", "images", "lane", "latest", "outside", "payload"),
+        *("priority", "rank", "ready_at", "shape", "source", "state", "timeout"),
     )
 
     def __init__(

@@ -152,21 +152,8 @@ class Drift:
     """
 
     __slots__ = (
-        "_batches",
-        "_between",
-        "_constants",
-        "_early",
-        "_far",
-        "_mark",
-        "_near",
-        "_off",
-        "_patience",
-        "_points",
-        "_profile",
-        "_second_chance",
-        "_since",
-        "_suspect",
-        "_told",
+        *("_batches", "_between", "_constants", "_early", "_far", "_mark", "_near", "_off", "_patience"),
+        *("_points", "_profile", "_second_chance", "_since", "_suspect", "_told"),
     )
 
     def __init__(self, profile: BatchCurve, constants: Constants = CONSTANTS) -> None:
