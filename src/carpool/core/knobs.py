@@ -49,6 +49,8 @@ class _Gathered:
 class KnobsPolicy:
     """First come, first served within a priority level; batches close by size, delay or shape."""
 
+    looks_ahead = True
+
     def __init__(self, settings: Knobs) -> None:
         self.settings = settings
         self.by_shape = settings.across_shapes

@@ -71,6 +71,7 @@ class Policy(Protocol):
 
     by_shape: bool
     preserve_ordering: bool
+    looks_ahead: bool  # else `look_ahead` is not called
     max_images: int  # in one request
     max_queue: int
 
@@ -103,6 +104,7 @@ class PromisePolicy:
 
     by_shape = True
     preserve_ordering = False
+    looks_ahead = False
 
     def __init__(self, settings: Promise, curve: BatchCurve, constants: Constants = CONSTANTS) -> None:
         self.settings = settings

@@ -5,7 +5,7 @@ It is told what happened and when; it answers with values. It never waits, and n
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -17,7 +17,6 @@ from carpool.core.instance import Batch, Instance, Instances
 from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING, GivenUp, Job, Reason, Refusal
 from carpool.core.knobs import KnobsPolicy
 from carpool.core.learning import Belief, Beliefs, Doubt, Drift, Lag, Rate
-from carpool.core.ledger import Ledger
 from carpool.core.policy import Knobs, Policy, Promise, PromisePolicy
 from carpool.core.queue import Lane, Lanes
 from carpool.core.shares import ORDINARY, Intake
@@ -30,6 +29,18 @@ class Decision:
     batch: Batch | None = None
     look_again: float | None = None
     given_up: list[GivenUp] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Where every job went: offered = refused + given up + cancelled + answered + waiting + running."""
+
+    offered: int = 0
+    answered: int = 0
+    cancelled: int = 0
+    running: int = 0
+    refused: Counter[Reason] = field(default_factory=Counter)
+    given_up: Counter[Reason] = field(default_factory=Counter)
 
 
 _AT_ONCE_S = 1e-4  # inputs that come sooner are there
@@ -186,7 +197,8 @@ class Scheduler:
         if self._replaced:
             decision.given_up, self._replaced = self._replaced, []
         self._expire(now, decision.given_up)
-        self.policy.look_ahead(self, now)
+        if self.policy.looks_ahead:
+            self.policy.look_ahead(self, now)
         kind = self.kind
         for instance in self.instances.idle:
             if not self.lanes.ready:
@@ -316,7 +328,8 @@ class Scheduler:
             if old is not None:
                 self.policy.succeed(old, job)
             self.lanes.ready_now(job, in_place=old is not None and old.lane is job.lane)
-            self.policy.look_ahead(self, now, job)
+            if self.policy.looks_ahead:
+                self.policy.look_ahead(self, now, job)
 
     def _limits(self, job: Job, now: float) -> Refusal | None:
         if job.images > self.policy.max_images:
