@@ -141,10 +141,18 @@ class Entrance:
         return self._taken.at(now)
 
     def has_company(self, now: float) -> bool:
-        return self._intake.has_others(self, now)
+        """Whether other models are asked, too. One that is only loaded does not wait for anybody."""
+        return any(one is not self and one.asked(now) > _LEAST for one in self._intake.entrances)
 
     def is_too_much(self, now: float) -> bool:
-        return self._intake.is_too_much(self, now)
+        """Whether it is above its fair part, if a little less than what was taken lately is divided. Fair is
+        max-min, so somebody always is; who is alone asks for all that is asked."""
+        known = list(self._intake.entrances)
+        if len(known) == 1:
+            return True
+        taken = sum(one.taken(now) for one in known)
+        level = water_level([one.asked(now) for one in known], self._intake.share * taken)
+        return self.asked(now) > level
 
 
 class Intake:
@@ -152,24 +160,10 @@ class Intake:
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:
         self._memory = constants.rate_memory_s
-        self._share = constants.backlog_share
-        self._entrances: WeakSet[Entrance] = WeakSet()
+        self.share = constants.backlog_share
+        self.entrances: WeakSet[Entrance] = WeakSet()
 
     def join(self) -> Entrance:
         entrance = Entrance(self, self._memory)
-        self._entrances.add(entrance)
+        self.entrances.add(entrance)
         return entrance
-
-    def has_others(self, entrance: Entrance, now: float) -> bool:
-        """Whether other models are asked, too. One that is only loaded does not wait for anybody."""
-        return any(one is not entrance and one.asked(now) > _LEAST for one in self._entrances)
-
-    def is_too_much(self, entrance: Entrance, now: float) -> bool:
-        """Whether it is above its fair part, if a little less than what was taken lately is divided. Fair is
-        max-min, so somebody always is; who is alone asks for all that is asked."""
-        known = list(self._entrances)
-        if len(known) == 1:
-            return True
-        taken = sum(one.taken(now) for one in known)
-        level = water_level([one.asked(now) for one in known], self._share * taken)
-        return entrance.asked(now) > level

@@ -15,7 +15,7 @@ import orjson
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype, InferRequest, InferResponse, RequestedOutput, SharedMemory, Tensor
 from carpool.wire.check import check_form
-from carpool.wire.head import Buffer, TensorHead, write_options, write_shared_memory
+from carpool.wire.head import Buffer, TensorHead, write_options, write_shared_memory, wrong
 
 _MOST_NAMES = 1024
 _NO_LABELS: Mapping[str, Sequence[str]] = {}
@@ -291,13 +291,11 @@ def from_json(values: list[Any], head: TensorHead, owner: str) -> Array:
     flat = _flatten(values, head.shape, field)
     count = math.prod(head.shape)
     if len(flat) != count:
-        raise InvalidInput(
-            f"{field} has {len(flat)} elements, but shape {list(head.shape)} needs {count}", field=field
-        )
+        raise wrong(field, f"has {len(flat)} elements, but shape {list(head.shape)} needs {count}")
     dtype = head.datatype.dtype
     allowed, words = _JSON_TYPES[dtype.kind]
     if not allowed.issuperset(map(type, flat)):
-        raise InvalidInput(f"{field} may hold only {words} for {head.datatype.value}", field=field)
+        raise wrong(field, f"may hold only {words} for {head.datatype.value}")
     if dtype.kind == "O":
         return _object_array([text.encode() for text in flat], head.shape)
     if dtype.kind == "f":
@@ -318,7 +316,7 @@ def _floats(flat: list[float], head: TensorHead, field: str) -> Array:
 
 
 def _out_of_range(datatype: Datatype, field: str) -> InvalidInput:
-    return InvalidInput(f"{field} holds a value out of range for {datatype.value}", field=field)
+    return wrong(field, f"holds a value out of range for {datatype.value}")
 
 
 def _flatten(values: list[Any], shape: tuple[int, ...], field: str) -> list[Any]:
@@ -334,7 +332,7 @@ def _flatten(values: list[Any], shape: tuple[int, ...], field: str) -> list[Any]
     level = [values]
     for depth, dim in enumerate(shape):
         if any(type(row) is not list or len(row) != dim for row in level):
-            raise InvalidInput(f"{field} is not nested as shape {list(shape)} at depth {depth}", field=field)
+            raise wrong(field, f"is not nested as shape {list(shape)} at depth {depth}")
         level = list(chain.from_iterable(level))
     return level
 
@@ -358,7 +356,7 @@ def _flattened(values: list[Any], levels: int, field: str) -> list[Any]:
     """Each pass looks at the lists of one level: together they cost no more than reading the JSON did."""
     for depth in range(1, levels):
         if any(type(item) is not list for item in values):
-            raise InvalidInput(f"{field} is nested unevenly at depth {depth}", field=field)
+            raise wrong(field, f"is nested unevenly at depth {depth}")
         values = list(chain.from_iterable(values))
     return values
 

@@ -172,7 +172,7 @@ def _read_data(data: Any, datatype: Datatype, owner: str) -> list[Any]:
             f"{owner} is {datatype.value}, which JSON cannot carry: send it as binary", field=field
         )
     if type(data) is not list:
-        raise InvalidInput(f"{field} must be a JSON array", field=field)
+        raise wrong(field, "must be a JSON array")
     return data
 
 
@@ -221,8 +221,7 @@ def _read_shape(dims: Any, name: str, kind: str) -> tuple[tuple[int, ...], int]:
 
 
 def _bad_shape(name: str, kind: str, complaint: str) -> InvalidInput:
-    field = f"{kind} {shorten(name)}.shape"
-    return InvalidInput(f"{field} {complaint}", field=field)
+    return wrong(f"{kind} {shorten(name)}.shape", complaint)
 
 
 def check_unique(names: list[str], kind: str) -> None:
@@ -273,15 +272,19 @@ def shorten(text: str) -> str:
     return f"'{text}'" if len(text) <= 80 else f"'{text[:80]}…'"
 
 
+def wrong(field: str, complaint: str) -> InvalidInput:
+    return InvalidInput(f"{field} {complaint}", field=field)
+
+
 def read_uint(value: Any, field: str) -> int:
     if type(value) is not int or value < 0:
-        raise InvalidInput(f"{field} must be an integer of 0 or more", field=field)
+        raise wrong(field, "must be an integer of 0 or more")
     return value
 
 
 def read_bool(value: Any, field: str) -> bool:
     if type(value) is not bool:
-        raise InvalidInput(f"{field} must be true or false", field=field)
+        raise wrong(field, "must be true or false")
     return value
 
 
@@ -290,7 +293,7 @@ def read_object(value: Any, field: str) -> dict[str, Any]:
     if value is None:
         return _NO_PARAMETERS
     if type(value) is not dict:
-        raise InvalidInput(f"{field} must be a JSON object", field=field)
+        raise wrong(field, "must be a JSON object")
     return value
 
 
@@ -301,9 +304,7 @@ def _read_timeout(value: Any, field: str) -> float | None:
 def read_source(value: Any, field: str) -> str:
     """Who asks: the same rule for the parameter and for the header."""
     if type(value) is not str or len(value) > MAX_SOURCE_CHARS or not value.isprintable():
-        raise InvalidInput(
-            f"{field} must be printable text of at most {MAX_SOURCE_CHARS} characters", field=field
-        )
+        raise wrong(field, f"must be printable text of at most {MAX_SOURCE_CHARS} characters")
     return value
 
 
@@ -367,10 +368,10 @@ def read_shared_memory(parameters: dict[str, Any], owner: str) -> SharedMemory:
     region = parameters["shared_memory_region"]
     if type(region) is not str or not region:
         field = f"{owner}.parameters.shared_memory_region"
-        raise InvalidInput(f"{field} must be the name of a region", field=field)
+        raise wrong(field, "must be the name of a region")
     if "shared_memory_byte_size" not in parameters:
         field = f"{owner}.parameters.shared_memory_byte_size"
-        raise InvalidInput(f"{field} is missing", field=field)
+        raise wrong(field, "is missing")
     byte_size = read_uint(
         parameters["shared_memory_byte_size"], f"{owner}.parameters.shared_memory_byte_size"
     )
