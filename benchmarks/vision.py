@@ -303,8 +303,7 @@ def _entry(source: Path) -> ModelEntry:
     """As the engine would describe it, without running it."""
     from carpool import backends
     from carpool.config.repository import find_models
-    from carpool.engine.models.labels import read_labels
-    from carpool.engine.models.loading import signature_of
+    from carpool.engine.models.loading import read_labels, signature_of
     from carpool.vision.settings import describe, write
 
     [found], _ = find_models([source])

@@ -30,36 +30,33 @@ ENGINE = "carpool.engine.models.served carpool.core.scheduler carpool.backends"
 MAY_IMPORT: Mapping[str, str] = {
     "__init__": "engine",
     "backends": "config core",
-    "backends/python": "backends config",
+    "backends/python": "backends config memory",
     "backends/torch": "backends backends/python config",
     "cli": "config core demo engine frontend frontend/access lab lab/load lab/sweep link observe process sim",
     "config": "core wire/proto",
     "console": "",
     "core": "",
     "demo": "",
-    "engine": "backends backends/torch config core engine/hosted engine/models engine/profile link "
-    "memory observe vision",
-    "engine/hosted": "config engine engine/models link memory observe",
-    "engine/links": "core engine link memory observe",
+    "engine": "backends backends/torch config core engine/models engine/profile link memory observe vision",
     "engine/models": "backends backends/torch config core engine engine/profile link observe vision",
     "engine/profile": "backends config core engine observe",
-    "frontend": "core link memory observe wire",
+    "frontend": "core frontend/pictures link memory observe wire",
     "frontend/access": "config observe",
     "frontend/grpc": "config core frontend frontend/access frontend/http frontend/pictures link memory "
     "observe wire wire/proto",
     "frontend/http": "config console core frontend frontend/access frontend/pictures link memory observe "
-    "process vision vision/tasks wire",
-    "frontend/pictures": "core frontend link memory observe vision vision/tasks wire",
+    "vision vision/tasks wire",
+    "frontend/pictures": "core link memory vision vision/tasks wire",
     "lab": "backends config core engine engine/models engine/profile sim",
     "lab/load": "sim wire wire/proto",
     "lab/sweep": "config core demo engine lab lab/load sim",
     "link": "core memory observe wire",
-    "memory": "wire",
+    "memory": "",
     "observe": "core",
-    "process": "config core engine engine/hosted engine/links engine/models frontend frontend/access "
-    "frontend/grpc frontend/http frontend/pictures link memory observe wire",
-    "runner": "backends backends/torch engine engine/hosted engine/models engine/profile link memory "
-    "observe process vision",
+    "process": "config engine engine/models frontend frontend/access frontend/grpc frontend/http "
+    "frontend/pictures link memory observe wire",
+    "runner": "backends backends/torch engine engine/models engine/profile link memory observe "
+    "process vision",
     "sim": "core",
     "vision": "config vision/tasks",
     "vision/tasks": "config vision",

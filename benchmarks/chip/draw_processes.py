@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from carpool.engine.hosted.runner_messages import SEAT
-from carpool.link.records import TO_ENGINE, TO_FRONTEND
+from carpool.link.records import RUN_PLACE, TO_ENGINE, TO_FRONTEND
 from chip.draw import COLOURS, TITLES
 
 SHORT = {"jpeg": "JPEG", "tensor": "tensor", "shared": "shared memory"}
@@ -187,7 +186,7 @@ def draw(target: Path, results: Mapping[str, Any]) -> None:
     picture.between(0.5, front.left)
     told, done = f"where it lies:\n{TO_ENGINE.size} bytes", f"done:\n{TO_FRONTEND.size} bytes"
     picture.between(front.right, engine.left, told, done)
-    picture.between(engine.right, runner.left, f"its seat:\n{SEAT.size} bytes", "the batch\nis done")
+    picture.between(engine.right, runner.left, f"its place:\n{RUN_PLACE.size} bytes", "the batch\nis done")
     picture.between(runner.right, gpu.left, "copies,\nlaunches", "rows of\nanswers")
     picture.slots(front.left, runner.right)
     picture.down(front, writes="bodies", reads="answers")

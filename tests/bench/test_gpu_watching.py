@@ -19,7 +19,7 @@ from chip.account import Account, Answered, read_page
 from chip.cores import divide
 from chip.watching import Seen, Watch, busiest, roles
 
-CHILD = ["python", "-P", "-m", "carpool.process.processes"]
+CHILD = ["python", "-P", "-m", "carpool.process.children"]
 RUNNER = ["python", "-P", "-m", "carpool.runner.runner_process", "7"]
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from carpool.config.model import DetectSettings
 from carpool.config.toml import toml_config
-from carpool.engine.models.device_boxes import OUTPUT
-from carpool.engine.models.picture_settings import Settled, settle
+from carpool.engine.models.device_pictures import OUTPUT
+from carpool.engine.models.loading import Settled, settle
 from carpool.errors import ConfigError
 from carpool.types import Datatype, Signature, TensorSpec
 from carpool.vision.boxes import KEPT

@@ -17,12 +17,12 @@ from carpool.config.toml import toml_config
 from carpool.core.curve import BatchCurve
 from carpool.engine.engine import Engine
 from carpool.engine.models.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture
-from carpool.engine.profile.layout import Layout
+from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Effort, Measured, Measuring, Point
 from carpool.engine.profile.model_profile import Profile, choices
 from carpool.engine.work import Outcome, Work
 from carpool.errors import CarpoolError, ConfigError, InvalidInput
-from carpool.memory.slot_files import ENCODED
+from carpool.memory.layout import ENCODED
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision.formats import read_head
 from carpool.vision.plain_jpeg import plain_size

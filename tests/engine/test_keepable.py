@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from carpool.config.model import Mode, ModelConfig, eager_policy
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
-from carpool.engine.profile.keepable import LEAST, keepable
+from carpool.engine.profile.model_profile import LEAST, keepable
 from carpool.errors import ConfigError
 
 

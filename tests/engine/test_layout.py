@@ -8,7 +8,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from carpool.engine.profile.layout import Layout, choose_by_capacity, choose_threads, even_layouts, other_work
+from carpool.engine.profile.instance_layout import (
+    Layout,
+    choose_by_capacity,
+    choose_threads,
+    even_layouts,
+    other_work,
+)
 from carpool.errors import ModelError
 from engine.timed import SIGNATURE, Clock, Timed
 

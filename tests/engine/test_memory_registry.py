@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from carpool.engine import memory_registry
-from carpool.engine.memory_registry import MemoryRegistry
+from carpool.engine import engine_questions as memory_registry
+from carpool.engine.engine_questions import MemoryRegistry
 from carpool.errors import CarpoolError, InvalidInput, Unavailable, Unsupported
 from carpool.memory.client_files import EXTENSION
 from frontend.client_files import client_file

@@ -11,7 +11,7 @@ import pytest
 from carpool.config.server import ServerSettings
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
-from carpool.engine.model_control import ControlDesk
+from carpool.engine.engine_questions import ControlDesk
 from carpool.errors import ConfigError, InvalidInput, ModelError, NotFound, Unavailable
 from carpool.observe.columns import RESTARTS
 from carpool.observe.counters import Table, table_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.engine.outward import hide_paths, without_paths
+from carpool.engine.engine_host import hide_paths, without_paths
 from carpool.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from carpool.core.curve import BatchCurve
-from carpool.engine.profile.layout import Layout
+from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile, best_piece, choices
 

@@ -12,7 +12,7 @@ from carpool.config.repository import ModelVersion
 from carpool.core.policy import Promise
 from carpool.engine.hardware import Hardware, Steal, hardware
 from carpool.engine.profile import profile_store
-from carpool.engine.profile.layout import Layout
+from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
 from carpool.engine.profile.profile_store import Key, ProfileStore, profile_key

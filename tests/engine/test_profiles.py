@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from carpool.core.curve import BatchCurve
 from carpool.core.job import Job
-from carpool.engine.batch_run import BatchResult
+from carpool.engine.batch import BatchResult
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
-from carpool.engine.profile_answers import teach_profiles
+from carpool.engine.engine_questions import answer_profile_questions
 from carpool.errors import NotFound
 from carpool.frontend.live_document import LivePage
 from carpool.link.catalogs import read_catalog, write_catalog
-from carpool.link.door import Catalog
+from carpool.link.door import Catalog, Door
 from carpool.observe.counters import Table, table_bytes
-from carpool.process.local_door import LocalDoor
 from engine import repositories
 
 X = np.zeros((1, 4), np.float32)
@@ -34,9 +34,11 @@ def story(tmp_path: Path, head: str, name: str = "fake") -> tuple[dict[str, Any]
         table = Table(bytearray(table_bytes(1)))
         async with Engine(tmp_path, table=table) as engine:
             host = EngineHost(engine)
-            teach_profiles(host)
+            answer_profile_questions(host)
             host.set_ready(True)
-            live = LivePage(table).document(LocalDoor(host, max_bytes=1 << 20), 0.0)
+            live = LivePage(table).document(
+                cast(Door, SimpleNamespace(catalog=host.catalog, serving=True)), 0.0
+            )
             return await host.ask("profile", {"name": name}), live["models"][0], host.catalog
 
     return asyncio.run(asyncio.wait_for(run(), 60))
@@ -80,7 +82,7 @@ def test_what_ran_and_what_was_learned_is_told(tmp_path: Path) -> None:
     async def run() -> tuple[dict[str, Any], dict[str, Any]]:
         async with Engine(tmp_path) as engine:
             host = EngineHost(engine)
-            teach_profiles(host)
+            answer_profile_questions(host)
             await engine.infer("fake", X)
             before = await host.ask("profile", {"name": "fake"})
             scheduler = engine.find("fake").driver.scheduler

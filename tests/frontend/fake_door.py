@@ -17,7 +17,7 @@ from carpool.errors import CarpoolError, NotFound
 from carpool.frontend.pictures.picture_models import PictureModel
 from carpool.link.asked_fields import NOBODY, Sender
 from carpool.link.door import Ahead, Answer, Catalog, IndexEntry, ModelEntry, Slot, nobody_ahead
-from carpool.memory.slot_files import bind_file
+from carpool.memory.layout import bind_file
 from carpool.observe import statistics
 from carpool.observe.counters import Table, table_bytes
 from carpool.types import Array, Datatype, Signature, Tensor, TensorSpec, Timing

@@ -19,7 +19,7 @@ class FakeHost:
     def catalog(self) -> Catalog:
         return self.door.catalog
 
-    def teach(self, what: str, answer: Any) -> None:
+    def on_question(self, what: str, answer: Any) -> None:
         self.door.answers[what] = answer
 
     def publish(self) -> None:

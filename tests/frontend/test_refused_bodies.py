@@ -198,9 +198,8 @@ def test_a_bug_in_a_thread_keeps_no_body(http: over_http.FrontEnd, monkeypatch: 
     monkeypatch.setattr(
         "carpool.observe.logs.Logger.exception", lambda *_, **__: None
     )  # pytest would keep it
-    monkeypatch.setattr("carpool.frontend.http.http_inference.prepare", prepare)
     monkeypatch.setattr("carpool.frontend.http.long_json.LongJson.prepare", prepare)
-    monkeypatch.setattr("carpool.frontend.http.image_request.read_pictures", prepare)
+    monkeypatch.setattr("carpool.frontend.http.image_route.read_pictures", prepare)
     with nothing_is_kept():
         for _ in range(TIMES):
             assert send(http, post("/v2/models/bytes/infer", ZEROS)) == 500

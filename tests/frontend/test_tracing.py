@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from carpool.errors import Unavailable
 from carpool.frontend import tracing
 from carpool.frontend.tracing import Tracer
-from carpool.process.trace_settings import TraceSettings
+from carpool.process.shared_settings import TraceSettings
 from carpool.types import Datatype, RequestOptions, Timing
 from carpool.wire.v2 import RequestHead
 from frontend.fake_door import FakeDoor, echo

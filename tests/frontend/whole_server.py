@@ -15,7 +15,7 @@ import uvloop
 
 from carpool.config.server import ServerSettings
 from carpool.engine.engine_host import EngineHost
-from carpool.engine.model_control import ControlDesk
+from carpool.engine.engine_questions import ControlDesk
 from carpool.process import one_process
 from frontend.http.harness import Client
 

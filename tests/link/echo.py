@@ -80,7 +80,6 @@ class EchoEngine:
 
     def _submit(self, key: int, work: Work) -> None:
         self.submitted += 1
-        work.key = key
         if work.ready_at > 0.0 and work.source != "refuse":
             work.state = OFFERED
             self.coming.append(work)

@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 import uvloop
 
-from carpool.engine.links.engine_link import EngineLink
-from carpool.engine.links.engine_side import EngineSide
-from carpool.frontend.remote_call import RemoteCall
+from carpool.engine.engine_link import EngineLink, EngineSide
+from carpool.frontend.front_link import RemoteCall
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.asked_fields import Sender
 from carpool.link.door import Answer, ModelEntry

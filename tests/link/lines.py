@@ -24,7 +24,7 @@ from carpool.link.asked_fields import Sender
 from carpool.link.door import Answer
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import configure
-from carpool.process.processes import FrontendParts
+from carpool.process.children import FrontendParts
 from carpool.process.supervisor import FrontendKind, Supervisor
 from link.joined import packed
 

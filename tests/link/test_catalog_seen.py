@@ -56,7 +56,7 @@ def test_a_door_that_went_away_is_not() -> None:
 
 
 def test_a_door_that_is_stuck_holds_it_up_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.links.engine_side._SEEN_WITHIN_S", 0.01)
+    monkeypatch.setattr("carpool.engine.engine_link._SEEN_WITHIN_S", 0.01)
 
     async def main() -> None:
         async with joined() as link:

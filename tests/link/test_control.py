@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from carpool.link.control_messages import Control, Message, control_pair
+from carpool.link.child_process import Control, Message, control_pair
 from link.joined import run
 
 

@@ -24,14 +24,13 @@ from carpool.errors import (
     Refused,
     Unavailable,
 )
-from carpool.frontend.front_link import expiry
-from carpool.frontend.remote_call import RemoteCall
+from carpool.frontend.front_link import RemoteCall, expiry
 from carpool.link.asked_fields import Sender
 from carpool.link.door import Answer
 from carpool.link.records import MAX_SOURCES, MAX_TEMPLATES, to_frontend
 from carpool.memory.arena import ArenaSlot
+from carpool.memory.layout import ENCODED, FILE_AT, write_file
 from carpool.memory.pulse import HOPELESS_S, STALE_S
-from carpool.memory.slot_files import ENCODED, FILE_AT, write_file
 from carpool.types import Datatype, RequestOptions, Timing
 from carpool.wire.v2 import RequestHead, TensorHead
 from link.echo import MODELS, TIMING, entry
@@ -119,6 +118,13 @@ def test_the_answer_says_where_the_time_went() -> None:
     run(main())
 
 
+def left(answer: Answer, unread: float = 0.0) -> None:
+    """As a call does when its answer is away."""
+    if answer.outside is not None:
+        now = time.monotonic()
+        answer.outside.seen(unread + now - answer.sent, now)
+
+
 def test_what_an_answers_way_takes_is_learned_and_told_to_the_engine() -> None:
     async def main() -> None:
         async with joined() as link:
@@ -128,7 +134,7 @@ def test_what_an_answers_way_takes_is_learned_and_told_to_the_engine() -> None:
             answer = await asked.answer()
             assert before <= answer.sent <= time.monotonic()
             assert asked.call.template.outside.seconds == 0.0
-            answer.left(unread=1.0)
+            left(answer, unread=1.0)
             learned = asked.call.template.outside.seconds
             assert learned > 0.19  # a fifth of what was seen
             asked.call.release()
@@ -147,7 +153,7 @@ def test_a_refusal_says_when_it_was_sent_as_well() -> None:
             asked = client.infer("fixed", FOUR, "refuse")
             answer = await asked.answer()
             assert answer.error is not None
-            answer.left()
+            left(answer)
             assert asked.call.template.outside.seconds > 0.0
 
     run(main())
@@ -162,7 +168,7 @@ def test_what_was_lost_with_its_engine_teaches_nothing() -> None:
             link.side.close()
             answer = await asked.answer()
             assert answer.error is not None
-            answer.left(unread=1.0)
+            left(answer, unread=1.0)
             assert asked.call.template.outside.seconds == 0.0
 
     run(main())
@@ -178,9 +184,9 @@ def test_the_engine_gets_what_the_request_said() -> None:
             client.infer("fixed", FOUR, "hold")
             await until(lambda: len(link.engine.waiting) == 2)
             loose, fixed = link.engine.waiting
-            assert (loose.key, loose.images, loose.priority, loose.timeout) == (2, 2, 3, 0.25)
+            assert (loose.images, loose.priority, loose.timeout) == (2, 3, 0.25)
             assert loose.shape is not None
-            assert (fixed.key, fixed.images, fixed.shape) == (1, 1, None)
+            assert (fixed.images, fixed.shape) == (1, None)
             assert before <= fixed.arrived <= time.monotonic()
             assert fixed.deadline == float("inf")
 
@@ -717,7 +723,7 @@ def test_a_request_for_the_old_engine_goes_to_the_same_model_of_the_new_one() ->
             await until(lambda: client.door.serving)
             asked = client.infer(fixed, FOUR, "hold")
             await until(lambda: new.engine.waiting)
-            assert new.engine.waiting[0].key == 9
+            assert new.engine.together == [(9, 1)]
             new.engine.release()
             assert await asked.output() == FOUR.tolist()
             error = (await client.infer(loose, np.zeros((1, 3), np.uint8)).answer()).error

@@ -15,9 +15,8 @@ from carpool import errors
 from carpool.core.job import INFINITY, Job, Reason, Refusal
 from carpool.core.refusal_words import dropped, given_up, refused, turned_away
 from carpool.errors import CarpoolError, ModelError, Refused, Unavailable
-from carpool.link.answer_placement import Placement
 from carpool.link.catalogs import read_catalog, write_catalog
-from carpool.link.control_messages import Control, control_pair
+from carpool.link.child_process import Control, control_pair
 from carpool.link.door import Catalog, IndexEntry
 from carpool.link.link_failures import read_failure, write_failure
 from carpool.link.records import (
@@ -27,7 +26,8 @@ from carpool.link.records import (
     RecordReader,
     to_engine,
 )
-from carpool.link.served_template import ServedTemplate
+from carpool.link.request_place import RequestPlace
+from carpool.link.templates import ServedTemplate
 from carpool.memory.arena import create_memory, map_memory
 from carpool.memory.gates import GATE_BYTES, MAX_VALUES, GateTable
 from link.echo import MODELS, catalog_of
@@ -200,7 +200,7 @@ def test_a_torn_row_is_not_believed(position: int, flip: int) -> None:
 # ── placing outputs ──
 
 
-def _placement(memory_size: int = 8192) -> tuple[Placement, memoryview]:
+def _placement(memory_size: int = 8192) -> tuple[RequestPlace, memoryview]:
     fd = create_memory("test", memory_size)
     memory = map_memory(fd)
     os.close(fd)
@@ -215,7 +215,7 @@ def _placement(memory_size: int = 8192) -> tuple[Placement, memoryview]:
         "encoded": False,
     }
     template = ServedTemplate(document, MODELS[0], b"")
-    return Placement(1, template, memory, 4096, 4096, 1 << 20), memoryview(memory)
+    return RequestPlace(template, memory, 0, 4096, 4096, 1 << 20, call=1), memoryview(memory)
 
 
 def test_outputs_go_where_the_front_end_looks() -> None:

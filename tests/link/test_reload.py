@@ -12,7 +12,7 @@ import pytest
 
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
-from carpool.engine.links.engine_side import EngineSide
+from carpool.engine.engine_link import EngineSide
 from carpool.errors import NotFound, Unavailable
 from carpool.link.records import SEEN, to_engine
 from engine.scripted import Stage, model, scripted_stage, settings, weights

@@ -144,7 +144,7 @@ class Live:
         return [
             pid
             for pid in children(self.pid)
-            if command(pid)[3:5] == ["carpool.process.processes", role] and is_alive(pid)
+            if command(pid)[3:5] == ["carpool.process.children", role] and is_alive(pid)
         ]
 
     @property

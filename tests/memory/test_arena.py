@@ -164,3 +164,22 @@ def test_slots_never_overlap(steps: list[tuple[bool, int]]) -> None:
         assert all(end <= memory.size for _, end in spans)
         assert memory.slots_used == len(held)
         assert memory.bytes_used == sum(slot.capacity for slot in held)
+
+
+def test_a_slot_with_several_holders_is_free_when_the_last_lets_go() -> None:
+    memory = arena()
+    slot = take(memory, 100)
+    twin = slot.share()
+    third = twin.share()
+    slot.view[:3] = b"one"
+    slot.release()
+    slot.release()  # a holder lets go once, however often it says so
+    assert bytes(twin.view[:3]) == b"one"
+    assert (twin.offset, twin.capacity, memory.slots_used) == (third.offset, slot.capacity, 1)
+    third.release()
+    assert memory.slots_used == 1
+    twin.release()
+    assert (memory.slots_used, memory.bytes_used) == (0, 0)
+    with pytest.raises(ValueError, match="released"):
+        twin.share()
+    assert take(memory, 100).offset == slot.offset

@@ -8,7 +8,7 @@ import pytest
 
 from carpool.link.child_process import Child
 from carpool.memory.pulse import BEAT_S, STALE_S, START_S, Pulses, Watch, pulse_bytes
-from carpool.process.watchdog import Guarded
+from carpool.process.supervisor import Guarded
 
 
 class Clock:

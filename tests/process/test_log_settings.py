@@ -13,7 +13,7 @@ import pytest
 
 from carpool.errors import CarpoolError, Forbidden, InvalidInput, Unsupported
 from carpool.observe.logs import LineHandler, configure, logger
-from carpool.process.log_settings import LogSettings, apply_log_settings, log_settings
+from carpool.process.shared_settings import LogSettings, apply_log_settings, log_settings
 from frontend.fake_door import FakeDoor
 from frontend.fake_host import FakeHost
 

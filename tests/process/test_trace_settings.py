@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unsupported
-from carpool.process.trace_settings import TraceSettings
+from carpool.process.shared_settings import TraceSettings
 from carpool.types import Datatype
 from frontend.fake_door import FakeDoor, echo
 from frontend.fake_host import FakeHost

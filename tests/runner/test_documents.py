@@ -25,11 +25,11 @@ from carpool.config.model import (
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
-from carpool.engine.hosted.runner_messages import Asked, OpenedAs, Opening, Prepared
 from carpool.engine.models.loading import Ready
-from carpool.engine.profile.layout import Layout
+from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
+from carpool.engine.runner_documents import LoadOrder, OpenedAs, Opening, Prepared
 from carpool.link.typed_json import read_document, write_document
 from carpool.types import Datatype, Signature, TensorSpec
 from carpool.vision.settings import VisionSettings
@@ -67,13 +67,13 @@ READY = Ready(
     8,
     ("Chosen.",),
 )
-ASKED = Asked(CONFIG, ModelVersion(3, Path("/models/network/3/model.pt")))
+ASKED = LoadOrder(CONFIG, ModelVersion(3, Path("/models/network/3/model.pt")))
 
 
 def test_what_is_asked_comes_back_equal() -> None:
-    assert read_document(Asked, write_document(ASKED)) == ASKED
-    eager = Asked(ModelConfig(name="m", path=Path("m")), ModelVersion(1, None))
-    assert read_document(Asked, write_document(eager)) == eager
+    assert read_document(LoadOrder, write_document(ASKED)) == ASKED
+    eager = LoadOrder(ModelConfig(name="m", path=Path("m")), ModelVersion(1, None))
+    assert read_document(LoadOrder, write_document(eager)) == eager
 
 
 def test_what_was_found_comes_back_equal() -> None:
@@ -108,7 +108,7 @@ def changed(path: list[Any], value: Any) -> bytes:
         b'"Prepared"',
         pickle.dumps(OpenedAs(1, "")),
         b"[" * 100_000,
-        changed(["is"], "Asked"),
+        changed(["is"], "LoadOrder"),
         changed(["threads"], "many"),
         changed(["threads"], True),
         changed(["opened", 0, "number"], 1.5),

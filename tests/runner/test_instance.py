@@ -8,12 +8,11 @@ import weakref
 
 import pytest
 
-from carpool.engine.hosted.runner_messages import AS_EXPECTED
 from carpool.errors import ModelError
-from carpool.link.records import AS_DECLARED, INLINE, LISTED, OK
-from carpool.runner import runner_arenas as arenas_module
+from carpool.link.records import AS_DECLARED, AS_EXPECTED, INLINE, LISTED, OK
 from carpool.runner import runner_instance as instance_module
-from runner.seated import ARENA, SLOT, WIDTH, Doubling, Stand, error_of, signature
+from carpool.runner import runner_memory as arenas_module
+from runner.placed import ARENA, SLOT, WIDTH, Doubling, Stand, error_of, signature
 
 
 def test_each_answer_lies_in_its_own_slot() -> None:

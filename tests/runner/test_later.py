@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from carpool.engine.hosted.imported_packages import cache_folders, imported_names, imported_packages
-from carpool.runner import later_preparation as later_module
-from carpool.runner.later_preparation import Later
+from carpool.engine.runner_documents import cache_folders, imported_names, imported_packages
+from carpool.runner import runner_process as later_module
+from carpool.runner.runner_process import Later
 
 WAIT_S = 30.0
 

@@ -235,7 +235,7 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
     from carpool.frontend.documents import picture_tasks, promises
     from carpool.observe.output import caught
     from carpool.process import one_process  # all of the engine, which otherwise has a process of its own
-    from carpool.process.processes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
+    from carpool.process.children import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
 
     async def serve() -> int:
         stop = asyncio.Event()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _MUCH_FASTER = 0.8  # speeds closer than this are noise, and their instances are equals
 
+_INFINITY = float("inf")
 _REST_S = 0.001  # forgetting takes seconds: of a flood that finds somebody idle, not each arrival need look
 
 
@@ -87,18 +88,39 @@ class Instances:
         While all are `gone`, the forecasts are those for when they are back as they were, so that every
         question has an answer. That counts as `uneven`: the gate need not ask about it at every arrival.
         """
-        available = [i for i in self._all if i.available]
-        self.gone = not available
-        available = available or self._all
-        means = [i.speed.mean for i in available]
-        self.pace = sum(i.share / i.speed.mean for i in available)  # instances at the profile's speed
-        self.longest = min(i.longest for i in available)
-        self.uneven = self.gone or min(means) < _MUCH_FASTER * max(means)
-        self.next_free = min(available, key=lambda i: i.free_at)
-        self.idle = sorted((i for i in available if i.idle), key=lambda i: i.speed.mean)
+        among = self._all
+        self.gone = True
+        for instance in among:
+            if instance.available:
+                self.gone = False
+                break
+        pace, longest, next_free = 0.0, _INFINITY, None
+        fastest, slowest = _INFINITY, 0.0
+        idle: list[Instance] = []
+        for i in among:  # one plain loop: this runs three times for each request
+            if not (i.available or self.gone):
+                continue
+            mean = i.speed.mean
+            pace += i.share / mean
+            fastest = mean if mean < fastest else fastest
+            slowest = mean if mean > slowest else slowest
+            longest = i.longest if i.longest < longest else longest
+            if next_free is None or i.free_at < next_free.free_at:
+                next_free = i
+            if i.batch is None and i.available:
+                idle.append(i)
+        if len(idle) > 1:
+            idle.sort(key=lambda i: i.speed.mean)
+        assert next_free is not None  # there is one instance at least
+        self.pace = pace  # instances at the profile's speed
+        self.longest = longest
+        self.uneven = self.gone or fastest < _MUCH_FASTER * slowest
+        self.next_free, self.idle = next_free, idle
 
     def start(self, instance: Instance, jobs: list[Job], now: float) -> Batch:
-        images = sum(job.images for job in jobs)
+        images = 0
+        for job in jobs:
+            images += job.images
         instance.batch = Batch(instance, jobs, images, self._curve.padded(images), now, self._belief)
         instance.free_at = now + instance.speed.mean * self._curve.times[images]
         self._belief.ran = now

@@ -27,7 +27,7 @@ _WHY = {
 _LONGEST_NAME = 80
 
 
-class Unspoken(Refused):
+class RefusalInNumbers(Refused):
     """A refusal in numbers, put into words when somebody looks at them: that is for a front end to do, of
     which there are several, and not for the one engine while it is flooded."""
 
@@ -39,20 +39,20 @@ class Unspoken(Refused):
         self.refusal = refusal
         self.reason = refusal.reason._value_  # what `value` looks up at every call
 
-    def spoken(self) -> CarpoolError:
+    def to_words(self) -> CarpoolError:
         return in_words(self._model, self.budget, self.predicted, self.refusal)
 
     def __getattr__(self, name: str) -> object:
-        if name not in _SPOKEN:
+        if name not in _WORDS:
             raise AttributeError(name)
-        self.__dict__ |= {known: getattr(self.spoken(), known) for known in _SPOKEN}
+        self.__dict__ |= {known: getattr(self.to_words(), known) for known in _WORDS}
         return self.__dict__[name]
 
     def __str__(self) -> str:
         return self.message
 
 
-_SPOKEN = ("message", "field", "numbers", "predicted_ms", "retry_after_s")
+_WORDS = ("message", "field", "numbers", "predicted_ms", "retry_after_s")
 
 
 def in_words(model: str, budget: float, predicted: float, refusal: Refusal) -> CarpoolError:
@@ -68,14 +68,14 @@ def turned_away(model: str, job: Job, refusal: Refusal, *, knobs: bool) -> Carpo
     """As `refused`, for who may not need the words."""
     if knobs or refusal.reason not in _WHY:
         return refused(model, job, refusal, knobs=knobs)
-    return Unspoken(model, job, refusal)
+    return RefusalInNumbers(model, job, refusal)
 
 
 def dropped(model: str, job: Job, reason: Reason, now: float, retry_after: float) -> CarpoolError:
     """As `given_up`, for who may not need the words."""
     if reason is not Reason.GIVEN_UP:
         return given_up(model, job, reason, now, retry_after)
-    return Unspoken(
+    return RefusalInNumbers(
         model, job, Refusal(reason, predicted_finish=max(now, job.arrived), retry_after=retry_after)
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import ceil
 from time import monotonic
 from typing import Protocol, cast
 
@@ -11,13 +12,41 @@ from carpool.core.instance import Batch, Instance
 from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job, Reason
 from carpool.core.refusal_words import dropped, turned_away
 from carpool.core.scheduler import Scheduler
-from carpool.engine.batch_run import BatchResult
-from carpool.engine.executor import Executes
-from carpool.engine.reminder import Reminder
+from carpool.engine.batch import BatchResult, Executes
 from carpool.engine.work import Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
 from carpool.observe.logs import logger
 from carpool.types import Timing
+
+
+class Reminder:
+    """Calls at the earliest time that it was set to, once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        self._loop = loop
+        self._call = call
+        self._timer: asyncio.TimerHandle | None = None
+        self.at = INFINITY
+
+    def set(self, at: float | None, now: float) -> None:
+        """One that rings before that is left alone: who it calls finds nothing to do and sets the next."""
+        if at is not None and at < self.at:
+            self.stop()
+            self.at = at
+            # Timers tick in milliseconds: round up, or the call would come early and spin.
+            delay = ceil(max(0.0, at - now) * 1e3) / 1e3
+            self._timer = self._loop.call_later(delay, self._ring)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self.at = INFINITY
+
+    def _ring(self) -> None:
+        self.stop()
+        self._call()
+
 
 log = logger("engine")
 
@@ -96,6 +125,7 @@ class Driver:
                 refusal = scheduler.offer(work, now, ready=work.ready_at == -INFINITY)
             except Exception as error:
                 log.exception("offer-failed", model=self._model)
+                self._withdraw(work)  # it may be in the queue by now, and its memory is about to be another's
                 self._turn_away(work, _failed(error))
                 continue
             if refusal is None:
@@ -120,7 +150,13 @@ class Driver:
 
     def ready(self, work: Work) -> None:
         """Its inputs are there. Nothing, if it was given up meanwhile."""
-        self.scheduler.ready(work, now := monotonic())
+        now = monotonic()
+        try:
+            self.scheduler.ready(work, now)
+        except Exception as error:
+            log.exception("scheduler-failed", model=self._model)
+            self._withdraw(work)
+            self._tell(work, Outcome(error=_failed(error)))
         if self._is_worth_a_turn(now):
             self._plan_turn()
 
@@ -186,11 +222,22 @@ class Driver:
     def _turn(self) -> None:
         self._turn_planned = False
         self._looked_at = now = monotonic()
+        look_again: float | None
         try:
-            look_again = self._decide(now)
+            # Start what can start, tell who was given up; when to look again.
+            welcome: dict[object, float] = {}
+            while True:
+                decision = self.scheduler.decide(now)
+                for gone in decision.given_up:
+                    self._drop(gone, now, welcome)
+                if decision.batch is None:
+                    look_again = decision.look_again
+                    break
+                self._start(decision.batch)
         except Exception as error:
             log.exception("scheduler-failed", model=self._model)
             self._give_up_waiting(_failed(error))
+            self._free_lost_batches()
             look_again = now + _CATCH_UP_S
         self._reminder.set(look_again, now)
         try:
@@ -202,17 +249,6 @@ class Driver:
                 if not waiter.done():
                     waiter.set_result(None)
             self._idle_waiters.clear()
-
-    def _decide(self, now: float) -> float | None:
-        """Start what can start, tell who was given up; when to look again."""
-        welcome: dict[object, float] = {}
-        while True:
-            decision = self.scheduler.decide(now)
-            for gone in decision.given_up:
-                self._drop(gone, now, welcome)
-            if decision.batch is None:
-                return decision.look_again
-            self._start(decision.batch)
 
     def _drop(self, gone: GivenUp, now: float, welcome: dict[object, float]) -> None:
         work = cast(Work, gone.job)
@@ -230,6 +266,14 @@ class Driver:
         for work in [work for work in self._open if work not in riding]:
             self._withdraw(work)
             self._tell(work, Outcome(error=error))
+
+    def _free_lost_batches(self) -> None:
+        """A scheduler that raised may count on batches that nobody runs: their instances are free."""
+        running = self._running.values()
+        lost = [instance.batch for instance in self.scheduler.instances if instance.batch not in running]
+        for batch in filter(None, lost):
+            self._release(self._finish(batch, None)[1])
+        self._plan_turn()
 
     def _until_welcome(self, gone: GivenUp, now: float, told: dict[object, float]) -> float:
         """When the same request would be let in again. `told` keeps the answers of one turn.
@@ -260,7 +304,7 @@ class Driver:
             alarm = self._loop.call_later(self._execution_timeout, self._overran, executor)
             self._alarms[executor] = alarm
         try:
-            executor.run(_works(batch.jobs))
+            executor.run(batch.jobs)  # type: ignore[arg-type]  # nothing but works is ever offered
         except Exception as error:  # it has not begun: its riders hear why, and a dead instance is replaced
             log.exception("batch-not-started", model=self._model)
             outcomes = [Outcome(error=_failed(error)) for _ in batch.jobs]
@@ -304,7 +348,8 @@ class Driver:
         # The next batch is on its way before the answers of this one are written.
         self._turn()
         self._answer(batch, result, in_order)
-        self._release(released)
+        if released:
+            self._release(released)
         try:
             self._watcher.batch_ended(result, batch)
         except Exception:
@@ -318,16 +363,18 @@ class Driver:
             released = self.scheduler.finished(batch, monotonic(), seconds)
         except Exception:
             log.exception("scheduler-failed", model=self._model)
+            self._loop.call_later(_CATCH_UP_S, self._free_lost_batches)
             return False, ()
         return in_order, released if in_order else ()
 
     def _answer(self, batch: Batch, result: BatchResult, in_order: bool) -> None:
-        """Tell the riders, or keep their answers until it is their turn."""
+        """ReportStep the riders, or keep their answers until it is their turn."""
         started, timing = batch.started, result.timing
         input_s, infer_s, output_s, images = timing.input, timing.infer, timing.output, timing.batch
         kept = DONE if in_order else None
         tell = self._tell
-        for work, outcome in zip(_works(batch.jobs), result.outcomes, strict=True):
+        work: Work
+        for work, outcome in zip(batch.jobs, result.outcomes, strict=True):  # type: ignore[assignment]
             waited = started - work.arrived
             outcome.timing = Timing(waited if waited > 0.0 else 0.0, input_s, infer_s, output_s, images)
             if work.state is kept:
@@ -338,8 +385,8 @@ class Driver:
     def _release(self, jobs: Sequence[Job]) -> None:
         """It is their turn to be answered."""
         for work in _works(jobs):
-            assert work.held is not None
-            self._tell(work, work.held)
+            if work.held is not None:  # else it was told when its scheduler failed
+                self._tell(work, work.held)
 
     def _overran(self, executor: Executes) -> None:
         """The model hangs: its riders are told, the instance is given up and replaced."""
@@ -389,7 +436,15 @@ class Driver:
             self.scheduler.set_available(instance, False)
         except Exception:
             log.exception("scheduler-failed", model=self._model)
-        self._watcher.instance_lost(instance, why)
+        self._report_lost(instance, why)
+
+    def _report_lost(self, instance: Instance, why: str) -> None:
+        """Until it is heard: else nobody would replace the instance."""
+        try:
+            self._watcher.instance_lost(instance, why)
+        except Exception:
+            log.exception("instance-not-reported", model=self._model)
+            self._loop.call_later(_CATCH_UP_S, self._report_lost, instance, why)
 
     @property
     def idle(self) -> bool:

@@ -9,20 +9,20 @@ from types import TracebackType
 
 from carpool.backends.torch.device_sharing import limit_device_memory
 from carpool.clock import now
-from carpool.config.model import Mode, ModelConfig
+from carpool.config.model import ModelConfig
 from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY
 from carpool.engine.hardware import gpu_count
-from carpool.engine.inputs import check_inputs, only_input, shape_key
 from carpool.engine.models.candidate import Override
 from carpool.engine.models.control import ModelControl, Progress, silent
-from carpool.engine.models.elsewhere import Elsewhere
 from carpool.engine.models.fleet import Fleet
+from carpool.engine.models.loading import ModelHost
 from carpool.engine.models.served import Served, State
 from carpool.engine.profile.profile_store import ProfileStore
-from carpool.engine.work import Outcome, Work
+from carpool.engine.route import newest
+from carpool.engine.work import Outcome, Work, check_inputs, only_input, shape_key
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
-from carpool.link.model_index import UNLOADED, IndexLine
+from carpool.link.door import UNLOADED, IndexEntry
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.types import Array
@@ -48,15 +48,15 @@ class Engine:
         block: Block | None = None,
         cache_dir: Path | None = None,
         device_memory_gb: float | None = None,
-        elsewhere: Elsewhere | None = None,
+        host: ModelHost | None = None,
     ) -> None:
-        """Models that `elsewhere` takes run in its process; only requests with a seat there reach them."""
+        """Models that `host` takes run in its process, and answer only what lies in memory that it maps."""
         self._paths = [Path(path) for path in paths]
         self._slo_ms = slo_ms
         self.table = table or Table(bytearray(table_bytes(1)))
         limit_device_memory(device_memory_gb)
         profiles = None if cache_dir is None else ProfileStore(cache_dir)
-        self.fleet = Fleet(self.table, block or self.table.block(0), profiles, elsewhere)
+        self.fleet = Fleet(self.table, block or self.table.block(0), profiles, host)
         self.control = ModelControl(self._paths, self.fleet, self._with_promise)
 
     async def __aenter__(self) -> Engine:
@@ -139,23 +139,27 @@ class Engine:
     def look_at_instances(self) -> None:
         """The process that runs some of the models has stalled, or moves again."""
         for served in (*self.fleet.offered.values(), *self.fleet.leaving.values()):
-            if served.elsewhere:
+            if served.hosted:
                 served.look_at_instances()
 
-    def index(self) -> list[IndexLine]:
+    def index(self) -> list[IndexEntry]:
         """Every model that was found, and how each of its versions is."""
         return self.control.index()
 
     def find(self, name: str, version: str = "") -> Served:
         """The version that serves this request; without one, the newest that is ready."""
-        named = [
-            served
-            for served in self.fleet.offered.values()
-            if served.name == name and version in ("", served.version) and served.state is State.READY
-        ]
-        if not named:
+        return self.fleet.offered[self._choose(name, version)]
+
+    def _choose(self, name: str, version: str) -> int:
+        ready = {
+            key: served
+            for key, served in self.fleet.offered.items()
+            if version in ("", served.version) and served.state is State.READY
+        }
+        key = newest(ready).get(name)
+        if key is None:
             raise self._absent(name, version)
-        return max(named, key=lambda served: int(served.version))
+        return key
 
     def _absent(self, name: str, version: str) -> CarpoolError:
         if self.control.closed and self.fleet.leaving:
@@ -189,8 +193,9 @@ class Engine:
         """
         if latest and not source:
             raise InvalidInput("latest needs a source: say whose newer frames take its place", field="latest")
-        served = self.find(model, version)
-        if served.elsewhere:
+        key = self._choose(model, version)
+        served = self.fleet.offered[key]
+        if served.hosted:
             raise Unsupported(f"{model} runs in another process: only front ends reach it")
         signature = served.signature
         given = inputs if isinstance(inputs, Mapping) else {only_input(signature).name: inputs}
@@ -203,20 +208,18 @@ class Engine:
         work = Work(
             arrays,
             lambda _work, outcome: None if answer.done() else answer.set_result(outcome),
+            arrived,
+            INFINITY if deadline_ms is None else arrived + deadline_ms / 1e3,
             images=len(next(iter(arrays.values()))) if signature.max_batch else 1,
-            wanted=tuple(outputs),
-            arrived=arrived,
-            deadline=INFINITY if deadline_ms is None else arrived + deadline_ms / 1e3,
-            priority=priority,
-            source=source,
-            latest=latest,
             shape=shape_key(signature, arrays),
+            wanted=tuple(outputs),
         )
-        served.driver.submit([work])
+        work.priority, work.source, work.latest = priority, source, latest
+        self.submit(key, [work])
         try:
             outcome = await answer
         except asyncio.CancelledError:
-            served.driver.cancel(work)
+            self.cancel(work)
             raise
         if outcome.outputs is None:
             raise outcome.error or CarpoolError(f"{model} gave no answer")
@@ -225,26 +228,19 @@ class Engine:
     def submit(self, key: int, works: Sequence[Work]) -> None:
         """The servers' way in, for what came at once: `work.done` is called exactly once for each, whatever
         happens."""
-        served = self.fleet.find(key)
-        if served is None:
-            error = Unavailable("the model was unloaded meanwhile", reason="unloading")
-            for work in works:
-                work.done(work, Outcome(error=error))
+        route = self.fleet.routes.get(key)
+        if route is not None:
+            route.submit(works)
             return
-        eager = served.config.mode is Mode.EAGER
+        error = Unavailable("the model was unloaded meanwhile", reason="unloading")
         for work in works:
-            if eager and work.timeout:
-                work.deadline = min(work.deadline, work.arrived + work.timeout)
-            work.key = key
-        served.driver.submit(works)
+            work.done(work, Outcome(error=error))
 
     def ready(self, work: Work) -> None:
         """The inputs of a work that was submitted before them (`ready_at`) are there."""
-        served = self.fleet.find(work.key)
-        if served is not None:
-            served.driver.ready(work)
+        if work.route is not None:
+            work.route.ready(work)
 
     def cancel(self, work: Work) -> None:
-        served = self.fleet.find(work.key)
-        if served is not None:
-            served.driver.cancel(work)
+        if work.route is not None:
+            work.route.cancel(work)

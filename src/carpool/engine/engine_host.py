@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from functools import partial
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carpool.config.triton import config_document
@@ -12,16 +14,47 @@ from carpool.core.job import Reason
 from carpool.core.policy import Promise
 from carpool.engine.engine import Engine
 from carpool.engine.models.served import Served, State
-from carpool.engine.outward import without_paths
-from carpool.engine.work import Work
-from carpool.errors import NotFound, Unsupported
+from carpool.engine.route import newest
+from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.link.advice import WriteGate, publish
 from carpool.link.door import Catalog, IndexEntry, ModelEntry
 from carpool.observe.statistics import model_statistics, statistics
 from carpool.vision.settings import write as write_vision
 
 if TYPE_CHECKING:
-    from carpool.engine.hosted.runner_client import Runner
+    from carpool.engine.runner_client import Runner
+
+_PATH = re.compile(r"(?<![\w.:/…])/(?:[^\s/'\"<>|:;,()\[\]{}]+/)*[^\s/'\"<>|:;,()\[\]{}]*")
+_VERSION = re.compile(r"[0-9]{1,18}")
+
+
+def without_paths(sentence: str, folders: tuple[str, ...] = ()) -> str:
+    """Absolute paths keep their last part, and a version's number before it. `folders` are known ones, whose
+    names may hold anything."""
+    for folder in folders:
+        sentence = sentence.replace(folder.rstrip("/") + "/", "…/") if folder.strip("/") else sentence
+    return _PATH.sub(lambda found: _shortened(found[0]), sentence)
+
+
+def hide_paths(error: CarpoolError, folders: tuple[str, ...] = ()) -> CarpoolError:
+    """The same error, with a sentence for clients."""
+    error.message = without_paths(error.message, folders)
+    error.args = (error.message, *error.args[1:])
+    return error
+
+
+def _shortened(path: str) -> str:
+    parts = path.strip("/").split("/")
+    if parts[0] not in _top():  # /v2/models and its like are addresses of this server
+        return path
+    kept = parts[-2:] if len(parts) > 2 and _VERSION.fullmatch(parts[-2]) else parts[-1:]
+    return "…/" + "/".join(kept)
+
+
+@cache
+def _top() -> frozenset[str]:
+    return frozenset(found.name for found in Path("/").iterdir())
+
 
 Seen = Callable[[int], Awaitable[None]]
 Question = Callable[[Mapping[str, Any]], Awaitable[Any]]
@@ -35,6 +68,7 @@ class EngineHost:
         self, engine: Engine, write_gate: WriteGate = lambda *_: None, runner: Runner | None = None
     ) -> None:
         self.engine = engine
+        self.submit, self.ready, self.cancel = engine.submit, engine.ready, engine.cancel
         self._runner = runner
         self._write_gate = write_gate
         self._listeners: list[Callable[[Catalog], None]] = []
@@ -64,7 +98,7 @@ class EngineHost:
     async def _everyone_saw(self) -> None:
         await asyncio.gather(*(seen(self._catalog.number) for seen in self._seen))
 
-    def at_end(self, end: Callable[[], None]) -> None:
+    def on_stop(self, end: Callable[[], None]) -> None:
         """Call it when it is time to stop."""
         self._ends.append(end)
 
@@ -78,22 +112,16 @@ class EngineHost:
         self._entries = {
             key: self._entry(key, served) for key, served in (*fleet.offered.items(), *fleet.leaving.items())
         }
-        entries: dict[tuple[str, str], ModelEntry] = {}
-        newest: dict[str, ModelEntry] = {}
-        for key, served in fleet.offered.items():
-            if served.state is not State.READY:
-                continue  # the engine is stopping
-            entry = entries[served.name, served.version] = self._entries[key]
-            known = newest.get(entry.name)
-            if known is None or int(entry.version) > int(known.version):
-                newest[entry.name] = entry
+        ready = {key: served for key, served in fleet.offered.items() if served.state is State.READY}
+        entries = {(served.name, served.version): self._entries[key] for key, served in ready.items()}
+        chosen = {name: self._entries[key] for name, key in newest(ready).items()}
         leaving = [self._entries[key] for key in fleet.leaving]
         down = frozenset(key for key, served in fleet.offered.items() if not served.able)
         halted = {(self._entries[key].name, self._entries[key].version) for key in down}
         folders = self.engine.folders
         index = [_index_line(*line, halted, folders) for line in self.engine.index()]
         number = self._catalog.number + 1
-        self._catalog = Catalog(number, self._ready, entries, newest, index, leaving, down, **self.extra)
+        self._catalog = Catalog(number, self._ready, entries, chosen, index, leaving, down, **self.extra)
         for listener in self._listeners:
             listener(self._catalog)
 
@@ -118,19 +146,10 @@ class EngineHost:
             row=(served.slot.row, served.slot.generation),
             vision=None if served.vision is None else write_vision(served.vision),
             choices=served.choices,
-            elsewhere=served.elsewhere,
+            hosted=served.hosted,
         )
 
     # ---- inference and questions ------------------------------------------------------------------------
-
-    def submit(self, key: int, works: Sequence[Work]) -> None:
-        self.engine.submit(key, works)
-
-    def ready(self, work: Work) -> None:
-        self.engine.ready(work)
-
-    def cancel(self, work: Work) -> None:
-        self.engine.cancel(work)
 
     def share(self, arena: int, file: int) -> None:
         if self._runner is not None:
@@ -140,7 +159,7 @@ class EngineHost:
         if self._runner is not None:
             self._runner.unshare(arena)
 
-    def teach(self, what: str, answer: Question) -> None:
+    def on_question(self, what: str, answer: Question) -> None:
         """Answer a question of front ends with this function from now on."""
         self._questions[what] = answer
 

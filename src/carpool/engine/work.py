@@ -1,4 +1,4 @@
-"""One inference inside the engine, and how it ended."""
+"""One inference inside the engine: what it takes, checked against its model, and how it ended."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
+from carpool.config.model import ModelConfig, TensorConfig
 from carpool.core.job import INFINITY, Job
-from carpool.errors import CarpoolError
-from carpool.types import Array, Timing
+from carpool.errors import CarpoolError, InvalidInput
+from carpool.link.request_place import RequestPlace
+from carpool.types import DATATYPES, Array, Datatype, Signature, TensorSpec, Timing
 
 _UNTIMED = Timing()  # shared: a timing is replaced by the next owner's, not changed
 
@@ -22,38 +26,21 @@ class Outcome:
     timing: Timing = _UNTIMED
 
 
-class Family(Protocol):
-    """What requests of one kind have in common, for a process that is told it once."""
+class Route(Protocol):
+    """Called on the loop's thread. `done` of every work is called once, whatever happens."""
 
-    identity: int  # never used again
-    payload: bytes
+    def submit(self, works: Sequence[Work]) -> None:
+        """What came at once."""
 
+    def ready(self, work: Work) -> None:
+        """The inputs of a work that was submitted before them (`ready_at`) are there."""
 
-@dataclass(slots=True, eq=False)
-class Seat:
-    """Where a request lies for a model that runs in another process: here nobody looks at its tensors.
-
-    `form` and `payload` are what that process says of the outputs. While it is `held`, that process may still
-    write into the request's memory.
-    """
-
-    call: int
-    family: Family
-    arena: int  # the number of the memory that both processes map
-    offset: int
-    output: int  # where its outputs go
-    capacity: int
-    form: int | None = None
-    payload: bytes = b""
-    held: bool = False
-
-    def close(self) -> bool:
-        """False while its memory may still be written to."""
-        return not self.held
+    def cancel(self, work: Work) -> None:
+        """Nobody waits for it any more."""
 
 
-class Rides(Protocol):
-    """A request as the batch that it rides in sees it."""
+class InBatch(Protocol):
+    """A request as the batch that it is part of sees it."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -71,18 +58,18 @@ class Rides(Protocol):
         """The one input is a picture's file."""
 
 
-NOWHERE: Mapping[str, Array] = {}
-"""The inputs of a request that only another process looks at."""
+NO_INPUTS: Mapping[str, Array] = {}
+"""Of a request that only another process looks at, or that was answered."""
 
 
 class Work(Job):
     """A request the engine can run. `inputs` hold all its images, the batch dimension included.
 
     `done` is called exactly once, on the engine's loop thread, perhaps before `submit` returns. `place`,
-    where given, is called in the model's thread with this request's rows, to copy them where they are needed.
+    where there is one, says where it lies, and copies its rows there in the model's thread.
     """
 
-    __slots__ = ("done", "encoded", "held", "inputs", "key", "place", "seat", "sent", "wanted")
+    __slots__ = ("done", "encoded", "held", "inputs", "place", "route", "sent", "wanted")
 
     def __init__(
         self,
@@ -92,24 +79,89 @@ class Work(Job):
         deadline: float = INFINITY,
         images: int = 1,
         shape: Hashable = None,  # what must be equal to share a batch; None where all requests are alike
-        priority: int = 0,
-        source: str = "",
-        latest: bool = False,  # a newer frame of the source takes its place while it waits
-        timeout: float = 0.0,  # Triton's queue timeout, seconds
-        outside: float = 0.0,  # what its client waits beyond what the engine sees, as its front end thinks
         wanted: Sequence[str] = (),  # none: all outputs
-        sent: float | None = None,  # when its front end passed it on
-        place: Callable[[Mapping[str, Array]], Mapping[str, Array]] | None = None,
-        seat: Seat | None = None,  # for a model that runs in another process, instead of `inputs` and `place`
         encoded: bool = False,  # the one input is a picture's file, for the model's device to decode
     ) -> None:
-        Job.__init__(self, arrived, deadline, images, shape, priority, source, latest, timeout, outside)
+        """What else is known of a job (its source, priority …) is set afterwards."""
+        Job.__init__(self, arrived, deadline, images, shape)
         self.inputs = inputs
         self.done = done
         self.wanted = wanted
-        self.sent = sent
-        self.place = place
-        self.seat = seat
         self.encoded = encoded
-        self.key = 0  # which model version has it
+        self.sent: float | None = None  # when its front end passed it on
+        self.place: RequestPlace | None = None
+        self.route: Route | None = None  # who has it
         self.held: Outcome | None = None  # an answer that waits for earlier ones
+
+
+def signature_of(config: ModelConfig) -> Signature:
+    """What the engine checks requests against; the settings are complete."""
+
+    def specs(tensors: Sequence[TensorConfig]) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(t.name, DATATYPES[t.datatype], t.dims, t.optional) for t in tensors)
+
+    return Signature(config.name, specs(config.inputs), specs(config.outputs), config.max_batch or 0)
+
+
+def shape_key(signature: Signature, arrays: Mapping[str, Array]) -> tuple[Any, ...] | None:
+    """What must be equal to share a batch: only what may vary in shape, or be left out, can differ."""
+    varying = [spec.name for spec in signature.inputs if spec.optional or -1 in spec.shape]
+    if not varying:
+        return None
+    return tuple(arrays[name].shape[1:] if name in arrays else None for name in varying)
+
+
+def only_input(signature: Signature) -> TensorSpec:
+    if len(signature.inputs) != 1:
+        names = ", ".join(spec.name for spec in signature.inputs)
+        raise InvalidInput(f"{signature.model} has several inputs ({names}): give them by name")
+    return signature.inputs[0]
+
+
+def check_inputs(signature: Signature, given: Mapping[str, Array]) -> tuple[dict[str, Array], bool]:
+    """Arrays with their batch dimension, and whether we added it."""
+    for name in given:
+        if name not in signature.input_named:
+            raise InvalidInput(f"{signature.model} has no input {name!r}", field=name)
+    arrays: dict[str, Array] = {}
+    added = set()
+    for spec in signature.inputs:
+        if spec.name not in given and spec.optional:
+            continue
+        if spec.name not in given:
+            raise InvalidInput(f"{signature.model} needs the input {spec.name!r}", field=spec.name)
+        array = np.asarray(given[spec.name])
+        _check_datatype(spec, array)
+        alone = bool(signature.max_batch) and array.ndim == len(spec.shape)
+        added.add(alone)
+        arrays[spec.name] = array[np.newaxis] if alone else array
+        _check_shape(spec, arrays[spec.name], signature)
+    if not arrays and signature.max_batch:
+        raise InvalidInput(f"{signature.model} needs one of its inputs at least")
+    if len({len(array) for array in arrays.values()} if signature.max_batch else {1}) > 1 or len(added) > 1:
+        raise InvalidInput(f"the inputs of {signature.model} hold different numbers of images")
+    return arrays, added == {True}
+
+
+def _check_datatype(spec: TensorSpec, array: Array) -> None:
+    if array.dtype != spec.datatype.dtype:
+        hint = " (an array of bytes objects)" if spec.datatype is Datatype.BYTES else ""
+        raise InvalidInput(
+            f"input {spec.name!r} must be {spec.datatype.value}{hint}, not {array.dtype}", field=spec.name
+        )
+
+
+def _check_shape(spec: TensorSpec, array: Array, signature: Signature) -> None:
+    expected = spec.full_shape(signature.max_batch)
+    if array.ndim != len(expected) or any(
+        want not in (-1, got) for want, got in zip(expected, array.shape, strict=True)
+    ):
+        raise InvalidInput(
+            f"input {spec.name!r} must have the shape {list(expected)}, not {list(array.shape)}",
+            field=spec.name,
+        )
+    if signature.max_batch and not 1 <= len(array) <= signature.max_batch:
+        raise InvalidInput(
+            f"{signature.model} takes 1 to {signature.max_batch} images at once, not {len(array)}",
+            field=spec.name,
+        )

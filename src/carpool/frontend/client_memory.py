@@ -21,7 +21,7 @@ from typing import TypeAlias
 from carpool.errors import InvalidInput, ModelError, TooLarge, Unsupported
 from carpool.link.door import Catalog, Door, ModelEntry
 from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region
-from carpool.memory.places import aligned
+from carpool.memory.layout import aligned
 from carpool.observe.logs import logger
 from carpool.types import Datatype, RequestedOutput, SharedMemory, Tensor
 from carpool.wire.codec import to_binary

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import orjson
 
+from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
-from carpool.frontend.remote_call import RemoteCall
-from carpool.link.answer_placement import read_places
 from carpool.link.asked_fields import Sender
 from carpool.link.catalogs import read_catalog
-from carpool.link.door import Answer
+from carpool.link.door import Answer, Catalog, ModelEntry, Slot
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,
@@ -41,17 +40,15 @@ from carpool.link.records import (
     Outbox,
     ProtocolError,
     RecordReader,
+    SaidSources,
     to_engine,
 )
-from carpool.link.source_numbers import SaidSources
-from carpool.link.templates import Templates
-from carpool.memory.places import Place, end_of
+from carpool.link.templates import Template, Templates
+from carpool.memory.arena import Arena, ArenaSlot
+from carpool.memory.layout import TensorPlace, end_of, read_places
 from carpool.observe.logs import logger
 from carpool.types import RequestOptions, Tensor, Timing
 from carpool.wire.v2 import TensorHead, bind
-
-if TYPE_CHECKING:
-    from carpool.frontend.remote_door import RemoteDoor
 
 _log = logger("link")
 _HIGH_WATER = 1 << 20  # some 16,000 submissions that the engine has not read: no use in adding to them
@@ -63,16 +60,113 @@ _pack = TO_ENGINE.pack
 _ndarray = np.ndarray
 
 
+class RemoteCall:
+    """Implements `Call`. It holds the input slot until the engine has answered, the output slot until it is
+    released, and both for a cancelled call until the engine says that nothing touches them.
+
+    While inputs are still to come their slot is not the call's: it is given with `ready`.
+    """
+
+    __slots__ = ("_done", "admitted", "expires", "link", "number", "output", "slot", "template")
+
+    template: Template  # from here on set before it is submitted
+    number: int
+
+    def __init__(
+        self,
+        slot: Slot | None,
+        done: Callable[[Answer], None],
+        admitted: Callable[[], None] | None = None,
+    ) -> None:
+        self.slot = slot
+        self._done: Callable[[Answer], None] | None = done
+        self.admitted = admitted
+        self.output: ArenaSlot | None = None
+        self.link: FrontLink | None = None  # while the engine has it
+        self.expires = INFINITY  # when the client is answered without the engine
+
+    def ready(self, slot: Slot) -> None:
+        self.slot = slot
+        if self.link is not None:
+            self.link.ready(self)
+        else:  # it was answered while its inputs were on their way
+            slot.release()
+
+    def cancel(self) -> None:
+        wanted, self._done = self._done is not None, None
+        if self.link is None:
+            self.release()
+        elif wanted:
+            self.link.cancel(self)
+
+    def give_up(self, error: CarpoolError) -> None:
+        """Answer without the engine, which may still touch the memory: it is kept until the engine says that
+        it is done with it, or is gone. Never raises."""
+        done, self._done = self._done, None
+        if done is not None and self.link is not None:
+            self.link.cancel(self)
+            try:
+                done(Answer(error=error))
+            except Exception:
+                _log.exception("answer-failed")
+
+    def release(self) -> None:
+        if self.link is not None:
+            return  # the engine has it: `finish` releases what nobody waits for
+        if self.output is not None:
+            self.output.release()
+            self.output = None
+        if self.slot is not None:
+            self.slot.release()
+
+    @property
+    def wanted(self) -> bool:
+        return self._done is not None
+
+    def finish(self, answer: Answer) -> None:
+        """The engine is done with it. Never raises, since others wait behind it."""
+        self.link = self.admitted = None
+        slot, self.slot = self.slot, None
+        if slot is not None:
+            slot.release()
+        done, self._done = self._done, None
+        if done is None:
+            self.release()
+            return
+        try:
+            done(answer)
+        except Exception:
+            _log.exception("answer-failed")
+            self.release()
+
+
+class LinkOwner(Protocol):
+    """Who uses a link, and hears what becomes of it: the door."""
+
+    arena: Arena
+
+    @property
+    def known(self) -> Mapping[int, ModelEntry]:
+        """The entries of this engine, by key."""
+
+    def opened(self, link: FrontLink) -> None: ...
+
+    def renewed(self, catalog: Catalog) -> None: ...
+
+    def lost(self, link: FrontLink, error: str | None) -> None:
+        """`error` says what the engine did wrong; without it, it has died."""
+
+
 class FrontLink(asyncio.Protocol):
     """Lives as long as the engine at its other end."""
 
-    def __init__(self, door: RemoteDoor, loop: asyncio.AbstractEventLoop, max_answer_bytes: int) -> None:
+    def __init__(self, door: LinkOwner, loop: asyncio.AbstractEventLoop, max_answer_bytes: int) -> None:
         self._door = door
         self._loop = loop
         self._memory = door.arena.memory
         self._transport: asyncio.Transport | None = None
         self._reader = RecordReader(TO_FRONTEND, max_answer_bytes + _LIST_BYTES)
-        self._outbox = Outbox(loop)
+        self._outbox = Outbox(loop, self._fail)
         self.templates = Templates(self._outbox.put)
         self._sources = SaidSources(self._outbox.put)
         self.writable = True
@@ -93,10 +187,8 @@ class FrontLink(asyncio.Protocol):
         sender: Sender,
         ready_in: float | None = None,
     ) -> None:
+        """Nothing has happened if this raises."""
         self._number = number = self._number + 1
-        call.number = number
-        call.link = self
-        self._calls[number] = call
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
         template = call.template
@@ -106,7 +198,7 @@ class FrontLink(asyncio.Protocol):
         if ready_in is not None:
             flags |= COMING
             coming = min(ready_in, _LONGEST_S)
-        timeout, priority = options.timeout, sender.bounded(options.priority)
+        timeout, priority = options.timeout, max(options.priority, sender.priority)
         record = _pack(
             SUBMIT,
             0,
@@ -126,12 +218,22 @@ class FrontLink(asyncio.Protocol):
             flags,
         )
         self._outbox.put(record)
+        call.number = number
+        call.link = self
+        self._calls[number] = call
 
     def ready(self, call: RemoteCall) -> None:
-        self._outbox.put(to_engine(READY, call.number))
+        self._say(READY, call)
 
     def cancel(self, call: RemoteCall) -> None:
-        self._outbox.put(to_engine(CANCEL, call.number))
+        self._say(CANCEL, call)
+
+    def _say(self, kind: int, call: RemoteCall) -> None:
+        try:
+            self._outbox.put(to_engine(kind, call.number))
+        except Exception as error:  # the engine would hold its slots for ever
+            _log.exception("link-failed")
+            self._fail(str(error))
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         if len(self._asks) >= MAX_ASKS:
@@ -200,12 +302,14 @@ class FrontLink(asyncio.Protocol):
                 else:
                     self._obey(fields, payload)
         except ProtocolError as error:
-            self._error = str(error)
-            self.close()
+            self._fail(str(error))
         except Exception as error:
             _log.exception("link-failed")
-            self._error = str(error)
-            self.close()
+            self._fail(str(error))
+
+    def _fail(self, why: str) -> None:
+        self._error = why
+        self.close()
 
     # From the engine.
 
@@ -309,5 +413,5 @@ def _settle(future: asyncio.Future[Any], status: int, payload: bytes) -> None:
         future.set_exception(read_failure(status, payload))
 
 
-def _head(place: Place) -> TensorHead:
+def _head(place: TensorPlace) -> TensorHead:
     return TensorHead(place.name, place.datatype, place.shape, place.offset, place.size)

@@ -9,8 +9,7 @@ from itertools import islice
 
 from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.documents import served_versions
-from carpool.link.door import Catalog, Door, ModelEntry
-from carpool.link.model_index import UNLOADED
+from carpool.link.door import UNLOADED, Catalog, Door, ModelEntry
 
 _LONGEST_SHOWN = 80
 _MOST_COMPARED = 5

@@ -7,12 +7,11 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, NotFound, Unavailable
-from carpool.frontend.front_link import FrontLink, stalled
-from carpool.frontend.remote_call import RemoteCall
+from carpool.frontend.front_link import FrontLink, RemoteCall, stalled
 from carpool.link.advice import Gate, open_gate
 from carpool.link.asked_fields import NOBODY, Sender
 from carpool.link.door import Ahead, Answer, Catalog, ModelEntry, Slot, nobody_ahead
@@ -21,6 +20,9 @@ from carpool.memory.arena import Arena, ArenaSlot, check_fits
 from carpool.memory.pulse import HOPELESS_S, STALE_S
 from carpool.observe.logs import logger
 from carpool.wire.v2 import RequestHead
+
+if TYPE_CHECKING:
+    from carpool.frontend.front_link import FrontLink
 
 _log = logger("link")
 
@@ -92,8 +94,10 @@ class RemoteDoor:
             self._link.close()
 
     def slot(self, size: int) -> ArenaSlot | None:
-        check_fits(self.arena, size)
-        return self.arena.allocate(size)
+        slot = self.arena.allocate(size)
+        if slot is None:
+            check_fits(self.arena, size)
+        return slot
 
     def memory_left(self, size: int) -> float:
         return self.arena.left_with(size)
@@ -144,7 +148,12 @@ class RemoteDoor:
         call.template = template
         # Without room for its outputs they come over the socket, which is slower but still an answer.
         call.output = self.arena.allocate(template.capacity)
-        link.submit(call, slot.offset + tail, arrived, deadline, head.options, sender, ready_in)
+        try:
+            link.submit(call, slot.offset + tail, arrived, deadline, head.options, sender, ready_in)
+        except BaseException:
+            if call.output is not None:
+                call.output.release()
+            raise
         return call
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
@@ -173,7 +182,6 @@ class RemoteDoor:
         return self._known
 
     def lost(self, link: FrontLink, error: str | None) -> None:
-        """`error` says what the engine did wrong; without it, it has died."""
         if self._link is link:
             self._link = None
             self._forget()

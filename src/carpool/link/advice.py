@@ -48,8 +48,8 @@ def open_gate(*_: object) -> None:
     """Nothing is known: everybody is offered to the engine."""
 
 
-def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> None:
-    """Write the verdicts on newcomers with the whole promise ahead of them.
+def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> bool:
+    """Write the verdicts on newcomers with the whole promise ahead of them; whether there are any.
 
     Without sources there is one, on everybody; or on who comes after so many others, whom the engine has
     not heard of yet. With them, each that was lately refused has its own, so that
@@ -70,6 +70,7 @@ def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> Non
             for source in [""] if nameless else lately[:_MOST_SOURCES]:
                 verdicts += _numbers(source, scheduler.refuses(scheduler.newcomer(source, now), now), now)
     write(key, now, float(nameless), float(room), *verdicts)
+    return bool(verdicts or room)
 
 
 def _numbers(source: str, refusal: Refusal | None, now: float) -> tuple[float, ...]:

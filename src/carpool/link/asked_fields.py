@@ -20,7 +20,8 @@ _MILLISECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 class Sender(NamedTuple):
     """Who asks. `latest`: a newer frame of this source takes the place of one that waits.
 
-    `priority` is that of the key: the most urgent that a request with it may be, and what it is by default.
+    `priority` is that of the key: the most urgent that a request with it may be, and what it is by default;
+    0 is none, and 1 the most urgent: a request has the larger of its own and this.
     """
 
     source: str = ""
@@ -32,10 +33,6 @@ class Sender(NamedTuple):
         if not (options.source or options.latest or self.latest):
             return self
         return checked(Sender(self.source or options.source, self.latest or options.latest, self.priority))
-
-    def bounded(self, priority: int) -> int:
-        """The priority of a request that asks for this one; 0 asks for none, and 1 is the most urgent."""
-        return max(priority, self.priority)
 
 
 NOBODY = Sender()

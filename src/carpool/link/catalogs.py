@@ -21,7 +21,7 @@ def write_catalog(catalog: Catalog) -> bytes:
         "entries": [_entry(entry) for entry in entries.values()],
         "served": [entry.key for entry in catalog.entries.values()],
         "newest": {name: entry.key for name, entry in catalog.newest.items()},
-        "index": [(line.name, line.version, line.state, line.reason) for line in catalog.index],
+        "index": [tuple(line) for line in catalog.index],
         "leaving": [entry.key for entry in catalog.leaving],
         "down": list(catalog.down),
         "regions": [astuple(region) for region in catalog.regions.values()],

@@ -1,17 +1,146 @@
-"""One process of the server, as whoever started it holds it: started, spoken to, watched to its end."""
+"""A process of the server and its parent: how it is started, what the two say to each other, how it ends.
+
+They say JSON messages that can carry files, on a Unix socket, which keeps messages apart: nothing has to be
+cut or joined. It takes none that is longer than its buffer, so a long one (the names of thousands of models)
+goes as a file. The end of the socket also tells each side that the other is gone."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from carpool.link.control_messages import Control, Message, control_pair
-from carpool.observe.logs import stream
+import orjson
+
+from carpool.observe.logs import logger, stream
 from carpool.observe.output import Output, read_some
+
+_LONGEST = 1 << 15  # of a message as such; the kernel's buffer is several times that
+_MOST_FILES = 64
+_AS_FILE = b"file"  # the message is what the last file holds; no JSON object looks like this
+_log = logger("control")
+
+
+@dataclass(slots=True)
+class Message:
+    """What was said, and the files that came with it: they belong to the receiver."""
+
+    body: dict[str, Any]
+    files: list[int] = field(default_factory=list)
+
+    @property
+    def word(self) -> str:
+        return str(self.body.get("word", ""))
+
+
+def control_pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+class Control:
+    """One end. To be made and used on a running loop."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._loop = asyncio.get_running_loop()
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._open = True
+        self._loop.add_reader(sock.fileno(), self._read)
+
+    def send(self, word: str, files: Sequence[int] = (), **fields: object) -> bool:
+        """False when the other side is gone or does not listen; its end is then noticed elsewhere too."""
+        if not self._open:
+            return False
+        message = orjson.dumps({"word": word, **fields})
+        try:
+            if len(message) > _LONGEST:
+                self._send_as_file(message, files)
+            else:
+                socket.send_fds(self._socket, [message], list(files))
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError | ConnectionError):
+                _log.warning("not-sent", word=word, bytes=len(message), error=str(error))
+            return False
+        return True
+
+    def _send_as_file(self, message: bytes, files: Sequence[int]) -> None:
+        fd = os.memfd_create("carpool-message", os.MFD_CLOEXEC)
+        with os.fdopen(fd, "wb") as file:
+            file.write(message)
+            file.flush()
+            socket.send_fds(self._socket, [_AS_FILE], [*files, fd])
+
+    async def receive(self) -> Message | None:
+        """The next message; None for ever once the other side is gone."""
+        message = await self._messages.get()
+        if message is None:
+            self._messages.put_nowait(None)
+        return message
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._messages.put_nowait(None)
+
+    def _read(self) -> None:
+        try:
+            data, files, _, _ = socket.recv_fds(self._socket, 2 * _LONGEST, _MOST_FILES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, files = b"", []
+        if not data:
+            self.close()
+            return
+        for fd in files:
+            os.set_inheritable(fd, False)
+        if data == _AS_FILE:
+            with os.fdopen(files.pop(), "rb") as file:
+                file.seek(0)
+                data = file.read()
+        self._messages.put_nowait(Message(orjson.loads(data), files))
+
+
+_PR_SET_PDEATHSIG = 1
+_COLLECT_AT = (20_000, 20, 50)
+_SWITCH_S = 1e-4
+"""How long a thread keeps the interpreter while another wants it. A model's thread asks for it after each
+call into its device, and with Python's 5 ms a GPU waits for the others (docs/gpu.md)."""
+
+
+def spare_the_collector() -> None:
+    """What is loaded now stays, and requests leave no cycles behind: looking for some is time lost."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AT)
+
+
+def switch_often() -> None:
+    sys.setswitchinterval(_SWITCH_S)
+
+
+def belong_to_parent() -> None:
+    """Ends with the process that started us, at once and in every case, and only then.
+
+    A terminal or a service manager may signal the whole group: when to stop is for the parent to say. A
+    handler that does nothing, rather than SIG_IGN, since children of ours would inherit that.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+
 
 _LAST_READS = 64  # of what a process wrote before it ended: more than a pipe holds
 

@@ -1,14 +1,13 @@
 """What a front end sees of the engine: a catalogue of models, slots for bodies, and one way to infer.
 
-There are two doors with this shape: one into an engine in the same process, one across a link to another.
+`frontend.remote_door` is the one: across a link, whether the engine is in another process or in this one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from carpool.core.front_load import Outside
 from carpool.core.job import INFINITY
@@ -35,17 +34,20 @@ class ModelEntry:
     row: tuple[int, int] = (0, 0)  # its row in the shared counters: number, generation
     vision: Mapping[str, Any] | None = None  # how it answers pictures, as JSON; None: it takes only tensors
     choices: Sequence[str] = ()  # what was chosen for it at loading and why, in words
-    elsewhere: bool = False  # it runs in a process beside the engine's, which front ends need not know
+    hosted: bool = False  # it runs in a process beside the engine's, which front ends need not know
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
+class IndexEntry(NamedTuple):
     """A line of the repository index: also models that are not ready, with the reason."""
 
     name: str
-    version: str
-    state: str  # READY, LOADING, UNLOADING, UNAVAILABLE; neither this nor a version if it was never loaded
+    version: str = ""
+    state: str = ""  # READY, LOADING, UNLOADING, UNAVAILABLE; empty, as its version, if it was never loaded
     reason: str = ""
+
+
+UNLOADED = "unloaded"
+"""The reason of a model that somebody took away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +93,9 @@ class Answer:
     error: CarpoolError | None = None
     timing: Timing = field(default_factory=Timing)
     sent: float = 0.0  # when the engine let go of it, time.monotonic()
-    outside: Outside | None = None  # who learns how long it took from there to its client; nobody for a loss
-
-    def left(self, unread: float = 0.0) -> None:
-        """The response was handed to the client's transport. Before its request was read, the client had
-        waited `unread` seconds, which no forecast sees either."""
-        if self.outside is not None:
-            now = monotonic()
-            self.outside.seen(unread + now - self.sent, now)
+    outside: Outside | None = (
+        None  # learns how long clients wait from there to their answers; None for a loss
+    )
 
 
 class Call(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from struct import Struct
 
 from carpool.core.job import Reason, Refusal
-from carpool.core.refusal_words import Unspoken, in_words
+from carpool.core.refusal_words import RefusalInNumbers, in_words
 from carpool.errors import (
     Cancelled,
     CarpoolError,
@@ -42,9 +42,9 @@ _CLASSES: tuple[type[CarpoolError], ...] = (
     Forbidden,
     Unauthenticated,
 )
-_UNSPOKEN = GONE + 1 + len(_CLASSES)
+_IN_NUMBERS = GONE + 1 + len(_CLASSES)
 _REASONS = list(Reason)
-_unspoken = Struct("<Iqqddddd")
+_numbers_record = Struct("<Iqqddddd")
 """Reason, images that wait and the most that may; seconds: its time, when it would have finished, when to
 come back; images per second: asked for, and answerable."""
 _NUMBERS = {kind: number for number, kind in enumerate(_CLASSES, GONE + 1)}
@@ -52,9 +52,9 @@ _NUMBERS = {kind: number for number, kind in enumerate(_CLASSES, GONE + 1)}
 
 def write_failure(error: CarpoolError) -> tuple[int, bytes]:
     """A status and a payload. A class that the other side may not know goes as the nearest it does."""
-    if isinstance(error, Unspoken):
+    if isinstance(error, RefusalInNumbers):
         told = error.refusal
-        return _UNSPOKEN, _unspoken.pack(
+        return _IN_NUMBERS, _numbers_record.pack(
             _REASONS.index(told.reason),
             told.waiting,
             told.most,
@@ -71,8 +71,8 @@ def write_failure(error: CarpoolError) -> tuple[int, bytes]:
 
 
 def read_failure(status: int, payload: bytes, model: str = "the model") -> CarpoolError:
-    if status == _UNSPOKEN:
-        return _read_unspoken(payload, model)
+    if status == _IN_NUMBERS:
+        return _read_numbers(payload, model)
     number = status - GONE - 1
     kind = _CLASSES[number] if 0 <= number < len(_CLASSES) else CarpoolError
     document = load_object(payload, "error")
@@ -88,8 +88,8 @@ def read_failure(status: int, payload: bytes, model: str = "the model") -> Carpo
     return kind(message, reason=reason, field=field, numbers=numbers)
 
 
-def _read_unspoken(payload: bytes, model: str) -> CarpoolError:
-    reason, waiting, most, budget, predicted, retry_after, asked, answerable = _unspoken.unpack(payload)
+def _read_numbers(payload: bytes, model: str) -> CarpoolError:
+    reason, waiting, most, budget, predicted, retry_after, asked, answerable = _numbers_record.unpack(payload)
     refusal = Refusal(
         _REASONS[reason],
         retry_after=retry_after,

@@ -1,30 +1,17 @@
-"""What the two sides say to each other: records of a fixed size, some with a payload of bytes behind them.
+"""Names of sources as numbers, on both ends of a link: a name is said once, then only its number.
 
-    front end → engine   TEMPLATE  number, JSON: what a family of requests has in common
-                         RESET     forget every template
-                         SOURCE    number, text: the source of this name has this number from now on
-                         SUBMIT    call, template, where its inputs lie and its outputs may go, times, options
-                         READY     call: its inputs, which were still to come, are there
-                         CANCEL    call: nobody waits for it any more
-                         SEEN      number of a catalogue that is in force here
-                         ASK       number, JSON: a question that is not an inference
-    engine → front end   DONE      call, status, batch and seconds; an error or unusual outputs as payload
-                         ADMITTED  call: it is let in, and waits for its inputs
-                         CATALOG   number, JSON
-                         ANSWER    number, status, JSON
-
-Every SUBMIT is answered by exactly one DONE, a cancelled one as well: only then are its slots free again. One
-whose inputs are still to come is let in first, by ADMITTED, or refused by DONE; nobody reads its inputs
-before READY.
-Each side reads records in bulk, and writes in one piece what it has to say in one turn of its loop.
+Clients make up names as they like, so there are only so many numbers: a new name takes the one that was given
+first. Records are read in the order in which they were sent, so a number means what it was last said to mean.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterator
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from carpool.wire.head import MAX_SOURCE_CHARS
 
 TEMPLATE: Final = 1
 RESET: Final = 2
@@ -38,6 +25,8 @@ ANSWER: Final = 9
 SOURCE: Final = 10
 READY: Final = 11
 ADMITTED: Final = 12
+RUN: Final = 13
+RAN: Final = 14
 
 TO_ENGINE = struct.Struct("<IIQQQQQdddddfIII")
 """Kind, payload bytes, number, template, offsets of input and output, capacity; times of arrival, deadline
@@ -51,6 +40,19 @@ TO_FRONTEND = struct.Struct("<IIQHHIffffd")
 """Kind, payload bytes, number, status, form of the outputs, batch; seconds of queue, input, infer, output;
 the time of sending. Both sides read the same clock."""
 
+TO_RUNNER = struct.Struct("<IIQ")
+"""Kind, payload bytes, the number of a template."""
+
+RUN_PLACE = struct.Struct("<QQQQQ")
+"""Of one request: arena, template, offsets of input and output, capacity."""
+
+FROM_RUNNER = struct.Struct("<IIIIIdfff")
+"""Kind, payload bytes, images, batches that memory did not suffice for, flags; seconds in all, and of input,
+infer and output."""
+
+CLEAN: Final = 1  # nothing failed
+ALIVE: Final = 2  # the instance can take another batch
+
 OK: Final = 0
 GONE: Final = 1
 """The answer to a call that was cancelled: nothing touches its slots any more. What is above is an error."""
@@ -61,6 +63,8 @@ INLINE: Final = 2  # they did not fit: length of the list, the list, their bytes
 
 MAX_TEMPLATES = 1024
 MAX_TEMPLATE_BYTES = 1 << 20
+MAX_RUNNER_TEMPLATES = 4096
+"""That an instance in the runner is to remember."""
 MAX_SOURCES = 1024
 """Names that have a number at a time, from 1 on: the next one takes the number that was given first."""
 MAX_PRIORITY = 0xFFFF_FFFF
@@ -70,6 +74,7 @@ MAX_ASK_BYTES = 256 << 20
 """Of one question: a model can come as part of one to load it."""
 
 _MAX_UNSENT = 256 << 20
+_ENDING = struct.Struct("<HHI")
 _NO_FIELDS = (0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0)
 
 Fields: TypeAlias = tuple[Any, ...]
@@ -98,12 +103,13 @@ class RecordReader:
         self._kept = bytearray()
         self._wanted = 0  # how many bytes have to be there before it is worth looking again
 
-    def feed(self, data: bytes) -> Iterator[tuple[Fields, bytes]]:
-        """Every record that is complete now. Go through all of them before the next call."""
+    def feed(self, data: bytes) -> list[tuple[Fields, bytes]]:
+        """Every record that is complete now."""
+        records: list[tuple[Fields, bytes]] = []
         if self._kept:
             self._kept += data
             if len(self._kept) < self._wanted:
-                return
+                return records
             data = bytes(self._kept)
         size, unpack = self._record.size, self._record.unpack_from
         position, end = 0, len(data)
@@ -116,18 +122,24 @@ class RecordReader:
                     raise ProtocolError(f"a payload of {fields[1]} bytes, over the limit of {self._most}")
                 break
             position = stop
-            yield fields, data[start:stop] if stop > start else b""
+            records.append((fields, data[start:stop] if stop > start else b""))
         else:
             stop = position + size
         self._kept = bytearray(data[position:])
         self._wanted = stop - position
+        return records
 
 
 class Outbox:
-    """Sends what was said in one turn of the loop as one write."""
+    """Sends what was said in one turn of the loop as one write.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    What cannot be sent ends the link, by `failed`: both sides then answer for all that they have, and nobody
+    waits for a record that was lost.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, failed: Callable[[str], None]) -> None:
         self._loop = loop
+        self.failed = failed
         self._transport: asyncio.Transport | None = None
         self._pieces: list[bytes] = []
 
@@ -159,5 +171,90 @@ class Outbox:
     def _flush(self) -> None:
         pieces = self._pieces
         if pieces and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            try:
+                self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            except Exception as error:
+                self.failed(f"it cannot be written to: {error}")
         pieces.clear()
+
+
+class Ending(NamedTuple):
+    """What became of one request: a failure's status and text, or the outputs' form and its payload."""
+
+    status: int
+    form: int
+    payload: bytes = b""
+
+
+AS_EXPECTED = Ending(OK, AS_DECLARED)
+
+
+def write_endings(endings: Sequence[Ending]) -> bytes:
+    """Nothing where all went as expected, which is the rule."""
+    if endings.count(AS_EXPECTED) == len(endings):
+        return b""
+    return b"".join(_ENDING.pack(end.status, end.form, len(end.payload)) + end.payload for end in endings)
+
+
+def read_endings(payload: bytes, count: int) -> list[Ending]:
+    """ValueError where it is not what `write_endings` wrote for so many."""
+    if not payload:
+        return [AS_EXPECTED] * count
+    endings: list[Ending] = []
+    position = 0
+    for _ in range(count):
+        if position + _ENDING.size > len(payload):
+            raise ValueError("fewer endings than requests")
+        status, form, size = _ENDING.unpack_from(payload, position)
+        position += _ENDING.size
+        endings.append(Ending(status, form, payload[position : position + size]))
+        position += size
+    if position != len(payload):
+        raise ValueError("more endings than requests")
+    return endings
+
+
+class SaidSources:
+    """The front end's end. `send` takes records for the engine."""
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send = send
+        self._numbers: dict[str, int] = {}  # in the order in which they were given
+
+    def number(self, source: str) -> int:
+        """0 for none; the engine is told of a name that it does not know."""
+        if not source:
+            return 0
+        found = self._numbers.get(source)
+        return self._say(source) if found is None else found
+
+    def _say(self, source: str) -> int:
+        numbers = self._numbers
+        full = len(numbers) >= MAX_SOURCES
+        number = numbers.pop(next(iter(numbers))) if full else len(numbers) + 1
+        numbers[source] = number
+        name = source[:MAX_SOURCE_CHARS].encode(errors="replace")
+        self._send(to_engine(SOURCE, number, name))
+        return number
+
+
+class HeardSources:
+    """The engine's end, which believes nothing."""
+
+    def __init__(self) -> None:
+        self._names = {0: ""}
+
+    def hear(self, number: int, payload: bytes) -> None:
+        try:
+            name = payload.decode()
+        except UnicodeDecodeError:
+            raise ProtocolError("a source that is no text") from None
+        if not 1 <= number <= MAX_SOURCES or not 1 <= len(name) <= MAX_SOURCE_CHARS:
+            raise ProtocolError(f"source {number} of {len(name)} characters")
+        self._names[number] = name
+
+    def name(self, number: int) -> str:
+        found = self._names.get(number)
+        if found is None:
+            raise ProtocolError(f"source {number}, which has no name")
+        return found

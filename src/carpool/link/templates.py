@@ -1,26 +1,134 @@
-"""The front end's templates: what requests have in common is said to the engine once, then only its number.
-
-Clients repeat themselves and parsed heads are cached, so the same objects come back with almost every
-request: the first look goes by their identity. A head that was parsed anew is compared by value.
-"""
+"""Templates: what requests have in common is said once, then only its number. Both ends of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import count
+from mmap import mmap
+from typing import Any, TypeAlias
 
+import numpy as np
 import orjson
 
 from carpool.core.front_load import Outside
+from carpool.errors import CarpoolError
 from carpool.link.door import ModelEntry
-from carpool.link.records import MAX_TEMPLATES, RESET, TEMPLATE, to_engine
-from carpool.memory.places import Place, declared_places, end_of
-from carpool.wire.v2 import RequestHead, TensorHead
+from carpool.link.records import MAX_TEMPLATE_BYTES, MAX_TEMPLATES, RESET, TEMPLATE, ProtocolError, to_engine
+from carpool.memory.layout import ENCODED, FILE_AT, TensorPlace, bind_file, declared_places, end_of
+from carpool.types import DATATYPES, Array, Datatype, RequestedOutput, RequestOptions, Signature
+from carpool.wire.v2 import RequestHead, TensorHead, bind, check_head
+
+_CHECKED = (Datatype.BYTES, Datatype.BOOL)  # not every sequence of bytes is one of these
+
+_identities = count(1)
+
+
+class ServedTemplate:
+    """What the requests of one family have in common. `entry` is None when its model is not served now."""
+
+    def __init__(self, document: Mapping[str, Any], entry: ModelEntry | None, payload: bytes) -> None:
+        self.key: int = document["key"]
+        self.identity = next(_identities)
+        self.payload = payload  # what it was read from, for a process that has to know it too
+        self.entry = entry
+        self.heads = [_read_tensor(listed) for listed in document["inputs"]]
+        self.extent = max((head.offset + head.size for head in self.heads), default=0)
+        self.plain = not any(head.datatype in _CHECKED for head in self.heads)
+        self.arrays = [(head.name, head.shape, head.datatype.dtype, head.offset) for head in self.heads]
+        self.wanted: tuple[str, ...] = tuple(document["wanted"])
+        self.encoded: bool = document["encoded"]
+        self.images = 1
+        self.shape: Hashable = None
+        self.outputs: list[str] = []
+        self.places: list[TensorPlace] | None = None
+        if entry is not None:
+            self._fit(entry.signature)
+
+    def _fit(self, signature: Signature) -> None:
+        """The same check that the front end has made: a batch is no place to find out that it was not."""
+        if self.encoded:
+            self._fit_file(signature)
+            return
+        if len({head.name for head in self.heads}) != len(self.heads):
+            raise ValueError("an input twice")
+        requested = [RequestedOutput(name, binary=True) for name in self.wanted]
+        head = RequestHead("", self.heads, requested, RequestOptions(), True, self.extent)
+        self.images = check_head(head, signature).batch
+        self.shape = _batch_shape(self.heads, signature)
+        self.outputs = list(self.wanted) or [spec.name for spec in signature.outputs]
+        self.places = declared_places(signature, self.wanted, self.images)
+
+    def _fit_file(self, signature: Signature) -> None:
+        vision = self.entry.vision if self.entry is not None else None
+        if vision is None or not vision["encoded"]:
+            raise ValueError("the model takes no files")
+        if [(head.name, head.offset, head.size) for head in self.heads] != [(vision["input"][0], 0, FILE_AT)]:
+            raise ValueError("inputs of a file")
+        self.shape = ENCODED
+        self.outputs = list(self.wanted) or [spec.name for spec in signature.outputs]
+        self.places = declared_places(signature, self.wanted, self.images)
+
+    def bind(self, memory: mmap, offset: int) -> dict[str, Array]:
+        """The inputs where they lie. Raises `InvalidInput` for bytes that are no tensor of that type."""
+        if self.encoded:
+            try:
+                return {self.heads[0].name: bind_file(memory, offset)}
+            except ValueError as error:
+                raise ProtocolError(str(error)) from None
+        if self.plain:
+            inputs: dict[str, Array] = {}
+            for name, shape, dtype, start in self.arrays:
+                inputs[name] = np.ndarray(shape, dtype, memory, offset + start)
+            return inputs
+        view = memoryview(memory)[offset : offset + self.extent]
+        return {tensor.name: tensor.data for tensor in bind(self.heads, view)}
+
+
+def read_template(payload: bytes, entry_of: Callable[[int], ModelEntry | None]) -> ServedTemplate:
+    """Believes nothing: whatever is wrong with it is a `ProtocolError`."""
+    try:
+        if len(payload) > MAX_TEMPLATE_BYTES:
+            raise ValueError("it is too long")
+        document = orjson.loads(payload)
+        _check_options(document)
+        return ServedTemplate(document, entry_of(document["key"]), payload)
+    except (KeyError, TypeError, ValueError, OverflowError, CarpoolError) as error:
+        raise ProtocolError(f"a template that cannot be right: {error}") from error
+
+
+def _check_options(document: Mapping[str, Any]) -> None:
+    if type(document["key"]) is not int:
+        raise ValueError("key")
+    if not all(type(name) is str for name in document["wanted"]):
+        raise ValueError("wanted")
+    if type(document["encoded"]) is not bool:
+        raise ValueError("encoded")
+
+
+def _read_tensor(listed: Sequence[Any]) -> TensorHead:
+    name, datatype, shape, offset, size, framed = listed
+    if any(type(number) is not int or number < 0 for number in (*shape, offset, size)):
+        raise ValueError(f"shape, offset or size of {name!r}")
+    head = TensorHead(name, DATATYPES[datatype], tuple(shape), offset, size, framed=bool(framed))
+    if head.datatype is not Datatype.BYTES and size != math.prod(shape) * head.datatype.size:
+        raise ValueError(f"size of {name!r}")
+    if not framed and head.datatype is Datatype.BYTES and math.prod(shape) != 1:
+        raise ValueError(f"shape of {name!r}")
+    return head
+
+
+def _batch_shape(heads: Sequence[TensorHead], signature: Signature) -> Hashable:
+    """What must be equal to share a batch; None for a model whose requests are all alike."""
+    if not any(spec.optional or -1 in spec.shape for spec in signature.inputs):
+        return None
+    return tuple(sorted((head.name, head.shape[1:] if signature.max_batch else head.shape) for head in heads))
+
 
 _UNKNOWN_OUTPUT_BYTES = 4096  # for a first answer whose size cannot be told
 
 Key: TypeAlias = tuple[int, int, int, bool]
-Found: TypeAlias = tuple["Template", object, object]
+KnownTemplate: TypeAlias = tuple["Template", object, object]
 """With the objects it was found by: while they are kept, their ids are theirs."""
 
 
@@ -42,7 +150,7 @@ class Template:
         self.outside = outside  # what clients of its model wait beyond the engine's account
         self.extent = max((tensor.offset + tensor.size for tensor in heads), default=0)
         wanted = [output.name for output in head.outputs]
-        self.places: list[Place] | None = declared_places(entry.signature, wanted, head.batch)
+        self.places: list[TensorPlace] | None = declared_places(entry.signature, wanted, head.batch)
         self.capacity = _UNKNOWN_OUTPUT_BYTES if self.places is None else end_of(self.places)
 
 
@@ -52,7 +160,7 @@ class Templates:
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
         self._next = 1
-        self._by_identity: dict[Key, Found] = {}
+        self._by_identity: dict[Key, KnownTemplate] = {}
         self._by_value: dict[object, Template] = {}
         self._outside: dict[int, Outside] = {}  # by the model's key: no more than there are templates
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import enum
 import functools
 import json
+import os
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -38,7 +40,7 @@ def read_document(kind: type[T], data: bytes) -> T:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
-        return value.name
+        return value.value if isinstance(value, str) else value.name  # also where any str is declared
     if isinstance(value, _SCALARS):
         return value
     if isinstance(value, Path):
@@ -76,7 +78,7 @@ def _read(kind: Any, value: Any) -> Any:
 
 def _read_class(kind: type, value: Any) -> Any:
     if issubclass(kind, enum.Enum) and type(value) is str:
-        return kind[value]
+        return kind(value) if issubclass(kind, str) else kind[value]
     if issubclass(kind, Path) and type(value) is str:
         return Path(value)
     if kind is BatchCurve and type(value) is dict:
@@ -121,3 +123,22 @@ def _read_many(origin: Any, inner: Sequence[Any], value: Any) -> Any:
 
 def _short(value: object) -> str:
     return repr(value)[:100]
+
+
+@contextmanager
+def as_file(document: object) -> Iterator[int]:
+    """A file with this in it, to be sent along with a message, whatever its length."""
+    fd = os.memfd_create("carpool-document", os.MFD_CLOEXEC)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(write_document(document))
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def from_file(kind: type[T], fd: int) -> T:
+    """Closes it. ValueError where it holds nothing of that kind."""
+    with open(fd, "rb") as file:
+        file.seek(0)
+        return read_document(kind, file.read())

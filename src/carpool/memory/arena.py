@@ -1,6 +1,9 @@
-"""Shared memory for bodies and answers: one memory file per front end, handed out in slots.
+"""Shared memory for bodies and answers: one memory file for each process that owns some, handed out in slots.
 
-The front end allocates and releases; the engine only maps the same file and is told offsets. Slots come in
+Its owner, a front end or the engine, allocates and releases, in one thread; other processes only map the same
+file and are told offsets. They may write what they were given to write until they have said that they are
+done: so a slot is released when its last holder lets go of it, and a holder that has lent it to another
+process lets go when that process has answered, or is dead. Slots come in
 classes of 4, 6, 8, 12, 16, 24 … KiB and go back to the list of their class, the last one released first, so
 that traffic keeps to memory that is already there and warm. Memory that no slot has used yet costs nothing.
 
@@ -59,34 +62,54 @@ def map_memory(fd: int) -> mmap.mmap:
 
 
 def check_fits(arena: Arena, size: int) -> None:
-    """Whoever would wait for this to fit would wait for ever."""
+    """For what could not be allocated: whoever would wait for it to fit might wait for ever."""
     number = _class_of(size)
     if number >= _CLASSES or _SIZES[number] > arena.size:
         raise TooLarge(f"a body of {size} bytes does not fit the {arena.size} bytes there are for all bodies")
 
 
 class ArenaSlot:
-    """A piece of the arena; `capacity` may be more than was asked for, which is the length of `view`."""
+    """One holder of a piece of the arena; `capacity` may be more than what was asked for, which `view` shows.
 
-    __slots__ = ("_arena", "_class", "offset", "view")
+    A request, a twin that waits for the same answer, a cache, the next step of a pipeline: each has an object
+    of its own from `share`, and the piece is free when all of them were released. Of the owner's thread.
+    """
+
+    __slots__ = ("_arena", "_class", "_holders", "capacity", "offset", "view")
 
     def __init__(self, arena: Arena, number: int, offset: int, view: memoryview) -> None:
         self._arena: Arena | None = arena
         self._class = number
+        self._holders: list[int] | None = None  # how many, in common; None: this one alone, as nearly always
+        self.capacity = _SIZES[number]
         self.offset = offset
         self.view = view
 
-    @property
-    def capacity(self) -> int:
-        return _SIZES[self._class]
+    def share(self) -> ArenaSlot:
+        """One more holder of the same bytes: whatever one of them writes, all of them read."""
+        if self._arena is None:
+            raise ValueError("a slot that was released cannot be shared")
+        if self._holders is None:
+            self._holders = [1]
+        self._holders[0] += 1
+        other = ArenaSlot(self._arena, self._class, self.offset, self.view)
+        other._holders = self._holders
+        return other
 
     def release(self) -> None:
-        """Give the memory back. Again is harmless: every allocation is an object of its own."""
+        """Let go of the memory. Again is harmless: every holder is an object of its own."""
         arena = self._arena
         if arena is not None:
             self._arena = None
             self.view = _NOTHING
-            arena.take_back(self._class, self.offset)
+            if self._holders is not None:
+                self._holders[0] -= 1
+                if self._holders[0]:
+                    return
+            arena._free[self._class].append(self.offset)
+            arena.slots_used -= 1
+            arena.bytes_used -= self.capacity
+            arena._releases += 1
 
 
 class Arena:
@@ -106,7 +129,7 @@ class Arena:
 
     def allocate(self, size: int) -> ArenaSlot | None:
         """A slot of at least `size` bytes, or None when there is no room for it now."""
-        number = _class_of(size)
+        number = 0 if size <= _SMALLEST else _class_of(size)
         if number >= _CLASSES:
             return None
         free = self._free[number]
@@ -124,13 +147,6 @@ class Arena:
     def left_with(self, size: int) -> float:
         """How much of it would be free with so many bytes more in use, from 0 to 1."""
         return max(0.0, 1.0 - (self.bytes_used + size) / self.size)
-
-    def take_back(self, number: int, offset: int) -> None:
-        """For `ArenaSlot.release` only."""
-        self._free[number].append(offset)
-        self.slots_used -= 1
-        self.bytes_used -= _SIZES[number]
-        self._releases += 1
 
     def _find(self, number: int) -> tuple[int, int] | None:
         """The class and the offset of a slot when the list of the class is empty."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from carpool.errors import InvalidInput
 from carpool.types import SharedMemory
-from carpool.wire.v2 import Buffer
 
 FOLDER = "/dev/shm"
 
@@ -100,7 +99,7 @@ class OpenRegion:
                 raise self._unusable(owner, f"has shrunk: {done} of {wanted} bytes are there")
             done += count
 
-    def write(self, place: SharedMemory, data: Buffer, owner: str) -> None:
+    def write(self, place: SharedMemory, data: bytes | bytearray | memoryview, owner: str) -> None:
         """Put the bytes at the start of the place, which has room for them. Safe in any thread."""
         view = memoryview(data)
         start, wanted, done = self.region.offset + place.offset, len(view), 0

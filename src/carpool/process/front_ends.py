@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import carpool
-from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access, all_loopback
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_server import HttpServer
@@ -20,24 +19,17 @@ from carpool.link.advice import Advice
 from carpool.observe.columns import CONNECTIONS
 from carpool.observe.counters import Row
 from carpool.observe.prometheus import Exposition, chosen
-from carpool.process.processes import Frontend, FrontendParts
+from carpool.process.children import Frontend, FrontendParts
 from carpool.process.recording import Recording
 
 if TYPE_CHECKING:
     from carpool.frontend.http.app import HttpApp
 
 _COUNT_EVERY_S = 1.0
-
-
-def limits_of(settings: ServerSettings) -> Limits:
-    return Limits(
-        max_header_bytes=settings.max_header_bytes,
-        max_body_bytes=settings.max_body_bytes,
-        max_connections=settings.max_connections,
-        header_timeout_s=settings.header_timeout_s,
-        body_timeout_s=settings.body_timeout_s,
-        idle_timeout_s=settings.idle_timeout_s,
-    )
+_LIMITS = (
+    *("max_header_bytes", "max_body_bytes", "max_connections"),
+    *("header_timeout_s", "body_timeout_s", "idle_timeout_s"),
+)
 
 
 class HttpFrontend:
@@ -66,26 +58,28 @@ class HttpFrontend:
 async def http(parts: FrontendParts) -> Frontend:
     from carpool.frontend.http.app import HttpApp  # those for gRPC run this file too
 
-    unread = Unread()
+    settings = parts.settings
     advice = Advice(parts.gates.read, parts.door.ask)
     parts.door.advise(advice)
-    fair = Fairness(unread, advice.behind)
-    recording = Recording(parts.settings, parts.began)
-    families = chosen(parts.settings.metrics)
+    unread = Unread()
+    # Where the loop is the engine's too, how long requests lie unread says little.
+    fair = Fairness(unread, advice.behind) if parts.apart else Fairness()
+    recording = Recording(settings, parts.began)
+    families = chosen(settings.metrics)
     page = SharedPage(Exposition(parts.table, version=carpool.__version__, families=families).pieces)
     block = parts.table.block(parts.block)
-    access = Access(parts.settings, loopback=all_loopback(parts.sockets["http"]))
+    access = Access(settings, loopback=all_loopback(parts.sockets["http"]))
     app = HttpApp(
         recording.door(parts.door),
         block,
         page,
         table=parts.table,
-        max_body_bytes=parts.settings.max_body_bytes,
-        picture_threads=threads_for(parts.settings.frontends),
+        max_body_bytes=settings.max_body_bytes,
+        picture_threads=threads_for(settings.frontends),
         fair=fair,
         guard=access.guard,
     )
-    limits = limits_of(parts.settings)
+    limits = Limits(**{name: getattr(settings, name) for name in _LIMITS})
     metrics = HttpServer(MetricsApp(page, fair, access.guard), limits)
     servers = {"http": HttpServer(app, limits, unread), "metrics": metrics}
     for name, server in servers.items():
@@ -94,9 +88,7 @@ async def http(parts: FrontendParts) -> Frontend:
 
 
 async def grpc(parts: FrontendParts) -> Frontend:
-    from carpool.frontend.grpc.grpc_server import (
-        GrpcServer,  # those for HTTP run this file too, without grpcio
-    )
+    from carpool.frontend.grpc.grpc_server import GrpcServer  # those for HTTP do without grpcio
 
     parts.door.advise(Advice(parts.gates.read, parts.door.ask))
     recording = Recording(parts.settings, parts.began)

@@ -22,7 +22,7 @@ from carpool.errors import CarpoolError, ConfigError, DeadlineExceeded, Refused,
 from carpool.link.asked_fields import NOBODY, Sender
 from carpool.link.door import Answer, Call, Catalog, Door, ModelEntry, Slot
 from carpool.observe.logs import logger
-from carpool.process.processes import Frontend
+from carpool.process.children import Frontend
 from carpool.wire.v2 import RequestHead
 
 _FLUSH_S = 1.0

@@ -8,16 +8,13 @@ from pathlib import Path
 from carpool.config.server import ServerSettings
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
-from carpool.engine.hosted.runner_client import Runner
-from carpool.engine.memory_registry import MemoryRegistry
-from carpool.engine.model_control import ControlDesk
-from carpool.engine.models.elsewhere import Elsewhere
-from carpool.engine.profile_answers import teach_profiles
+from carpool.engine.engine_questions import ControlDesk, MemoryRegistry, answer_profile_questions
+from carpool.engine.models.loading import ModelHost
+from carpool.engine.runner_client import Runner
 from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
-from carpool.process.log_settings import LogSettings
-from carpool.process.trace_settings import TraceSettings
+from carpool.process.shared_settings import LogSettings, TraceSettings
 
 
 def engine_for(
@@ -25,7 +22,7 @@ def engine_for(
     settings: ServerSettings,
     table: Table,
     block: Block | None = None,
-    elsewhere: Elsewhere | None = None,
+    host: ModelHost | None = None,
 ) -> Engine:
     """With all that the server's settings say about models."""
     return Engine(
@@ -35,17 +32,17 @@ def engine_for(
         block=block,
         cache_dir=settings.cache_dir,
         device_memory_gb=settings.device_memory_gb,
-        elsewhere=elsewhere,
+        host=host,
     )
 
 
-def teach(host: EngineHost, settings: ServerSettings) -> None:
+def add_questions(host: EngineHost, settings: ServerSettings) -> None:
     """What front ends can ask of the engine besides inference and models."""
     host.extra["server_name"] = settings.server_name
     MemoryRegistry(host, allowed=settings.allow_client_shm)
     LogSettings(host, settings.log_level)
     TraceSettings(host, settings.trace_file)
-    teach_profiles(host)
+    answer_profile_questions(host)
 
 
 async def engine(
@@ -65,7 +62,7 @@ async def engine(
     host = EngineHost(served, write_gate, runner)
     runner.stall_changed = served.look_at_instances
     host.listen(lambda catalog: runner.follow_logging(catalog.logging))
-    teach(host, settings)
+    add_questions(host, settings)
 
     def step_taken(model: str, step: str) -> None:
         log.debug("loading", model=model, step=step)

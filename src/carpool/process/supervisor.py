@@ -16,30 +16,80 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from carpool.frontend.http.http_server import check_free, listen
-from carpool.link.child_process import Child
-from carpool.link.control_messages import Message
+from carpool.link.child_process import Child, Message
 from carpool.memory.arena import create_memory, map_memory
 from carpool.memory.gates import GATE_BYTES
-from carpool.memory.pulse import Beats, Pulses, pulse_bytes
+from carpool.memory.pulse import STALE_S, START_S, Beats, Pulses, Watch, pulse_bytes
 from carpool.observe.columns import RESTARTS
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.logs import logger
-from carpool.process.log_settings import apply_log_settings
-from carpool.process.processes import ENGINE_BLOCK, EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED, written
-from carpool.process.watchdog import Watchdog
+from carpool.process.children import ENGINE_BLOCK, EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED, written
+from carpool.process.shared_settings import apply_log_settings
 
-_PROCESSES = "carpool.process.processes"
+_log = logger("supervisor")
+
+
+class Guarded:
+    """One process under watch, from its start to its end."""
+
+    def __init__(self, role: str, child: Child, watch: Watch) -> None:
+        self._role = role
+        self._child = child
+        self._watch = watch
+        self._stalled = False
+        self.up = False  # until then it imports, which may hold its interpreter lock for long
+
+    def look(self, kill_after: float) -> None:
+        still = self._watch.look()
+        if self.up and (still >= STALE_S) != self._stalled:
+            self._stalled = not self._stalled
+            if self._stalled:
+                _log.warning("process-stalled", role=self._role, child=self._child.pid)
+            else:
+                _log.info("process-moves-again", role=self._role, child=self._child.pid)
+        limit = kill_after if self.up else max(kill_after, START_S)
+        if kill_after and still >= limit:
+            _log.error("process-hangs", role=self._role, child=self._child.pid, still_s=round(still, 1))
+            self._child.kill()
+
+
+class Watchdog:
+    """`kill_after` seconds without a sign of life; 0: nobody is killed. `look` is for every `BEAT_S`."""
+
+    def __init__(self, pulses: Pulses, kill_after: float) -> None:
+        self._pulses = pulses
+        self._kill_after = kill_after
+        self._guarded: dict[int, Guarded] = {}
+
+    def begin(self, cell: int, role: str, child: Child) -> None:
+        """This process has just been started and is the only one that counts up this cell."""
+        self._guarded[cell] = Guarded(role, child, Watch(partial(self._pulses.read, cell)))
+
+    def came_up(self, cell: int) -> None:
+        if cell in self._guarded:
+            self._guarded[cell].up = True
+
+    def end(self, cell: int) -> None:
+        """Its process has ended: what it left in its cell says nothing about the next."""
+        self._guarded.pop(cell, None)
+        self._pulses.clear(cell)
+
+    def look(self) -> None:
+        for guarded in list(self._guarded.values()):
+            guarded.look(self._kill_after)
+
+
+_PROCESSES = "carpool.process.children"
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 _STABLE_S = 10.0  # a process that lived so long starts with a clean sheet
 _DIVERT_S = 1.0  # with a longer delay, clients are better sent to another front end
 _FRONTENDS_SHARE = 0.9  # of the time to drain; the rest is the engine's
-
-_log = logger("supervisor")
 
 
 Ready = Callable[[Mapping[str, int], Mapping[str, str], Mapping[str, float]], None]

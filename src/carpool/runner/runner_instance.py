@@ -10,29 +10,29 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from carpool.backends.backend import Backend, BreaksProcess, Gathers, SharesDevice
-from carpool.engine.batch_run import BatchResult, BatchRun
-from carpool.engine.hosted.runner_messages import (
-    ALIVE,
-    CLEAN,
-    DONE,
-    FAMILY,
-    FORGET,
-    FROM_RUNNER,
-    IDENTITY,
-    RUN,
-    SEAT,
-    TO_RUNNER,
-    Ending,
-    write_endings,
-)
+from carpool.engine.batch import BatchResult, BatchRun
 from carpool.errors import CarpoolError, ModelError
 from carpool.link.door import ModelEntry
 from carpool.link.link_failures import write_failure
-from carpool.link.records import MAX_TEMPLATE_BYTES, ProtocolError, RecordReader
-from carpool.link.served_template import ServedTemplate, read_template
+from carpool.link.records import (
+    ALIVE,
+    CLEAN,
+    FROM_RUNNER,
+    MAX_TEMPLATE_BYTES,
+    RAN,
+    RESET,
+    RUN,
+    RUN_PLACE,
+    TEMPLATE,
+    TO_RUNNER,
+    Ending,
+    ProtocolError,
+    RecordReader,
+    write_endings,
+)
+from carpool.link.templates import ServedTemplate, read_template
 from carpool.observe.logs import logger
-from carpool.runner.batch_delivery import Delivery, Placed, Slot
-from carpool.runner.runner_arenas import Arenas, Found, View
+from carpool.runner.runner_memory import Arenas, Delivery, Placed, RequestInMemory, Slot, View
 from carpool.types import Array
 
 _log = logger("runner")
@@ -75,7 +75,7 @@ class RunnerInstance:
         self._arenas = arenas
         self._socket = sock
         self._ended = ended
-        self._families: dict[int, ServedTemplate] = {}
+        self._templates: dict[int, ServedTemplate] = {}
         threading.Thread(target=self._serve, name=f"{entry.name}-instance", daemon=True).start()
 
     def swap(self, backend: Backend) -> None:
@@ -107,11 +107,11 @@ class RunnerInstance:
             time.sleep(_WRITING_S)
 
     def _serve(self) -> None:
-        reader = RecordReader(TO_RUNNER, MAX_TEMPLATE_BYTES + IDENTITY.size)
+        reader = RecordReader(TO_RUNNER, MAX_TEMPLATE_BYTES)
         try:
             while data := self._next():
-                for (kind, _), payload in reader.feed(data):
-                    self._obey(kind, payload)
+                for (kind, _, number), payload in reader.feed(data):
+                    self._obey(kind, number, payload)
         except OSError as error:
             _log.warning("instance-cut-off", model=self._entry.name, error=str(error))
         except Exception:
@@ -132,28 +132,26 @@ class RunnerInstance:
                 """Not yet. The call gave up the interpreter, so that nobody waits for who spins."""
         return self._socket.recv(_READ_BYTES)
 
-    def _obey(self, kind: int, payload: bytes) -> None:
+    def _obey(self, kind: int, number: int, payload: bytes) -> None:
         if kind == RUN:
             if self._next_backend is not None:
                 self._take_next_backend()
             self._run(payload)
-        elif kind == FAMILY:
-            (identity,) = IDENTITY.unpack_from(payload)
-            template = read_template(payload[IDENTITY.size :], lambda _key: self._entry)
-            self._families[identity] = template
-        elif kind == FORGET:
-            self._families.clear()
+        elif kind == TEMPLATE:
+            self._templates[number] = read_template(payload, lambda _key: self._entry)
+        elif kind == RESET:
+            self._templates.clear()
         else:
             raise ProtocolError(f"a record of kind {kind}")
 
     def _run(self, payload: bytes) -> None:
-        riders: list[Found] = []
+        riders: list[RequestInMemory] = []
         slots: list[Slot] = []
         wrong: dict[int, CarpoolError] = {}
-        find, families, view = self._arenas.find, self._families, self._view
-        for index, (arena, family, offset, output, capacity) in enumerate(SEAT.iter_unpack(payload)):
+        find, templates, view = self._arenas.find, self._templates, self._view
+        for index, (arena, number, offset, output, capacity) in enumerate(RUN_PLACE.iter_unpack(payload)):
             try:
-                riders.append(find(arena).find(family, families[family], offset, view))
+                riders.append(find(arena).find(number, templates[number], offset, view))
                 slots.append((output, capacity))
             except CarpoolError as error:
                 wrong[index] = error
@@ -174,7 +172,7 @@ class RunnerInstance:
         payload = write_endings(endings)
         alive = self._backend.alive
         record = FROM_RUNNER.pack(
-            DONE,
+            RAN,
             len(payload),
             timing.batch,
             result.out_of_memory,

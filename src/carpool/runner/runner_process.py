@@ -14,47 +14,115 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
 from carpool.backends.backend import Backend, SharesDevice
 from carpool.backends.torch.device_sharing import limit_device_memory
-from carpool.engine.hosted.imported_packages import imported_packages
-from carpool.engine.hosted.runner_messages import (
-    Asked,
-    Failure,
-    OpenedAs,
-    Opening,
-    Prepared,
-    as_file,
-    from_file,
-)
-from carpool.engine.models.loading import Loading, Ready, Tell
+from carpool.engine.models.loading import Loading, Ready, ReportStep
 from carpool.engine.profile.profile_store import ProfileStore
+from carpool.engine.runner_documents import Failure, LoadOrder, OpenedAs, Opening, Prepared, imported_packages
 from carpool.errors import CarpoolError, ModelError
-from carpool.link.control_messages import Control, Message
+from carpool.link.child_process import Control, Message, belong_to_parent, spare_the_collector, switch_often
 from carpool.link.door import ModelEntry
 from carpool.link.link_failures import write_failure
+from carpool.link.typed_json import as_file, from_file
 from carpool.memory.arena import map_memory
 from carpool.memory.pulse import Beats, Pulses
 from carpool.observe.logs import configure, finish, logger
 from carpool.observe.output import keep_stream
-from carpool.process.interpreter import belong_to_parent, spare_the_collector, switch_often
-from carpool.process.log_settings import apply_log_settings
-from carpool.runner.later_preparation import Later
-from carpool.runner.runner_arenas import Arenas
+from carpool.process.shared_settings import apply_log_settings
 from carpool.runner.runner_instance import RunnerInstance
+from carpool.runner.runner_memory import Arenas
 from carpool.vision.settings import write as write_vision
 
-T = TypeVar("T")
-Work: TypeAlias = Callable[[dict[str, Any], T, Tell], object]
 _log = logger("runner")
+_QUIET_S = 0.5  # without anybody who waits for an instance
+_FIRST_PAUSE_S, _TRIES = 1.0, 4
+
+
+class _Job(NamedTuple):
+    model: str
+    load: Callable[[], Backend]
+    use: Callable[[Backend], None]
+    event: str
+
+
+class Later:
+    """One at a time, in a thread of its own, and only while nobody waits for an instance to be opened: a
+    model that does not answer at all comes before one that answers slowly. What makes an instance whole comes
+    after what makes another one nearly as fast in far less time."""
+
+    def __init__(self) -> None:
+        self._soon: deque[_Job] = deque()
+        self._last: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._opening = 0
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with self._changed:
+            self._opening += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._opening -= 1
+                self._changed.notify_all()
+
+    def add(
+        self, model: str, load: Callable[[], Backend], use: Callable[[Backend], None], *, whole: bool = True
+    ) -> None:
+        job = _Job(model, load, use, "instance-whole" if whole else "instance-captured")
+        with self._changed:
+            (self._last if whole else self._soon).append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="later", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                waited = not self._is_free()
+                self._changed.wait_for(self._is_free)
+            if waited:
+                time.sleep(_QUIET_S)
+            with self._changed:
+                if not self._is_free():
+                    continue
+                job = (self._soon or self._last).popleft()
+            _prepare(job)
+
+    def _is_free(self) -> bool:
+        return bool(self._soon or self._last) and not self._opening
+
+
+def _prepare(job: _Job) -> None:
+    """Where it fails for good, the instance goes on as it is: slower, and right."""
+    began, pause = time.monotonic(), _FIRST_PAUSE_S
+    for tried in range(1, _TRIES + 1):
+        try:
+            job.use(job.load())
+        except Exception as error:
+            _log.warning("instance-not-whole", model=job.model, error=str(error), tries=tried)
+            time.sleep(pause)
+            pause *= 2
+        else:
+            _log.info(job.event, model=job.model, seconds=round(time.monotonic() - began, 3))
+            return
+
+
+T = TypeVar("T")
+Work: TypeAlias = Callable[[dict[str, Any], T, ReportStep], object]
 _SERVED_S, _LOOK_S = 60.0, 0.02
 
 
@@ -87,7 +155,7 @@ class RunnerProcess:
             "arena": self._map,
             "forget": lambda message: self._arenas.forget(message.body["number"]),
             "logging": lambda message: apply_log_settings(message.body["settings"]),
-            "prepare": lambda message: self._work(message, Asked, self._prepare),
+            "prepare": lambda message: self._work(message, LoadOrder, self._prepare),
             "open": lambda message: self._work(message, Opening, self._open),
             "serve": self._serve,
             "drop": self._drop,
@@ -119,7 +187,7 @@ class RunnerProcess:
         ask = message.body["ask"]
 
         def tell(step: str) -> None:
-            self._loop.call_soon_threadsafe(partial(self._control.send, "told", ask=ask, step=step))
+            self._loop.call_soon_threadsafe(partial(self._control.send, "step", ask=ask, step=step))
 
         try:
             word, document = "answer", what(message.body, from_file(kind, message.files[0]), tell)
@@ -134,7 +202,7 @@ class RunnerProcess:
         with as_file(document) as file:
             self._control.send(word, [file], ask=ask)
 
-    def _prepare(self, fields: dict[str, Any], asked: Asked, tell: Tell) -> Prepared:
+    def _prepare(self, fields: dict[str, Any], asked: LoadOrder, tell: ReportStep) -> Prepared:
         loading = Loading(asked.config, asked.version, self._profiles)
         ready = loading.prepare(tell)
         self._loadings[fields["loading"]] = loading
@@ -143,7 +211,7 @@ class RunnerProcess:
         kept = [self._keep(backend, ready, loading) for backend in backends]
         return Prepared(ready, loading.threads, kept, imported_packages())
 
-    def _open(self, fields: dict[str, Any], opening: Opening, tell: Tell) -> OpenedAs:
+    def _open(self, fields: dict[str, Any], opening: Opening, tell: ReportStep) -> OpenedAs:
         config, version, ready = opening.asked.config, opening.asked.version, opening.ready
         loading = self._loadings.get(fields["loading"])
         if loading is None:  # of a process before this one

@@ -72,8 +72,31 @@ def read_head(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Head:
 
 def check(head: Head, size: int, limits: Limits = DEFAULT_LIMITS) -> None:
     """Whether a picture in so many bytes may be decoded; raises."""
-    _check(head, limits)
-    _check_cost(head, size, limits)
+    width, height = head.width, head.height
+    pixels = width * height
+    if width < 1 or height < 1:
+        raise InvalidInput(f"the {head.format} picture says it is {width}×{height} pixels", field=FIELD)
+    if max(width, height) > limits.side:
+        raise TooLarge(f"the picture is {width}×{height} pixels; a side may have {limits.side}", field=FIELD)
+    if max(pixels, head.tile_pixels) > limits.pixels:
+        raise TooLarge(
+            f"the picture is {width}×{height} pixels, more than the {limits.pixels} allowed", field=FIELD
+        )
+    if (head.frames or 1) > limits.frames:
+        raise TooLarge(
+            f"the picture has {head.frames} frames, more than the {limits.frames} allowed", field=FIELD
+        )
+    if pixels > limits.free_pixels + limits.pixels_per_byte * size:
+        raise TooLarge(
+            f"the picture says it has {pixels} pixels in {size} bytes: "
+            f"more than {limits.pixels_per_byte} for each byte are no picture",
+            field=FIELD,
+        )
+    if head.scans > limits.scans or head.scans * pixels > limits.scanned_pixels:
+        most = min(limits.scans, limits.scanned_pixels // pixels)
+        raise TooLarge(
+            f"the progressive JPEG has {head.scans} scans, more than the {most} allowed", field=FIELD
+        )
 
 
 def sniff(data: Buffer) -> str:
@@ -104,38 +127,6 @@ def _known(start: bytes) -> str | None:
     if start.startswith(_TIFFS):
         return "TIFF"
     return "BMP" if start.startswith(b"BM") else None
-
-
-def _check(head: Head, limits: Limits) -> None:
-    width, height = head.width, head.height
-    if width < 1 or height < 1:
-        raise InvalidInput(f"the {head.format} picture says it is {width}×{height} pixels", field=FIELD)
-    if max(width, height) > limits.side:
-        raise TooLarge(f"the picture is {width}×{height} pixels; a side may have {limits.side}", field=FIELD)
-    if max(width * height, head.tile_pixels) > limits.pixels:
-        raise TooLarge(
-            f"the picture is {width}×{height} pixels, more than the {limits.pixels} allowed", field=FIELD
-        )
-    if (head.frames or 1) > limits.frames:
-        raise TooLarge(
-            f"the picture has {head.frames} frames, more than the {limits.frames} allowed", field=FIELD
-        )
-
-
-def _check_cost(head: Head, size: int, limits: Limits) -> None:
-    """What decoding takes, beside what the file took to send."""
-    pixels = head.width * head.height
-    if pixels > limits.free_pixels + limits.pixels_per_byte * size:
-        raise TooLarge(
-            f"the picture says it has {pixels} pixels in {size} bytes: "
-            f"more than {limits.pixels_per_byte} for each byte are no picture",
-            field=FIELD,
-        )
-    if head.scans > limits.scans or head.scans * pixels > limits.scanned_pixels:
-        most = min(limits.scans, limits.scanned_pixels // pixels)
-        raise TooLarge(
-            f"the progressive JPEG has {head.scans} scans, more than the {most} allowed", field=FIELD
-        )
 
 
 # ---- how much a picture, a request and everybody together may have decoded, judged by what heads say

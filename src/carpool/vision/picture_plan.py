@@ -23,7 +23,6 @@ from carpool.vision.plain_jpeg import plain_size
 from carpool.vision.tasks.task import VisionSettings
 from carpool.vision.transforms import Transform
 
-_MOST_SIZES = 1024  # whose geometries are kept
 _FEW_NUMBERS = 2048  # of all outputs: to answer with so many takes less time than to wake a thread
 
 
@@ -40,19 +39,11 @@ class PicturePlan:
         numbers = [math.prod(spec.shape) for spec in settings.outputs]
         self.quick = self.answers.quick and min(numbers) >= 0 and sum(numbers) <= _FEW_NUMBERS
         """Whether an answer need not be made in a thread."""
-        self._geometries: dict[tuple[int, int], Geometry] = {}
 
     def seen_as_file(self, data: Buffer) -> Geometry | None:
         """How the model's device will see this picture, if it can be sent there as it is."""
         size = plain_size(data) if self.encoded else None
-        if size is None:
-            return None
-        found = self._geometries.get(size)
-        if found is None:
-            if len(self._geometries) >= _MOST_SIZES:
-                self._geometries.clear()
-            found = self._geometries[size] = self.transform.geometry(*size)
-        return found
+        return None if size is None else self.transform.geometry(*size)
 
     def prepare(self, data: Buffer, memory: memoryview | bytearray) -> Geometry:
         """Decode a picture, no larger than the input needs, and write it as the model's input. A bad picture

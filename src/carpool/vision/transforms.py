@@ -21,6 +21,8 @@ from carpool.vision.input_form import InputForm, lookup_tables, read_form
 _KERNELS = {"area": cv2.INTER_AREA, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _BY_SIZE = {1: np.uint8, 2: np.uint16, 4: np.int32, 8: np.float64}  # what cv2 moves without a look inside
 
+_MOST_SIZES = 1024  # of pictures, whose places are kept
+
 
 class Transform:
     """Made once per model, called from any thread. `where` names the model in errors about its settings."""
@@ -29,35 +31,41 @@ class Transform:
         self._settings = settings or ImageSettings()
         self._form = read_form(self._settings, spec, where)
         self._tables = _movable(lookup_tables(self._settings, self._form, spec.datatype, where))
-        self._shape, self._dtype = self._form.shape, spec.datatype.dtype
-        self._scratch = threading.local()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
+        self.shape: tuple[int, ...] = self._form.shape
         """Of the input, without the batch; no side is left open."""
-        return self._shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._dtype
+        self.dtype: np.dtype[Any] = spec.datatype.dtype
+        self._scratch = threading.local()
+        self._placed: dict[tuple[int, int], tuple[Placement, Geometry]] = {}
 
     def reduction(self, width: int, height: int) -> int:
         """How many times smaller such a picture may be decoded and still give the same input."""
-        return place(width, height, self._form.size, self._settings).grid
+        return self._place(width, height)[0].grid
 
     def geometry(self, width: int, height: int) -> Geometry:
         """Where such a picture lies in the input."""
-        return place(width, height, self._form.size, self._settings).geometry(width, height, self._form.size)
+        return self._place(width, height)[1]
+
+    def _place(self, width: int, height: int) -> tuple[Placement, Geometry]:
+        """Kept, since cameras repeat their sizes. Two threads may work out the same, and one of them is kept:
+        each writes a whole entry, and what is cleared meanwhile is worked out again."""
+        found = self._placed.get((width, height))
+        if found is None:
+            placement = place(width, height, self._form.size, self._settings)
+            found = placement, placement.geometry(width, height, self._form.size)
+            if len(self._placed) >= _MOST_SIZES:
+                self._placed.clear()
+            self._placed[width, height] = found
+        return found
 
     def prepare(self, decoded: Decoded, out: Array) -> Geometry:
         """Fills `out`, which has the shape and dtype above, and tells where the picture lies in it."""
-        if out.shape != self._shape or out.dtype != self._dtype:
-            raise ValueError(f"the input is {self._dtype} {self._shape}, not {out.dtype} {out.shape}")
-        placement = place(decoded.width, decoded.height, self._form.size, self._settings)
+        if out.shape != self.shape or out.dtype != self.dtype:
+            raise ValueError(f"the input is {self.dtype} {self.shape}, not {out.dtype} {out.shape}")
+        placement, geometry = self._place(decoded.width, decoded.height)
         planes = _planes(out, self._form)
         self._pad(planes, placement)
         self._fill(planes, placement, self._resized(decoded, placement))
-        return placement.geometry(decoded.width, decoded.height, self._form.size)
+        return geometry
 
     def _resized(self, decoded: Decoded, at: Placement) -> Array:
         """The part of the picture that is shown, in its size in the input, in a buffer of this thread."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 
 from carpool.errors import InvalidInput, Unsupported
 from carpool.types import Datatype, RequestedOutput, Signature, TensorSpec
 from carpool.wire.head import DEFAULT_OPTIONS, RequestHead, TensorHead, shorten, wrong
+
+_LOOKED_AT = (Datatype.BYTES, Datatype.BOOL)  # not every sequence of bytes is one of these
+_RAW_HEADS = 256
 
 
 def check_head(head: RequestHead, signature: Signature) -> RequestHead:
@@ -38,7 +42,15 @@ def check_head(head: RequestHead, signature: Signature) -> RequestHead:
             field="parameters.sequence_id",
         )
     head.batch = batch or 1
+    head.plain = _is_plain(head)
     return head
+
+
+def _is_plain(head: RequestHead) -> bool:
+    for tensor in head.inputs:
+        if tensor.data is not None or tensor.shared_memory is not None or tensor.datatype in _LOOKED_AT:
+            return False
+    return all(output.shared_memory is None for output in head.outputs)
 
 
 def check_tail(head: RequestHead, available: int, model: str) -> None:
@@ -61,6 +73,7 @@ def _wrong_tail(head: RequestHead, available: int, model: str) -> InvalidInput:
     return InvalidInput(f"{said}: {counts}", field="body")
 
 
+@lru_cache(maxsize=_RAW_HEADS)
 def raw_head(signature: Signature, size: int) -> RequestHead:
     """The head of a raw binary request: its body is the model's only input, batch 1."""
     if len(signature.inputs) != 1:
@@ -74,7 +87,8 @@ def raw_head(signature: Signature, size: int) -> RequestHead:
     if signature.max_batch:
         shape = (1, *shape)
     tensor = TensorHead(spec.name, spec.datatype, shape, size=size, framed=False)
-    return RequestHead("", (tensor,), (), DEFAULT_OPTIONS, True, size)
+    plain = spec.datatype not in _LOOKED_AT
+    return RequestHead("", (tensor,), (), DEFAULT_OPTIONS, True, size, plain=plain)
 
 
 def _raw_shape(spec: TensorSpec, size: int) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ from carpool.types import Array, Datatype, InferRequest, InferResponse, Requeste
 from carpool.wire.check import check_form
 from carpool.wire.head import Buffer, TensorHead, write_options, write_shared_memory, wrong
 
-_MOST_NAMES = 1024
 _NO_LABELS: Mapping[str, Sequence[str]] = {}
 
 
@@ -53,19 +51,23 @@ def encode_response(
 
     Outputs that are wanted in shared memory must be there already, and in `placed`.
     """
-    if not outputs:
-        outputs = [_whole(tensor.name, binary_output) for tensor in response.outputs]
-    produced = {tensor.name: tensor for tensor in response.outputs}
     listed: list[dict[str, Any]] = []
     tail: list[Buffer] = []
+    if not outputs:
+        for tensor in response.outputs:
+            if not binary_output:
+                check_form(RequestedOutput(tensor.name), tensor.datatype)
+            listed.append(_list_tensor(tensor, binary_output, "output", tail))
+    produced = {tensor.name: tensor for tensor in response.outputs} if outputs else {}
     for output in outputs:
-        tensor = produced.get(output.name)
-        if tensor is None:
+        if output.name not in produced:
             raise ModelError(f"the model gave no output '{output.name}'", field=f"output '{output.name}'")
         if output.shared_memory is not None:
             listed.append(_list_placed(output.name, placed.get(output.name)))
             continue
-        tensor = as_requested(output, tensor, labels.get(output.name, ()), batched=batched)
+        tensor = produced[output.name]
+        if output.classification or not output.binary:
+            tensor = as_requested(output, tensor, labels.get(output.name, ()), batched=batched)
         listed.append(_list_tensor(tensor, output.binary, "output", tail))
     document: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:
@@ -74,12 +76,6 @@ def encode_response(
         document["parameters"] = response.parameters
     document["outputs"] = listed
     return _join(document, tail)
-
-
-@lru_cache(maxsize=_MOST_NAMES)
-def _whole(name: str, binary: bool) -> RequestedOutput:
-    """What is meant where nothing was said."""
-    return RequestedOutput(name, binary)
 
 
 def as_requested(

@@ -52,6 +52,7 @@ class RequestHead:
     tail_size: int
     batch: int = 1  # right once the head was checked against a model
     encoded: bool = False  # the tail is a picture's file behind its length; only within the server
+    plain: bool = False  # once checked: any bytes of the right size are good, and nobody need look at them
 
 
 def parse_head(json: Buffer, model: str = "") -> RequestHead:

@@ -77,7 +77,7 @@ def read_head(json: Buffer, signature: Signature) -> RequestHead:
     head = _read_cached(b"{" + json[found.end() :], signature)
     own = head.id or str(found[1], "ascii")
     options, binary, tail = head.options, head.binary_output, head.tail_size
-    return RequestHead(own, head.inputs, head.outputs, options, binary, tail, head.batch)
+    return RequestHead(own, head.inputs, head.outputs, options, binary, tail, head.batch, plain=head.plain)
 
 
 @lru_cache(maxsize=_CACHED_HEADS)

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 from carpool.frontend.grpc.answers import BATCH, FINAL, TIMES
-from carpool.frontend.grpc.asking import COMPRESSION
+from carpool.frontend.grpc.grpc_infer import COMPRESSION, MOST_UNANSWERED
 from carpool.frontend.grpc.statuses import STATUSES
-from carpool.frontend.grpc.stream import MOST_UNANSWERED
 from carpool.link.asked_fields import DEADLINE, SOURCE
 from frontend.grpc.front_end import front_end
 

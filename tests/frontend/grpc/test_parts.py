@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from carpool.errors import InvalidInput
-from carpool.frontend.grpc.parts import Parts, parse_whole, take_apart
+from carpool.frontend.grpc.infer_messages import Parts, parse_whole, take_apart
 
 texts = st.text(max_size=20)
 

@@ -11,7 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from carpool.errors import Refused
-from carpool.frontend.grpc.stream import MOST_UNANSWERED
+from carpool.frontend.grpc.grpc_infer import MOST_UNANSWERED
 from frontend.grpc.front_end import (
     SERVICE,
     SUM,

@@ -11,7 +11,7 @@ import pytest
 
 from carpool.core.constants import CONSTANTS
 from carpool.errors import CarpoolError, Refused
-from carpool.frontend.http import fairness, image_handlers
+from carpool.frontend.http import docs_page, fairness
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.shared_page import SharedPage
@@ -242,13 +242,13 @@ def test_a_page_that_cannot_be_written_is_answered_and_tried_again() -> None:
 
 def test_openapi_is_written_once_for_a_catalogue(front: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
-    made = image_handlers.openapi
+    made = docs_page.openapi
 
     def counted(catalog: Catalog, *, with_keys: bool) -> dict[str, Any]:
         written.append(1)
         return made(catalog, with_keys=with_keys)
 
-    monkeypatch.setattr(image_handlers, "openapi", counted)
+    monkeypatch.setattr(docs_page, "openapi", counted)
     with front.connect() as client:
         pages = {client.get("/openapi.json").body for _ in range(5)}
         assert client.get("/docs").status == 200

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carpool.errors import InvalidInput
-from carpool.frontend.http.image_body import read_layout
-from carpool.frontend.http.image_head import read_accept, read_query
+from carpool.frontend.http.image_reading import read_accept, read_layout, read_query
 
 
 @pytest.mark.parametrize(

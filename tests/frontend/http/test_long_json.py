@@ -11,7 +11,7 @@ import pytest
 from carpool.errors import InvalidInput
 from carpool.frontend.http import long_json
 from carpool.frontend.http.long_json import LONG, LongJson
-from carpool.frontend.http.packing import prepare
+from carpool.frontend.packing import prepare
 from carpool.types import Datatype, Signature, TensorSpec
 
 ANY = Signature("free", (TensorSpec("x", Datatype.FP32, (-1,)),), (TensorSpec("y", Datatype.FP32, (1,)),), 8)

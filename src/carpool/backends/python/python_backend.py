@@ -32,11 +32,12 @@ from typing import Any, cast
 
 from carpool.backends.backend import Backend, Placement, aborted
 from carpool.backends.python.declarations import read_declarations
-from carpool.backends.python.worker_channel import Channel, Region
+from carpool.backends.python.worker_channel import Channel
 from carpool.config.model import ModelConfig, ModelSignature, TensorConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.rules import complete
 from carpool.errors import ModelError
+from carpool.memory.batch_region import BatchRegion
 from carpool.types import Array
 
 # ---- the process of one Python model, seen from the server: started, watched, ended
@@ -62,8 +63,8 @@ class WorkerProcess:
     """
 
     def __init__(self, threads: int | None) -> None:
-        self.inputs = Region.create("carpool-inputs")
-        self.outputs = Region.create("carpool-outputs")
+        self.inputs = BatchRegion.create("carpool-inputs")
+        self.outputs = BatchRegion.create("carpool-outputs")
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         fds = (theirs.fileno(), self.inputs.fd, self.outputs.fd, lifeline)

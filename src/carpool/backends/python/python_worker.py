@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from carpool.backends.python.user_model import UserModel, explain
-from carpool.backends.python.worker_channel import Channel, Region
+from carpool.backends.python.worker_channel import Channel
+from carpool.memory.batch_region import BatchRegion
 
 
 def main(arguments: list[str]) -> int:
@@ -23,7 +24,7 @@ def main(arguments: list[str]) -> int:
     tie_to_server(lifeline)
     channel = Channel(socket.socket(fileno=control))
     try:
-        return Worker(channel, Region(inputs), Region(outputs)).serve()
+        return Worker(channel, BatchRegion(inputs), BatchRegion(outputs)).serve()
     except (EOFError, OSError):  # the server closed the instance, or is gone
         return 0
 
@@ -42,7 +43,7 @@ def tie_to_server(lifeline: int) -> None:
 
 
 class Worker:
-    def __init__(self, channel: Channel, inputs: Region, outputs: Region) -> None:
+    def __init__(self, channel: Channel, inputs: BatchRegion, outputs: BatchRegion) -> None:
         self._channel = channel
         self._inputs = inputs
         self._outputs = outputs

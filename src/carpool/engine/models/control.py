@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,68 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import Fingerprint, ModelVersion, find_places
 from carpool.engine.models.candidate import Candidate, Override, as_known, fingerprint_of, read_candidate
 from carpool.engine.models.fleet import Fleet
-from carpool.engine.models.model_state import KeptConfig, ModelState
-from carpool.engine.models.served import Served
+from carpool.engine.models.served import Served, State
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
-from carpool.link.model_index import IndexLine
+from carpool.link.door import UNLOADED, IndexEntry
 from carpool.observe.logs import logger
+
+_MOST_UNLOADED = 16
+_WHOLE = 0  # among the versions: the model as such
+
+
+@dataclass(frozen=True, slots=True)
+class KeptConfig:
+    """Settings that a request to load brought. As in Triton they hold for later loads that bring none, until
+    the files in the model's folder change."""
+
+    config: str
+    files: Fingerprint
+
+
+@dataclass(slots=True, eq=False)
+class ModelState:
+    name: str
+    places: tuple[Path, ...] = ()  # where it was found; none for one that came with a request, or is gone
+    serving: dict[int, Served] = field(default_factory=dict)  # by version
+    loading: Collection[int] = ()
+    tried: Fingerprint | None = None  # what the last load, good or bad, began with
+    kept: KeptConfig | None = None  # settings that came with a request
+    missed: int = 0  # looks in a row at which it was not found
+    _failed: dict[int, str] = field(default_factory=dict)
+    _unloaded: set[int] = field(default_factory=set)
+
+    def failed(self, reason: str, versions: Collection[int] = ()) -> None:
+        """The last load; what served before goes on."""
+        self._failed = dict.fromkeys(versions or (_WHOLE,), reason)
+
+    def now_serves(self, serving: dict[int, Served]) -> None:
+        self._failed = {}
+        self._unloaded |= self.serving.keys() - serving.keys()
+        self._unloaded -= serving.keys()
+        self._unloaded = set(sorted(self._unloaded)[-_MOST_UNLOADED:])
+        self.serving = serving
+
+    def lines(self, leaving: Collection[int]) -> list[IndexEntry]:
+        """One for each version; `leaving` are those that still have riders."""
+        versions = {*self.serving, *self.loading, *leaving, *self._failed, *self._unloaded} - {_WHOLE}
+        lines = [self._line(version, version in leaving) for version in sorted(versions)]
+        if lines:
+            return lines
+        whole = self._failed.get(_WHOLE)
+        return [IndexEntry(self.name, "", State.UNAVAILABLE.value, whole) if whole else IndexEntry(self.name)]
+
+    def _line(self, version: int, leaving: bool) -> IndexEntry:
+        reason = self._failed.get(version) or self._failed.get(_WHOLE) or ""
+        if version in self.serving:
+            state = State.READY
+        elif version in self.loading:
+            state, reason = State.LOADING, ""
+        elif leaving:
+            state, reason = State.UNLOADING, ""
+        else:
+            state, reason = State.UNAVAILABLE, reason or UNLOADED
+        return IndexEntry(self.name, str(version), state.value, reason)
+
 
 log = logger("engine")
 
@@ -46,7 +103,7 @@ class ModelControl:
 
     # ---- what is there ----------------------------------------------------------------------------------
 
-    def index(self) -> list[IndexLine]:
+    def index(self) -> list[IndexEntry]:
         leaving: dict[str, list[int]] = {}
         for served in self._fleet.leaving.values():
             leaving.setdefault(served.name, []).append(int(served.version))

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 
-from carpool.config.model import ModelConfig
+from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.engine.models.devices import Devices
-from carpool.engine.models.elsewhere import Elsewhere
+from carpool.engine.models.candidate import Upload
+from carpool.engine.models.loading import ModelHost
+from carpool.engine.models.placing import Devices
 from carpool.engine.models.served import Served
-from carpool.engine.models.uploads import Upload
 from carpool.engine.profile.profile_store import ProfileStore
+from carpool.engine.route import Direct
+from carpool.engine.work import Route
 from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
 
@@ -37,23 +39,21 @@ class Fleet:
         table: Table,
         block: Block,
         profiles: ProfileStore | None = None,
-        elsewhere: Elsewhere | None = None,
+        host: ModelHost | None = None,
     ) -> None:
         self._table = table
         self._block = block
         self._profiles = profiles
         self._devices = Devices()
-        self._elsewhere = elsewhere
+        self._host = host
         self.offered: dict[int, Served] = {}  # by key, a number that is never used again
         self.leaving: dict[int, Served] = {}
+        self.routes: dict[int, Route] = {}  # of both
         self.changed: Callable[[], None] = lambda: None
         self.seen: Callable[[], Awaitable[None]] = _at_once
         self._loading: set[Served] = set()
         self._keys = 0
         self._retiring: set[asyncio.Task[None]] = set()
-
-    def find(self, key: int) -> Served | None:
-        return self.offered.get(key) or self.leaving.get(key)
 
     def build(
         self, config: ModelConfig, version: ModelVersion, identity: object, upload: Upload | None
@@ -71,7 +71,7 @@ class Fleet:
             upload=upload,
             profiles=self._profiles,
             devices=self._devices,
-            elsewhere=self._elsewhere,
+            host=self._host,
         )
         served.changed = lambda: self.changed()
         if upload is not None:
@@ -101,6 +101,7 @@ class Fleet:
             served.offer()
             self._keys += 1
             self.offered[self._keys] = served
+            self.routes[self._keys] = Direct(served.driver, eager=served.config.mode is Mode.EAGER)
         self.changed()
 
     def _inherit(self, served: Served, going: Iterable[Served]) -> None:
@@ -112,7 +113,7 @@ class Fleet:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.seen(), _SEEN_WITHIN_S)
         await served.retire()
-        del self.leaving[key]
+        del self.leaving[key], self.routes[key]
         self._forget(served)
         log.info("model-unloaded", model=served.name, version=served.version)
         self.changed()
@@ -134,6 +135,7 @@ class Fleet:
         everything = list(self.leaving.values())
         await asyncio.gather(*(served.unload(timeout) for served in everything))
         self.leaving.clear()
+        self.routes.clear()
         for served in everything:
             self._forget(served)
         self.changed()

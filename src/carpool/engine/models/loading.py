@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from carpool import backends
 from carpool.backends.backend import Backend, Finish, OnDevice
@@ -15,27 +17,107 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, promised_batch
 from carpool.core.policy import Promise
-from carpool.engine.inputs import signature_of
-from carpool.engine.models.device_pictures import SAMPLE_TOLD, filling, sample_picture
-from carpool.engine.models.elsewhere import RunsElsewhere
-from carpool.engine.models.labels import read_labels
-from carpool.engine.models.picture_settings import settle
+from carpool.engine.batch import BatchResult, Executes
+from carpool.engine.models.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
 from carpool.engine.models.placing import choose_on_cpu, choose_on_gpus, instance_count, places
-from carpool.engine.profile.keepable import keepable
-from carpool.engine.profile.layout import Chosen, Layout
+from carpool.engine.profile.instance_layout import Chosen, Layout
 from carpool.engine.profile.measuring import FOR_DEVICES, FOR_SERVING, Effort, Measured, Measuring, sizes
-from carpool.engine.profile.model_profile import Profile, best_piece, choices
+from carpool.engine.profile.model_profile import Profile, best_piece, choices, keepable
 from carpool.engine.profile.profile_store import Key, ProfileStore, profile_key
+from carpool.engine.work import signature_of
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
 from carpool.types import Signature
-from carpool.vision.settings import VisionSettings
+from carpool.vision.input_form import lookup_tables, read_form
+from carpool.vision.settings import VisionSettings, describe
+
+
+class InstanceEvents(Protocol):
+    """Who is told what became of batches, on the loop's thread: the driver."""
+
+    def ended(self, executor: Executes, result: BatchResult) -> None: ...
+
+    def lost(self, executor: Executes) -> None: ...
+
+
+@runtime_checkable
+class HostedBackend(Protocol):
+    """An instance in another process, before it has a driver and after."""
+
+    def serve(self, piece: int, hearer: InstanceEvents) -> Executes:
+        """From here on it takes batches, and runs one that is larger than `piece` in pieces."""
+
+    def close(self) -> None:
+        """Free it; from any thread."""
+
+
+class Loads(Protocol):
+    """Loads one version: all of its instances, and later one that replaces a lost one. Not for the loop."""
+
+    def prepare(self, tell: ReportStep) -> Ready: ...
+
+    def backend(self, config: ModelConfig, index: int, count: int) -> Backend | HostedBackend: ...
+
+
+class ModelHost(Protocol):
+    """Keeps the process."""
+
+    def loading(self, config: ModelConfig, version: ModelVersion) -> Loads | None:
+        """None for a model that runs in the engine's own process."""
+
 
 log = logger("engine")
 
+_LARGEST_FILE = 4 << 20
+
+
+def read_labels(config: ModelConfig) -> Mapping[str, Sequence[str]]:
+    """Class names by output: the output's own file, else the model's, which is for its first output."""
+    labels: dict[str, Sequence[str]] = {}
+    for index, output in enumerate(config.outputs):
+        name = output.labels or (config.labels if index == 0 else None)
+        if name is None:
+            continue
+        folder = config.path if config.path.is_dir() else config.path.parent
+        lines = _lines(folder, name)
+        if lines is None:
+            log.warning("labels-not-found", model=config.name, file=name)
+        else:
+            labels[output.name] = lines
+    return labels
+
+
+def _lines(folder: Path, name: str) -> list[str] | None:
+    file = (folder / name).resolve()
+    if not file.is_relative_to(folder.resolve()) or not file.is_file():
+        return None
+    with file.open(encoding="utf-8", errors="replace") as text:
+        return text.read(_LARGEST_FILE).splitlines()
+
+
+Settled = tuple[ModelConfig, Signature, VisionSettings | None, Finish | None]
+
+
+def settle(config: ModelConfig, signature: Signature, labels: Mapping[str, Sequence[str]]) -> Settled:
+    """With the output that its device adds, if it does. Raises what its settings say and it cannot be."""
+    vision, notes = describe(config, signature, labels)
+    try:
+        if vision is not None:
+            form = read_form(vision.image, vision.input, config.name)
+            lookup_tables(vision.image, form, vision.input.datatype, config.name)
+            vision = divided(config, signature, vision)
+    except ConfigError as error:
+        if config.task is not None or config.image is not None:
+            raise
+        vision, notes = None, [f"it has no image route: {error.message}"]  # nobody asked for one
+    for note in notes:
+        log.info("pictures", model=config.name, note=note)
+    return with_boxes(config, signature, vision)
+
+
 _STILL_TRUE = 1.3  # times in a kept profile may be off by this factor, for machines are never quite quiet
 
-Tell = Callable[[str], None]
+ReportStep = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -45,7 +127,7 @@ class Ready:
     config: ModelConfig
     signature: Signature
     curve: BatchCurve
-    backends: Sequence[Backend | RunsElsewhere]
+    backends: Sequence[Backend | HostedBackend]
     labels: Mapping[str, Sequence[str]]  # by output
     vision: VisionSettings | None  # how it answers pictures, if it does
     profile: Profile
@@ -76,7 +158,7 @@ class Loading:
         self._finish: Finish | None = None
         self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
 
-    def prepare(self, tell: Tell) -> Ready:
+    def prepare(self, tell: ReportStep) -> Ready:
         config, signature, labels = self._settle()
         vision = self._vision
         if config.fake is not None:
@@ -114,7 +196,7 @@ class Loading:
         config: ModelConfig,
         index: int,
         count: int,
-        tell: Tell = lambda _: None,
+        tell: ReportStep = lambda _: None,
         *,
         hurry: bool = False,
         plain: bool = False,
@@ -137,7 +219,7 @@ class Loading:
 
     # ---- instances --------------------------------------------------------------------------------------
 
-    def open(self, config: ModelConfig, layout: Layout, tell: Tell = lambda _: None) -> list[Backend]:
+    def open(self, config: ModelConfig, layout: Layout, tell: ReportStep = lambda _: None) -> list[Backend]:
         self._threads = layout.threads
         self._place(config)
         opened: list[Backend] = []
@@ -155,7 +237,7 @@ class Loading:
         devices = backends.devices(config)
         self._gpus = places(config, devices) if devices else ()
 
-    def choose(self, config: ModelConfig, signature: Signature, tell: Tell) -> Chosen:
+    def choose(self, config: ModelConfig, signature: Signature, tell: ReportStep) -> Chosen:
         """Instances and threads: as the settings say, else as trying them says."""
         self._place(config)
         if self._gpus:
@@ -172,7 +254,7 @@ class Loading:
         return choose_on_cpu(config, _cores(), signature, lambda it: self.open(config, it), tell, self._now)
 
     def _fake(
-        self, config: ModelConfig, signature: Signature, tell: Tell
+        self, config: ModelConfig, signature: Signature, tell: ReportStep
     ) -> tuple[list[Backend], Profile, BatchCurve]:
         """Its curve is known: nobody need wait for it."""
         assert config.fake is not None
@@ -192,7 +274,7 @@ class Loading:
             return None
 
     def _reuse(
-        self, config: ModelConfig, signature: Signature, kept: Profile, tell: Tell
+        self, config: ModelConfig, signature: Signature, kept: Profile, tell: ReportStep
     ) -> tuple[list[Backend], Profile, BatchCurve] | None:
         """With the instances it was measured with, if a few runs still take what it says."""
         largest = max(1, signature.max_batch)
@@ -219,7 +301,7 @@ class Loading:
         return opened, kept.after_check(said), curve
 
     def _measure(
-        self, config: ModelConfig, signature: Signature, tell: Tell
+        self, config: ModelConfig, signature: Signature, tell: ReportStep
     ) -> tuple[list[Backend], Profile, BatchCurve]:
         chosen = self.choose(config, signature, tell)
         self._threads = chosen.layout.threads
@@ -250,7 +332,7 @@ class Loading:
         )
 
     def _look(
-        self, config: ModelConfig, opened: Sequence[Backend], signature: Signature, tell: Tell
+        self, config: ModelConfig, opened: Sequence[Backend], signature: Signature, tell: ReportStep
     ) -> Measured:
         measuring = self._measuring(opened, signature, FOR_DEVICES if self._gpus else FOR_SERVING)
         wanted = config.pytorch.buckets or sizes(max(1, signature.max_batch))

@@ -19,16 +19,14 @@ from carpool.core.job import Reason
 from carpool.core.numerals import numeral
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.engine.batch_run import BatchResult
+from carpool.engine.batch import BatchResult, Executes, Executor
 from carpool.engine.driver import Driver
-from carpool.engine.executor import Executes, Executor
-from carpool.engine.models.devices import Devices
-from carpool.engine.models.elsewhere import Elsewhere, Loads, RunsElsewhere
-from carpool.engine.models.loading import Loading, Ready
-from carpool.engine.models.uploads import Upload
+from carpool.engine.models.candidate import Upload
+from carpool.engine.models.loading import HostedBackend, Loading, Loads, ModelHost, Ready
+from carpool.engine.models.placing import Devices
+from carpool.engine.profile.measuring import RecentBatches
 from carpool.engine.profile.model_profile import Profile
 from carpool.engine.profile.profile_store import ProfileStore
-from carpool.engine.profile.recent import RecentBatches
 from carpool.errors import CarpoolError, Unavailable
 from carpool.observe import columns
 from carpool.observe.counters import Row, Slot
@@ -44,6 +42,7 @@ _LAST_RETRY_S = 30.0
 _PATIENCE_S = 10.0  # for so long requests without a promise wait for an instance that is being replaced
 _TIMES_AS_LONG, _SHORTEST_TIMEOUT_S = 100.0, 10.0  # as its largest batch: then a batch is given up
 _LOOK_S = 0.25  # between two looks at processes that have nothing to do
+_ADVISE_FROM = 0.1  # of the promise spent waiting: below that no newcomer is refused, or only by the engine
 _CLOSE_S = 10.0  # for an idle instance to give back what it has
 
 P = ParamSpec("P")
@@ -72,7 +71,7 @@ class Served:
         upload: Upload | None = None,
         profiles: ProfileStore | None = None,
         devices: Devices | None = None,
-        elsewhere: Elsewhere | None = None,
+        host: ModelHost | None = None,
     ) -> None:
         self.name = config.name
         self.version = str(version.number)
@@ -88,14 +87,16 @@ class Served:
         self.promises = False
         self.profile: Profile | None = None  # as it was loaded; what is believed now is the scheduler's
         self.choices: Sequence[str] = ()  # what was chosen for it and why, in words
-        self.gate: Callable[[Scheduler, float], None] = lambda _scheduler, _now: None
+        self.gate: Callable[[Scheduler, float], bool] = lambda _scheduler, _now: False
         self.changed: Callable[[], None] = lambda: None  # told when it becomes able or unable to run anything
         self._was_able = True
+        self._pending = -1  # as it was shown last
+        self._refusing = False  # the gate's last advice
         self.slot = slot  # where its counters are
         self.row = row
         self._server_row = server_row
-        there = None if elsewhere is None else elsewhere.loading(config, version)
-        self.elsewhere = there is not None  # it runs in another process
+        there = None if host is None else host.loading(config, version)
+        self.hosted = there is not None  # it runs in another process
         self._loading: Loads = there or Loading(config, version, profiles)
         self._devices = devices or Devices()
         self._leave_devices: Callable[[], None] = lambda: None
@@ -162,8 +163,8 @@ class Served:
         if kind_of(ready.config.backend).process == "worker":
             self._look_at_idle()
 
-    def _executor(self, backend: Backend | RunsElsewhere) -> Executes:
-        if isinstance(backend, RunsElsewhere):
+    def _executor(self, backend: Backend | HostedBackend) -> Executes:
+        if isinstance(backend, HostedBackend):
             return backend.serve(self._piece, self.driver)
         largest = max(1, self.signature.max_batch)
         return Executor(backend, self.signature, largest, self._piece, self.driver.report)
@@ -186,8 +187,8 @@ class Served:
             output_s=timing.output,
             ended_ms=time() * 1e3,
         )
-        nanoseconds = (round(part * 1e9) for part in (timing.input, timing.infer, timing.output))
-        self.batches.add(batch.images, *nanoseconds)
+        input_ns, infer_ns = round(timing.input * 1e9), round(timing.infer * 1e9)
+        self.batches.add(batch.images, input_ns, infer_ns, round(timing.output * 1e9))
         if result.clean:
             self.recent.add(batch.images, result.seconds, monotonic())
 
@@ -207,10 +208,16 @@ class Served:
     def turned(self, scheduler: Scheduler, now: float) -> None:
         if self.state is not State.READY:
             return  # its successor writes to the same row
-        self.row.set(columns.PENDING, scheduler.lanes.requests)
+        pending = scheduler.lanes.requests
+        if pending != self._pending:
+            self._pending = pending
+            self.row.set(columns.PENDING, pending)
         if self.promises:
-            self.row.set(columns.SATURATION, scheduler.saturation(now))
-            self.gate(scheduler, now)
+            saturation = scheduler.saturation(now)
+            self.row.set(columns.SATURATION, saturation)
+            # Who would run nearly at once is not refused: it is left to say that nobody is any more.
+            if saturation > _ADVISE_FROM or self._refusing:
+                self._refusing = self.gate(scheduler, now)
 
     def refused_elsewhere(self, requests: int, reason: Reason, source: str) -> None:
         """Front ends said no on our advice: their traffic counts all the same, and they need it fresh."""

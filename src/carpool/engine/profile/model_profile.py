@@ -4,13 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil, floor, log10
 from typing import Any
 
+from carpool.config.model import ModelConfig
 from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.numerals import numeral
-from carpool.engine.profile.keepable import LEAST
-from carpool.engine.profile.layout import Layout
+from carpool.core.policy import Promise
+from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
+from carpool.errors import ConfigError
+
+LEAST = 2.2
+"""Times a single image: who arrives just after another began waits for that one, and a little is lost."""
+
+
+def keepable(config: ModelConfig, curve: BatchCurve) -> tuple[ModelConfig, str]:
+    """The settings to serve with, and in words what became of the promise. Raises where it cannot be kept."""
+    policy = config.policy
+    if not isinstance(policy, Promise):
+        return config, ""
+    alone, slo = curve.times[1], policy.slo
+    if config.slo_may_grow and slo < LEAST * alone:
+        grown = _rounded_up(LEAST * alone)
+        takes = f"one image takes {numeral(alone * 1e3)} ms here"
+        said = f"Promised: {numeral(grown * 1e3)} ms instead of {numeral(slo * 1e3)}, since {takes}."
+        return replace(config, policy=replace(policy, slo=grown)), said
+    if alone > slo:
+        raise ConfigError(
+            f"{config.name}: one image takes {numeral(alone * 1e3)} ms here, so slo_ms = {slo * 1e3:g} "
+            f"cannot be kept; promise at least {numeral(LEAST * alone * 1e3)} ms"
+        )
+    return config, ""
+
+
+def _rounded_up(seconds: float) -> float:
+    """To two digits: a promise is a number that people say."""
+    step = 10.0 ** (floor(log10(seconds)) - 1)
+    return ceil(seconds / step) * step
+
 
 _WORTH_IT = 0.85  # a piece must be this much cheaper per image before large batches are run in pieces
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from carpool.errors import ModelError
-from carpool.frontend.server_timing import Times
+from carpool.frontend.call import Times
 from carpool.link.door import ModelEntry
 from carpool.types import RequestedOutput, Tensor
 from carpool.wire.codec import check_array, to_binary

@@ -15,12 +15,10 @@ from carpool.errors import CarpoolError, InvalidInput, NotFound, without_stack
 from carpool.frontend.access.guard import API_KEY, AUTHORIZATION, Guard, check_model, presented, tell_change
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.access.route_rules import Kind, rule_of
-from carpool.frontend.grpc.asking import Metadata
 from carpool.frontend.grpc.grpc_calls import CALLS, Call
+from carpool.frontend.grpc.grpc_infer import Metadata, Stream, UnaryInfer
 from carpool.frontend.grpc.grpc_service import Service, log, too_many_messages
 from carpool.frontend.grpc.statuses import refuse
-from carpool.frontend.grpc.stream import Stream
-from carpool.frontend.grpc.unary import UnaryInfer
 from carpool.wire.proto import message_class
 
 SERVICE = "inference.GRPCInferenceService"

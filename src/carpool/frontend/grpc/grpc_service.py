@@ -1,22 +1,17 @@
-"""What all calls of the gRPC front end share: the door, the counters, and what is under way."""
+"""What all calls of the gRPC front end share, besides what every front end has: what is under way."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from carpool.errors import CarpoolError, Unavailable
-from carpool.frontend.client_memory import ClientMemory
-from carpool.frontend.grpc.grpc_families import Families
-from carpool.frontend.http.packing import AT_ONCE
-from carpool.frontend.model_lookup import look_up
-from carpool.frontend.model_rows import ModelRows
-from carpool.frontend.pictures.picture_service import PictureService
-from carpool.frontend.tracing import Tracer
-from carpool.link.door import Door, ModelEntry
+from carpool.frontend.front_service import FrontService
+from carpool.frontend.grpc.infer_messages import Families
+from carpool.frontend.packing import AT_ONCE
+from carpool.link.door import Door
 from carpool.memory.spare_memory import SpareMemory
 from carpool.observe.counters import Block
 from carpool.observe.logs import logger
@@ -28,22 +23,13 @@ log = logger("grpc")
 MOST_BYTES_IN_FLIGHT = 512 << 20
 """Of messages whose calls are under way: more are refused, those that are known by then before they come."""
 
-_THREADS = 2  # few, so that long messages leave cores to the rest
 
-
-class Service:
-    """One per front end, used in its loop's thread only. `with` it, every call is counted while it lasts."""
+class Service(FrontService):
+    """`with` it, every call is counted while it lasts."""
 
     def __init__(self, door: Door, block: Block, max_body_bytes: int, picture_threads: int = 1) -> None:
-        self.door = door
-        self.server_row = block.server
-        self.row = ModelRows(door, block).row
-        self.max_body_bytes = max_body_bytes
+        super().__init__("grpc", door, block, max_body_bytes, picture_threads)
         self.families = Families()
-        self.memory = ClientMemory(door, max_body_bytes)
-        self.tracer = Tracer(door)
-        self.pictures = PictureService(door, self.row, self.tracer, picture_threads)
-        self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grpc")
         self._spare_memory = SpareMemory(self.threads)
         self.stopping = asyncio.Event()
         self.idle = asyncio.Event()
@@ -55,10 +41,6 @@ class Service:
     def ready(self) -> bool:
         catalog = self.door.catalog
         return self.door.serving and catalog.ready and catalog.able and not self.stopping.is_set()
-
-    def look_up(self, name: str, version: str = "") -> ModelEntry:
-        """The version asked for or the newest; raises `NotFound`, or `Unavailable` when it may come."""
-        return look_up(self.door, name, version)
 
     async def aside(self, size: int, function: Callable[..., T], *arguments: object) -> T:
         """Work on so many bytes: in a thread, if everybody else would have to wait for it."""
@@ -93,8 +75,7 @@ class Service:
 
     def close(self) -> None:
         self._spare_memory.close()
-        self.threads.shutdown(wait=False, cancel_futures=True)
-        self.pictures.close()
+        super().close()
 
 
 def too_many_messages() -> Unavailable:

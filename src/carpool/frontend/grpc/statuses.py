@@ -23,8 +23,8 @@ from carpool.errors import (
     Unsupported,
     without_stack,
 )
+from carpool.frontend.call import Times
 from carpool.frontend.retry import retry_after
-from carpool.frontend.server_timing import Times
 
 Code = grpc.StatusCode
 

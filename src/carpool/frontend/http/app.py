@@ -8,20 +8,13 @@ from typing import TypeAlias, cast
 from carpool.errors import CarpoolError
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.route_rules import Rule, rule_of
-from carpool.frontend.http import (
-    console_handlers,
-    control_handlers,
-    document_handlers,
-    image_handlers,
-    memory_handlers,
-    setting_handlers,
-)
+from carpool.frontend.http import console_handlers, control_handlers, docs_page, document_handlers
 from carpool.frontend.http.document_handlers import Handler, Start, Starter, missing, per_request
 from carpool.frontend.http.exchange import BodyPlan, Exchange
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_service import Service
 from carpool.frontend.http.image_route import TASK_ROUTES, start_predict, start_task
-from carpool.frontend.http.infer import start_infer
+from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
 from carpool.frontend.http.parsing import RequestHead
 from carpool.frontend.http.responses import Fault
@@ -50,8 +43,8 @@ ROUTES: tuple[Route[Starter], ...] = (
     _get("/", console_handlers.front_page),
     _get("/console/live", console_handlers.console_live),
     _get("/console/{file}", console_handlers.console_file),
-    _get("/openapi.json", image_handlers.describe),
-    _get("/docs", image_handlers.read),
+    _get("/openapi.json", docs_page.describe),
+    _get("/docs", docs_page.read),
     _get("/health", document_handlers.health),
     _get("/metrics", document_handlers.metrics),
     _get("/v2", document_handlers.server_metadata),
@@ -67,16 +60,16 @@ ROUTES: tuple[Route[Starter], ...] = (
     _post("/v2/repository/{repository}/index", missing("naming one of several repositories is")),
     _post("/v2/repository[/{repository}]/models/{model}/load", control_handlers.load),
     _post("/v2/repository[/{repository}]/models/{model}/unload", control_handlers.unload),
-    _get("/v2/systemsharedmemory[/region/{region}]/status", memory_handlers.system_status),
-    _post("/v2/systemsharedmemory/region/{region}/register", memory_handlers.register_system),
-    _post("/v2/systemsharedmemory[/region/{region}]/unregister", memory_handlers.unregister_system),
-    _get("/v2/cudasharedmemory[/region/{region}]/status", memory_handlers.cuda_status),
-    _post("/v2/cudasharedmemory/region/{region}/register", memory_handlers.register_cuda),
-    _post("/v2/cudasharedmemory[/region/{region}]/unregister", memory_handlers.unregister_cuda),
-    _get("/v2[/models/{model}]/trace/setting", setting_handlers.trace_settings),
-    _post("/v2[/models/{model}]/trace/setting", setting_handlers.update_trace_settings),
-    _get("/v2/logging", setting_handlers.log_settings),
-    _post("/v2/logging", setting_handlers.update_log_settings),
+    _get("/v2/systemsharedmemory[/region/{region}]/status", control_handlers.system_status),
+    _post("/v2/systemsharedmemory/region/{region}/register", control_handlers.register_system),
+    _post("/v2/systemsharedmemory[/region/{region}]/unregister", control_handlers.unregister_system),
+    _get("/v2/cudasharedmemory[/region/{region}]/status", control_handlers.cuda_status),
+    _post("/v2/cudasharedmemory/region/{region}/register", control_handlers.register_cuda),
+    _post("/v2/cudasharedmemory[/region/{region}]/unregister", control_handlers.unregister_cuda),
+    _get("/v2[/models/{model}]/trace/setting", control_handlers.trace_settings),
+    _post("/v2[/models/{model}]/trace/setting", control_handlers.update_trace_settings),
+    _get("/v2/logging", control_handlers.log_settings),
+    _post("/v2/logging", control_handlers.update_log_settings),
     _post(f"{_MODEL}/generate", _GENERATE),
     _post(f"{_MODEL}/generate_stream", _GENERATE),
 )

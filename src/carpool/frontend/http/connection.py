@@ -17,12 +17,11 @@ import asyncio
 from time import monotonic
 from typing import cast
 
-from carpool.frontend.http.answering import BODY, CLOSED, HEAD, LINGER, WAITING, Answering
+from carpool.frontend.http.answering import BODY, CLOSED, HEAD, LINGER, WAITING, Answering, peer_of
 from carpool.frontend.http.body import skip_received, too_large
 from carpool.frontend.http.delivery import deliver
-from carpool.frontend.http.exchange import BodyPlan, Exchange
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
 from carpool.frontend.http.limits import KIB, MIB
-from carpool.frontend.http.outgoing import peer_of
 from carpool.frontend.http.parsing import HeadFinder, RequestHead
 from carpool.frontend.http.responses import CONTINUE, Fault, bad_request
 from carpool.frontend.http.shared import BODY_READ, Shared
@@ -382,4 +381,10 @@ class Connection(Answering):
 
     def _deliver(self, plan: BodyPlan, now: float, exchange: Exchange) -> None:
         body = self._intake.finish()
-        deliver(plan, body, now, exchange, self._shared, self._failed)
+        try:
+            if isinstance(plan, Receive):
+                plan.done(now)
+            elif isinstance(plan, Collect):
+                deliver(plan, body, now, exchange, self._shared, self._failed)
+        except Exception as error:
+            self._failed(error)

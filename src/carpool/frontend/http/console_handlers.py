@@ -8,7 +8,7 @@ from carpool.frontend.http.compression import choose_encoding
 from carpool.frontend.http.document_handlers import Variables
 from carpool.frontend.http.exchange import Exchange
 from carpool.frontend.http.http_service import Service
-from carpool.frontend.http.image_head import read_query
+from carpool.frontend.http.image_reading import read_query
 from carpool.frontend.http.responses import JSON_FIELDS
 from carpool.frontend.http.site import answer_asset, site
 from carpool.frontend.live_document import with_profile

@@ -1,4 +1,4 @@
-"""Loading and unloading models by request."""
+"""Routes for what the engine holds and every front end follows: models, clients' memory, settings."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from carpool.config.rules import nearest, shown
-from carpool.errors import CarpoolError, InvalidInput, Unsupported
-from carpool.frontend.http.document_handlers import Variables
+from carpool.errors import CarpoolError, InvalidInput, NotFound, Unsupported
+from carpool.frontend.access.keys import told
+from carpool.frontend.documents import region_status
+from carpool.frontend.http.document_handlers import Variables, with_json
 from carpool.frontend.http.exchange import Collect, Exchange
 from carpool.frontend.http.http_refusals import answer_error
-from carpool.frontend.http.http_service import Service
-from carpool.wire.head import load_object
+from carpool.frontend.http.http_service import Service, answer_document
+from carpool.wire.head import load_object, shorten
 
 Arguments: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 _FILE = "file:"
 _TO_LOAD = ("config",)
 _TO_UNLOAD = ("unload_dependents",)
+_REGION_FIELDS = ("key", "offset", "byte_size")
+
+
+# ── loading and unloading models ──
 
 
 def load(service: Service, exchange: Exchange, variables: Variables) -> Collect:
@@ -84,3 +90,69 @@ def _check_names(parameters: Mapping[str, Any], known: tuple[str, ...]) -> None:
             raise InvalidInput(
                 f"unknown parameter {shown(name)}; {nearest(name, known)}", field=f"parameters.{name[:64]}"
             )
+
+
+# ── clients' shared memory: the catalogue has what is registered ──
+
+
+def system_status(service: Service, exchange: Exchange, variables: Variables) -> None:
+    answer_document(exchange, region_status(service.door.catalog, variables.get("region", "")))
+
+
+def register_system(service: Service, exchange: Exchange, variables: Variables) -> Collect:
+    def register(asked: dict[str, Any]) -> None:
+        given = {key: asked[key] for key in _REGION_FIELDS if key in asked}
+        question = service.door.ask("register-memory", {"name": variables["region"], **given})
+        service.answer_later(exchange, question)
+
+    return with_json(exchange, register)
+
+
+def unregister_system(service: Service, exchange: Exchange, variables: Variables) -> None:
+    name = variables.get("region", "")
+    service.answer_later(exchange, service.door.ask("unregister-memory", {"name": name}))
+
+
+def cuda_status(_service: Service, exchange: Exchange, variables: Variables) -> None:
+    if "region" in variables:
+        raise NotFound(
+            f"Unable to find cuda shared memory region: {shorten(variables['region'])}; there are none here"
+        )
+    answer_document(exchange, [])
+
+
+def register_cuda(_service: Service, _exchange: Exchange, _variables: Variables) -> None:
+    raise Unsupported("CUDA shared memory is not offered")
+
+
+def unregister_cuda(_service: Service, exchange: Exchange, _variables: Variables) -> None:
+    """Clients unregister everything before they begin: there is nothing, and that is no error."""
+    answer_document(exchange, {})
+
+
+# ── trace and log settings ──
+
+
+def log_settings(service: Service, exchange: Exchange, _variables: Variables) -> None:
+    service.answer_later(exchange, service.door.ask("log-settings", {"settings": {}}))
+
+
+def update_log_settings(service: Service, exchange: Exchange, _variables: Variables) -> Collect:
+    def update(asked: dict[str, Any]) -> None:
+        arguments = {"settings": asked, **told(exchange.who)}
+        service.answer_later(exchange, service.door.ask("log-settings", arguments))
+
+    return with_json(exchange, update)
+
+
+def trace_settings(service: Service, exchange: Exchange, variables: Variables) -> None:
+    _trace(service, exchange, variables, {})
+
+
+def update_trace_settings(service: Service, exchange: Exchange, variables: Variables) -> Collect:
+    return with_json(exchange, lambda asked: _trace(service, exchange, variables, asked))
+
+
+def _trace(service: Service, exchange: Exchange, variables: Variables, asked: dict[str, Any]) -> None:
+    model = variables.get("model", "")
+    service.answer_later(exchange, service.door.ask("trace-settings", {"model": model, "settings": asked}))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from carpool.errors import without_stack
 from carpool.frontend.http.compression import Inflater, body_encoding
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.frontend.http.exchange import Collect, Exchange
 from carpool.frontend.http.responses import Fault
 
 if TYPE_CHECKING:
@@ -18,21 +18,9 @@ Failed = Callable[[Exception], None]
 
 
 def deliver(
-    plan: BodyPlan, body: bytearray, received_at: float, exchange: Exchange, shared: Shared, failed: Failed
-) -> None:
-    """Tell the app that its request is here; what goes wrong is told to `failed`."""
-    try:
-        if isinstance(plan, Receive):
-            plan.done(received_at)
-        elif isinstance(plan, Collect):
-            _deliver_collected(plan, body, received_at, exchange, shared, failed)
-    except Exception as error:
-        failed(error)
-
-
-def _deliver_collected(
     plan: Collect, body: bytearray, received_at: float, exchange: Exchange, shared: Shared, failed: Failed
 ) -> None:
+    """Tell the app that its request is here. Raises what goes wrong, or tells it later to `failed`."""
     field = exchange.head.headers.get(b"content-encoding")
     encoding = body_encoding(field) if plan.inflate and body else None
     if encoding is None:

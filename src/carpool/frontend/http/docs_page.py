@@ -1,4 +1,6 @@
-"""`/docs`: the OpenAPI document as a page to read, made here, without scripts or other hosts."""
+"""What describes the picture routes: the OpenAPI document for programs, and `/docs`, the same as a page to
+read, made here, without scripts or other hosts.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,25 @@ import html
 import json
 import re
 from collections.abc import Iterable
+from functools import partial
 from importlib import resources
 from typing import Any
+
+import orjson
+
+from carpool.frontend.http.document_handlers import Variables
+from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.http_service import Service
+from carpool.frontend.http.openapi import openapi
+from carpool.frontend.http.responses import JSON_FIELDS
+from carpool.link.door import Catalog
 
 Document = dict[str, Any]
 
 _CODE = re.compile(r"`([^`]*)`")
 _STYLE = (resources.files("carpool.frontend.http") / "docs_page.css").read_text()
 _STYLE_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-FIELDS = (
+_PAGE_FIELDS = (
     "content-type: text/html; charset=utf-8\r\n"
     f"content-security-policy: default-src 'none'; style-src 'sha256-{_STYLE_DIGEST}'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'\r\n"
@@ -24,6 +36,28 @@ FIELDS = (
     "referrer-policy: no-referrer\r\n"
     "cache-control: no-cache\r\n"
 ).encode()
+
+
+def _for_programs(catalog: Catalog, *, with_keys: bool) -> bytes:
+    return orjson.dumps(openapi(catalog, with_keys=with_keys))
+
+
+def _for_people(catalog: Catalog, *, with_keys: bool) -> bytes:
+    return docs_page(openapi(catalog, with_keys=with_keys))
+
+
+_PROGRAMS = {with_keys: partial(_for_programs, with_keys=with_keys) for with_keys in (False, True)}
+_PEOPLE = {with_keys: partial(_for_people, with_keys=with_keys) for with_keys in (False, True)}
+
+
+def describe(service: Service, exchange: Exchange, _variables: Variables) -> None:
+    page = service.pages.read(service.door.catalog, _PROGRAMS[service.asks_for_keys])
+    exchange.respond(200, JSON_FIELDS, page)
+
+
+def read(service: Service, exchange: Exchange, _variables: Variables) -> None:
+    page = service.pages.read(service.door.catalog, _PEOPLE[service.asks_for_keys])
+    exchange.respond(200, _PAGE_FIELDS, page)
 
 
 def docs_page(document: Document) -> bytes:

@@ -116,7 +116,7 @@ class Exchange:
         connection = self._connection
         if connection is None:
             return False
-        rendered = render_fields(fields)
+        rendered = fields if isinstance(fields, bytes) else render_fields(fields)
         self._connection = None
         self.on_disconnect = None
         connection.answer(status, rendered, body)

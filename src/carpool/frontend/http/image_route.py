@@ -1,48 +1,70 @@
-"""The picture routes: which model answers, and what one head asks of it, worked out once."""
+"""The picture routes: what one head asks for, worked out once; the pictures of a request, each of them a call
+of its own; and the one answer when the last of them is done.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from time import monotonic
+from typing import NamedTuple, cast
 
-from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
+from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, Unavailable, without_stack
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
-from carpool.frontend.http.body_slots import first_slot
+from carpool.frontend.call import ClientCall, Times, stopping
+from carpool.frontend.http.compressing import WORTH_COMPRESSING, answer_compressed
 from carpool.frontend.http.document_handlers import Start, Starter
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.frontend.http.http_refusals import status_of
 from carpool.frontend.http.http_service import Service
-from carpool.frontend.http.image_head import read_image_head
-from carpool.frontend.http.image_request import ImageRequest
-from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
+from carpool.frontend.http.infer_route import TIMING
+from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.http.responses import JSON_FIELDS
 from carpool.frontend.model_lookup import not_serving
+from carpool.frontend.packing import AT_ONCE
 from carpool.frontend.pictures.picture_models import PictureModel, task_of
-from carpool.link.door import Catalog, ModelEntry
-from carpool.memory.slot_files import FILE_AT
+from carpool.frontend.pictures.sent_pictures import RoutePicture
+from carpool.link.asked_fields import LATEST
+from carpool.link.door import Answer, Catalog, ModelEntry, Slot
+from carpool.memory.layout import FILE_AT, write_length
+from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row, count_failure
+from carpool.vision.formats import MOST_PIXELS_AT_ONCE, Buffer, pixels_of_request
+from carpool.vision.geometry import Geometry
 from carpool.vision.options import Options
 from carpool.vision.tasks import kinds, options_of, read_options
 from carpool.vision.tasks.task import cannot_draw
+from carpool.wire.v2 import Placed, encode_error
 
 TASK_ROUTES: Mapping[str, str] = {name: kind.route for name, kind in kinds().items() if kind.route}
+
+_AT_ONCE_UNDER_WAY = 16
+"""Pictures of one request: enough to fill batches, and no client takes all the slots."""
+
+_LEFT = asyncio.CancelledError("the client left")
+_JSON_ANSWER = JSON_FIELDS + b"Vary: Accept\r\n" + TIMING
+_DRAWN_ANSWER = b"Content-Type: image/%b\r\nVary: Accept\r\n" + TIMING
 
 
 def start_task(task: str) -> Starter:
     """For a route that names what is wanted, and leaves it open who does it."""
 
-    def starter(service: Service, head: RequestHead, _variables: Mapping[str, str]) -> Start:
+    def starter(service: Service, head: HttpHead, _variables: Mapping[str, str]) -> Start:
         return ImageRoute(service, head, task).begin
 
     return starter
 
 
-def start_predict(service: Service, head: RequestHead, variables: Mapping[str, str]) -> Start:
+def start_predict(service: Service, head: HttpHead, variables: Mapping[str, str]) -> Start:
     return ImageRoute(service, head, None, variables["model"]).begin
 
 
-class Target(NamedTuple):
+class ImageTarget(NamedTuple):
     """What serves a request, where it is counted, and what the query asks of it."""
 
     entry: ModelEntry
@@ -54,13 +76,13 @@ class Target(NamedTuple):
 class ImageRoute:
     """Requests with one head."""
 
-    def __init__(self, service: Service, head: RequestHead, task: str | None, model: str = "") -> None:
+    def __init__(self, service: Service, head: HttpHead, task: str | None, model: str = "") -> None:
         self.service = service
         self.asked = read_image_head(head)
         self._task = task
         self._who = head.who
         self._catalog: Catalog | None = None
-        self._target: Target | None = None
+        self._target: ImageTarget | None = None
         if model and self.asked.model:
             raise InvalidInput("the path names the model already", field="model")
         self._model = model or self.asked.model
@@ -70,7 +92,7 @@ class ImageRoute:
     def begin(self, exchange: Exchange) -> BodyPlan:
         """Refuse before the body what can be refused, else gather it."""
         service = self.service
-        target: Target | None = None
+        target: ImageTarget | None = None
         try:
             if not service.door.serving:
                 raise not_serving()
@@ -91,7 +113,7 @@ class ImageRoute:
             service.door.turned_away(target.entry, refusal, exchange.head_at, source=source)
         return None
 
-    def _plan(self, exchange: Exchange, target: Target) -> BodyPlan:
+    def _plan(self, exchange: Exchange, target: ImageTarget) -> BodyPlan:
         """A picture that the device may decode comes straight into a slot."""
         service = self.service
         request = ImageRequest(self, exchange, target)
@@ -99,11 +121,11 @@ class ImageRoute:
         if target.model.encoded and self.asked.in_place and size <= service.max_body_bytes:
             with contextlib.suppress(Unavailable):
                 # see `Intake` for what the byte is good for
-                request.slot = first_slot(service.door, exchange, FILE_AT + size + 1)
-                return Receive(request.slot.view[FILE_AT:], request.received_in_slot, request.more)
+                request.slot = slot = service.first_slot(FILE_AT + size + 1, exchange.make_room)
+                return Receive(slot.view[FILE_AT:], request.received_in_slot, request.more)
         return Collect(service.max_body_bytes, request.received)
 
-    def current(self) -> Target:
+    def current(self) -> ImageTarget:
         """What serves these requests now: a change of the catalogue holds from the next look on."""
         catalog = self.service.door.catalog
         if catalog is not self._catalog or self._target is None:
@@ -114,7 +136,7 @@ class ImageRoute:
             options = read_options(self.asked.options, model.task)
             if self.asked.wants_drawn and "overlay" not in options_of(model.task):
                 raise cannot_draw(f"what {entry.name} answers")
-            self._target = Target(entry, self.service.row(entry), model, options)
+            self._target = ImageTarget(entry, self.service.row(entry), model, options)
             self._catalog = catalog
         return self._target
 
@@ -132,7 +154,7 @@ class ImageRoute:
         return entry
 
     def read_options(
-        self, target: Target, fields: Mapping[str, str], *, several: bool
+        self, target: ImageTarget, fields: Mapping[str, str], *, several: bool
     ) -> tuple[Options, str | None]:
         """With those that stand in a form; and the format of the drawn answer, if one is wanted."""
         options = target.options
@@ -165,3 +187,267 @@ def in_order(catalog: Catalog) -> Iterable[ModelEntry]:
     """The newest version of each model, in the order in which they were configured."""
     names_in_order = dict.fromkeys(line.name for line in catalog.index)
     return [catalog.newest[name] for name in names_in_order if name in catalog.newest]
+
+
+class Outcome(NamedTuple):
+    """How a picture ended: an answer as bytes, or an error."""
+
+    body: bytes
+    error: CarpoolError | None
+    times: Times
+
+
+class ImageCall(ClientCall):
+    """One picture of a request, which hears how it ended, unless the client has left."""
+
+    __slots__ = ("_number", "_picture", "_pixels", "_request")
+
+    _picture: RoutePicture
+
+    def __init__(self, request: ImageRequest, number: int, pixels: int) -> None:
+        super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)
+        self.entry, self.row, _, _ = request.target
+        self.unread = request.exchange.unread
+        self._request = request
+        self._number = number
+        self._pixels = pixels
+
+    def start(self, data: Buffer, slot: Slot | None = None, as_file: Geometry | None = None) -> None:
+        """Or with a slot that holds the picture's file, and how the device will see it."""
+        request = self._request
+        try:
+            self._slot = slot
+            self._picture = picture = RoutePicture(
+                request.target.model, data, request.options, request.drawn, self._pixels, as_file
+            )
+            self._offer_pictures(picture, slot)
+        except CarpoolError as error:
+            self._fail(error)
+
+    def _write(self, answer: Answer, _placed: Mapping[str, Placed]) -> None:
+        if self._picture.drawn is not None:
+            answer.outside = None  # who wants a drawing waits for that: it says nothing of the others
+        self._request.ended(self._number, Outcome(self._picture.body, None, self._times(answer.timing)))
+
+    def _write_error(self, error: CarpoolError, times: Times | None) -> None:
+        self._request.ended(self._number, Outcome(b"", without_stack(error), times or Times()))
+
+
+class ImageRequest:
+    """One request: its body, its pictures and its answer."""
+
+    __slots__ = (
+        *("_held", "_outcomes", "_pixels", "_pixels_held", "_several", "_starting", "_under_way", "_waiting"),
+        *("arrived", "deadline", "drawn", "exchange", "options", "route", "service", "slot", "target"),
+    )
+
+    options: Options
+    drawn: str | None  # the format of the picture to answer with, instead of JSON
+
+    def __init__(self, route: ImageRoute, exchange: Exchange, target: ImageTarget) -> None:
+        self.route = route
+        self.service = route.service
+        self.exchange = exchange
+        self.target = target
+        self.arrived = 0.0
+        self.deadline = exchange.head_at + route.asked.budget
+        self.slot: Slot | None = None  # the body comes into it
+        self._held = 0
+        self._pixels: Sequence[int] = (0,)  # of each picture, as its head says
+        self._pixels_held = 0
+        self._several = False
+        self._outcomes: list[Outcome | None] = []
+        self._under_way: dict[int, ImageCall] = {}
+        self._waiting: deque[tuple[int, Buffer]] = deque()
+        self._starting = False
+        exchange.on_disconnect = self._left
+
+    # ── the body ──
+
+    def received(self, body: bytes | bytearray, at: float) -> None:
+        self.arrived = at
+        service, layout = self.service, self.route.asked.layout
+        service.server_row.add(BYTES_RECEIVED, self.exchange.head.content_length or len(body))
+        try:
+            self.target = self.route.current()  # what serves may have changed while the body came
+            if not service.pictures.hold(len(body)):
+                raise _too_many()
+            self._held = len(body)
+            if layout.kind == "raw":
+                self._begin(Sent((body,)))
+                return
+            if len(body) <= AT_ONCE:
+                self._begin(read_pictures(body, layout))
+                return
+        except CarpoolError as error:
+            self._fail(error)
+            return
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(service.threads, read_pictures, body, layout)
+        work.add_done_callback(self._read)
+
+    def more(self, received: int) -> memoryview | None:
+        """The slot is full, and the picture is longer."""
+        slot, self.slot = self.slot, None
+        exchange = self.exchange
+        assert slot is not None
+        size = FILE_AT + (exchange.head.content_length or 0) + 1
+        try:
+            self.slot = self.service.larger_slot(slot, FILE_AT + received, size, exchange.make_room)
+        except CarpoolError as error:
+            self.arrived = exchange.head_at
+            self._fail(error)
+            return None
+        return self.slot.view[FILE_AT:]
+
+    def received_in_slot(self, at: float) -> None:
+        """The body is in the slot. If the device cannot take it from there, it goes the way of all others."""
+        slot, size = self.slot, self.exchange.head.content_length or 0
+        assert slot is not None
+        self.arrived = at
+        picture = slot.view[FILE_AT : FILE_AT + size]
+        try:
+            target = self.target = self.route.current()
+            geometry = target.model.seen_as_file(picture)
+            self.options, self.drawn = self.route.read_options(target, {}, several=False)
+        except CarpoolError as error:
+            self._fail(error)
+            return
+        if geometry is None or self.drawn is not None:
+            body = bytes(picture)
+            self._let_go()
+            self.received(body, at)
+            return
+        self.service.server_row.add(BYTES_RECEIVED, size)
+        write_length(slot.view, size)
+        self._outcomes = [None]
+        self.slot = None
+        self._under_way[0] = call = ImageCall(self, 0, 0)
+        call.start(b"", slot, geometry)
+
+    def _read(self, work: asyncio.Future[Sent]) -> None:
+        """A long body was taken apart in a thread."""
+        error = stopping() if work.cancelled() else work.exception()
+        if not self.exchange.pending:
+            self._let_go()
+            return
+        try:
+            if error is not None:
+                raise error
+            self._begin(work.result())
+        except CarpoolError as known:
+            self._fail(known)
+        except Exception as unknown:
+            self.service.log.exception("request-failed", path=self.exchange.head.path)
+            self._fail(CarpoolError(f"the server failed on this request: {type(unknown).__name__}"))
+            without_stack(unknown)
+
+    # ── the pictures ──
+
+    def _begin(self, sent: Sent) -> None:
+        pictures, several = sent.pictures, sent.several
+        if several and self.route.asked.sender.latest:
+            raise InvalidInput(f"with {LATEST} send one picture at a time", field=LATEST)
+        self.options, self.drawn = self.route.read_options(self.target, sent.fields, several=several)
+        self._several = several
+        self._pixels = pixels_of_request(pictures)
+        if not self.service.pictures.hold_pixels(sum(self._pixels)):
+            raise _too_many()
+        self._pixels_held = sum(self._pixels)
+        self._outcomes = [None] * len(pictures)
+        self._waiting.extend(enumerate(pictures))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Start what may be under way; answer when nothing is any more."""
+        self._starting = True
+        while self._waiting and (not self._under_way or self._may_start(self._waiting[0][0])):
+            number, data = self._waiting.popleft()
+            self._under_way[number] = call = ImageCall(self, number, self._pixels[number])
+            call.start(data)
+        self._starting = False
+        if not self._under_way:
+            self._answer()
+
+    def _may_start(self, number: int) -> bool:
+        """Large ones come one after the other, so that pictures of other requests are decoded in between."""
+        under_way = sum(self._pixels[other] for other in self._under_way)
+        fits = under_way + self._pixels[number] <= MOST_PIXELS_AT_ONCE
+        return fits and len(self._under_way) < _AT_ONCE_UNDER_WAY
+
+    def ended(self, number: int, outcome: Outcome) -> None:
+        del self._under_way[number]
+        self._outcomes[number] = outcome
+        if self._waiting and not self._starting:
+            self._go_on()
+        elif not self._under_way and not self._starting:
+            self._answer()
+
+    # ── the answer ──
+
+    def _answer(self) -> None:
+        self._let_go()
+        outcomes = cast("list[Outcome]", self._outcomes)  # all of them are there now
+        slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=_time_taken)
+        if self._several:
+            listed = [_listed(outcome) for outcome in outcomes]
+            self._send(_JSON_ANSWER % slowest.times, b'{"results":[%b]}' % b",".join(listed))
+        elif slowest.error is not None:
+            self._tell(slowest.error, TIMING % slowest.times)
+        elif self.drawn is None:
+            self._send(_JSON_ANSWER % slowest.times, slowest.body)
+        else:
+            fields = _DRAWN_ANSWER % (self.drawn.encode(), *slowest.times)
+            self._send(fields, slowest.body, compressible=False)
+
+    def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
+        service, encoding = self.service, self.route.asked.encoding
+        if compressible and encoding is not None and len(body) >= WORTH_COMPRESSING:
+            answer_compressed(service, self.exchange, fields, body, encoding)
+            return
+        service.server_row.add(BYTES_SENT, len(body))
+        self.exchange.respond(200, fields, body)
+
+    def _tell(self, error: CarpoolError, more_fields: bytes = b"") -> None:
+        source = self.route.asked.sender.source
+        self.service.fair.tell(self.exchange, error, self.target.entry, source, more_fields)
+
+    def _fail(self, error: CarpoolError) -> None:
+        """Before there was any picture."""
+        self._let_go()
+        count_failure(self.target.row, error, monotonic() - self.arrived)
+        self._tell(error)
+
+    def _left(self) -> None:
+        """No answer is wanted any more."""
+        begun = list(self._under_way.values())
+        self._waiting.clear()
+        self._under_way.clear()
+        for call in begun:
+            call.leave()
+        self._let_go()
+        if not begun:
+            count_failure(self.target.row, _LEFT, 0.0)
+
+    def _let_go(self) -> None:
+        slot, self.slot = self.slot, None
+        if slot is not None:
+            slot.release()
+        held, self._held = self._held, 0
+        pixels, self._pixels_held = self._pixels_held, 0
+        self.service.pictures.let_go(held, pixels)
+
+
+def _too_many() -> Refused:
+    return Refused("too many pictures are under way", reason="queue-full", retry_after_s=1.0)
+
+
+def _time_taken(outcome: Outcome) -> float:
+    return sum(outcome.times[:4])
+
+
+def _listed(outcome: Outcome) -> bytes:
+    """An answer, or an error with the status that it would have had alone."""
+    if outcome.error is None:
+        return outcome.body
+    return encode_error(outcome.error)[:-1] + b',"status":%d}' % status_of(outcome.error)

@@ -18,8 +18,8 @@ from typing import Any
 
 import carpool.errors
 from carpool.errors import CarpoolError, Unavailable
-from carpool.frontend.http.packing import prepare
-from carpool.process.interpreter import belong_to_parent
+from carpool.frontend.packing import prepare
+from carpool.link.child_process import belong_to_parent
 from carpool.types import Signature
 from carpool.wire.v2 import Buffer, RequestHead
 

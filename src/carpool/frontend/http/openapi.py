@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from carpool import __version__
-from carpool.frontend.http.image_body import MAX_PICTURES
+from carpool.frontend.http.image_reading import MAX_PICTURES
 from carpool.frontend.http.image_route import TASK_ROUTES, in_order
 from carpool.frontend.pictures.picture_models import task_of
 from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE

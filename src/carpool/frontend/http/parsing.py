@@ -44,6 +44,7 @@ class RequestHead:
         "content_length",
         "derived",
         "expects_continue",
+        "has_body",
         "headers",
         "http_minor",
         "keep_alive",
@@ -63,6 +64,7 @@ class RequestHead:
         self.http_minor = http_minor
         self.headers = headers
         self.content_length, self.chunked = _framing(headers, http_minor, max_body)
+        self.has_body = self.chunked or bool(self.content_length)
         self.keep_alive = _keeps_alive(headers, http_minor)
         self.expects_continue = _expects_continue(headers, http_minor)
         self.derived: object = None
@@ -79,15 +81,12 @@ class RequestHead:
         head.headers = {**self.headers, b"content-length": digits}
         head.content_length = int(digits)
         head.chunked = False
+        head.has_body = True
         head.keep_alive = self.keep_alive
         head.expects_continue = self.expects_continue
         head.derived = self.derived
         head.who = self.who
         return head
-
-    @property
-    def has_body(self) -> bool:
-        return self.chunked or bool(self.content_length)
 
     def segments(self) -> list[str]:
         """The path between its slashes, each part decoded by itself: an escaped slash stays in its part."""

@@ -45,10 +45,8 @@ def bad_request(message: str) -> Fault:
     return Fault(400, message, "bad-request")
 
 
-def render_fields(fields: Fields) -> bytes:
-    """Fields as `name: value` lines; bytes are taken as rendered already."""
-    if isinstance(fields, bytes):
-        return fields
+def render_fields(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Fields as `name: value` lines."""
     lines = []
     for name, value in fields:
         if _BREAKS_OUT.search(name) or _BREAKS_OUT.search(value):

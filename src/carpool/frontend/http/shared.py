@@ -17,8 +17,8 @@ from carpool.frontend.http.turns import Turns
 from carpool.frontend.http.unread import Unread
 
 if TYPE_CHECKING:
+    from carpool.frontend.http.answering import Outgoing
     from carpool.frontend.http.connection import Connection
-    from carpool.frontend.http.outgoing import Outgoing
 
 BODY_READ = 256 * KIB
 """Of one body at a time: some tenths of a millisecond. Then others have their turn."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from carpool.errors import InvalidInput
 from carpool.link.door import Catalog, ModelEntry
-from carpool.memory.slot_files import FILE_AT
+from carpool.memory.layout import FILE_AT
 from carpool.types import Array, Datatype, RequestedOutput, RequestOptions, Tensor
 from carpool.vision import settings
 from carpool.vision.picture_plan import PicturePlan

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
 from time import monotonic
 
 import cv2
 
 from carpool.errors import CarpoolError
-from carpool.frontend.pictures.picture_decoding import weight_of_size
 from carpool.frontend.pictures.picture_models import PictureModel, PictureModels
+from carpool.frontend.pictures.sent_pictures import weight_of_size
 from carpool.frontend.pictures.workers import Workers
-from carpool.frontend.tracing import Tracer
 from carpool.link.asked_fields import Sender
 from carpool.link.door import Catalog, Door, ModelEntry
-from carpool.observe.counters import Row
 from carpool.types import Timing
 from carpool.vision.formats import MOST_PIXELS_WAITING
 
@@ -63,11 +60,9 @@ class Passed:
 class PictureService:
     """One per front end, used in its loop's thread only."""
 
-    def __init__(self, door: Door, row: Callable[[ModelEntry], Row], tracer: Tracer, threads: int) -> None:
+    def __init__(self, door: Door, threads: int) -> None:
         cv2.setNumThreads(1)  # pictures are spread over threads already
         self.door = door
-        self.row = row
-        self.tracer = tracer
         self.workers = Workers(threads)
         self._after: dict[int, float] = {}  # by the model's key: what its batches take, seconds
         self._passed: defaultdict[int, Passed] = defaultdict(Passed)  # by the model's key
@@ -134,9 +129,6 @@ class PictureService:
         self._held += size
         return True
 
-    def let_go(self, size: int) -> None:
-        self._held -= size
-
     def hold_pixels(self, pixels: int) -> bool:
         """Count pixels that are to be decoded; False when too many are already."""
         if self._pixels and self._pixels + pixels > MOST_PIXELS_WAITING:
@@ -144,7 +136,8 @@ class PictureService:
         self._pixels += pixels
         return True
 
-    def let_pixels_go(self, pixels: int) -> None:
+    def let_go(self, size: int, pixels: int) -> None:
+        self._held -= size
         self._pixels -= pixels
 
     def close(self) -> None:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from carpool.config.model import DYNAMIC, ImageSettings, ModelConfig
+from carpool.config.model import (
+    DYNAMIC,
+    ClassifySettings,
+    DetectSettings,
+    EmbedSettings,
+    ImageSettings,
+    ModelConfig,
+    SegmentSettings,
+)
 from carpool.errors import ConfigError, InvalidInput, ModelError
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.answer_forms import Size, Who, schema_of
@@ -19,6 +27,9 @@ from carpool.vision.recognise import Picture, in_words
 SCORE_DIGITS, BOX_DIGITS = 6, 2  # of numbers in answers: beyond this is noise
 
 
+TaskTable: TypeAlias = ClassifySettings | DetectSettings | SegmentSettings | EmbedSettings
+
+
 @dataclass(frozen=True, slots=True)
 class VisionSettings:
     """Nothing is left open: the format, the activation and the outputs are known. Shapes have no batch."""
@@ -27,7 +38,7 @@ class VisionSettings:
     image: ImageSettings
     input: TensorSpec  # three dimensions, in the order of image.layout
     outputs: tuple[TensorSpec, ...]  # those the task reads: for boxes_scores the boxes, then the scores
-    table: Any = None  # the task's own settings, if it has any
+    table: TaskTable | None = None  # the task's own settings, if it has any
     labels: tuple[str, ...] = ()
     encoded: bool = False  # the model's device decodes pictures; `image` says what is left to do elsewhere
 

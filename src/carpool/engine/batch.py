@@ -1,0 +1,314 @@
+"""One batch on one instance, in its thread: gathered, run, checked and split; halved where it fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from time import monotonic
+from typing import Generic, Protocol, TypeVar, cast
+
+import numpy as np
+
+from carpool.backends.backend import Backend, Encoded, Gathers, OnDevice
+from carpool.engine.work import InBatch, Outcome, Work
+from carpool.errors import CarpoolError, ModelError
+from carpool.observe.logs import logger
+from carpool.types import Array, Datatype, Signature, TensorSpec, Timing
+
+
+class Collator:
+    """Gathers inputs into the buffers of one instance and checks what the model answered."""
+
+    def __init__(self, signature: Signature, largest: int) -> None:
+        self._signature = signature
+        self._largest = largest
+        self._buffers: dict[str, Array] = {}
+
+    def gather(self, works: Sequence[InBatch]) -> Mapping[str, Array]:
+        """The inputs of all these requests, one behind the other along the batch dimension."""
+        if len(works) == 1:
+            inputs: dict[str, Array] = {}
+            for name, array in works[0].inputs.items():
+                # Runtimes want aligned, contiguous memory; a body received in place may lie at any byte.
+                fits = array.flags.c_contiguous and array.flags.aligned
+                inputs[name] = array if fits else array.copy()
+            return inputs
+        return {name: self._stack(name, [work.inputs[name] for work in works]) for name in works[0].inputs}
+
+    def _stack(self, name: str, parts: list[Array]) -> Array:
+        spec = self._signature.input_named[name]
+        if spec.datatype is Datatype.BYTES or -1 in spec.shape:
+            return np.concatenate(parts)
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            buffer = np.empty((self._largest, *spec.shape), spec.datatype.dtype)
+            self._buffers[name] = buffer
+        filled = 0
+        for part in parts:
+            buffer[filled : filled + len(part)] = part
+            filled += len(part)
+        return buffer[:filled]
+
+    def check(self, outputs: Mapping[str, Array], wanted: Sequence[str], images: int) -> None:
+        """The model's answer must be what was declared: clients rely on it."""
+        for name in wanted:
+            if name not in outputs:
+                raise ModelError(f'{self._signature.model} did not answer the output "{name}"')
+            self._check_output(self._signature.output_named[name], outputs[name], images)
+
+    def _check_output(self, spec: TensorSpec, array: Array, images: int) -> None:
+        batched = self._signature.max_batch > 0
+        expected = (images, *spec.shape) if batched else spec.shape
+        if array.shape == expected and array.dtype == spec.datatype.dtype:
+            return
+        fits = len(array.shape) == len(expected) and all(
+            want in (-1, got) for want, got in zip(expected, array.shape, strict=True)
+        )
+        model = self._signature.model
+        if not fits:
+            raise ModelError(
+                f'{model} answered the output "{spec.name}" with shape {list(array.shape)}, '
+                f"declared is {list(expected)}"
+            )
+        if array.dtype != spec.datatype.dtype:
+            declared = spec.datatype.value
+            raise ModelError(
+                f'{model} answered the output "{spec.name}" as {array.dtype}, declared is {declared}'
+            )
+
+
+def answer_each(
+    _first: int, works: Sequence[Work], outputs: Mapping[str, Array], errors: Mapping[int, CarpoolError]
+) -> list[Outcome]:
+    """The `Answer` for requests that say themselves where their rows go."""
+    return [
+        Outcome(error=errors[number])
+        if number in errors
+        else Outcome(outputs=rows if work.place is None else work.place(rows))
+        for number, (work, rows) in enumerate(zip(works, _split(outputs, works), strict=True))
+    ]
+
+
+def _split(outputs: Mapping[str, Array], works: Sequence[Work]) -> list[Mapping[str, Array]]:
+    """Each request's rows, only the outputs it asked for, without copying."""
+    if len(works) == 1:  # also where there are no rows, but one answer to one request
+        return [_chosen(outputs, works[0])]
+    parts: list[Mapping[str, Array]] = []
+    start = 0
+    for work in works:
+        end = start + work.images
+        parts.append({name: array[start:end] for name, array in _chosen(outputs, work).items()})
+        start = end
+    return parts
+
+
+def _chosen(outputs: Mapping[str, Array], work: Work) -> Mapping[str, Array]:
+    return {name: outputs[name] for name in work.wanted} if work.wanted else outputs
+
+
+def _images(works: Sequence[InBatch]) -> int:
+    images = 0
+    for work in works:
+        images += work.images
+    return images
+
+
+RequestT = TypeVar("RequestT", bound=InBatch)
+
+Answer = Callable[[int, Sequence[RequestT], Mapping[str, Array], Mapping[int, CarpoolError]], list[Outcome]]
+"""Takes requests that ran together, the first with its number in the batch; the outputs of all of them, one
+behind the other; and by index what is wrong with those whose rows hold anything. It is not to raise."""
+
+_NO_ERRORS: Mapping[int, CarpoolError] = {}
+
+
+@dataclass(slots=True)
+class BatchResult:
+    """What became of a batch: an outcome for every request, in order, still without its own timing."""
+
+    outcomes: list[Outcome]
+    seconds: float  # on the instance, gathering included
+    timing: Timing = field(default_factory=Timing)
+    clean: bool = True  # nothing failed, so the time says something about the device
+    out_of_memory: int = 0  # batches that the device had no room for in one piece
+
+
+class BatchRun(Generic[RequestT]):
+    """Runs batches on one backend, one after the other, in whichever thread calls it."""
+
+    def __init__(
+        self, backend: Backend, signature: Signature, largest: int, chunk: int, answer: Answer[RequestT]
+    ) -> None:
+        self._backend = backend
+        self._answer = answer
+        self._signature = signature
+        self._collator = Collator(signature, max(1, largest))
+        self._gathers = backend if isinstance(backend, Gathers) else None
+        self._on_device = backend if isinstance(backend, OnDevice) else None
+        self._every_output = tuple(signature.output_named)
+        self._chunk = max(1, chunk)
+
+    def run(self, works: Sequence[RequestT]) -> BatchResult:
+        began = monotonic()
+        timing = Timing(batch=_images(works))
+        outcomes: list[Outcome] = []
+        device, short = self._on_device, 0
+        before = 0 if device is None else device.out_of_memory
+        if len(works) <= self._chunk or self._chunk >= self._signature.max_batch:
+            outcomes = self._run(works, 0, timing)
+        else:
+            for chunk in self._chunks(works):
+                outcomes += self._run(chunk, len(outcomes), timing)
+        if device is not None:
+            short = device.out_of_memory - before
+        clean = not short
+        for outcome in outcomes:
+            clean = clean and outcome.error is None
+        return BatchResult(outcomes, monotonic() - began, timing, clean, short)
+
+    def _chunks(self, works: Sequence[RequestT]) -> list[Sequence[RequestT]]:
+        """Some models run a large batch faster in pieces that stay in the cache; riders see one batch."""
+        chunks: list[list[RequestT]] = [[]]
+        images = 0
+        for work in works:
+            if chunks[-1] and images + work.images > self._chunk:
+                chunks.append([])
+                images = 0
+            chunks[-1].append(work)
+            images += work.images
+        return list(chunks)
+
+    def _run(self, works: Sequence[RequestT], first: int, timing: Timing) -> list[Outcome]:
+        """Run these together; where that fails, halve them, so that a poisoned input costs one error."""
+        try:
+            return self._run_together(works, first, timing)
+        except CarpoolError as error:
+            if len(works) == 1 or not self._backend.alive:
+                return [Outcome(error=error) for _ in works]
+        except Exception as error:  # a fault of ours must not take the instance down
+            failure = ModelError(f"{self._signature.model}: {type(error).__name__}: {error}")
+            if len(works) == 1:
+                return [Outcome(error=failure)]
+        half = len(works) // 2
+        return self._run(works[:half], first, timing) + self._run(works[half:], first + half, timing)
+
+    def _run_together(self, works: Sequence[RequestT], first: int, timing: Timing) -> list[Outcome]:
+        if works[0].encoded:
+            return self._run_encoded(works, first, timing)
+        start = monotonic()
+        wanted = self._wanted(works)
+        if self._gathers is not None:  # what it copies, and when, is its own affair and its own time
+            gathered = start
+            images = [work.images for work in works]
+            outputs = self._gathers.run_parts([work.inputs for work in works], images, wanted)
+        else:
+            inputs = self._collator.gather(works)
+            gathered = monotonic()
+            outputs = self._backend.run(inputs, wanted)
+        ran = monotonic()
+        self._collator.check(outputs, wanted, _images(works))
+        outcomes = self._answer(first, works, outputs, _NO_ERRORS)
+        timing.input += gathered - start
+        timing.infer += ran - gathered
+        timing.output += monotonic() - ran
+        return outcomes
+
+    def _run_encoded(self, works: Sequence[RequestT], first: int, timing: Timing) -> list[Outcome]:
+        """Files, one picture each. What is wrong with one of them is only its owner's affair."""
+        start = monotonic()
+        wanted = self._wanted(works)
+        (name,) = works[0].inputs
+        pictures = [work.inputs[name] for work in works]
+        outputs, errors = cast(Encoded, self._backend).run_encoded(pictures, wanted)
+        ran = monotonic()
+        self._collator.check(outputs, wanted, len(works))
+        outcomes = self._answer(first, works, outputs, errors)
+        timing.infer += ran - start
+        timing.output += monotonic() - ran
+        return outcomes
+
+    def _wanted(self, works: Sequence[RequestT]) -> Sequence[str]:
+        for work in works:
+            if not work.wanted:
+                return self._every_output
+        names = {name for work in works for name in work.wanted}
+        return tuple(name for name in self._every_output if name in names)
+
+
+_log = logger("engine")
+Report = Callable[["Executes", BatchResult], None]
+
+
+class Executes(Protocol):
+    """What runs the batches of one instance. Called on the loop's thread; how batches end is reported."""
+
+    @property
+    def alive(self) -> bool:
+        """False once it can answer no more: replace it."""
+
+    @property
+    def responsive(self) -> bool:
+        """False while the process that runs it does not move."""
+
+    def run(self, works: Sequence[Work]) -> None: ...
+
+    def abort(self) -> None:
+        """The batch that runs is of no use any more, and no other will start."""
+
+    def close(self) -> None:
+        """Finish what it was given, then free the model."""
+
+    def join(self, timeout: float) -> None:
+        """From another thread: wait until the model is freed."""
+
+
+class Executor:
+    """Runs batches in its own thread and reports from there."""
+
+    def __init__(
+        self, backend: Backend, signature: Signature, largest: int, chunk: int, report: Report
+    ) -> None:
+        self._backend = backend
+        self._model = signature.model
+        self._batches = BatchRun(backend, signature, largest, chunk, answer_each)
+        self._report = report
+        self._queue: SimpleQueue[Sequence[Work] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=f"{signature.model}-instance", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._backend.alive
+
+    @property
+    def responsive(self) -> bool:
+        return True  # it shares the engine's process, which others watch
+
+    def run(self, works: Sequence[Work]) -> None:
+        self._queue.put(works)
+
+    def abort(self) -> None:
+        self._backend.abort()
+
+    def close(self) -> None:
+        self._queue.put(None)
+
+    def join(self, timeout: float) -> None:
+        self._thread.join(timeout)
+
+    def _serve(self) -> None:
+        while (works := self._queue.get()) is not None:
+            try:
+                result = self._batches.run(works)
+            except Exception as error:  # a fault of ours must take neither the thread nor its riders down
+                _log.exception("batch-failed", model=self._model)
+                failure = ModelError(f"{self._model}: {type(error).__name__}: {error}")
+                result = BatchResult([Outcome(error=failure) for _ in works], 0.0, clean=False)
+            self._report(self, result)
+            del works, result  # while it waits for the next, the memory of a dead front end must go
+        try:
+            self._backend.close()
+        except Exception:
+            _log.exception("close-failed", model=self._model)

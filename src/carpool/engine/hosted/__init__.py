@@ -1,1 +1,0 @@
-"""Models that run in the runner, as the engine holds them."""

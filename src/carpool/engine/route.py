@@ -1,0 +1,50 @@
+"""Where requests go: the one place that chooses the version of a model, and how its requests are answered.
+
+A route stands between what a request names and the driver that runs it. Today there is one kind, `Direct`. A
+cache that has the answer, a shadow that sees a copy, a pipeline that asks several models is a route of its
+own around it: `Fleet` makes them (`routes`), and nobody who submits need know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from carpool.engine.driver import Driver
+from carpool.engine.work import Work
+
+
+class Direct:
+    """To the model's own driver, and nowhere else. `eager`: its queue timeout is a deadline, as in Triton."""
+
+    __slots__ = ("_driver", "_eager", "cancel", "ready")
+
+    def __init__(self, driver: Driver, *, eager: bool) -> None:
+        self._driver = driver
+        self._eager = eager
+        self.ready = driver.ready
+        self.cancel = driver.cancel
+
+    def submit(self, works: Sequence[Work]) -> None:
+        for work in works:
+            work.route = self
+            if self._eager and work.timeout:
+                work.deadline = min(work.deadline, work.arrived + work.timeout)
+        self._driver.submit(works)
+
+
+class Version(Protocol):
+    """What there is to choose from."""
+
+    name: str
+    version: str
+
+
+def newest(versions: Mapping[int, Version]) -> dict[str, int]:
+    """By name, the key of the version that serves requests which name none."""
+    chosen: dict[str, int] = {}
+    for key, one in versions.items():
+        known = chosen.get(one.name)
+        if known is None or int(one.version) > int(versions[known].version):
+            chosen[one.name] = key
+    return chosen

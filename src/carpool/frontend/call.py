@@ -1,0 +1,465 @@
+"""One request from its head to its answer, whatever protocol it comes over: the one state machine.
+
+    READING ──► OFFERED ──► RUNNING ──► ANSWERING ──► OVER
+       │           │           │            │           ▲
+       └───────────┴───────────┴────────────┴───────────┘   it failed or was refused, or its client left
+
+A protocol reads a request, and says where its tensors lie: in the slot that its body came into
+(`_offer_in_place`), in pieces (`_offer_pieces`), or still in pictures (`_offer_pictures`). It writes what
+comes of it (`_write`, `_write_error`). The rest is here: memory and who gives it back, deadlines, the gate,
+what is decoded and when, clients' own memory, threads, counters, traces and times.
+
+OFFERED is a request whose tensors are still to come: the engine counts it, and nothing is decoded for it
+before the engine has let it in. What is in RUNNING waits or runs, which only the engine can tell apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
+
+from carpool.errors import CarpoolError, Unavailable, without_stack
+from carpool.frontend.client_memory import Outlets, names_regions
+from carpool.frontend.front_service import FrontService
+from carpool.frontend.packing import AT_ONCE, check, is_in_place
+from carpool.frontend.pictures.picture_service import promised
+from carpool.frontend.pictures.sent_pictures import SentPictures
+from carpool.frontend.pictures.workers import Job
+from carpool.link.asked_fields import Sender
+from carpool.link.door import Answer, Call, ModelEntry, Slot
+from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
+from carpool.observe.counters import Row, count_failure
+from carpool.observe.logs import logger
+from carpool.types import RequestOptions, Tensor, Timing
+from carpool.wire.head import DEFAULT_OPTIONS
+from carpool.wire.v2 import Buffer, Placed, RequestHead
+
+T = TypeVar("T")
+
+_log = logger("pictures")
+
+READING, OFFERED, RUNNING, ANSWERING, OVER = range(5)
+
+_NOT_READ = RequestHead("", (), (), RequestOptions(), True, 0)
+_LEFT = asyncio.CancelledError("the client left")
+
+
+class Times(NamedTuple):
+    """Where a request's time went, in the words and units of `Server-Timing`: milliseconds, and the number
+    of images in the batch."""
+
+    decode: float = 0.0
+    queue: float = 0.0
+    infer: float = 0.0
+    post: float = 0.0
+    batch: int = 0
+
+
+class ClientCall:
+    """Everything is called in the loop's thread. What it holds is given back exactly once:
+
+    `_slot` is the call's own while it is not None. A thread that writes to it has it (then it is given back
+    when the thread is done), or the door (which gives it back itself).
+    """
+
+    __slots__ = (
+        *(
+            "_call",
+            "_done_at",
+            "_job",
+            "_offered_at",
+            "_outlets",
+            "_pictures",
+            "_ready_in",
+            "_slot",
+            "_until",
+        ),
+        *("arrived", "deadline", "entry", "head", "row", "sender", "service", "state", "unread"),
+    )
+
+    entry: ModelEntry  # with `row`: what serves it
+    row: Row | None  # None while it is not known whose counters this belongs to
+
+    def __init__(self, service: FrontService, sender: Sender, deadline: float, arrived: float = 0.0) -> None:
+        self.service = service
+        self.sender = sender
+        self.deadline = deadline  # the client's own
+        self.arrived = self._offered_at = arrived  # when all of it was here
+        self.unread = 0.0  # seconds that it lay in its socket before that
+        self.head = _NOT_READ
+        self.state = READING
+        self._slot: Slot | None = None
+        self._call: Call | None = None
+        self._outlets: Outlets | None = None  # for outputs that the client wants in its own memory
+        self._pictures: SentPictures | None = None
+        self._job: Job | None = None  # decodes them
+        self._ready_in = self._until = self._done_at = 0.0
+
+    # ── what a protocol does ──
+
+    def _write(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
+        """Send the outputs; those in `placed` are in the client's memory already."""
+        raise NotImplementedError
+
+    def _write_error(self, error: CarpoolError, times: Times | None) -> None:
+        """`times` is None for a request that never came to the engine."""
+        raise NotImplementedError
+
+    def _current(self) -> tuple[ModelEntry, Row]:
+        """What serves such requests now."""
+        raise NotImplementedError
+
+    def _traced(self) -> RequestHead:
+        return self.head
+
+    def _what(self) -> Mapping[str, str]:
+        """For the log."""
+        return {"model": self.entry.name}
+
+    def _answer_takes_long(self) -> None:
+        """A thread works on the answer."""
+
+    # ── the request ──
+
+    def _enter(self, head: RequestHead, *, gate: bool = True) -> None:
+        """It is known what is asked: until when, and for whom. Raises the gate's refusal, before more is done
+        for it: the engine, which all wait for, need not hear of who is too late."""
+        self.head = head
+        options, sender, entry = head.options, self.sender, self.entry
+        if options is not DEFAULT_OPTIONS or sender.latest:
+            self.sender = sender = sender.with_options(options)
+            if options.timeout is not None and entry.mode != "knobs":
+                self.deadline = min(self.deadline, self.arrived + options.timeout)
+        if gate and not (options.priority or sender.priority):  # else only the engine can say
+            refusal = self.service.door.refuses(entry, self.deadline, monotonic(), sender)
+            if refusal is not None:
+                raise refusal
+
+    def _offer_in_place(self, head: RequestHead, tail: int) -> None:
+        """The tensors are in the slot, behind `tail` bytes."""
+        self._enter(head)
+        slot = self._slot
+        assert slot is not None
+        self._offer(head, slot, tail)
+
+    def _offer_pieces(
+        self, head: RequestHead, pieces: Sequence[Buffer], *, checked: bool
+    ) -> asyncio.Future[Any] | None:
+        """The tensors are here, or in the client's own memory. Without `checked`, it is still to be seen
+        whether BYTES and BOOL are such. Returns what it waits for, if it is not offered yet."""
+        self._enter(head)
+        memory = self.service.memory
+        fetch = None if head.plain or not names_regions(head) else memory.fetch(head)
+        slot = self._slot = self.service.slot(head.tail_size if fetch is None else fetch.size)
+        position, view = 0, slot.view
+        for piece in pieces:
+            end = position + len(piece)
+            view[position:end] = piece
+            position = end
+        if fetch is None and (checked or head.plain):
+            self._offer(head, slot, 0)
+            return None
+
+        def fill() -> None:
+            if not checked:
+                check(head, view[: head.tail_size])
+            if fetch is not None:
+                fetch.into(view)
+
+        placed = head
+        takes_long = not checked and head.tail_size > AT_ONCE and not is_in_place(head)
+        if fetch is not None:
+            placed, self._outlets = fetch.head, fetch.outlets
+            takes_long = takes_long or fetch.takes_long
+        return self._aside(takes_long, fill, lambda _: self._offer(placed, slot, 0), slot)
+
+    def _offer_pictures(self, pictures: SentPictures, slot: Slot | None = None) -> None:
+        """Offered at once, decoded when they are let in. Or as a file, for the model's device to decode; it
+        may be in a slot already, which is the call's from here on."""
+        self._slot = slot
+        service = self.service
+        on_route = pictures.on_route
+        self._enter(pictures.asked, gate=not on_route)
+        if pictures.asked.outputs:
+            self._outlets = service.memory.outlets(pictures.asked.outputs)
+        self._pictures = pictures
+        entry = self.entry
+        if pictures.is_file:
+            if on_route:
+                service.pictures.offers(entry, monotonic())
+            if slot is None:
+                slot = self._slot = service.slot(pictures.size)
+                pictures.put_file(slot.view)
+            self._offer(pictures.head, slot, 0)
+            return
+        now, weight = monotonic(), pictures.weight
+        self._until = until = promised(entry, self.arrived, self.deadline)
+        if on_route:  # it was counted at its head, and the gate looks at how many were
+            judge = service.pictures.refuses_now
+            refusal = judge(entry, self.deadline, self.arrived, self.sender, weight)
+        else:
+            refusal = service.pictures.cannot_decode(entry, until, now, weight)
+        if refusal is not None:
+            raise refusal
+        slot = service.slot(pictures.size)
+        try:
+            self._ready_in = service.pictures.workers.foresee(weight, now)
+            self._offer(pictures.head, slot, 0, self._ready_in)
+        finally:
+            self._slot = slot  # until its tensors are in it
+        self.state = OFFERED
+
+    def _offer(self, head: RequestHead, slot: Slot, tail: int, ready_in: float | None = None) -> None:
+        """The one way through the door."""
+        self._offered_at = monotonic()
+        self._call = self.service.door.infer(
+            self.entry,
+            head,
+            slot,
+            tail,
+            self._done,
+            arrived=self.arrived,
+            deadline=self.deadline,
+            sender=self.sender,
+            ready_in=ready_in,
+            admitted=None if ready_in is None else self._admitted,
+        )
+        self._slot = None
+        self.state = RUNNING
+
+    # ── threads ──
+
+    def _aside(
+        self, takes_long: bool, work: Callable[[], T], then: Callable[[T], None], slot: Slot | None = None
+    ) -> asyncio.Future[T] | None:
+        """Do what would hold up the loop in a thread, then go on. The thread has the slot while it works."""
+        if not takes_long:
+            then(work())
+            return None
+        if slot is not None:
+            self._slot = None
+        future = asyncio.get_running_loop().run_in_executor(self.service.threads, work)
+        future.add_done_callback(partial(self._came_back, then, slot))
+        return future
+
+    def _came_back(self, then: Callable[[T], None], slot: Slot | None, work: asyncio.Future[T]) -> None:
+        error = stopping() if work.cancelled() else work.exception()
+        if self.state == OVER:
+            if slot is not None:
+                slot.release()
+            return
+        self._slot = slot
+        try:
+            if error is not None:
+                raise error
+            self._renew()
+            then(work.result())
+        except CarpoolError as known:
+            self._fail(known)
+        except Exception as unknown:
+            self._fail_unexpectedly(unknown)
+
+    def _renew(self) -> None:
+        """Threads take their time: meanwhile a model may have been replaced by one that takes the same."""
+        with contextlib.suppress(CarpoolError):
+            entry, row = self._current()
+            if entry.signature.is_like(self.entry.signature):
+                self.entry, self.row = entry, row
+
+    def _admitted(self) -> None:
+        """The engine has let it in: now there is sense in decoding."""
+        pictures, slot = self._pictures, self._slot
+        if self.state == OFFERED and self._job is None and pictures is not None and slot is not None:
+            work, workers = partial(pictures.prepare, slot.view), self.service.pictures.workers
+            self._job = workers.begin(work, self._decoded, self._until, pictures.weight)
+
+    def _decoded(self, seconds: float | None, error: BaseException | None) -> None:
+        """The thread is done with the slot, which goes over to the door with the tensors in it."""
+        self._job = None  # it knows us too: let go, or only the collector could free both
+        slot, self._slot = self._slot, None
+        call = self._call
+        assert slot is not None
+        if self.state != OFFERED or call is None:
+            slot.release()
+        elif seconds is None:
+            self._call = None
+            call.cancel()
+            slot.release()
+            self._fail(_explained(error, self.entry.name))
+        else:
+            now = monotonic()
+            self.service.pictures.workers.came_true(self._ready_in, now - self._offered_at, now)
+            self._offered_at = now
+            self.state = RUNNING
+            assert self.row is not None
+            self.row.observe(DECODE_SECONDS, seconds)
+            call.ready(slot)
+
+    # ── the answer ──
+
+    def _done(self, answer: Answer) -> None:
+        """The engine has answered."""
+        self.state = ANSWERING
+        self._done_at = monotonic()
+        pictures = self._pictures
+        if pictures is None and self._outlets is None:
+            self._finish(answer)
+            return
+        if pictures is None or answer.error is not None:
+            self._put_out(answer)
+            return
+        self.service.pictures.ran(self.entry, answer.timing)
+        if pictures.quick:
+            try:
+                composed = pictures.compose(answer.outputs)
+            except Exception as error:
+                self._composed(answer, None, error)
+            else:
+                self._composed(answer, composed, None)
+        elif pictures.composes:
+            self._answer_takes_long()
+            work = partial(pictures.compose, answer.outputs)
+            self.service.pictures.workers.finish(work, partial(self._composed, answer))
+        else:
+            self._put_out(answer)
+
+    def _composed(
+        self, answer: Answer, composed: tuple[Sequence[Tensor], float] | None, error: BaseException | None
+    ) -> None:
+        """What the outputs mean was worked out."""
+        if composed is None:
+            answer.error = _explained(error, self.entry.name)
+        else:
+            answer.outputs, seconds = composed
+            assert self.row is not None
+            self.row.observe(POST_SECONDS, seconds)
+        if self._outlets is None:
+            self._finish(answer)
+        else:
+            self._put_out(answer)
+
+    def _put_out(self, answer: Answer) -> None:
+        """Write outputs that are wanted there to the client's own memory, long ones in a thread."""
+        outlets = self._outlets
+        if outlets is None or answer.error is not None or self.state == OVER:
+            self._finish(answer)
+        elif outlets.put(answer.outputs, self.entry, self.service.threads, partial(self._finish, answer)):
+            self._answer_takes_long()
+
+    def _finish(
+        self,
+        answer: Answer,
+        placed: Callable[[], Mapping[str, Placed]] | None = dict,
+    ) -> None:
+        """Answer, and give back what the door holds. Never raises, since others wait behind it."""
+        call, self._call = self._call, None  # it knows us too
+        try:
+            if self.state == OVER:
+                return  # the client left while a thread worked
+            if answer.error is not None or placed is None:
+                self._fail(answer.error or stopping(), answer.timing)
+            else:
+                self._write(answer, placed())
+                self.state = OVER
+                self._outlets = self._pictures = None
+                now = monotonic()
+                assert self.row is not None
+                self.row.observe(REQUEST_SECONDS, now - self.arrived)
+                if self.service.tracer.on:
+                    times = self.arrived, self._offered_at, now
+                    self.service.tracer.answered(self.entry, self._traced(), answer.timing, *times)
+            if answer.outside is not None:  # how long its client waited beyond what the engine sees
+                now = monotonic()
+                answer.outside.seen(self.unread + now - answer.sent, now)
+        except CarpoolError as error:
+            self._fail(error, answer.timing)
+        except Exception as error:
+            self._fail_unexpectedly(error)
+        finally:
+            if call is not None:
+                call.release()
+
+    def _times(self, timing: Timing) -> Times:
+        """With the front end's own seconds around those of the engine."""
+        before, after = self._offered_at - self.arrived, monotonic() - self._done_at
+        return Times(
+            (before + timing.input) * 1e3,
+            timing.queue * 1e3,
+            timing.infer * 1e3,
+            (after + timing.output) * 1e3,
+            timing.batch,
+        )
+
+    # ── the other ends ──
+
+    def _fail(self, error: CarpoolError, timing: Timing | None = None) -> None:
+        """Answer with an error, and give back everything."""
+        state, self.state = self.state, OVER
+        if state == OVER:
+            return
+        self._let_go()
+        now = monotonic()
+        times: Times | None = None
+        if timing is not None:
+            times = self._times(timing)
+        elif state != READING:
+            times = Times(decode=(now - self.arrived) * 1e3)
+        if self.row is not None:
+            if times is None:
+                source = self.sender.source or self.head.options.source
+                self.service.door.turned_away(self.entry, error, self.arrived, self.head.batch, source)
+            count_failure(self.row, error, now - self.arrived)
+        self._write_error(error, times)
+
+    def _fail_unexpectedly(self, error: Exception) -> None:
+        """A bug: it must not reach whoever called, which serves others too."""
+        self.service.log.exception("request-failed", **self._what())
+        self._fail(CarpoolError(f"the server failed on this request: {type(error).__name__}"))
+        without_stack(error)
+
+    def leave(self) -> None:
+        """The client has gone: no answer is wanted any more, and what has not begun is not done."""
+        state, self.state = self.state, OVER
+        if state == OVER:
+            return
+        if state != ANSWERING:  # else a thread works with the outputs, and `_finish` releases them
+            self._let_go()
+            call, self._call = self._call, None
+            if call is not None:
+                call.cancel()
+        if self.row is not None:
+            count_failure(self.row, _LEFT, monotonic() - self.arrived if self.arrived else 0.0)
+
+    def _let_go(self) -> None:
+        """Of what the door does not hold: a connection may remember its last request for long."""
+        self._outlets = self._pictures = None
+        job, self._job = self._job, None
+        if job is not None and not self.service.pictures.workers.drop(job):
+            return  # a thread writes to the slot: `_decoded` gives it back
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            slot.release()
+
+
+def stopping() -> Unavailable:
+    return Unavailable("the server is stopping", reason="stopping")
+
+
+def _explained(error: BaseException | None, model: str) -> CarpoolError:
+    """What a client may know of a thread's failure; what nobody expected is a bug, and is logged."""
+    if isinstance(error, CarpoolError):
+        return without_stack(error)
+    if isinstance(error, asyncio.CancelledError):
+        return stopping()
+    if isinstance(error, MemoryError):
+        return Unavailable("there is not enough memory for this picture now", reason="no-memory")
+    try:
+        raise error or RuntimeError("nothing came back")
+    except BaseException as unexpected:
+        _log.exception("picture-failed", model=model)
+        without_stack(unexpected)
+        return CarpoolError(f"the server failed on this picture: {type(unexpected).__name__}")

@@ -1,0 +1,99 @@
+"""What requests need of their front end, over every protocol: the door, memory, counters and threads.
+
+Slots for bodies that are still arriving: announcing one is not enough to take the memory for it. While there
+is plenty, a body gets all of its memory when its head is here, and comes straight into it. Else it gets a
+little, and more as it comes: what slow clients hold then follows from what they sent, not from what they
+said. A share for each peer's address was rejected: behind a proxy all clients have the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from carpool.errors import Unavailable
+from carpool.frontend.client_memory import ClientMemory
+from carpool.frontend.model_lookup import look_up
+from carpool.frontend.pictures.picture_service import PictureService
+from carpool.frontend.tracing import Tracer
+from carpool.link.door import Catalog, Door, ModelEntry, Slot
+from carpool.observe.counters import Block, Row
+from carpool.observe.counters import Slot as CounterRow
+from carpool.observe.logs import logger
+
+_THREADS = 2  # few, so that long bodies and answers leave cores to the rest
+_PLENTY = 0.25  # of all memory: up to here nobody looks at who takes it
+_FIRST_BYTES = 16 * 1024  # so that 4,096 connections that send nothing hold a quarter of the usual 256 MiB
+_GROWTH = 4  # bytes copied per byte of a body: at most a third
+
+MakeRoom = Callable[[], bool]
+"""Cuts off another body that comes too slowly; False if none does."""
+
+
+class FrontService:
+    """One per front end, used in its loop's thread only."""
+
+    def __init__(
+        self, name: str, door: Door, block: Block, max_body_bytes: int, picture_threads: int
+    ) -> None:
+        self.log = logger(name)
+        self.door = door
+        self.server_row = block.server
+        self.max_body_bytes = max_body_bytes
+        self.memory = ClientMemory(door, max_body_bytes)
+        self.tracer = Tracer(door)
+        self.pictures = PictureService(door, picture_threads)
+        self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
+        self._block = block
+        self._rows: dict[tuple[int, int], Row] = {}
+        self._rows_of: Catalog | None = None
+
+    def look_up(self, name: str, version: str = "") -> ModelEntry:
+        """The version asked for or the newest; raises `NotFound`, or `Unavailable` when it may come."""
+        return look_up(self.door, name, version)
+
+    def row(self, entry: ModelEntry) -> Row:
+        """This process's counters for a model version, kept as long as the catalogue they were taken for."""
+        catalog = self.door.catalog
+        if self._rows_of is not catalog:
+            self._rows_of = catalog
+            self._rows.clear()
+        row = self._rows.get(entry.row)
+        if row is None:
+            row = self._rows[entry.row] = self._block.row(CounterRow(*entry.row))
+        return row
+
+    def slot(self, size: int, make_room: MakeRoom | None = None) -> Slot:
+        """Raises `Unavailable` when there is no memory, `TooLarge` when there never will be."""
+        slot = self.door.slot(size)
+        while slot is None and make_room is not None and make_room():
+            slot = self.door.slot(size)
+        if slot is None:
+            raise Unavailable("all memory for request bodies is in use", reason="no-slots")
+        return slot
+
+    def first_slot(self, size: int, make_room: MakeRoom) -> Slot:
+        """For a body that will take so many bytes, which are still to come."""
+        if size > _FIRST_BYTES and self.door.memory_left(size) < 1 - _PLENTY:
+            size = _FIRST_BYTES
+        return self.slot(size, make_room)
+
+    def larger_slot(self, slot: Slot, kept: int, size: int, make_room: MakeRoom) -> Slot:
+        """In the place of one whose `kept` first bytes are used, and which is given back whatever happens; up
+        to `size` bytes long."""
+        wanted = min(_GROWTH * len(slot.view), size)
+        try:
+            larger = self.door.slot(wanted)
+            if larger is not None:
+                larger.view[:kept] = slot.view[:kept]
+                return larger
+            part = bytes(slot.view[:kept])  # its own memory may be what is missing
+        finally:
+            slot.release()
+        larger = self.slot(wanted, make_room)
+        larger.view[:kept] = part
+        return larger
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.pictures.close()

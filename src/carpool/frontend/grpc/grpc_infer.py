@@ -1,0 +1,346 @@
+"""ModelInfer and ModelStreamInfer: what calls say in their metadata and messages, and how they are answered.
+What happens in between is in `frontend.call`.
+
+A stream answers its requests as they finish; one that fails is answered with its error, and the stream stays
+open. Only a bounded number of requests is read before their answers are written, so a client that sends and
+does not read cannot fill the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from time import monotonic
+from typing import Any, NamedTuple
+
+import grpc
+
+from carpool.core.job import INFINITY
+from carpool.errors import CarpoolError, InvalidInput, TooLarge
+from carpool.frontend.access.guard import check_model
+from carpool.frontend.access.keys import Principal
+from carpool.frontend.call import ClientCall, Times, stopping
+from carpool.frontend.grpc.answers import encode_answer, final_parameter, in_stream, list_outputs
+from carpool.frontend.grpc.grpc_service import Service
+from carpool.frontend.grpc.infer_messages import (
+    Family,
+    Parts,
+    check_text,
+    parse_rest,
+    parse_whole,
+    read_family,
+    take_apart,
+)
+from carpool.frontend.grpc.statuses import Failure, details_of, metadata_of, refuse
+from carpool.frontend.model_lookup import not_serving
+from carpool.frontend.pictures.sent_pictures import TensorPictures, check_pictures, sends_pictures
+from carpool.link.asked_fields import (
+    DEADLINE,
+    LATEST,
+    SOURCE,
+    Sender,
+    read_budget,
+    read_latest,
+    read_source,
+)
+from carpool.link.door import Answer, ModelEntry
+from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
+from carpool.observe.counters import Row
+from carpool.wire.proto import message_class
+from carpool.wire.v2 import Placed, RequestHead, check_head
+
+COMPRESSION = "x-carpool-compression"
+MOST_UNANSWERED = 256
+
+_DEADLINE = DEADLINE.lower()
+_SOURCE = SOURCE.lower()
+_LATEST = LATEST.lower()
+_ALGORITHMS = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
+_ModelStreamInferResponse = message_class("ModelStreamInferResponse")
+_FINAL = final_parameter()
+
+Metadata = Iterable[tuple[str, str | bytes]]
+Reply = Callable[[bytes | Failure], None]
+
+
+class Asked(NamedTuple):
+    """What a call says in its metadata."""
+
+    budget: float = INFINITY  # seconds from its head to the client's deadline
+    sender: Sender = Sender()
+    compression: grpc.Compression | None = None  # of its answers
+
+    def deadline(self, context: Any, head_at: float) -> float:
+        """The client's: that of the call, or the one in its metadata, whichever comes first."""
+        remaining = context.time_remaining()
+        called = INFINITY if remaining is None else monotonic() + remaining
+        return float(min(called, head_at + self.budget))
+
+
+def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
+    """Raises `InvalidInput` that names the entry at fault. `who` is whose key is among them."""
+    budget, source, latest, compression = INFINITY, "", False, None
+    for key, value in metadata:
+        if not key.startswith("x-carpool-"):
+            continue
+        field = value if isinstance(value, bytes) else value.encode(errors="replace")
+        if key == _DEADLINE:
+            budget = read_budget(field)
+        elif key == _SOURCE:
+            source = read_source(field)
+        elif key == _LATEST:
+            latest = read_latest(field)
+        elif key == COMPRESSION:
+            compression = _algorithm(value)
+    return Asked(budget, Sender(source, latest, 0 if who is None else who.priority), compression)
+
+
+def _algorithm(value: Any) -> grpc.Compression | None:
+    if value == "identity":
+        return None
+    if value not in _ALGORITHMS:
+        raise InvalidInput(f"{COMPRESSION} must be gzip, deflate or identity", field=COMPRESSION)
+    return _ALGORITHMS[value]
+
+
+class GrpcCall(ClientCall):
+    """`reply` gets the answer or the failure, once, unless the client has left."""
+
+    __slots__ = ("_family", "_more", "_reply", "_who", "id")
+
+    service: Service
+
+    def __init__(
+        self,
+        service: Service,
+        sender: Sender,
+        deadline: float,
+        who: Principal | None,
+        reply: Reply,
+        more: bytes = b"",
+    ) -> None:
+        super().__init__(service, sender, deadline, monotonic())
+        self.row = None
+        self.id = b""
+        self._family: Family | None = None
+        self._who = who
+        self._reply = reply
+        self._more = more  # parameters of the answer
+
+    async def begin(self, message: bytes) -> None:
+        """Understand the request and give it to the engine. Waits only for what is not done in the loop."""
+        service = self.service
+        service.server_row.add(BYTES_RECEIVED, len(message))
+        try:
+            if not service.door.serving:
+                raise not_serving()
+            parts = take_apart(message)
+            if parts is None:
+                parts = await service.aside(len(message), parse_whole, message)
+            self._family = family = await self._understood(parts)
+            check_model(self._who, family.model)
+            head = family.head
+            if head.tail_size > service.max_body_bytes:
+                raise TooLarge(
+                    f"the inputs take {head.tail_size} bytes, more than the {service.max_body_bytes} allowed"
+                )
+            if sends_pictures(family.entry, head):
+                model = service.pictures.model(family.entry)
+                tail = b"".join(family.tensor_bytes(parts))
+                pictures = await service.aside(len(tail), TensorPictures, model, head, tail)
+                self._renew()
+                self._offer_pictures(pictures)
+                return
+            work = self._offer_pieces(head, family.tensor_bytes(parts), checked=False)
+            if work is not None:
+                await asyncio.wait([work])  # so that the requests of a stream keep their order
+        except CarpoolError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail_unexpectedly(error)
+
+    async def _understood(self, parts: Parts) -> Family:
+        """What it asks for, of which model. From here on this is its model, whatever is loaded meanwhile."""
+        service = self.service
+        self.id = parts.id
+        family = service.families.find(parts)
+        if not self.id.isascii():
+            check_text(self.id)
+        if family is None:
+            request = await service.aside(len(parts.rest), parse_rest, parts)
+            self._look_up(request.model_name, request.model_version)
+            family = await service.aside(len(parts.rest), read_family, request, parts.contents)
+            self._check(family)
+            service.families.keep(parts, family)
+        elif family.catalog is not service.door.catalog:
+            self._check(family)
+        self.entry, self.row, self.head = family.entry, family.row, family.head
+        return family
+
+    def _check(self, family: Family) -> None:
+        """Against the model as it is now."""
+        family.entry, family.row = self._look_up(family.model, family.version)
+        if sends_pictures(family.entry, family.head):
+            check_pictures(family.entry, family.head)
+        else:
+            check_head(family.head, family.entry.signature)
+        family.catalog = self.service.door.catalog
+
+    def _look_up(self, model: str, version: str) -> tuple[ModelEntry, Row]:
+        self.entry = entry = self.service.look_up(model, version)
+        self.row = row = self.service.row(entry)
+        return entry, row
+
+    # ── as `ClientCall` asks ──
+
+    def _current(self) -> tuple[ModelEntry, Row]:
+        family = self._family
+        assert family is not None
+        entry = self.service.look_up(family.model, family.version)
+        return entry, self.service.row(entry)
+
+    def _traced(self) -> RequestHead:
+        return replace(self.head, id=self.id.decode())
+
+    def _what(self) -> Mapping[str, str]:
+        return {"id": self.id.decode(errors="replace")[:80]}
+
+    def _write(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
+        listed = list_outputs(self.entry, self.head.outputs, answer.outputs, placed)
+        response = encode_answer(self.entry, self.id, listed, self._times(answer.timing), self._more)
+        self.service.server_row.add(BYTES_SENT, len(response))
+        self._reply(response)
+
+    def _write_error(self, error: CarpoolError, times: Times | None) -> None:
+        self._reply(Failure(error, times))
+
+
+class UnaryInfer:
+    """One call of ModelInfer. It begins when its head is here, before its message."""
+
+    __slots__ = ("_head_at", "_metadata", "_service", "_who")
+
+    def __init__(self, service: Service, metadata: Metadata, who: Principal | None = None) -> None:
+        self._service = service
+        self._metadata = metadata
+        self._who = who
+        self._head_at = monotonic()
+
+    async def run(self, message: bytes, context: Any) -> bytes:
+        with self._service, self._service.holding(message) as refusal:
+            if refusal is not None:
+                return refuse(context, refusal)
+            try:
+                asked = read_metadata(self._metadata, self._who)
+            except InvalidInput as error:
+                return refuse(context, error)
+            if asked.compression is not None:
+                context.set_compression(asked.compression)
+            result = await self._infer(message, asked.sender, asked.deadline(context, self._head_at))
+            if isinstance(result, Failure):
+                return refuse(context, result.error, result.times)
+            return result
+
+    async def _infer(self, message: bytes, sender: Sender, deadline: float) -> bytes | Failure:
+        waiting: asyncio.Future[bytes | Failure] = asyncio.get_running_loop().create_future()
+
+        def reply(result: bytes | Failure) -> None:
+            if not waiting.done():  # cancelled, but the call has not heard of it yet
+                waiting.set_result(result)
+
+        call = GrpcCall(self._service, sender, deadline, self._who, reply)
+        try:
+            await call.begin(message)
+            return await waiting
+        except asyncio.CancelledError:
+            call.leave()
+            raise
+
+
+class Stream:
+    """One call of ModelStreamInfer: a task reads requests, another writes answers, and the calls are in
+    between."""
+
+    def __init__(self, service: Service, metadata: Metadata, who: Principal | None = None) -> None:
+        self._service = service
+        self._metadata = metadata
+        self._who = who
+        self._answers: asyncio.Queue[bytes] = asyncio.Queue()
+        self._room = asyncio.Semaphore(MOST_UNANSWERED)
+        self._unanswered = 0
+        self._answered = asyncio.Event()
+        self._answered.set()
+        self._waiting: set[GrpcCall] = set()
+
+    async def run(self, _requests: object, context: Any) -> None:
+        with self._service:
+            try:
+                asked = read_metadata(self._metadata, self._who)
+            except InvalidInput as error:
+                refuse(context, error)
+                return
+            if asked.compression is not None:
+                context.set_compression(asked.compression)
+            if not await self._serve(context, asked):
+                refuse(context, stopping())
+
+    async def _serve(self, context: Any, asked: Asked) -> bool:
+        """Answer everything that is read; False when the server stops before the client is done."""
+        reading = asyncio.create_task(self._read(context, asked))
+        writing = asyncio.create_task(self._write(context))
+        stop = asyncio.create_task(self._service.stopping.wait())
+        tasks = {reading, writing, stop}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            ended = reading.done()
+            reading.cancel()
+            emptied = asyncio.create_task(self._answered.wait())
+            tasks.add(emptied)
+            await asyncio.wait({emptied, writing}, return_when=asyncio.FIRST_COMPLETED)
+            return ended
+        finally:
+            for task in tasks:
+                task.cancel()
+            for call in self._waiting:
+                call.leave()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, context: Any, asked: Asked) -> None:
+        while True:
+            await self._room.acquire()
+            message = await context.read()
+            if message is grpc.aio.EOF:
+                return
+            self._unanswered += 1
+            self._answered.clear()
+            await self._begin(message, asked.sender, asked.deadline(context, monotonic()))
+
+    async def _begin(self, message: bytes, sender: Sender, deadline: float) -> None:
+        def reply(result: bytes | Failure) -> None:
+            self._waiting.discard(call)
+            answer = _failed(result, call.id) if isinstance(result, Failure) else in_stream(result)
+            self._answers.put_nowait(answer)
+
+        call = GrpcCall(self._service, sender, deadline, self._who, reply, _FINAL)
+        self._waiting.add(call)
+        await call.begin(message)
+
+    async def _write(self, context: Any) -> None:
+        while True:
+            await context.write(await self._answers.get())
+            self._room.release()
+            self._unanswered -= 1
+            if not self._unanswered:
+                self._answered.set()
+
+
+def _failed(failure: Failure, request_id: bytes) -> bytes:
+    """The sentence where clients look for it; whose it was, and the stable words, where there is room."""
+    message = _ModelStreamInferResponse(error_message=details_of(failure.error))
+    response = message.infer_response
+    response.id = request_id.decode(errors="replace")
+    for name, value in metadata_of(failure.error, failure.times):
+        response.parameters[name.replace("-", "_")].string_param = value
+    response.MergeFromString(_FINAL)
+    return bytes(message.SerializeToString())

@@ -1,0 +1,324 @@
+"""Infer requests as gRPC messages: taken apart, found again by their bytes if one like it came before, and
+else understood. Whether they fit a model is for others to say.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from carpool.errors import InvalidInput
+from carpool.link.door import Catalog, ModelEntry
+from carpool.observe.counters import Row
+from carpool.types import Datatype, Scalar
+from carpool.wire.head import (
+    MAX_TENSORS,
+    begin_tensor,
+    check_size,
+    check_unique,
+    parse_requested,
+    read_options,
+    read_shared_memory,
+    shorten,
+)
+from carpool.wire.proto import message_class
+from carpool.wire.v2 import Buffer, RequestHead, TensorHead
+
+ModelInferRequest = message_class("ModelInferRequest")
+
+_ID = 3 << 3 | 2
+_RAW = 7 << 3 | 2
+_FIELDS = frozenset(number << 3 | 2 for number in range(1, 8))  # all of them are strings, bytes or messages
+_LONGEST_SHIFT = 28  # of a length, in five bytes
+
+_CACHED_BYTES = 4096
+_CACHED = 512
+_NUMBERS = ("priority", "timeout")  # some clients write them as text
+
+Key = tuple[bytes, tuple[int, ...]]
+
+_LENGTH = struct.Struct("<I")
+_INT, _UINT = "int_contents", "uint_contents"
+_TYPED: Mapping[Datatype, str] = {
+    Datatype.BOOL: "bool_contents",
+    Datatype.INT8: _INT,
+    Datatype.INT16: _INT,
+    Datatype.INT32: _INT,
+    Datatype.INT64: "int64_contents",
+    Datatype.UINT8: _UINT,
+    Datatype.UINT16: _UINT,
+    Datatype.UINT32: _UINT,
+    Datatype.UINT64: "uint64_contents",
+    Datatype.FP32: "fp32_contents",
+    Datatype.FP64: "fp64_contents",
+    Datatype.BYTES: "bytes_contents",
+}
+"""FP16 and BF16 have no typed form."""
+
+
+# ── in parts, before it is understood ──
+
+
+class Parts(NamedTuple):
+    """`rest` is the message without its id and its raw contents: the same for all requests of a kind."""
+
+    rest: bytes
+    id: bytes
+    contents: Sequence[Buffer]
+
+
+def take_apart(message: bytes) -> Parts | None:
+    """One look at the top level of the message, which is cheap however long its contents are.
+
+    None for what only a real parser can judge: other fields, other wire types, lengths that cannot be.
+    """
+    view = memoryview(message)
+    rest: list[bytes] = []
+    contents: list[Buffer] = []
+    request_id = b""
+    position, end = 0, len(message)
+    try:
+        while position < end:
+            start = position
+            tag, length = message[position], message[position + 1]
+            position += 2
+            shift = 7
+            while length >> shift and shift <= _LONGEST_SHIFT:  # the highest bit says that more follows
+                length += (message[position] - 1) << shift
+                position += 1
+                shift += 7
+            stop = position + length
+            if stop > end or tag not in _FIELDS:
+                return None
+            if tag == _RAW:
+                contents.append(view[position:stop])
+            elif tag == _ID:
+                request_id = message[position:stop]
+            else:
+                rest.append(message[start:stop])
+            position = stop
+    except IndexError:
+        return None
+    return Parts(b"".join(rest), request_id, contents)
+
+
+def parse_whole(message: bytes) -> Parts:
+    """The same for any message that is a request at all."""
+    try:
+        request = ModelInferRequest.FromString(message)
+    except DecodeError:
+        raise InvalidInput("the message is not a ModelInferRequest", field="body") from None
+    contents = list(request.raw_input_contents)
+    request_id: str = request.id
+    request.ClearField("raw_input_contents")
+    request.ClearField("id")
+    request.DiscardUnknownFields()
+    return Parts(request.SerializeToString(deterministic=True), request_id.encode(), contents)
+
+
+def check_text(request_id: bytes) -> None:
+    try:
+        request_id.decode()
+    except UnicodeDecodeError:
+        raise InvalidInput("id must be UTF-8 text", field="id") from None
+
+
+# ── requests that are alike ──
+
+
+class Family:
+    """What requests with the same `rest` and the same sizes ask for.
+
+    The head is the same object for all of them, because that is how the link knows them again.
+    """
+
+    __slots__ = ("catalog", "contents", "entry", "head", "model", "row", "version")
+
+    entry: ModelEntry  # with the row, right while `catalog` is the one in force
+    row: Row
+
+    def __init__(
+        self, model: str, version: str, head: RequestHead, contents: Sequence[Buffer] | None
+    ) -> None:
+        self.model = model
+        self.version = version
+        self.head = head
+        self.contents = contents  # where they were not raw: made so
+        self.catalog: Catalog | None = None
+
+    def tensor_bytes(self, parts: Parts) -> Sequence[Buffer]:
+        """Those of one of them."""
+        return parts.contents if self.contents is None else self.contents
+
+
+class Families:
+    """Those seen last."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Key, Family] = OrderedDict()
+
+    def find(self, parts: Parts) -> Family | None:
+        key = _key(parts)
+        family = self._known.get(key)
+        if family is not None:
+            self._known.move_to_end(key)
+        return family
+
+    def keep(self, parts: Parts, family: Family) -> None:
+        if family.contents is None and len(parts.rest) <= _CACHED_BYTES:
+            self._known[_key(parts)] = family
+            if len(self._known) > _CACHED:
+                self._known.popitem(last=False)
+
+
+def _key(parts: Parts) -> Key:
+    return parts.rest, tuple(map(len, parts.contents))
+
+
+def parse_rest(parts: Parts) -> Any:
+    """A ModelInferRequest without its raw contents. Safe in any thread, as the next one."""
+    try:
+        return ModelInferRequest.FromString(parts.rest)
+    except DecodeError:
+        raise InvalidInput("the message is not a ModelInferRequest", field="body") from None
+
+
+def read_family(request: Any, raw: Sequence[Buffer]) -> Family:
+    """Understand a request; whether it fits a model is for `check_head` to say."""
+    if len(request.inputs) > MAX_TENSORS:
+        raise InvalidInput(f"'inputs' lists more than {MAX_TENSORS} tensors", field="inputs")
+    options, _ = read_options(_parameters(request, "parameters"))
+    inputs, contents = _inputs(request, raw)
+    outputs = parse_requested([_requested(output) for output in request.outputs]) or ()
+    tail_size = sum(tensor.size for tensor in inputs)
+    head = RequestHead("", inputs, outputs, options, True, tail_size)
+    return Family(request.model_name, request.model_version, head, contents)
+
+
+def _inputs(request: Any, raw: Sequence[Buffer]) -> tuple[list[TensorHead], list[Buffer] | None]:
+    """The inputs, and their bytes if they came in typed fields."""
+    heads: list[TensorHead] = []
+    typed: list[Buffer] = []
+    remaining = list(reversed(raw))
+    offset = 0
+    for tensor in request.inputs:
+        entry = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        head, elements = begin_tensor(entry, "input", offset)
+        heads.append(head)
+        if not _in_region(head, elements, tensor, request.model_name):
+            taken = remaining if raw else None
+            head.size = _place(head, elements, tensor, taken, typed, request.model_name)
+            offset += head.size
+    if remaining:
+        raise InvalidInput(
+            f"raw_input_contents has {len(raw)} entries, {len(remaining)} more than there are inputs for",
+            field="raw_input_contents",
+        )
+    if len(heads) > 1:
+        check_unique([head.name for head in heads], "input")
+    return heads, typed or None
+
+
+def _in_region(head: TensorHead, elements: int, tensor: Any, model: str) -> bool:
+    """Whether its data is in shared memory, and if so where."""
+    owner = f"input {shorten(head.name)}"
+    parameters = _parameters(tensor, f"{owner}.parameters")
+    if "shared_memory_region" not in parameters:
+        return False
+    if tensor.HasField("contents"):
+        raise InvalidInput(f"{owner} carries its data in more than one way", field=f"{owner}.contents")
+    head.shared_memory = read_shared_memory(parameters, owner)
+    size = head.shared_memory.byte_size
+    check_size(head, size, elements, f"{owner}.parameters.shared_memory_byte_size", model)
+    return True
+
+
+def _place(
+    head: TensorHead, elements: int, tensor: Any, raw: list[Buffer] | None, typed: list[Buffer], model: str
+) -> int:
+    """The bytes it takes: the next of the raw ones, or what its typed fields come to."""
+    owner = f"input {shorten(head.name)}"
+    if raw is None:
+        data = _to_bytes(head, elements, tensor.contents)
+        typed.append(data)
+        return len(data)
+    if tensor.HasField("contents"):
+        raise InvalidInput(
+            f"{owner} has contents, although raw_input_contents is used: give one of the two",
+            field=f"{owner}.contents",
+        )
+    if not raw:
+        raise InvalidInput(f"raw_input_contents has no entry for {owner}", field="raw_input_contents")
+    size = len(raw.pop())
+    check_size(head, size, elements, f"raw_input_contents of {owner}", model)
+    return size
+
+
+def _requested(output: Any) -> dict[str, Any]:
+    parameters = _parameters(output, f"output {shorten(output.name)}.parameters")
+    return {"name": output.name, "parameters": {**parameters, "binary_data": True}}
+
+
+def _parameters(owner: Any, field: str) -> dict[str, Scalar]:
+    """The values of a map of InferParameter, as the JSON of HTTP would have them."""
+    found: dict[str, Scalar] = {}
+    for key, parameter in owner.parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if kind is None:
+            raise InvalidInput(f"parameter {shorten(key)} has no value", field=f"{field}.{key[:80]}")
+        value: Scalar = getattr(parameter, kind)
+        found[key] = int(value) if key in _NUMBERS and _is_number(value) else value
+    return found
+
+
+def _is_number(value: Scalar) -> bool:
+    return isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20
+
+
+# ── tensors in the typed fields of `contents`, for clients that do not send raw bytes ──
+
+
+def _to_bytes(head: TensorHead, elements: int, contents: Any) -> bytes:
+    """The tensor as raw contents would carry it; `contents` is an InferTensorContents."""
+    owner = f"input '{head.name}'"
+    field = _TYPED.get(head.datatype)
+    if field is None:
+        raise InvalidInput(
+            f"{owner} is {head.datatype.value}, which only raw_input_contents can carry",
+            field=f"{owner}.contents",
+        )
+    for given, _ in contents.ListFields():
+        if given.name != field:
+            raise InvalidInput(
+                f"{owner} is {head.datatype.value}, whose values go into {field}, not into {given.name}",
+                field=f"{owner}.contents.{given.name}",
+            )
+    values: Sequence[Any] = getattr(contents, field)
+    if len(values) != elements:
+        raise InvalidInput(
+            f"{owner}.contents.{field} has {len(values)} values,"
+            f" but shape {list(head.shape)} needs {elements}",
+            field=f"{owner}.contents.{field}",
+        )
+    return _strings(values) if head.datatype is Datatype.BYTES else _numbers(head, values, field)
+
+
+def _strings(values: Sequence[bytes]) -> bytes:
+    return b"".join(piece for value in values for piece in (_LENGTH.pack(len(value)), value))
+
+
+def _numbers(head: TensorHead, values: Sequence[Any], field: str) -> bytes:
+    dtype = head.datatype.dtype
+    if dtype.kind in "iu" and dtype.itemsize < 4 and values:  # wider ones fill their field
+        limits = np.iinfo(dtype)
+        if min(values) < limits.min or max(values) > limits.max:
+            raise InvalidInput(
+                f"input '{head.name}' holds a value out of range for {head.datatype.value}",
+                field=f"input '{head.name}'.contents.{field}",
+            )
+    return np.fromiter(values, dtype, len(values)).tobytes()

@@ -1,0 +1,201 @@
+"""What a request with pictures asks for: its fields, its query, and the pictures in its body.
+
+Pure functions. A body is one picture as it is, a form with files, or base64 in JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+from carpool.config.rules import nearest, shown
+from carpool.errors import InvalidInput, TooLarge
+from carpool.frontend.http.compression import body_encoding, choose_encoding
+from carpool.frontend.http.infer_route import DEADLINE_FIELD, LATEST_FIELD, SOURCE_FIELD
+from carpool.frontend.http.multipart import read_boundary, read_form
+from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.pictures.sent_pictures import from_base64
+from carpool.link.asked_fields import Sender, checked, read_budget, read_latest, read_source
+from carpool.vision.formats import Buffer
+from carpool.wire.head import load_object
+
+MAX_PICTURES = 64
+"""In one request."""
+
+_MAX_FIELD_BYTES = 256
+_FORM = b"multipart/form-data"
+_JSON = b"application/json"
+_FIELDS = (
+    b"content-type",
+    b"accept",
+    b"accept-encoding",
+    b"content-encoding",
+    DEADLINE_FIELD,
+    SOURCE_FIELD,
+    LATEST_FIELD,
+)
+_KEPT = 256
+_MOST_PARAMETERS = 32
+_WEIGHT = re.compile(rb"q=([01](?:\.[0-9]{0,3})?)")
+_PICTURES = {b"image/jpeg": "jpeg", b"image/png": "png", b"image/webp": "webp", b"image/*": "jpeg"}
+_DOCUMENTS = (b"application/json", b"application/*", b"*/*")
+
+
+class Layout(NamedTuple):
+    """How the pictures lie in a body, as its Content-Type says. What they are, their own bytes say."""
+
+    kind: str  # raw, form or json
+    boundary: bytes = b""
+
+
+class ImageHead(NamedTuple):
+    layout: Layout
+    model: str
+    version: str
+    options: Mapping[str, str]  # not read yet: what they may be is for the model's task to say
+    drawn: str  # the format of a drawn answer, should one be wanted
+    wants_drawn: bool  # it is, by the Accept field
+    budget: float  # seconds from the head to the client's deadline
+    sender: Sender
+    encoding: bytes | None  # how JSON may be compressed
+    in_place: bool  # the body is one picture, as it is, of a known size
+
+
+def read_image_head(head: HttpHead) -> ImageHead:
+    """Raises `InvalidInput` that names the field at fault."""
+    asked = _read(head.query, tuple(map(head.headers.get, _FIELDS)), bool(head.content_length))
+    if head.who is not None and head.who.priority:
+        return asked._replace(sender=asked.sender._replace(priority=head.who.priority))
+    return asked
+
+
+@lru_cache(maxsize=_KEPT)
+def _read(query_text: str, fields: tuple[bytes | None, ...], sized: bool) -> ImageHead:
+    """Kept, for every picture has a head of its own, which differs from the last one only in its length."""
+    content_type, accept, accepted, content_encoding, deadline, source, latest = fields
+    query = read_query(query_text)
+    form, wanted = read_accept(accept or b"")
+    layout = read_layout(content_type)
+    compressed = body_encoding(content_encoding) is not None
+    return ImageHead(
+        layout,
+        query.pop("model", ""),
+        query.pop("version", ""),
+        query,
+        form,
+        wanted,
+        read_budget(deadline),
+        checked(Sender(read_source(source), read_latest(latest))),
+        None if accepted is None else choose_encoding(accepted),
+        sized and not compressed and layout.kind == "raw",
+    )
+
+
+def read_query(query: str) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(
+            query, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS, encoding="utf-8"
+        )
+    except ValueError:
+        raise InvalidInput(
+            f"the query is not UTF-8 text or has more than {_MOST_PARAMETERS} parameters", field="query"
+        ) from None
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InvalidInput(f"{shown(name)} is given twice", field=name[:64])
+        found[name] = value
+    return found
+
+
+def read_accept(field: bytes) -> tuple[str, bool]:
+    """The format of a drawn answer, and whether one is preferred to JSON."""
+    best, form, document = 0.0, "jpeg", 0.0
+    for entry in field.lower().split(b","):
+        kind, *parameters = (part.strip(b" \t") for part in entry.split(b";"))
+        weights = [found for found in map(_WEIGHT.fullmatch, parameters) if found]
+        weight = float(weights[0][1]) if weights else 1.0
+        if kind in _PICTURES and weight > best:
+            best, form = weight, _PICTURES[kind]
+        elif kind in _DOCUMENTS:
+            document = max(document, weight)
+    return form, best > document
+
+
+# ── the pictures ──
+
+
+@dataclass(slots=True)
+class Sent:
+    """`several` is answered as a list, even if it is of one."""
+
+    pictures: Sequence[Buffer]
+    several: bool = False
+    fields: Mapping[str, str] = field(default_factory=dict)  # options in a form
+
+
+def read_layout(content_type: bytes | None) -> Layout:
+    kind, _, _ = (content_type or b"").partition(b";")
+    kind = kind.strip(b" \t").lower()
+    if kind == _FORM:
+        return Layout("form", read_boundary((content_type or b"").strip(b" \t")))
+    return Layout("json" if kind == _JSON else "raw")
+
+
+def read_pictures(body: bytes | bytearray, layout: Layout) -> Sent:
+    """Those in a form or in JSON. Long bodies take their time: safe in any thread."""
+    return _from_form(body, layout.boundary) if layout.kind == "form" else _from_json(body)
+
+
+def _from_form(body: bytes | bytearray, boundary: bytes) -> Sent:
+    pictures: list[Buffer] = []
+    fields: dict[str, str] = {}
+    for part in read_form(body, boundary):
+        if part.name == "file":
+            _check_count(len(pictures) + 1)
+            pictures.append(part.data)
+        elif part.file_name is not None:
+            raise InvalidInput(
+                f"pictures go into the field 'file', not into {shown(part.name)}", field=part.name[:64]
+            )
+        elif part.name in fields or len(part.data) > _MAX_FIELD_BYTES:
+            raise InvalidInput(f"{shown(part.name)} is given twice, or too long", field=part.name[:64])
+        else:
+            fields[part.name] = bytes(part.data).decode("utf-8", "replace")
+    if not pictures:
+        raise InvalidInput("the form has no field 'file' with a picture", field="file")
+    return Sent(pictures, len(pictures) > 1, fields)
+
+
+def _from_json(body: bytes | bytearray) -> Sent:
+    document = load_object(body, "request")
+    for name in document:
+        if name not in ("image", "images"):
+            raise InvalidInput(
+                f"unknown {shown(name)}; {nearest(name, ('image', 'images'))}; options go into the query",
+                field=name[:64],
+            )
+    if len(document) != 1:
+        raise InvalidInput('give one of "image" and "images", in base64', field="image")
+    if "image" in document:
+        return Sent([_decoded(document["image"], "image")])
+    listed = document["images"]
+    if type(listed) is not list or not listed:
+        raise InvalidInput('"images" must be a list of pictures in base64', field="images")
+    _check_count(len(listed))
+    return Sent([_decoded(text, f"images[{number}]") for number, text in enumerate(listed)], True)
+
+
+def _decoded(text: Any, where: str) -> bytes:
+    if type(text) is not str:
+        raise InvalidInput(f"{where} must be a string: the picture in base64", field=where)
+    return from_base64(text, where)
+
+
+def _check_count(count: int) -> None:
+    if count > MAX_PICTURES:
+        raise TooLarge(f"a request may hold {MAX_PICTURES} pictures", field="file")

@@ -1,0 +1,307 @@
+"""Inference over HTTP, the v2 protocol: what a head asks for, worked out once for all requests that repeat
+it; where their bodies go; and how their answers leave. What happens in between is in `frontend.call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
+
+from carpool.errors import CarpoolError
+from carpool.frontend.call import ClientCall, Times
+from carpool.frontend.http.compressing import WORTH_COMPRESSING, answer_compressed
+from carpool.frontend.http.compression import body_encoding, choose_encoding
+from carpool.frontend.http.document_handlers import Start
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.frontend.http.http_service import Service
+from carpool.frontend.http.largest_body import LargestBody
+from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.model_lookup import not_serving
+from carpool.frontend.packing import AT_ONCE, check, is_in_place, takes_long
+from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures
+from carpool.link.asked_fields import (
+    DEADLINE,
+    LATEST,
+    SOURCE,
+    Sender,
+    read_budget,
+    read_latest,
+    read_source,
+)
+from carpool.link.door import Answer, Catalog, ModelEntry, Slot
+from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
+from carpool.observe.counters import Row, count_failure
+from carpool.types import InferResponse
+from carpool.wire.v2 import (
+    HEADER_LENGTH,
+    Buffer,
+    Placed,
+    RequestHead,
+    check_tail,
+    encode_response,
+    raw_head,
+    read_head,
+    read_header_length,
+)
+
+_LENGTH_FIELD = HEADER_LENGTH.lower().encode()
+DEADLINE_FIELD = DEADLINE.lower().encode()
+SOURCE_FIELD = SOURCE.lower().encode()
+LATEST_FIELD = LATEST.lower().encode()
+
+TIMING = b'Server-Timing: decode;dur=%.3f, queue;dur=%.3f, infer;dur=%.3f, post;dur=%.3f, batch;desc="%d"\r\n'
+_JSON_ANSWER = b"Content-Type: application/json\r\n" + TIMING
+_BINARY_ANSWER = b"Content-Type: application/octet-stream\r\n" + HEADER_LENGTH.encode() + b": %d\r\n" + TIMING
+_JOINED = 8 * 1024  # up to here one more copy is cheaper than sending pieces
+
+
+class InferHead(NamedTuple):
+    """What the fields of a head ask for, besides the model."""
+
+    header_length: int | None  # of the JSON; None when the whole body is JSON, 0 for a raw request
+    shortest: int  # that the body may be by this, where its length is known
+    in_place: bool  # the body can be received where it will be used
+    budget: float  # seconds from the head to the client's deadline
+    sender: Sender
+    json_encoding: bytes | None  # how an answer in JSON may be compressed
+    binary_encoding: bytes | None
+
+
+def read_infer_head(head: HttpHead) -> InferHead:
+    """Raises `InvalidInput` that names the field at fault."""
+    headers = head.headers
+    encoded = body_encoding(headers.get(b"content-encoding")) is not None
+    sized = head.content_length is not None and not encoded
+    header_length = read_header_length(headers.get(_LENGTH_FIELD))
+    json_encoding, binary_encoding = _answer_encodings(headers.get(b"accept-encoding"))
+    return InferHead(
+        header_length,
+        header_length or 0 if sized else 0,
+        sized and header_length is not None and header_length <= AT_ONCE,
+        read_budget(headers.get(DEADLINE_FIELD)),
+        Sender(
+            read_source(headers.get(SOURCE_FIELD)),
+            read_latest(headers.get(LATEST_FIELD)),
+            0 if head.who is None else head.who.priority,
+        ),
+        json_encoding,
+        binary_encoding,
+    )
+
+
+def _answer_encodings(field: bytes | None) -> tuple[bytes | None, bytes | None]:
+    """Many HTTP libraries list every encoding they know, on every request; tensors barely shrink and cost
+    milliseconds. So those are compressed only for a client that names one encoding, and so means it.
+    """
+    if field is None:
+        return None, None
+    encoding = choose_encoding(field)
+    return encoding, None if b"," in field or field.startswith(b"*") else encoding
+
+
+class InferTarget(NamedTuple):
+    """What serves a request, where it is counted, and how long its body can be."""
+
+    entry: ModelEntry
+    row: Row
+    largest: LargestBody
+    most_in_place: int
+
+
+def start_infer(service: Service, head: HttpHead, variables: Mapping[str, str]) -> Start:
+    return InferRoute(service, head, variables["model"], variables.get("version", "")).begin
+
+
+class InferRoute:
+    """Requests with one head."""
+
+    def __init__(self, service: Service, head: HttpHead, model: str, version: str) -> None:
+        self.service = service
+        self.asked = read_infer_head(head)
+        self._model = model
+        self._version = version
+        self._catalog: Catalog | None = None
+        self._target: InferTarget | None = None
+
+    def begin(self, exchange: Exchange) -> BodyPlan:
+        """Refuse before the body what can be refused, else say where it goes."""
+        door, asked = self.service.door, self.asked
+        if (exchange.head.content_length or 0) < asked.shortest:
+            read_header_length(str(asked.header_length), exchange.head.content_length)  # raises
+        try:
+            if not door.serving:
+                raise not_serving()
+            now = exchange.head_at
+            target = self.current()
+            advised = door.refuses(target.entry, now + asked.budget, now, asked.sender, certain=False)
+            refusal = self.service.fair.judge(target.entry, exchange, asked.sender, advised)
+            if refusal is None:
+                return self._plan(exchange, target)
+        except CarpoolError as error:
+            refusal = error
+        source = asked.sender.source
+        entry = None if self._target is None else self._target.entry
+        self.service.fair.tell(exchange, refusal, entry, source)
+        if self._target is not None:  # else nobody knows whose failure it is
+            count_failure(self._target.row, refusal, 0.0)
+            door.turned_away(self._target.entry, refusal, exchange.head_at, source=source)
+        return None
+
+    def current(self) -> InferTarget:
+        """What serves these requests now: a change of the catalogue holds from the next look on."""
+        catalog = self.service.door.catalog
+        if catalog is not self._catalog or self._target is None:
+            self._target = None
+            entry = self.service.look_up(self._model, self._version)
+            largest = LargestBody(entry, self.service.max_body_bytes)
+            most = largest.in_place(self.asked.header_length or 0)
+            self._target = InferTarget(entry, self.service.row(entry), largest, most)
+            self._catalog = catalog
+        return self._target
+
+    def _plan(self, exchange: Exchange, target: InferTarget) -> BodyPlan:
+        size = exchange.head.content_length or 0
+        if not self.asked.in_place:
+            most = target.largest.gathered()
+            target.largest.check(size, most)
+            return Collect(most, HttpCall(self, exchange, target, None).collected)
+        if size > target.most_in_place:
+            target.largest.check(size, target.most_in_place)
+        slot = self.service.first_slot(size + 1, exchange.make_room)  # see `Intake` for what the byte is for
+        call = HttpCall(self, exchange, target, slot)
+        return Receive(slot.view, call.received, call.more)
+
+
+class HttpCall(ClientCall):
+    __slots__ = ("_exchange", "_route")
+
+    service: Service
+
+    def __init__(self, route: InferRoute, exchange: Exchange, target: InferTarget, slot: Slot | None) -> None:
+        asked = route.asked
+        super().__init__(route.service, asked.sender, exchange.head_at + asked.budget)
+        self.entry, self.row, _, _ = target
+        self._slot = slot
+        self._route = route
+        self._exchange = exchange
+        exchange.on_disconnect = self.leave
+
+    # ── the body ──
+
+    def more(self, received: int) -> memoryview | None:
+        """The slot is full, and the body is longer."""
+        slot, self._slot = self._slot, None
+        assert slot is not None
+        exchange = self._exchange
+        size = (exchange.head.content_length or 0) + 1
+        try:
+            self._slot = self.service.larger_slot(slot, received, size, exchange.make_room)
+        except CarpoolError as error:
+            self.arrived = exchange.head_at
+            self._fail(error)
+            return None
+        return self._slot.view
+
+    def received(self, at: float) -> None:
+        """The body is in the slot."""
+        exchange, route, slot = self._exchange, self._route, self._slot
+        self.arrived, self.unread = at, exchange.unread
+        size, end = exchange.head.content_length or 0, route.asked.header_length or 0
+        assert slot is not None
+        self.service.server_row.add(BYTES_RECEIVED, size)
+        try:
+            view = slot.view
+            entry, self.row, _, _ = route.current()  # it may have changed while the body came
+            self.entry = entry
+            signature = entry.signature
+            if entry.vision is not None and end and may_hold_pictures(bytes(view[:end])):
+                self._look_for_pictures(bytes(view[:size]))
+                return
+            head = read_head(view[:end], signature) if end else raw_head(signature, size)
+            if head.tail_size != size - end:
+                check_tail(head, size - end, signature.model)
+            if not head.plain:
+                if not is_in_place(head):
+                    self._prepare(bytes(view[:size]))
+                    return
+                check(head, view[end:size])
+                self._outlets = self.service.memory.outlets(head.outputs)
+            self._offer_in_place(head, end)
+        except CarpoolError as error:
+            self._fail(error)
+
+    def collected(self, body: bytes | bytearray, at: float) -> None:
+        """The body was chunked, compressed or all JSON: only its tensors go into a slot."""
+        exchange, end = self._exchange, self._route.asked.header_length
+        self.arrived, self.unread = at, exchange.unread
+        self.service.server_row.add(BYTES_RECEIVED, exchange.head.content_length or len(body))
+        try:
+            self.entry, self.row = self._current()
+            json = body if end is None else body[:end]
+            if self.entry.vision is not None and may_hold_pictures(json):
+                self._look_for_pictures(body)
+            else:
+                self._prepare(body)
+        except CarpoolError as error:
+            self._fail(error)
+
+    def _prepare(self, body: bytes | bytearray) -> None:
+        """The rarer requests: their tensors have to be checked one by one, or made binary first."""
+        self._let_go()
+        length, signature = self._route.asked.header_length, self.entry.signature
+        work = partial(self.service.long_json.prepare, body, length, signature)
+        self._aside(takes_long(len(body), length, signature), work, self._offer_prepared)
+
+    def _offer_prepared(self, prepared: tuple[RequestHead, list[Buffer]]) -> None:
+        self._offer_pieces(*prepared, checked=True)
+
+    def _look_for_pictures(self, body: bytes | bytearray) -> None:
+        self._let_go()
+        model = self.service.pictures.model(self.entry)
+        work = partial(read_tensor_pictures, body, self._route.asked.header_length, model)
+        self._aside(len(body) > AT_ONCE, work, partial(self._looked, body))
+
+    def _looked(self, body: bytes | bytearray, pictures: TensorPictures | None) -> None:
+        if pictures is None:  # BYTES only in a name
+            self._prepare(body)
+        else:
+            self._offer_pictures(pictures)
+
+    # ── as `ClientCall` asks ──
+
+    def _current(self) -> tuple[ModelEntry, Row]:
+        target = self._route.current()
+        return target.entry, target.row
+
+    def _what(self) -> Mapping[str, str]:
+        return {"model": self.entry.name, "path": self._exchange.head.path}
+
+    def _answer_takes_long(self) -> None:
+        self._exchange.on_disconnect = None  # the model's work is done: there is nothing left to save
+
+    def _write(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
+        entry, head, asked = self.entry, self.head, self._route.asked
+        buffers, size, length = encode_response(
+            InferResponse(entry.name, list(answer.outputs), entry.version, head.id),
+            head.outputs,
+            binary_output=head.binary_output,
+            labels=entry.labels,
+            batched=entry.signature.max_batch > 0,
+            placed=placed,
+        )
+        times = self._times(answer.timing)
+        if length is None:
+            fields, encoding = _JSON_ANSWER % times, asked.json_encoding
+        else:
+            fields, encoding = _BINARY_ANSWER % (length, *times), asked.binary_encoding
+        if encoding is not None and size >= WORTH_COMPRESSING:
+            answer_compressed(self.service, self._exchange, fields, b"".join(buffers), encoding)
+            return
+        self.service.server_row.add(BYTES_SENT, size)
+        self._exchange.respond(200, fields, b"".join(buffers) if size <= _JOINED else buffers)
+
+    def _write_error(self, error: CarpoolError, times: Times | None) -> None:
+        more = b"" if times is None else TIMING % times
+        source = self.sender.source or self.head.options.source
+        self.service.fair.tell(self._exchange, error, self.entry, source, more)

@@ -1,0 +1,85 @@
+"""Requests whose tensors are not simply binary: checked, and made so, before they go through the door."""
+
+from __future__ import annotations
+
+import math
+
+from carpool.types import Datatype, InferRequest, Signature
+from carpool.wire.v2 import (
+    Buffer,
+    RequestHead,
+    TensorHead,
+    bind,
+    check_tail,
+    encode_request,
+    raw_head,
+    read_head,
+    read_header_length,
+)
+
+AT_ONCE = 64 * 1024
+"""Bytes of JSON or strings to read in the loop: 150,000 numbers take 25 ms, and everybody else would wait."""
+
+_BYTES = Datatype.BYTES
+_BOOL = Datatype.BOOL
+_FEW_STRINGS = 4096
+
+
+def is_in_place(head: RequestHead) -> bool:
+    """Whether the tensors can stay where they are, after a look at them that does not take long."""
+    if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
+        return False
+    return sum(math.prod(tensor.shape) for tensor in head.inputs if tensor.datatype is _BYTES) <= _FEW_STRINGS
+
+
+def takes_long(size: int, header_length: int | None, signature: Signature) -> bool:
+    """Whether a body is better not read in the loop."""
+    if size <= AT_ONCE:
+        return False
+    json = header_length is None or header_length > AT_ONCE
+    return json or any(spec.datatype is _BYTES for spec in signature.inputs)
+
+
+def check(head: RequestHead, tail: Buffer) -> None:
+    """BYTES lengths must add up and BOOL bytes be 0 or 1; those in regions are looked at later."""
+    looked_at = [tensor for tensor in _with_it(head) if tensor.datatype in (_BYTES, _BOOL)]
+    if looked_at:
+        bind(looked_at, tail)
+
+
+def prepare(
+    body: bytes | bytearray, header_length: int | None, signature: Signature
+) -> tuple[RequestHead, list[Buffer]]:
+    """A whole body as a head and the bytes of its tensors, all of them binary. Safe in any thread.
+
+    Inputs in a client's memory stay there, and in the head.
+    """
+    view = memoryview(body)
+    size = len(view)
+    end = size
+    if header_length is not None:
+        end = header_length
+        read_header_length(str(end), size)  # what a chunked or compressed body holds is known only now
+    head = raw_head(signature, size) if header_length == 0 else read_head(view[:end], signature)
+    check_tail(head, size - end, signature.model)
+    tail = view[end:]
+    check(head, tail)
+    has_json_data = any(tensor.data is not None for tensor in head.inputs)
+    return _pack(head, tail, signature.model) if has_json_data else (head, [tail])
+
+
+def _with_it(head: RequestHead) -> list[TensorHead]:
+    """The inputs whose data came with the request."""
+    return [tensor for tensor in head.inputs if tensor.shared_memory is None]
+
+
+def _pack(head: RequestHead, tail: Buffer, model: str) -> tuple[RequestHead, list[Buffer]]:
+    tensors = bind(_with_it(head), tail)
+    pieces = encode_request(InferRequest(model, tensors)).buffers[1:]
+    inputs = [tensor for tensor in head.inputs if tensor.shared_memory is not None]
+    offset = 0
+    for tensor, piece in zip(tensors, pieces, strict=True):
+        inputs.append(TensorHead(tensor.name, tensor.datatype, tensor.shape, offset, len(piece)))
+        offset += len(piece)
+    binary = RequestHead(head.id, inputs, head.outputs, head.options, head.binary_output, offset, head.batch)
+    return binary, pieces

@@ -1,0 +1,315 @@
+"""The pictures of one call: how they come into its slot, and what is made of the model's outputs.
+
+Over v2 they are a BYTES tensor in the place of the model's own input, and a client may ask for `answer`, one
+JSON document per picture, besides the model's outputs. On a picture route there is one, and its answer is the
+document or a drawing. A picture that comes alone may go to the model's device as a file.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import TypeVar
+
+import numpy as np
+import orjson
+
+from carpool.errors import CarpoolError, InvalidInput, Unsupported
+from carpool.frontend.pictures.picture_models import PictureModel
+from carpool.link.door import ModelEntry
+from carpool.memory.layout import FILE_AT, write_file
+from carpool.types import Array, Datatype, RequestedOutput, Signature, Tensor, TensorSpec
+from carpool.vision.formats import Buffer, pixels_of_request, read_head, sniff
+from carpool.vision.geometry import Geometry
+from carpool.vision.options import Options
+from carpool.vision.tasks import options_of, read_options
+from carpool.wire.head import DEFAULT_OPTIONS
+from carpool.wire.v2 import (
+    RequestHead,
+    TensorHead,
+    bind,
+    check_head,
+    check_tail,
+    parse_head,
+    read_header_length,
+)
+
+T = TypeVar("T")
+ANSWER = "answer"
+_IMAGE = "image"  # what every model's picture may be called
+_MARK = b'"BYTES"'
+_ASKED_ON_A_ROUTE = RequestHead("", (), (), DEFAULT_OPTIONS, True, 0)
+
+_SAME_FOR_ALL = 65536
+_A_BYTE = 2
+_USUAL = 4
+"""Weights are pixels: what resizing and the rest take, whatever the size of a picture; how many of them
+reading a byte takes; and how many there are for a byte of a usual picture, before its head is known."""
+
+_LONG = 1 << 20  # to look through the head of a longer file could hold up the loop
+
+
+def weight_of_size(size: int) -> float:
+    """How much work there is to decode so many bytes, of which nothing else is known yet."""
+    return float(_SAME_FOR_ALL + (_A_BYTE + _USUAL) * size)
+
+
+def weight_of(data: Buffer, pixels: int) -> float:
+    """How much work there is to decode a picture, which has so many pixels by a first look at its head. 0 is
+    for one that will not be decoded: raises `InvalidInput` that says why."""
+    if not pixels:
+        if len(data) > _LONG:
+            sniff(data)
+            return weight_of_size(len(data))
+        head = read_head(data)
+        pixels = head.width * head.height
+    return float(_SAME_FOR_ALL + _A_BYTE * len(data) + pixels)
+
+
+class SentPictures:
+    """`asked` is what the client says, `head` what goes through the door for it, with `size` bytes.
+
+    `prepare` and `compose` are called in threads, one after the other; the rest in the loop's.
+    """
+
+    __slots__ = (
+        "_geometries",
+        "_model",
+        "_options",
+        "_pictures",
+        "asked",
+        "head",
+        "is_file",
+        "size",
+        "weight",
+    )
+
+    quick = False  # the answer is made in less time than a thread takes to wake up
+    composes = True  # something is made of the outputs
+    on_route = False  # of a picture route, where it was judged at its head already
+    drawn: str | None = None  # the format of a drawing that is wanted instead of JSON
+
+    head: RequestHead
+    size: int
+
+    def __init__(
+        self,
+        model: PictureModel,
+        asked: RequestHead,
+        pictures: Sequence[Buffer],
+        options: Options,
+        as_file: Geometry | None,
+    ) -> None:
+        self.asked = asked
+        self._model = model
+        self._options = options
+        self._pictures = pictures
+        self.is_file = as_file is not None  # for the model's device: there is nothing to decode here
+        self._geometries = [] if as_file is None else [as_file]
+        self.weight = 0.0
+
+    def put_file(self, memory: memoryview) -> None:
+        """It goes into the slot as it is."""
+        write_file(memory, self._pictures[0])
+        if self.drawn is None:
+            self._pictures = ()
+
+    def prepare(self, memory: memoryview) -> float:
+        """All of them into the slot, one behind the other; returns the seconds. One that is bad fails all."""
+        started = monotonic()
+        model, size = self._model, self._model.bytes
+        self._geometries = self._each(
+            lambda number, data: model.prepare(data, memory[number * size : (number + 1) * size])
+        )
+        self._pictures = ()
+        return monotonic() - started
+
+    def compose(self, outputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], float]:
+        """What is to be answered, and the seconds that took."""
+        raise NotImplementedError
+
+    def _each(self, work: Callable[[int, Buffer], T]) -> list[T]:
+        """What is made of each picture; what is wrong with one names it."""
+        made: list[T] = []
+        for number, data in enumerate(self._pictures):
+            try:
+                made.append(work(number, data))
+            except CarpoolError as error:
+                if len(self._pictures) > 1:
+                    error.message = f"picture {number}: {error.message}"
+                raise
+        return made
+
+    def _document(self, outputs: Sequence[Tensor], number: int) -> bytes:
+        """The answer to one of them, as JSON."""
+        model = self._model
+        answer = model.answer(model.of_one(outputs, number), self._geometries[number], self._options)
+        return orjson.dumps({"model": model.entry.name, "version": model.entry.version, **answer})
+
+
+class RoutePicture(SentPictures):
+    """The one picture of a call on a picture route; `body` is its answer."""
+
+    __slots__ = ("body", "drawn", "quick")
+
+    on_route = True
+
+    def __init__(
+        self,
+        model: PictureModel,
+        data: Buffer,
+        options: Options,
+        drawn: str | None,
+        pixels: int,
+        as_file: Geometry | None = None,
+    ) -> None:
+        """With `as_file`, it lies in a slot already."""
+        as_file = as_file or model.seen_as_file(data)
+        super().__init__(model, _ASKED_ON_A_ROUTE, (data,), options, as_file)
+        self.drawn = drawn
+        self.quick = model.quick and drawn is None
+        self.body = b""
+        if as_file is None:
+            self.head, self.size, self.weight = model.head, model.bytes, weight_of(data, pixels)
+        else:
+            self.head, self.size = model.file_head, FILE_AT + len(data)
+
+    def prepare(self, memory: memoryview) -> float:
+        started = monotonic()
+        self._geometries = [self._model.prepare(self._pictures[0], memory)]
+        if self.drawn is None:
+            self._pictures = ()
+        return monotonic() - started
+
+    def compose(self, outputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], float]:
+        started = monotonic()
+        if self.drawn is None:
+            self.body = self._document(outputs, 0)
+        else:  # decoded again, in full: to keep the pixels while the model runs could take any memory
+            model, data = self._model, self._pictures[0]
+            given = model.of_one(outputs, 0), self._geometries[0], self._options
+            self.body = model.drawn(data, *given, self.drawn)
+        return outputs, monotonic() - started
+
+
+class TensorPictures(SentPictures):
+    """Those of a v2 request, for a model that they were checked for."""
+
+    __slots__ = ("_shape", "composes")
+
+    def __init__(self, model: PictureModel, asked: RequestHead, tail: Buffer) -> None:
+        given = asked.inputs[0]
+        pictures = _elements(given, tail)
+        pixels = pixels_of_request(pictures)
+        options = read_options(_options_of(asked, model), model.task)
+        as_file = model.seen_as_file(pictures[0]) if len(pictures) == 1 else None
+        super().__init__(model, asked, pictures, options, as_file)
+        self._shape = given.shape
+        own = model.entry.signature.output_named
+        self.composes = ANSWER not in own and any(output.name == ANSWER for output in asked.outputs)
+        wanted = [output for output in asked.outputs if output.name in own]
+        if self.composes:
+            known = {output.name for output in wanted}
+            wanted += [output for output in model.outputs if output.name not in known]
+        if self.is_file:
+            self.head, self.size = model.file_head_of(wanted, asked.options), FILE_AT + len(pictures[0])
+        else:
+            self.head = model.head_of(len(pictures), wanted, asked.options)
+            self.size = self.head.tail_size
+            self.weight = sum(self._each(lambda number, data: weight_of(data, pixels[number])))
+
+    def compose(self, outputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], float]:
+        """The outputs, and what they mean for each picture."""
+        started = monotonic()
+        answers: Array = np.empty(len(self._geometries), object)
+        for number in range(len(answers)):
+            answers[number] = self._document(outputs, number)
+        named = Tensor(ANSWER, Datatype.BYTES, self._shape, answers.reshape(self._shape))
+        return [*outputs, named], monotonic() - started
+
+
+# ── pictures in v2 requests ──
+
+
+def may_hold_pictures(json: bytes | bytearray) -> bool:
+    """A quick look at a head that is not read yet."""
+    return _MARK in json
+
+
+def sends_pictures(entry: ModelEntry, head: RequestHead) -> bool:
+    return entry.vision is not None and any(tensor.datatype is Datatype.BYTES for tensor in head.inputs)
+
+
+def check_pictures(entry: ModelEntry, head: RequestHead) -> RequestHead:
+    """As `check_head`, for the model that takes [batch] or [batch, 1] pictures and also gives `answer`."""
+    assert entry.vision is not None
+    signature = entry.signature
+    given = head.inputs[0]
+    name = _IMAGE if given.name == _IMAGE else str(entry.vision["input"][0])
+    shape = () if signature.max_batch and len(given.shape) == 1 else (1,)
+    outputs = signature.outputs
+    if ANSWER not in signature.output_named:
+        outputs = (*outputs, TensorSpec(ANSWER, Datatype.BYTES, shape))
+    spec = TensorSpec(name, Datatype.BYTES, shape)
+    seen = Signature(signature.model, (spec,), outputs, signature.max_batch)
+    if given.shared_memory is not None:
+        raise Unsupported(f"input '{given.name}': pictures come with the request, not in shared memory")
+    wanted = head.outputs or [RequestedOutput(spec.name, head.binary_output) for spec in signature.outputs]
+    whole = replace(head, outputs=wanted)  # without any it would ask for `answer`, too
+    check_head(whole, seen)
+    head.batch = whole.batch
+    return head
+
+
+def read_tensor_pictures(
+    body: bytes | bytearray, header_length: int | None, model: PictureModel
+) -> TensorPictures | None:
+    """The pictures in the body of a v2 request; None if it has none. Safe in any thread."""
+    view = memoryview(body)
+    end = len(view) if header_length is None else header_length
+    read_header_length(str(end), len(view))
+    head = parse_head(view[:end], model.entry.name)
+    if not sends_pictures(model.entry, head):
+        return None
+    check_pictures(model.entry, head)
+    check_tail(head, len(view) - end, model.entry.name)
+    return TensorPictures(model, head, view[end:])
+
+
+def _elements(given: TensorHead, tail: Buffer) -> list[bytes]:
+    """Binary as it is; JSON can only carry text, so there it is base64."""
+    elements: list[bytes] = bind([given], tail)[0].data.reshape(-1).tolist()
+    if not elements:
+        raise InvalidInput(f"input '{given.name}' holds no picture", field=f"input '{given.name}'.shape")
+    if given.data is None:
+        return elements
+    where = f"input '{given.name}'.data"
+    return [from_base64(element.decode(), where) for element in elements]
+
+
+def _options_of(asked: RequestHead, model: PictureModel) -> dict[str, str]:
+    """Those of the request's parameters that mean something to the task; others are for the model."""
+    custom = asked.options.custom
+    return {
+        name: _text(custom[name]) for name in options_of(model.task) if name in custom and name != "overlay"
+    }
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def from_base64(text: str, where: str) -> bytes:
+    """A picture as text, with or without the head of a data: URL. `where` names the field in the error."""
+    if text[:5].lower() == "data:":
+        head, comma, text = text.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            raise InvalidInput(f"{where} is a data: URL that is not in base64", field=where)
+    if any(blank in text for blank in "\r\n \t"):  # some encoders break their lines
+        text = "".join(text.split())
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:  # of strings that are not ASCII, too
+        raise InvalidInput(f"{where} is not valid base64", field=where) from None

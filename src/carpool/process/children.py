@@ -1,0 +1,312 @@
+"""The children of the supervisor: `python -m carpool.process.children engine|frontend CONTROL_FD`.
+
+A child is told everything over its control socket, and lives no longer than the other end of it. What it runs
+is named by the first message as `module:function`, so that this file knows neither models nor protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from mmap import mmap
+from pathlib import Path
+from typing import Any, Protocol
+
+import uvloop
+
+from carpool.config.server import ServerSettings
+from carpool.engine.engine_link import EngineSide
+from carpool.engine.link_calls import EngineLike
+from carpool.errors import CarpoolError, ConfigError
+from carpool.frontend.documents import picture_tasks, promises
+from carpool.frontend.remote_door import RemoteDoor
+from carpool.link.child_process import Control, Message, belong_to_parent, spare_the_collector, switch_often
+from carpool.link.door import Catalog
+from carpool.memory.arena import Arena, map_memory
+from carpool.memory.gates import GateTable
+from carpool.memory.pulse import Beats, Pulses, Watch
+from carpool.observe.columns import UP
+from carpool.observe.counters import Table
+from carpool.observe.descriptors import Descriptors
+from carpool.observe.logs import configure, finish, logger
+from carpool.observe.output import keep_stream
+from carpool.process.shared_settings import apply_log_settings
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+EXIT_CUT_OFF = 3
+"""The time to drain was over before everything was finished."""
+
+ENGINE_BLOCK = 1
+"""Of the counters, and the cell of its signs of life; those of front ends follow."""
+
+_CATALOGUE_S = 1.0
+
+
+class StartEngine(Protocol):
+    """Builds the engine. It may load in the background: `Catalog.ready` says when models can be used.
+
+    `progress` may be told from any thread which model is being loaded, and what is done for it.
+    """
+
+    def __call__(
+        self,
+        settings: ServerSettings,
+        paths: Sequence[str],
+        *,
+        table: Table,
+        block: int,
+        write_gate: Callable[..., None],
+        progress: Callable[[str, str], None],
+    ) -> Awaitable[EngineLike]: ...
+
+
+class Frontend(Protocol):
+    """What serves a protocol until it is told to stop: `HttpServer` is one."""
+
+    async def stop(self, within_s: float) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendParts:
+    """What a front end is built from. `sockets` listen already, by the name of their port."""
+
+    door: RemoteDoor
+    gates: GateTable
+    settings: ServerSettings
+    sockets: Mapping[str, Sequence[socket.socket]]
+    table: Table
+    block: int
+    began: float  # when the server did
+    apart: bool = True  # in a process of its own, not in the engine's
+
+
+StartFrontend = Callable[[FrontendParts], Awaitable[Frontend]]
+
+
+def written(settings: ServerSettings) -> dict[str, Any]:
+    """The settings as JSON can carry them."""
+    fields = asdict(settings)
+    fields["cache_dir"] = None if settings.cache_dir is None else str(settings.cache_dir)
+    return fields
+
+
+def _read_settings(fields: Mapping[str, Any]) -> ServerSettings:
+    cache_dir = fields["cache_dir"]
+    as_they_were = {
+        "cache_dir": None if cache_dir is None else Path(cache_dir),
+        "load_models": tuple(fields["load_models"]),
+        "allowed_hosts": tuple(fields["allowed_hosts"]),
+        "http_restricted_api": tuple(fields["http_restricted_api"]),
+        "grpc_restricted_protocol": tuple(fields["grpc_restricted_protocol"]),
+    }
+    return ServerSettings(**{**fields, **as_they_were})
+
+
+def _load(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _mapped(fd: int) -> mmap:
+    try:
+        return map_memory(fd)
+    finally:
+        os.close(fd)
+
+
+class EngineProcess:
+    def __init__(self, control: Control, first: Message) -> None:
+        self._control = control
+        self._first = first
+        self._settings = _read_settings(first.body["settings"])
+        self._side: EngineSide | None = None
+        self._early: list[Message] = []
+        self._was_ready = False
+        self._logging: Mapping[str, Any] = {}
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self) -> int:
+        self._table, self._gates, pulses = map(_mapped, self._first.files)
+        beats = Beats(partial(Pulses(pulses).beat, self._first.body["block"]))
+        obeying = asyncio.create_task(self._obey())
+        starting = asyncio.create_task(self._start())
+        await asyncio.wait({obeying, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            os._exit(0)  # nothing to drain yet, and a thread that loads a model would be waited for
+        try:
+            engine = starting.result()
+        except Exception as error:
+            return self._give_up(error)
+        spare_the_collector()
+        self._control.send("up")  # before anybody can see that it is
+        self._side = EngineSide(
+            engine, max_answer_bytes=self._settings.max_body_bytes, dropped=self._report_dropped
+        )
+        for message in self._early:
+            await self._attach(self._side, message)
+        engine.listen(self._report)
+        self._report(engine.catalog)
+        within_s = await obeying
+        if within_s is not None:
+            await engine.drain(within_s)
+            logger("engine").info("drained")
+        beats.stop()
+        return 0
+
+    async def _start(self) -> EngineLike:
+        start: StartEngine = _load(self._first.body["start"])
+        gate_table = GateTable(self._gates)
+        gate_table.clear()
+        return await start(
+            self._settings,
+            self._first.body["paths"],
+            table=Table(self._table),
+            block=self._first.body["block"],
+            write_gate=gate_table.write,
+            progress=self._progress,
+        )
+
+    def _progress(self, model: str, step: str) -> None:
+        """From the thread that loads: the socket is the loop's."""
+        self._loop.call_soon_threadsafe(partial(self._control.send, "loading", model=model, step=step))
+
+    def _give_up(self, error: Exception) -> int:
+        if not isinstance(error, CarpoolError):
+            logger("engine").exception("engine-failed")
+        self._control.send("failed", error=str(error) or type(error).__name__)
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+
+    async def _obey(self) -> float | None:
+        """Attach front ends until it is time to stop; returns the seconds there are, None if nobody waits."""
+        while (message := await self._control.receive()) is not None:
+            if message.word == "drain":
+                return float(message.body["within_s"])
+            if self._side is None:
+                self._early.append(message)
+            else:
+                await self._attach(self._side, message)
+        return None
+
+    async def _attach(self, side: EngineSide, message: Message) -> None:
+        link, arena = message.files
+        await side.attach(message.body["frontend"], socket.socket(fileno=link), arena)
+
+    def _report(self, catalog: Catalog) -> None:
+        if catalog.logging != self._logging:
+            self._logging = catalog.logging
+            self._control.send("logging", settings=dict(catalog.logging))
+        if catalog.ready and not self._was_ready:
+            self._was_ready = True
+            models = [f"{name}:{version}" for name, version in catalog.entries]
+            promised = promises(catalog)
+            self._control.send("ready", models=models, tasks=picture_tasks(catalog), promises=promised)
+
+    def _report_dropped(self, frontend: int) -> None:
+        self._control.send("dropped", frontend=frontend)
+
+
+class FrontendProcess:
+    def __init__(self, control: Control, first: Message) -> None:
+        self._control = control
+        self._first = first
+        self._settings = _read_settings(first.body["settings"])
+        self._broken = asyncio.Event()
+
+    async def run(self) -> int:
+        arena, table, gates, pulse_file, *listening = self._first.files
+        door = RemoteDoor(
+            Arena(_mapped(arena)),
+            max_answer_bytes=self._settings.max_body_bytes,
+            broken=self._broken.set,
+        )
+        pulses, block = Pulses(_mapped(pulse_file)), self._first.body["block"]
+        engine = Watch(partial(pulses.read, ENGINE_BLOCK))
+        Beats(partial(pulses.beat, block), lambda: door.engine_stood_still(engine.look()))
+        door.watch(lambda catalog: apply_log_settings(catalog.logging))
+        start: StartFrontend = _load(self._first.body["start"])
+        sockets = iter(listening)
+        parts = FrontendParts(
+            door=door,
+            gates=GateTable(_mapped(gates)),
+            settings=self._settings,
+            sockets={
+                name: [socket.socket(fileno=next(sockets)) for _ in range(count)]
+                for name, count in self._first.body["sockets"].items()
+            },
+            table=Table(_mapped(table)),
+            block=block,
+            began=self._first.body["began"],
+        )
+        obeying = asyncio.create_task(self._obey(door))
+        if parts.table.server()[UP]:  # the engine serves: nobody need hear from this process that it does not
+            await _until(lambda: door.serving, _CATALOGUE_S)
+        spare_the_collector()
+        frontend = await start(parts)
+        self._control.send("up")
+        broken = asyncio.create_task(self._broken.wait())
+        await asyncio.wait({obeying, broken}, return_when=asyncio.FIRST_COMPLETED)
+        if not obeying.done():
+            return EXIT_FAILED
+        cut_off = await frontend.stop(obeying.result())
+        logger("frontend").info("drained", cut_off=cut_off)
+        return EXIT_CUT_OFF if cut_off else 0
+
+    async def _obey(self, door: RemoteDoor) -> float:
+        """Take every new engine until it is time to stop; returns the seconds there are for that."""
+        while (message := await self._control.receive()) is not None:
+            if message.word == "drain":
+                door.drain()
+                return float(message.body["within_s"])
+            await door.attach(socket.socket(fileno=message.files[0]))
+        return 0.0
+
+
+async def _until(condition: Callable[[], bool], seconds: float) -> None:
+    end = asyncio.get_running_loop().time() + seconds
+    while not condition() and asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(0.001)
+
+
+async def _live(role: str, fd: int, stream: int) -> int:
+    control = Control(socket.socket(fileno=fd))
+    first = await control.receive()
+    if first is None:
+        return 0
+    settings = first.body["settings"]
+    configure(settings["log_format"], settings["log_level"], stream)
+    if role == "engine":
+        switch_often()
+    process = EngineProcess if role == "engine" else FrontendProcess
+    watching = asyncio.create_task(Descriptors().watch())
+    try:
+        return await process(control, first).run()
+    finally:
+        watching.cancel()
+
+
+def main(arguments: Sequence[str]) -> int:
+    role, fd = arguments[0], int(arguments[1])
+    belong_to_parent()
+    stream = keep_stream()
+    os.set_inheritable(fd, False)
+    try:
+        return asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_live(role, fd, stream))
+    except Exception:
+        logger(role).exception("process-failed")
+        return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    finish()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # neither a thread that is stuck in a model nor a link that is open may keep us

@@ -1,0 +1,347 @@
+"""Faults on purpose, SQLite's way: one call of one function raises, then the next call, then the next.
+
+The server under test is whole but for its processes: a door, a link over a real socket, the engine with its
+host, drivers and threads. Its supervisor is played by `Server.mend`: a link that was dropped is made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from carpool.config.model import ModelConfig, ModelSignature
+from carpool.config.repository import ModelVersion
+from carpool.engine.engine import Engine
+from carpool.engine.engine_host import EngineHost
+from carpool.engine.engine_link import EngineSide
+from carpool.errors import ModelError
+from carpool.frontend.remote_door import RemoteDoor
+from carpool.link.door import Answer
+from carpool.memory.arena import Arena, create_memory, map_memory
+from carpool.types import Array
+from link.joined import packed
+
+PATIENCE_S = 20.0
+DEADLY, POISON = 13.0, 7.0
+
+
+@dataclass
+class Point:
+    """A function that may raise: `owner` is the class or module in which its callers find it."""
+
+    owner: Any
+    name: str
+    error: Callable[[], Exception] = lambda: RuntimeError("a fault that was made")
+    after: bool = False  # it raises when it has done its work
+
+    def __str__(self) -> str:
+        owner = getattr(self.owner, "__name__", type(self.owner).__name__)
+        return f"{owner.removeprefix('carpool.')}.{self.name}{' (after)' if self.after else ''}"
+
+
+class Fault:
+    """Counts the calls of a point, and makes call number `at` raise; 0: none."""
+
+    def __init__(self, point: Point, at: int) -> None:
+        self._point = point
+        self._at = at
+        self.calls = 0
+        self._lock = threading.Lock()  # models' threads call too
+
+    @contextmanager
+    def injected(self) -> Iterator[Fault]:
+        point = self._point
+        real = getattr(point.owner, point.name)
+
+        def called(*arguments: Any, **named: Any) -> Any:
+            with self._lock:
+                self.calls += 1
+                now = self.calls == self._at
+            if now and not point.after:
+                raise point.error()
+            result = real(*arguments, **named)
+            if now:
+                raise point.error()
+            return result
+
+        setattr(point.owner, point.name, called)
+        try:
+            yield self
+        finally:
+            setattr(point.owner, point.name, real)
+
+
+def settings(folder: Path, name: str, head: str, output: str = "[1]") -> None:
+    (folder / name / "1").mkdir(parents=True)
+    (folder / name / "model.toml").write_text(
+        f'backend = "fake"\nmax_batch = 4\n{head}\n'
+        '[[input]]\nname = "x"\ndatatype = "FP32"\nshape = [1]\n'
+        f'[[output]]\nname = "y"\ndatatype = "FP32"\nshape = {output}\n'
+    )
+
+
+def models(folder: Path) -> Path:
+    """One that promises, one that answers in order, and one whose answers have a size that nobody knows."""
+    fast = '\n[fake]\ncurve = "0.1+0.01"'
+    settings(folder, "promise", "slo_ms = 15000" + fast)
+    settings(folder, "ordered", "[batching]\nmax_delay_ms = 0.1\npreserve_ordering = true" + fast)
+    settings(folder, "loose", fast, "[-1]")
+    return folder
+
+
+class Backend:
+    """Answers its input, unless that kills it or is poison."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.signature = ModelSignature()
+        self.alive = True
+        self._loose = config.name == "loose"
+
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        x = inputs["x"]
+        if (x == DEADLY).any():
+            self.alive = False
+            raise ModelError("it died")
+        if (x == POISON).any():
+            raise RuntimeError("it cannot take that")
+        return {"y": np.repeat(x, 3, axis=1) if self._loose else x.copy()}
+
+    def abort(self) -> None:
+        self.alive = False
+
+    def close(self) -> None:
+        self.alive = False
+
+
+def load(config: ModelConfig, version: ModelVersion, **_: object) -> Backend:
+    return Backend(config)
+
+
+class Transport:
+    """Around a transport, whose methods cannot be replaced."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+@dataclass
+class Request:
+    """One request as its client sees it: told by an answer or by an exception, never by both."""
+
+    answers: list[Answer] = field(default_factory=list)
+    raised: Exception | None = None
+    cancelled: bool = False
+
+    @property
+    def over(self) -> bool:
+        return bool(self.answers) or self.raised is not None or self.cancelled
+
+    def told(self, answer: Answer) -> None:
+        self.answers.append(answer)
+
+    def check(self) -> None:
+        told = len(self.answers) + (self.raised is not None)
+        assert told == 1 or (self.cancelled and told == 0), f"told {told} times"
+
+
+class Server:
+    """The engine and one front end, joined."""
+
+    def __init__(self, engine: Engine, arena_bytes: int) -> None:
+        self.engine = engine
+        self.dropped = 0
+        self.host = EngineHost(engine)
+        self.side = EngineSide(self.host, max_answer_bytes=1 << 20, dropped=self._drop)
+        self._file = create_memory("test-arena", arena_bytes)
+        self.door = RemoteDoor(Arena(map_memory(self._file)), max_answer_bytes=1 << 20)
+        self.requests: list[Request] = []
+
+    def _drop(self, _frontend: int) -> None:
+        self.dropped += 1
+
+    async def mend(self) -> None:
+        """What the supervisor does: each side learns of the other when its end of the link is gone."""
+        end = time.monotonic() + PATIENCE_S
+        while not self.door.serving:
+            assert time.monotonic() < end, "there is no link"
+            self.door.close()
+            self.side.close()
+            await asyncio.sleep(0.001)
+            if self.door._link is None and not self.side.links:
+                ours, theirs = socket.socketpair()
+                try:
+                    await self.door.attach(theirs)
+                    await self.side.attach(1, ours, os.dup(self._file))
+                except Exception:
+                    ours.close()
+                    theirs.close()
+                    self.door.close()
+            for _ in range(20):
+                if not self.door.serving:
+                    await asyncio.sleep(0.001)
+
+    def ask(self, model: str, x: float, ready_in: float | None = None, *, cancel: bool = False) -> Request:
+        request = Request()
+        self.requests.append(request)
+        slot = None
+        owned = True  # until the door has it
+        try:
+            entry = self.door.catalog.newest[model]
+            body, head, tail = packed(entry, np.array([[x]], np.float32))
+            slot = self.door.slot(len(body))
+            assert slot is not None
+            slot.view[:] = body
+
+            def admitted() -> None:
+                nonlocal owned
+                if request.cancelled:
+                    return
+                owned = False
+                call.ready(slot)
+
+            def done(answer: Answer) -> None:
+                if owned and ready_in is not None:  # it was never let in: its slot is still ours
+                    slot.release()
+                call.release()
+                request.told(answer)
+
+            call = self.door.infer(
+                entry, head, slot, tail, done, arrived=time.monotonic(), ready_in=ready_in, admitted=admitted
+            )
+            owned = ready_in is not None
+            if cancel:
+                request.cancelled = True
+                call.cancel()
+                if owned:
+                    slot.release()
+        except Exception as error:
+            if request.answers:
+                raise
+            request.raised = error
+            if slot is not None and owned:
+                slot.release()
+        return request
+
+    async def close(self) -> None:
+        self.side.close()
+        self.door.close()
+        os.close(self._file)
+
+
+async def over(condition: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, what
+        await asyncio.sleep(0.0005)
+
+
+async def ordinary_load(server: Server) -> None:
+    """Each way that a request can go, once or twice."""
+    for x in (1.0, 2.0, POISON, 3.0):
+        server.ask("promise", x)
+    server.ask("promise", 4.0, ready_in=0.001)
+    server.ask("promise", 5.0, ready_in=0.001, cancel=True)
+    server.ask("promise", 6.0, cancel=True)
+    for x in (1.0, POISON, 2.0):
+        server.ask("ordered", x)
+    server.ask("loose", 1.0)
+    await over(lambda: all(request.over for request in server.requests), "somebody was never told")
+    try:
+        await server.door.ask("statistics", {})
+    except Exception:
+        """Who asks is told as well."""
+    await server.mend()
+    server.ask("promise", DEADLY)
+    server.ask("loose", 2.0)
+    await over(lambda: all(request.over for request in server.requests), "somebody was never told")
+
+
+async def comes_back(server: Server) -> None:
+    """Each model answers again, right, after however many tries."""
+    end = time.monotonic() + PATIENCE_S
+    for model in ("promise", "ordered", "loose"):
+        while True:
+            assert time.monotonic() < end, f"{model} does not come back"
+            await server.mend()
+            answers: list[Answer] = []
+            request = server.ask(model, 9.0)
+            await over(lambda request=request: request.over, "somebody was never told")  # type: ignore[misc]
+            answers = request.answers
+            if answers and answers[0].error is None:
+                break
+            await asyncio.sleep(0.002)
+
+
+def open_files() -> Counter[str]:
+    """How many of each kind."""
+    gc.collect()
+    kinds: Counter[str] = Counter()
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the folder itself, which is closed by now
+            kinds[str(file.readlink()).split("[")[0]] += 1
+    return kinds
+
+
+def _more(files: Counter[str]) -> int:
+    return sum((open_files() - files).values())
+
+
+async def story(folder: Path, point: Point, most: int) -> int:
+    """One server's life, in which calls of the point raise, each once; returns how many did."""
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # told by what comes of it
+    engine = Engine(folder)
+    await engine.start()
+    server = Server(engine, 1 << 20)
+    server.host.set_ready(True)
+    await server.mend()
+    await chapter(server, point, 0)
+    files = open_files()
+    at = made = 0
+    while made < most:
+        at += 1 if at < most // 2 else 3  # the later ones are much like the first
+        if not await chapter(server, point, at):
+            break
+        made += 1
+    await over(lambda: _more(files) <= 1, f"files are open that were not: {open_files() - files}")
+    await server.close()
+    await engine.stop()
+    return made
+
+
+async def chapter(server: Server, point: Point, at: int) -> bool:
+    """The load, with one fault in it; whether it was reached."""
+    server.requests.clear()
+    server.side.close()  # a new link has everything to say again
+    await over(lambda: not server.door.serving, "the link does not end")
+    try:
+        with Fault(point, at).injected() as fault:
+            await server.mend()
+            await ordinary_load(server)
+            await comes_back(server)
+            reached = fault.calls >= at
+        await comes_back(server)
+        for request in server.requests:
+            request.check()
+        await over(lambda: server.door.arena.slots_used == 0, "a slot is held for ever")
+        await over(lambda: server.side.calls == 0, "the engine holds a call for ever")
+    except AssertionError as error:
+        raise AssertionError(f"after fault {at} of {point}: {error}") from error
+    return reached

@@ -1,0 +1,114 @@
+"""Whatever raises, once, at any moment: everybody is told once, memory comes back, models answer again."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from carpool import backends
+from carpool.core.knobs import KnobsPolicy
+from carpool.core.policy import PromisePolicy
+from carpool.core.queue import Lanes
+from carpool.core.scheduler import Scheduler
+from carpool.engine import engine_link, link_calls
+from carpool.engine.batch import BatchRun, Collator, Executor
+from carpool.engine.engine_link import EngineSide
+from carpool.engine.link_calls import Calls
+from carpool.engine.models import served
+from carpool.engine.models.served import Served
+from carpool.frontend import front_link
+from carpool.frontend.front_link import FrontLink
+from carpool.link.records import Outbox
+from carpool.link.request_place import RequestPlace
+from carpool.link.templates import ServedTemplate, Templates
+from carpool.memory.arena import Arena
+from carpool.observe.counters import Row
+from engine.scripted import run
+from faults import injection
+from faults.injection import Point
+
+_MOST = 10  # calls of one point that raise in turn
+
+
+def no_memory() -> Exception:
+    return MemoryError("no memory")
+
+
+def no_file() -> Exception:
+    return OSError(errno.EMFILE, "no file is left")
+
+
+POINTS = [
+    # memory
+    Point(Arena, "allocate", no_memory),
+    Point(engine_link, "read_template", no_memory),
+    Point(ServedTemplate, "bind", no_memory),
+    Point(Collator, "gather", no_memory),
+    # sending
+    Point(Outbox, "put"),
+    Point(injection.Transport, "write", no_file),
+    Point(FrontLink, "submit"),
+    Point(Templates, "match"),
+    Point(EngineSide, "acknowledged"),
+    # the policy and all else that decides
+    Point(PromisePolicy, "admit"),
+    Point(PromisePolicy, "take"),
+    Point(KnobsPolicy, "admit"),
+    Point(KnobsPolicy, "take"),
+    Point(Scheduler, "offer"),
+    Point(Scheduler, "offer", after=True),
+    Point(Scheduler, "ready"),
+    Point(Scheduler, "decide"),
+    Point(Scheduler, "decide", after=True),
+    Point(Scheduler, "finished"),
+    Point(Scheduler, "finished", after=True),
+    Point(Scheduler, "cancel"),
+    Point(Scheduler, "set_available"),
+    Point(Scheduler, "saturation"),
+    Point(Lanes, "offer"),
+    Point(Lanes, "serve_first"),
+    # models
+    Point(backends, "load", no_file),
+    Point(injection.Backend, "run", no_memory),
+    Point(injection.Backend, "run"),
+    Point(injection.Backend, "close", no_file),
+    Point(Collator, "check"),
+    Point(Executor, "run"),
+    Point(BatchRun, "run"),
+    Point(threading.Thread, "start", lambda: RuntimeError("can't start new thread")),
+    # answers
+    Point(RequestPlace, "__call__"),
+    Point(link_calls, "_answer"),
+    Point(Calls, "_trouble"),
+    Point(link_calls, "write_failure"),
+    Point(front_link, "read_failure"),
+    Point(injection.Request, "told", after=True),
+    # what only looks on
+    Point(Row, "add_batch"),
+    Point(Served, "batch_ended"),
+    Point(Served, "turned"),
+    Point(Served, "instance_lost"),
+]
+
+
+@pytest.fixture(name="folder", scope="module")
+def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return injection.models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.parametrize("point", POINTS, ids=str)
+def test_one_fault_costs_no_more_than_one_answer(
+    point: Point, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "load", injection.load)
+    monkeypatch.setattr(served, "_FIRST_RETRY_S", 0.001)
+    open_outbox = Outbox.open
+    monkeypatch.setattr(
+        Outbox, "open", lambda outbox, transport: open_outbox(outbox, injection.Transport(transport))
+    )
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # records keep what raised alive
+    assert run(injection.story(folder, point, _MOST)), "nothing was injected"

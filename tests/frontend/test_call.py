@@ -1,0 +1,191 @@
+"""The one state machine of a request, under a protocol of the test's own: each end from each state, once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from carpool.core.job import INFINITY
+from carpool.errors import CarpoolError, Refused
+from carpool.frontend.call import ANSWERING, OFFERED, OVER, READING, RUNNING, ClientCall, Times
+from carpool.frontend.front_service import FrontService
+from carpool.frontend.pictures.sent_pictures import RoutePicture
+from carpool.link.asked_fields import NOBODY
+from carpool.link.door import Answer, ModelEntry
+from carpool.observe.counters import Row
+from carpool.types import Datatype
+from carpool.vision.options import Options
+from carpool.wire.v2 import Placed, raw_head
+from frontend.fake_door import FakeDoor, FakeModel, echo
+from frontend.picture_models import classifier, device_classifier, picture, segmenter
+
+TENSOR = echo("echo", Datatype.FP32, (4,))
+SLOW = segmenter()  # whose answers are made in a thread
+
+
+class ToyCall(ClientCall):
+    """A whole protocol: how a request is read, and how its answer is written."""
+
+    __slots__ = ("said",)
+
+    def __init__(self, service: FrontService, model: FakeModel) -> None:
+        super().__init__(service, NOBODY, INFINITY, monotonic())
+        self.said: list[object] = []
+        self.entry = service.look_up(model.name)
+        self.row = service.row(self.entry)
+
+    def read(self) -> None:
+        try:
+            if self.entry.vision is None:
+                self._offer_pieces(raw_head(self.entry.signature, 16), [bytes(16)], checked=True)
+            else:
+                model = self.service.pictures.model(self.entry)
+                self._offer_pictures(RoutePicture(model, picture(), Options(), None, 0))
+        except CarpoolError as error:
+            self._fail(error)
+
+    def _current(self) -> tuple[ModelEntry, Row]:
+        return self.service.look_up(self.entry.name), self.service.row(self.entry)
+
+    def _write(self, answer: Answer, _placed: Mapping[str, Placed]) -> None:
+        self.said.append(answer)
+
+    def _write_error(self, error: CarpoolError, times: Times | None) -> None:
+        self.said.append((error.reason, times is not None))
+
+
+@asynccontextmanager
+async def served(model: FakeModel) -> AsyncIterator[tuple[FakeDoor, ToyCall]]:
+    door = FakeDoor(model)
+    door.held, door.admits = True, False
+    service = FrontService("toy", door, door.table.block(0), 1 << 20, 1)
+    try:
+        yield door, ToyCall(service, model)
+        await until(lambda: not door.slots_in_use)
+    finally:
+        service.close()
+
+
+async def until(come_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not come_true():
+            await asyncio.sleep(0.001)
+
+
+async def reach(state: int, door: FakeDoor, call: ToyCall) -> None:
+    """As far as this state, and no further."""
+    if state == READING:
+        return
+    call.read()
+    if state in (RUNNING, ANSWERING) and call.state == OFFERED:
+        door.calls[0].let_in()
+        await until(lambda: call.state == RUNNING)
+    if state == ANSWERING:
+        door.calls[0].finish()
+    assert call.state == state
+
+
+REACHED = [
+    (TENSOR, READING),
+    (TENSOR, RUNNING),
+    (classifier(), OFFERED),
+    (classifier(), RUNNING),
+    (device_classifier(), RUNNING),
+    (SLOW, ANSWERING),
+]
+each_state = pytest.mark.parametrize(("model", "state"), REACHED, ids=lambda it: getattr(it, "name", str(it)))
+
+
+@pytest.mark.parametrize("model", [TENSOR, classifier(), device_classifier(), SLOW], ids=lambda it: it.name)
+def test_a_request_is_answered_once(model: FakeModel) -> None:
+    async def run() -> None:
+        async with served(model) as (door, call):
+            door.held, door.admits = False, True
+            call.read()
+            await until(lambda: call.state == OVER)
+            call.leave()  # too late to matter
+            (answer,) = call.said
+            assert isinstance(answer, Answer)
+            assert door.calls[0].released
+
+    asyncio.run(run())
+
+
+@each_state
+def test_leaving_gives_back_everything(model: FakeModel, state: int) -> None:
+    async def run() -> None:
+        async with served(model) as (door, call):
+            await reach(state, door, call)
+            call.leave()
+            call.leave()
+        assert call.state == OVER
+        assert not call.said
+        assert all(inner.cancelled or inner.released for inner in door.calls)
+
+    asyncio.run(run())
+
+
+@each_state
+def test_a_failure_is_told_once(model: FakeModel, state: int) -> None:
+    """And says where the time went, if the engine has heard of it."""
+
+    async def run() -> None:
+        async with served(model) as (door, call):
+            await reach(state, door, call)
+            if state == READING:
+                door.refusal = Refused("full", reason="queue-full")
+                call.read()
+            elif state == ANSWERING:
+                return  # what fails there is the thread's work: see below
+            else:
+                door.calls[0].finish(Refused("full", reason="queue-full"))
+            assert call.said == [("queue-full", state != READING)]
+            assert bool(door.turned) == (state == READING)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("model", [classifier(), SLOW], ids=lambda it: it.name)
+@pytest.mark.parametrize("where", ["prepare", "of_one"])
+def test_a_thread_that_fails(model: FakeModel, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    async def run() -> None:
+        async with served(model) as (door, call):
+            door.held, door.admits = False, True
+            monkeypatch.setattr(f"carpool.frontend.pictures.picture_models.PictureModel.{where}", broken)
+            call.read()
+            await until(lambda: call.state == OVER)
+            assert call.said == [("internal", True)]
+
+    asyncio.run(run())
+
+
+def test_leaving_while_a_thread_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot is the thread's until it is done with it."""
+
+    async def run() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def slowly(*_: Any) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
+
+        monkeypatch.setattr("carpool.frontend.pictures.picture_models.PictureModel.prepare", slowly)
+        async with served(classifier()) as (door, call):
+            call.read()
+            door.calls[0].let_in()
+            await begun.wait()
+            call.leave()
+            assert len(door.slots_in_use) == 1
+            go_on.set()
+        assert not call.said
+
+    asyncio.run(run())
