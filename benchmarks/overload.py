@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from carpool.core.capacity import fluid_bound, slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
 from carpool.lab.load.load_report import LoadReport
 from load.disturbance import Disturbance, is_quiet
 from load.offer import broken, gave_up, left, offer

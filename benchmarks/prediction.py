@@ -39,8 +39,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from carpool.core.capacity import slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.policy import Promise
 from carpool.demo import bundled_models
 from carpool.errors import CarpoolError

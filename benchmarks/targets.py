@@ -23,8 +23,7 @@ from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from carpool.core.capacity import fluid_bound, slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
 from carpool.sim.arrivals import poisson
 from carpool.sim.simulation import Device
 from core.clairvoyant import most_answered_in_time

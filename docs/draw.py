@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from carpool.core.capacity import promised_batch
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, promised_batch
 from carpool.core.policy import Knobs, Promise
 from carpool.lab import plots
 from carpool.lab.plots import COLOURS, FAINT, INK

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from carpool.config.complete import complete
 from carpool.config.model import (
     DEFAULT_MAX_BATCH,
     ModelConfig,
@@ -14,6 +13,7 @@ from carpool.config.model import (
     TensorConfig,
     TensorSignature,
 )
+from carpool.config.rules import complete
 from carpool.config.toml import toml_config
 from carpool.errors import ConfigError
 

@@ -10,8 +10,7 @@ from typing import Any
 from carpool.frontend.access.guard import Guard
 from carpool.link.door import IndexEntry
 from carpool.observe import columns
-from carpool.observe.counters import Block
-from carpool.observe.directory import Slot
+from carpool.observe.counters import Block, Slot
 from carpool.types import Datatype
 from frontend.fake_door import echo
 from frontend.http.front_end import FrontEnd, front_end

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from carpool.core.capacity import slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import Arrival, poisson

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.arbiter import Arbiter
-from carpool.core.capacity import slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.instance import Batch
 from carpool.core.job import Job
 from carpool.core.policy import Knobs, Promise

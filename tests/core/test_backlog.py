@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.backlog import Backlog
 from carpool.core.constants import CONSTANTS, Constants
+from carpool.core.front_load import Backlog
 
 SLO = 0.05
 SERVE, REFUSE = 270e-6, 70e-6

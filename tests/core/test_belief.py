@@ -10,11 +10,11 @@ from statistics import mean
 
 import pytest
 
-from carpool.core.belief import Beliefs
 from carpool.core.constants import CONSTANTS
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import Job
+from carpool.core.learning import Beliefs
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 

@@ -4,8 +4,14 @@ from math import inf
 
 import pytest
 
-from carpool.core.capacity import expected_p99, fluid_bound, promised_batch, slo_capacity, steady_batch
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import (
+    BatchCurve,
+    expected_p99,
+    fluid_bound,
+    promised_batch,
+    slo_capacity,
+    steady_batch,
+)
 from core.playing import named
 
 

@@ -9,14 +9,12 @@ from statistics import mean
 
 import pytest
 
-from carpool.core.capacity import slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.job import GONE, Job, Reason
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson
-from carpool.sim.decode_stage import Decoder
-from carpool.sim.simulation import Device, Simulation, percentile, report
+from carpool.sim.simulation import Decoder, Device, Simulation, percentile, report
 
 WIDE = ("120+2", 8, 0.300)  # hardly two batches in a promise: who misses one is lost
 NARROW = ("10+7", 16, 0.250)

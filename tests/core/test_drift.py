@@ -7,9 +7,8 @@ from statistics import mean
 
 import pytest
 
-from carpool.core.capacity import fluid_bound, slo_capacity
-from carpool.core.curve import BatchCurve
-from carpool.core.drift import Drift
+from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
+from carpool.core.learning import Drift
 from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.backlog import FairBacklog
 from carpool.core.constants import CONSTANTS
-from carpool.core.front_shares import REST, Flow, FrontShares
+from carpool.core.front_load import REST, FairBacklog, Flow, FrontShares
 
 SLO = 0.05
 SERVE, REFUSE = 270e-6, 70e-6

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.capacity import slo_capacity
 from carpool.core.constants import CONSTANTS, Constants
-from carpool.core.curve import BatchCurve
-from carpool.core.job import Job, Reason
-from carpool.core.outside import Outside, planned
+from carpool.core.curve import BatchCurve, slo_capacity
+from carpool.core.front_load import Outside
+from carpool.core.job import Job, Reason, planned
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.shape import line, shape_of
+from carpool.core.curve import line, shape_of
 
 
 def straight(fixed: float, per_image: float, sizes: tuple[int, ...]) -> list[tuple[int, float]]:

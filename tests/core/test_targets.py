@@ -14,8 +14,7 @@ from statistics import mean, median
 
 import pytest
 
-from carpool.core.capacity import fluid_bound, slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
 from carpool.sim.arrivals import Arrival, poisson
 from carpool.sim.simulation import Device
 from core.clairvoyant import most_answered_in_time

@@ -11,7 +11,7 @@ import pytest
 
 from carpool import backends
 from carpool.core.knobs import KnobsPolicy
-from carpool.core.promise import PromisePolicy
+from carpool.core.policy import PromisePolicy
 from carpool.core.queue import Lanes
 from carpool.core.scheduler import Scheduler
 from carpool.engine import engine_link, link_calls

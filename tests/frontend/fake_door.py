@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from carpool.core.front_load import Outside
 from carpool.core.job import INFINITY
-from carpool.core.outside import Outside
 from carpool.errors import CarpoolError, NotFound
 from carpool.frontend.pictures.picture_models import PictureModel
 from carpool.link.asked_fields import NOBODY, Sender

@@ -17,7 +17,7 @@ from carpool.config.server import variables
 from carpool.config.table import KEYS
 from carpool.frontend.http.app import ROUTES
 from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE
-from carpool.observe.families import chosen
+from carpool.observe.prometheus import chosen
 from frontend.grpc.front_end import PATIENCE, channel, front_end
 
 # What docs/python.md promises of the engine. What else it has is for the server's own use.

@@ -7,8 +7,7 @@ from math import inf
 
 import pytest
 
-from carpool.core.capacity import slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.lab.fleet_plan import UNSHARED, FleetQuestion, Machine, plan
 
 CURVE = BatchCurve.parse("1:13,8:85")

@@ -23,8 +23,7 @@ from carpool.observe.columns import (
     REQUEST_SECONDS,
     SATURATION,
 )
-from carpool.observe.counters import Table, table_bytes
-from carpool.observe.directory import Slot
+from carpool.observe.counters import Slot, Table, table_bytes
 from observe.counting import count_in_child, shared
 
 REJECTED = FAILURES["REJECTED"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carpool.errors import ConfigError, Unavailable
-from carpool.observe.counters import Table, table_bytes
-from carpool.observe.directory import DIRECTORY_BYTES, MODEL_ROWS, Directory
+from carpool.observe.counters import DIRECTORY_BYTES, MODEL_ROWS, Directory, Table, table_bytes
 
 
 @pytest.fixture

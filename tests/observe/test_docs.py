@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from carpool.observe import columns
-from carpool.observe.families import chosen
+from carpool.observe.prometheus import chosen
 
 TEXT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text("utf-8")
 FAMILIES = chosen({"counter_latencies": True, "histogram_latencies": True})

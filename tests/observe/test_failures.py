@@ -9,8 +9,7 @@ import pytest
 from carpool import errors
 from carpool.core.job import Reason
 from carpool.observe.columns import FAILURE_SECONDS, FAILURES, SHED
-from carpool.observe.counters import Table, table_bytes
-from carpool.observe.failures import count_failure
+from carpool.observe.counters import Table, count_failure, table_bytes
 
 SHEDDING = [
     (errors.Refused, Reason.CANNOT_FINISH),

@@ -7,7 +7,7 @@ import pytest
 from carpool.observe import columns
 from carpool.observe.columns import BATCH_BOUNDS, SECONDS_BOUNDS
 from carpool.observe.counters import Table, table_bytes
-from carpool.observe.live import BOUNDS, model_counts, server_counts
+from carpool.observe.statistics import BOUNDS, model_counts, server_counts
 
 
 @pytest.fixture

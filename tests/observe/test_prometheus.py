@@ -10,8 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from carpool.observe import columns
 from carpool.observe.counters import Row, Table, table_bytes
-from carpool.observe.families import FAMILIES, Scope, chosen
-from carpool.observe.prometheus import Exposition
+from carpool.observe.prometheus import FAMILIES, Exposition, Scope, chosen
 
 MODEL = {"model": "detector", "version": "1"}
 

@@ -10,8 +10,7 @@ import os
 import pytest
 
 from carpool.observe import logs
-from carpool.observe.logs import Event, LineHandler
-from carpool.observe.repeats import INTERVAL_S, MOST_OF_A_KIND
+from carpool.observe.logs import INTERVAL_S, MOST_OF_A_KIND, Event, LineHandler
 
 
 class Written:

@@ -10,7 +10,7 @@ import pytest
 from carpool.errors import InvalidInput
 from carpool.types import Datatype, InferResponse, RequestedOutput
 from carpool.wire import v2
-from carpool.wire.encode import classify
+from carpool.wire.codec import classify
 from wire.samples import joined, tensor_of
 
 

@@ -20,9 +20,9 @@ from carpool.backends.backend import (
     reshaped,
 )
 from carpool.config.backend_kinds import kind_of
-from carpool.config.complete import complete
 from carpool.config.model import ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
+from carpool.config.rules import complete
 from carpool.errors import NotFound, Unsupported
 
 __all__ = ["Backend", "default_threads", "describe", "device_names", "devices", "load", "read_signature"]

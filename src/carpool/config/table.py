@@ -83,11 +83,15 @@ class Table:
             raise self.error(key, f"cannot be {shown(value)}; {nearest(value, choices)}")
         return value
 
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.data.get(key, default)
-        if not isinstance(value, bool):
+    def switch(self, key: str) -> bool | None:
+        value = self.data.get(key)
+        if value is not None and not isinstance(value, bool):
             raise self.error(key, f"must be true or false, not {_kind(value)}")
         return value
+
+    def flag(self, key: str) -> bool:
+        """Off unless it is said."""
+        return self.switch(key) or False
 
     def integer(self, key: str, low: int, high: int) -> int | None:
         value = self.data.get(key)

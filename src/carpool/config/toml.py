@@ -100,7 +100,7 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         file=_inside(top, "file"),
         labels=_inside(top, "labels"),
         execution_timeout=None if timeout_ms is None else timeout_ms / 1e3,
-        response_cache=top.flag("response_cache", False),
+        response_cache=top.flag("response_cache"),
         device_weight=_weight(top),
         parameters=_parameters(top),
         onnxruntime=_section(top, "onnxruntime", _onnxruntime) or OnnxruntimeSettings(),
@@ -157,7 +157,7 @@ def _policy(top: Table) -> tuple[Mode, Promise | Knobs]:
 
 
 def _may_grow(top: Table, mode: Mode) -> bool:
-    grows = top.flag("slo_may_grow", False)
+    grows = top.flag("slo_may_grow")
     if grows and mode is not Mode.PROMISE:
         raise top.error("slo_may_grow", "needs slo_ms: without a promise nothing can grow")
     return grows
@@ -179,7 +179,7 @@ def _knobs(batching: Table) -> Knobs:
         default_priority=default,
         limits=_limits(batching),
         level_limits=_level_limits(batching),
-        preserve_ordering=batching.flag("preserve_ordering", False),
+        preserve_ordering=batching.flag("preserve_ordering"),
     )
     return rules.check_knobs(knobs, f"{batching.file}: {batching.path}")
 
@@ -189,7 +189,7 @@ def _limits(table: Table) -> QueueLimits:
     return QueueLimits(
         max_size=table.integer("max_queue_size", 0, 2**32 - 1) or 0,
         timeout=(table.number("timeout_ms", 0) or 0.0) / 1e3,
-        allow_override=table.flag("allow_timeout_override", False),
+        allow_override=table.flag("allow_timeout_override"),
         action=TimeoutAction(action) if action else TimeoutAction.REJECT,
     )
 
@@ -272,7 +272,7 @@ def _tensor(table: Table, max_batch: int | None) -> TensorConfig:
         dims=rules.check_dims(shape, table.where("shape")),
         reshape=None if reshape is None else rules.check_dims(reshape, table.where("reshape")),
         labels=_inside(table, "labels"),
-        optional=table.flag("optional", False),
+        optional=table.flag("optional"),
         layout=table.text("layout", LAYOUTS),
     )
     return rules.check_tensor(tensor, f"{table.file}: {table.path}", max_batch)
@@ -286,24 +286,28 @@ def _section(top: Table, key: str, read: Callable[[Table], Section]) -> Section 
     return None if table is None else read(table)
 
 
+def _given(settings: Callable[..., Section], **values: object) -> Section:
+    """What is said; the rest is as the settings have it by themselves."""
+    return settings(**{name: value for name, value in values.items() if value is not None})
+
+
 def _image(table: Table) -> ImageSettings:
-    default = ImageSettings()
-    resize = table.text("resize", RESIZES) or default.resize
+    resize = table.text("resize", RESIZES) or ImageSettings().resize
     _check_only_for(table, resize, {"pad": "letterbox", "anchor": "letterbox", "crop": "crop"})
-    pad = table.integer("pad", 0, 255)
-    return ImageSettings(
+    return _given(
+        ImageSettings,
         size=_size(table),
         resize=resize,
-        mean=_per_channel(table, "mean", table.numbers("mean", float("-inf"))) or default.mean,
-        std=_per_channel(table, "std", table.numbers("std", 0, above=True)) or default.std,
+        mean=_per_channel(table, "mean", table.numbers("mean", float("-inf"))),
+        std=_per_channel(table, "std", table.numbers("std", 0, above=True)),
         scale=table.number("scale", 0, above=True),
-        channels=table.text("channels", CHANNELS) or default.channels,
+        channels=table.text("channels", CHANNELS),
         layout=table.text("layout", LAYOUTS),
-        kernel=table.text("kernel", KERNELS) or default.kernel,
-        pad=default.pad if pad is None else pad,
-        anchor=table.text("anchor", ANCHORS) or default.anchor,
-        crop=table.number("crop", 0, 1, above=True) or default.crop,
-        decode=table.text("decode", WHERE) or default.decode,
+        kernel=table.text("kernel", KERNELS),
+        pad=table.integer("pad", 0, 255),
+        anchor=table.text("anchor", ANCHORS),
+        crop=table.number("crop", 0, 1, above=True),
+        decode=table.text("decode", WHERE),
     )
 
 
@@ -332,16 +336,15 @@ def _per_channel(table: Table, key: str, values: tuple[float, ...] | None) -> tu
 
 
 def _detect(table: Table) -> DetectSettings:
-    default = DetectSettings()
-    score, iou = table.number("score", 0, 1), table.number("iou", 0, 1)
-    return DetectSettings(
+    return _given(
+        DetectSettings,
         format=table.text("format", DETECT_FORMATS),
-        score=default.score if score is None else score,
-        iou=default.iou if iou is None else iou,
-        per_class=table.flag("per_class", default.per_class),
-        normalized=table.flag("normalized", default.normalized),
-        max_detections=table.integer("max_detections", 1, MAX_DETECTIONS) or default.max_detections,
-        nms=table.text("nms", WHERE) or default.nms,
+        score=table.number("score", 0, 1),
+        iou=table.number("iou", 0, 1),
+        per_class=table.switch("per_class"),
+        normalized=table.switch("normalized"),
+        max_detections=table.integer("max_detections", 1, MAX_DETECTIONS),
+        nms=table.text("nms", WHERE),
     )
 
 
@@ -350,16 +353,16 @@ def _classify(table: Table) -> ClassifySettings:
 
 
 def _segment(table: Table) -> SegmentSettings:
-    threshold = table.number("threshold", 0, 1)
-    return SegmentSettings(
+    return _given(
+        SegmentSettings,
         activation=table.text("activation", MAP_ACTIVATIONS),
-        threshold=SegmentSettings().threshold if threshold is None else threshold,
+        threshold=table.number("threshold", 0, 1),
         background=table.integer("background", 0, MAX_CLASSES - 1),
     )
 
 
 def _embed(table: Table) -> EmbedSettings:
-    return EmbedSettings(table.flag("normalize", EmbedSettings().normalize))
+    return _given(EmbedSettings, normalize=table.switch("normalize"))
 
 
 def _fake(table: Table) -> FakeSettings:
@@ -381,30 +384,28 @@ def _onnxruntime(table: Table) -> OnnxruntimeSettings:
 
 
 def _pytorch(table: Table) -> PytorchSettings:
-    default = PytorchSettings()
-    device = table.text("device") or default.device
-    if not _DEVICE.fullmatch(device):
+    device = table.text("device") or None
+    if device is not None and not _DEVICE.fullmatch(device):
         raise table.error(
             "device", f'must be "auto", "cpu", "cuda" or like "cuda:1", not {rules.shown(device)}'
         )
-    buckets = table.integers("buckets", 1, rules.MAX_BATCH) or ()
-    weights = table.text("weights")
-    return PytorchSettings(
+    return _given(
+        PytorchSettings,
         device=device,
-        precision=table.text("precision", PRECISIONS) or default.precision,
-        channels_last=table.flag("channels_last", False) if table.has("channels_last") else None,
+        precision=table.text("precision", PRECISIONS),
+        channels_last=table.switch("channels_last"),
         compile=_compile(table),
-        graphs=table.flag("graphs", True) if table.has("graphs") else None,
-        buckets=tuple(sorted(set(buckets))),
+        graphs=table.switch("graphs"),
+        buckets=tuple(sorted(set(table.integers("buckets", 1, rules.MAX_BATCH) or ()))),
         module=_module(table),
-        weights=None if weights is None else rules.check_inside(weights, table.where("weights")),
+        weights=_inside(table, "weights"),
     )
 
 
 def _compile(table: Table) -> str:
     if isinstance(table.data.get("compile"), str):
         return table.text("compile", COMPILE_MODES) or "off"
-    return "default" if table.flag("compile", False) else "off"
+    return "default" if table.flag("compile") else "off"
 
 
 def _module(table: Table) -> str | None:

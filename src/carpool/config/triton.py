@@ -56,18 +56,11 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 # Tuning for other runtimes: the answers stay the same without it.
 NO_EFFECT = frozenset(
-    {
-        "runtime",
-        "optimization",
-        "instance_group.rate_limiter",
-        "instance_group.secondary_devices",
-        "instance_group.profile",
-        "instance_group.host_policy",
-        "metric_tags",
-        "model_warmup",
-        "response_cache.enable",
-        "model_metrics",
-    }
+    (
+        *("runtime", "optimization", "instance_group.rate_limiter", "instance_group.secondary_devices"),
+        *("instance_group.profile", "instance_group.host_policy", "metric_tags", "model_warmup"),
+        *("response_cache.enable", "model_metrics"),
+    )
 )
 _THREADS = ("intra_op_thread_count", "inter_op_thread_count")
 _LAYOUTS = {"FORMAT_NHWC": "nhwc", "FORMAT_NCHW": "nchw"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import floor
 from typing import TYPE_CHECKING
 
-from carpool.core.coming import wait_of_coming
+from carpool.core.decode_forecast import wait_of_coming
 from carpool.core.job import INFINITY, READY, Job, Reason, Refusal
 from carpool.core.queue import Lane
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from carpool.core.job import planned
 from carpool.core.learning import Rate
-from carpool.core.outside import planned
 
 if TYPE_CHECKING:
     from carpool.core.instance import Batch, Instance

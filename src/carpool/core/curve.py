@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import inf, sqrt
 
 DEFAULT_MAX_BATCH = 64
 
@@ -23,10 +25,7 @@ class BatchCurve:
     __slots__ = ("buckets", "efficient", "max_batch", "points", "times")
 
     def __init__(
-        self,
-        points: Sequence[tuple[int, float]],
-        max_batch: int | None = None,
-        buckets: Iterable[int] = (),
+        self, points: Sequence[tuple[int, float]], max_batch: int | None = None, buckets: Iterable[int] = ()
     ) -> None:
         _check_points(points)
         self.points = tuple(points)
@@ -147,3 +146,135 @@ def _most_efficient(times: Sequence[float]) -> tuple[int, ...]:
         before = best[-1]
         best.append(size if size * times[before] >= before * times[size] else before)
     return tuple(best)
+
+
+# What a measured curve looks like: a line, as far as it is one, and the knee.
+
+
+_KNEE = 0.9  # of the best rate
+_OFF = 0.1  # a point this far from a line is not on it
+
+Points = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Seconds. `residuals` are (size, measured over line, less 1) of all points, on the line or not."""
+
+    fixed: float
+    per_image: float
+    residuals: tuple[tuple[int, float], ...]
+    knee: int  # the smallest size with nine tenths of the best images per second
+    line_from: int  # the line holds from here
+    line_until: int  # to here; 0 and 0 where no three points lie on one, and it is the nearest to all
+
+    @property
+    def bends(self) -> bool:
+        return (self.line_from, self.line_until) != (self.residuals[0][0], self.residuals[-1][0])
+
+
+def shape_of(points: Points) -> Shape:
+    """Of at least one point, sizes rising."""
+    on_line = _longest_line(points)
+    fixed, per_image = line(on_line or points)
+    rates = {size: size / seconds for size, seconds in points}
+    best = max(rates.values())
+    return Shape(
+        fixed,
+        per_image,
+        tuple((size, _off(seconds, fixed + per_image * size)) for size, seconds in points),
+        next(size for size, rate in rates.items() if rate >= _KNEE * best),
+        on_line[0][0] if on_line else 0,
+        on_line[-1][0] if on_line else 0,
+    )
+
+
+def _longest_line(points: Points) -> Points:
+    """The most neighbours that lie on one line, the smallest sizes first; one or two alone always do."""
+    if len(points) < 3:
+        return points
+    for count in range(len(points), 2, -1):
+        for first in range(len(points) - count + 1):
+            tried = points[first : first + count]
+            fixed, per_image = line(tried)
+            if all(abs(_off(seconds, fixed + per_image * size)) <= _OFF for size, seconds in tried):
+                return tried
+    return ()
+
+
+def _off(seconds: float, expected: float) -> float:
+    return seconds / max(expected, 1e-12) - 1
+
+
+def line(points: Points) -> tuple[float, float]:
+    """(fixed, per image) by least squares of the relative error: 1 ms matters more to 5 ms than to 500.
+
+    Neither is below 0, whatever noise says: a batch of none takes no less than nothing.
+    """
+    if len(points) == 1:
+        return 0.0, points[0][1] / points[0][0]
+    weights = [1 / seconds**2 for _, seconds in points]
+    total = sum(weights)
+    size = sum(w * s for w, (s, _) in zip(weights, points, strict=True)) / total
+    time = sum(w * t for w, (_, t) in zip(weights, points, strict=True)) / total
+    spread = sum(w * (s - size) ** 2 for w, (s, _) in zip(weights, points, strict=True))
+    slope = sum(w * (s - size) * (t - time) for w, (s, t) in zip(weights, points, strict=True)) / spread
+    if slope < 0:  # noise: a larger batch is no cheaper
+        return time, 0.0
+    if time - slope * size < 0:
+        squares = sum(w * s * s for w, (s, _) in zip(weights, points, strict=True))
+        return 0.0, sum(w * s * t for w, (s, t) in zip(weights, points, strict=True)) / squares
+    return time - slope * size, slope
+
+
+# Closed forms: what a device can carry within a promise, before anything is simulated.
+#
+# t(B) = a + b·B, ρ = λ·b. For derivations and how close each comes to simulation, see docs/scheduling.md.
+
+
+def promised_batch(curve: BatchCurve, slo: float) -> int:
+    """The most efficient batch with 2·t(B) ≤ SLO; 0 where there is none.
+
+    Twice, because a request may arrive just after a batch started: it waits for that one, then rides.
+    """
+    return curve.efficient[curve.fits(slo / 2)]
+
+
+def slo_capacity(curve: BatchCurve, slo: float, instances: int = 1) -> float:
+    """Images per second that can be promised: max B/t(B) with 2·t(B) ≤ SLO."""
+    batch = promised_batch(curve, slo)
+    return instances * curve.throughput(batch) if batch else 0.0
+
+
+def fluid_bound(curve: BatchCurve, slo: float, rate: float, instances: int = 1) -> float:
+    """The most images per second that can be answered in time: max B/t(B) with t(B) + B/λ ≤ SLO.
+
+    A batch takes at least B/λ to gather. An estimate: somebody who knows the future can beat it slightly.
+    """
+    rates = (
+        curve.throughput(size)
+        for size in range(1, curve.max_batch + 1)
+        if curve.times[size] + size / rate <= slo
+    )
+    return min(rate, instances * max(rates, default=0.0))
+
+
+def steady_batch(curve: BatchCurve, rate: float, instances: int = 1) -> tuple[float, float]:
+    """(images, seconds) of the batch that forms by itself when nobody waits on purpose."""
+    fixed, per_image = curve.fit()
+    load = rate / instances * per_image
+    if load >= 1:
+        return inf, inf
+    seconds = fixed / (1 - load)
+    return max(1.0, rate / instances * seconds), max(seconds, curve.times[1])
+
+
+def expected_p99(curve: BatchCurve, rate: float, instances: int = 1) -> float:
+    """Seconds; good to a few percent up to ρ = 0.7, then on the safe side."""
+    fixed, per_image = curve.fit()
+    load = rate / instances * per_image
+    images, seconds = steady_batch(curve, rate, instances)
+    if images == inf:
+        return inf
+    swing = 2.3 * per_image * sqrt(images * (2 + 2 * load) / (1 - load * load))
+    return max(2 * seconds, 1.5 * (fixed + per_image)) + swing

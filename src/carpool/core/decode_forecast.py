@@ -1,4 +1,4 @@
-"""Pictures on their way to being inputs: when will one that comes now be decoded?
+"""Pictures on their way to being inputs: when will one that comes now be decoded, and when would it run?
 
 They wait for a few threads that share their cores with everything else on the machine. So what counts is the
 wall time that decoding takes now, with whatever neighbours there are, and not what it would take alone.
@@ -6,23 +6,23 @@ wall time that decoding takes now, with whatever neighbours there are, and not w
 
 from __future__ import annotations
 
-from math import exp
+from bisect import bisect_left
+from math import ceil, exp
+from typing import TYPE_CHECKING
 
 from carpool.core.constants import CONSTANTS, Constants
+
+if TYPE_CHECKING:
+    from carpool.core.instance import Instance
+    from carpool.core.job import Job
+    from carpool.core.scheduler import Scheduler
 
 
 class DecodeForecast:
     """Learns what decoding takes, from every picture. `weight` is how much work one is, in any unit."""
 
     __slots__ = (
-        "_busy",
-        "_constants",
-        "_pace",
-        "_running",
-        "_surprise",
-        "_surprised",
-        "_threads",
-        "_waiting",
+        *("_busy", "_constants", "_pace", "_running", "_surprise", "_surprised", "_threads", "_waiting"),
     )
 
     def __init__(self, threads: int, constants: Constants = CONSTANTS) -> None:
@@ -82,3 +82,31 @@ class DecodeForecast:
     def idle(self) -> bool:
         """Nothing waits and nothing runs: a forecast could only speak of the past."""
         return not self._busy and self._waiting <= 0.0
+
+
+def wait_of_coming(
+    core: Scheduler, instance: Instance, job: Job, batch: int, wait: float, now: float
+) -> float:
+    """How long from now it starts, when one whose input is there would start after `wait`.
+
+    If its input is not there by then, batches leave without it, one after the other while there is traffic,
+    and it rides in the first that begins when it is.
+    """
+    idle = len(core.instances.idle)
+    if idle > core.lanes.waiting:
+        return max(wait, job.ready_at - now)  # nobody is before it, and an instance is free
+    if idle:
+        wait += instance.speed.mean * core.curve.times[1]  # the first that is there leaves at once, alone
+    late = job.ready_at - now - wait
+    if late <= 0.0:
+        return wait
+    step = _batch_s(core, batch, now)
+    return wait + ceil(late / step) * step
+
+
+def _batch_s(core: Scheduler, batch: int, now: float) -> float:
+    """From one start to the next, in batches just large enough for what becomes ready."""
+    curve, pace = core.curve, core.instances.pace
+    supply = core.supply(now) / pace
+    size = bisect_left(range(1, batch), supply, key=lambda n: curve.throughput(curve.efficient[n])) + 1
+    return curve.times[size] / pace

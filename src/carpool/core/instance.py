@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from carpool.core.belief import Belief
 from carpool.core.constants import Constants
 from carpool.core.job import Job
-from carpool.core.learning import Speed
+from carpool.core.learning import Belief, Speed
 
 if TYPE_CHECKING:
     from carpool.core.arbiter import Turn

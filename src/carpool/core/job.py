@@ -6,6 +6,8 @@ import enum
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from carpool.core.constants import CONSTANTS, Constants
+
 if TYPE_CHECKING:
     from carpool.core.queue import Lane
 
@@ -49,22 +51,8 @@ class Job:
     """Whoever offers it may derive from it, or leave something in `payload`: core looks at neither."""
 
     __slots__ = (
-        "arrived",
-        "deadline",
-        "due",
-        "foreseen",
-        "images",
-        "lane",
-        "latest",
-        "outside",
-        "payload",
-        "priority",
-        "rank",
-        "ready_at",
-        "shape",
-        "source",
-        "state",
-        "timeout",
+        *("arrived", "deadline", "due", "foreseen", "images", "lane", "latest", "outside", "payload"),
+        *("priority", "rank", "ready_at", "shape", "source", "state", "timeout"),
     )
 
     def __init__(
@@ -123,3 +111,11 @@ class GivenUp(NamedTuple):
 
     job: Job
     reason: Reason
+
+
+def planned(outside: float, budget: float, constants: Constants = CONSTANTS) -> float:
+    """How much of its budget a request's plan leaves to what is outside."""
+    most = constants.most_outside * budget
+    if outside > most:
+        outside = most
+    return outside if outside > 0.0 else 0.0  # NaN too

@@ -5,26 +5,21 @@ It is told what happened and when; it answers with values. It never waits, and n
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from carpool.core.admission import backed_up
-from carpool.core.belief import Belief, Beliefs
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
-from carpool.core.drift import Drift
-from carpool.core.entrance import Intake
 from carpool.core.instance import Batch, Instance, Instances
 from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING, GivenUp, Job, Reason, Refusal
 from carpool.core.knobs import KnobsPolicy
-from carpool.core.learning import Doubt, Lag, Rate
-from carpool.core.ledger import Ledger
-from carpool.core.policy import Knobs, Policy, Promise
-from carpool.core.promise import PromisePolicy
+from carpool.core.learning import Belief, Beliefs, Doubt, Drift, Lag, Rate
+from carpool.core.policy import Knobs, Policy, Promise, PromisePolicy
 from carpool.core.queue import Lane, Lanes
-from carpool.core.shares import ORDINARY
+from carpool.core.shares import ORDINARY, Intake
 
 
 @dataclass(slots=True)
@@ -34,6 +29,18 @@ class Decision:
     batch: Batch | None = None
     look_again: float | None = None
     given_up: list[GivenUp] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Where every job went: offered = refused + given up + cancelled + answered + waiting + running."""
+
+    offered: int = 0
+    answered: int = 0
+    cancelled: int = 0
+    running: int = 0
+    refused: Counter[Reason] = field(default_factory=Counter)
+    given_up: Counter[Reason] = field(default_factory=Counter)
 
 
 _AT_ONCE_S = 1e-4  # inputs that come sooner are there

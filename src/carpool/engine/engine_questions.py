@@ -14,11 +14,9 @@ from time import monotonic
 from typing import Any
 
 from carpool.config.server import ServerSettings
-from carpool.core.capacity import promised_batch, slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.core.shape import shape_of
 from carpool.engine.engine_host import EngineHost, hide_paths
 from carpool.engine.models.candidate import remove_abandoned
 from carpool.engine.models.control import Progress

@@ -32,11 +32,10 @@ from carpool.frontend.pictures.workers import Job
 from carpool.link.asked_fields import Sender
 from carpool.link.door import Answer, Call, ModelEntry, Slot
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
-from carpool.observe.counters import Row
-from carpool.observe.failures import count_failure
+from carpool.observe.counters import Row, count_failure
 from carpool.observe.logs import logger
 from carpool.types import RequestOptions, Tensor, Timing
-from carpool.wire.parameters import DEFAULT_OPTIONS
+from carpool.wire.head import DEFAULT_OPTIONS
 from carpool.wire.v2 import Buffer, Placed, RequestHead
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Regi
 from carpool.memory.layout import aligned
 from carpool.observe.logs import logger
 from carpool.types import Datatype, RequestedOutput, SharedMemory, Tensor
-from carpool.wire.tensors import to_binary
+from carpool.wire.codec import to_binary
 from carpool.wire.v2 import Placed, RequestHead, TensorHead, as_requested, bind
 
 _AT_ONCE = 4 << 20  # bytes to copy in the loop: about half a millisecond

@@ -16,11 +16,10 @@ import orjson
 from carpool import __version__
 from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.link.door import Catalog, Door, IndexEntry, ModelEntry
-from carpool.observe import live
-from carpool.observe.counters import Table
-from carpool.observe.directory import MODEL_ROWS
+from carpool.observe.counters import MODEL_ROWS, Table
+from carpool.observe.statistics import BOUNDS, model_counts, server_counts
 from carpool.types import TensorSpec
-from carpool.wire.parameters import shorten
+from carpool.wire.head import shorten
 
 Document = dict[str, Any]
 
@@ -156,18 +155,18 @@ class LivePage:
         models = []
         for line in lines[:_MOST_MODELS]:
             cells = counts.get((line.name, line.version))
-            known = None if cells is None else live.model_counts(cells)
+            known = None if cells is None else model_counts(cells)
             models.append(_model(catalog, line) | {"counts": known})
         return {
             "time": time.time(),
             "clock": now,  # monotonic: what rates are taken over
-            "bounds": live.BOUNDS,
+            "bounds": BOUNDS,
             "server": {
                 "version": __version__,
                 "uptime_s": round(now - self._started, 3),
                 "ready": door.serving and catalog.ready and catalog.able,
                 "serving": door.serving,
-                **live.server_counts(self._table.server()),
+                **server_counts(self._table.server()),
             },
             "models": models,
             "left_out": max(0, len(lines) - _MOST_MODELS),

@@ -21,7 +21,7 @@ from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.tracing import Tracer
 from carpool.link.door import UNLOADED, Catalog, Door, ModelEntry, Slot
 from carpool.observe.counters import Block, Row
-from carpool.observe.directory import Slot as CounterRow
+from carpool.observe.counters import Slot as CounterRow
 from carpool.observe.logs import logger
 
 _LONGEST_SHOWN = 80

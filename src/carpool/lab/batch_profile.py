@@ -13,9 +13,8 @@ from time import monotonic, process_time
 from carpool import backends
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelSource, ModelVersion, find_models
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, Shape, shape_of
 from carpool.core.numerals import numeral
-from carpool.core.shape import Shape, shape_of
 from carpool.engine.hardware import Steal, gpu_count, hardware
 from carpool.engine.models.loading import Loading
 from carpool.engine.profile.instance_layout import Chosen, Layout

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from math import ceil, inf
 
-from carpool.core.capacity import expected_p99, promised_batch, slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, expected_p99, promised_batch, slo_capacity
 from carpool.core.numerals import numeral as _n
 from carpool.core.policy import Knobs, Promise
 from carpool.sim.scenario import Scenario, Surge, measure, surge_outcome

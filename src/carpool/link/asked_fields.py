@@ -8,7 +8,7 @@ from typing import NamedTuple
 from carpool.core.job import INFINITY
 from carpool.errors import InvalidInput
 from carpool.types import RequestOptions
-from carpool.wire import parameters
+from carpool.wire import head
 
 DEADLINE = "X-Carpool-Deadline-Ms"
 SOURCE = "X-Carpool-Source"
@@ -63,7 +63,7 @@ def read_source(field: bytes | None) -> str:
         source = field.decode()
     except UnicodeDecodeError:
         source = "\0"  # which is refused
-    return parameters.read_source(source, SOURCE)
+    return head.read_source(source, SOURCE)
 
 
 def read_latest(field: bytes | None) -> bool:

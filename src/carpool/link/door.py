@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from carpool.core.front_load import Outside
 from carpool.core.job import INFINITY
-from carpool.core.outside import Outside
 from carpool.errors import CarpoolError
 from carpool.link.asked_fields import NOBODY, Sender
 from carpool.memory.client_files import Region

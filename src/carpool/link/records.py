@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from carpool.wire.parameters import MAX_SOURCE_CHARS
+from carpool.wire.head import MAX_SOURCE_CHARS
 
 TEMPLATE: Final = 1
 RESET: Final = 2

@@ -12,7 +12,7 @@ from carpool.link.records import AS_DECLARED, INLINE, LISTED
 from carpool.link.templates import ServedTemplate
 from carpool.memory.layout import TensorPlace, end_of, line_up, list_places
 from carpool.types import Array, Signature, Tensor
-from carpool.wire.tensors import to_binary
+from carpool.wire.codec import to_binary
 from carpool.wire.v2 import Buffer
 
 COPIED_AT_ONCE = 64 * 1024

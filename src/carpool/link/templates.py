@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import orjson
 
-from carpool.core.outside import Outside
+from carpool.core.front_load import Outside
 from carpool.errors import CarpoolError
 from carpool.link.door import ModelEntry
 from carpool.link.records import MAX_TEMPLATE_BYTES, MAX_TEMPLATES, RESET, TEMPLATE, ProtocolError, to_engine

@@ -6,7 +6,6 @@ are exact up to 2**53, sums of seconds keep their microseconds for years, and th
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NewType
@@ -14,13 +13,6 @@ from typing import NewType
 from carpool.core.job import Reason
 
 Column = NewType("Column", int)
-
-
-class Merge(enum.Enum):
-    """How the blocks of several processes become one number."""
-
-    SUM = "sum"
-    MAX = "max"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +46,9 @@ class _Layout:
         self.maxima.append(column)
         return column
 
-    def gauge(self, merge: Merge) -> Column:
-        """A value of the moment: it ends with the process that wrote it."""
-        column = self.latest() if merge is Merge.MAX else self.counter()
+    def gauge(self, *, largest: bool = False) -> Column:
+        """A value of the moment: it ends with its process. Those of several add up, or the largest counts."""
+        column = self.latest() if largest else self.counter()
         self.gauges.append(column)
         return column
 
@@ -103,15 +95,15 @@ BATCH_SIZE = _layout.histogram(BATCH_BOUNDS)
 INPUT_SECONDS = _layout.counter()
 OUTPUT_SECONDS = _layout.counter()
 LAST_INFERENCE_MS = _layout.latest()
-PENDING = _layout.gauge(Merge.SUM)
-SATURATION = _layout.gauge(Merge.MAX)
-SPEED_RATIO = _layout.gauge(Merge.MAX)
-LOAD_SECONDS = _layout.gauge(Merge.MAX)
+PENDING = _layout.gauge()
+SATURATION = _layout.gauge(largest=True)
+SPEED_RATIO = _layout.gauge(largest=True)
+LOAD_SECONDS = _layout.gauge(largest=True)
 OUT_OF_MEMORY = _layout.counter()
 
 # The server.
-UP = _layout.gauge(Merge.MAX)
-CONNECTIONS = _layout.gauge(Merge.SUM)
+UP = _layout.gauge(largest=True)
+CONNECTIONS = _layout.gauge()
 BYTES_RECEIVED = _layout.counter()
 BYTES_SENT = _layout.counter()
 RESTARTS: Mapping[str, Column] = _layout.by_word(PROCESS_WORDS)

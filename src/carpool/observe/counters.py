@@ -11,17 +11,112 @@ cells, and a reader skips the blocks that still hold an older one. So nobody eve
 
 from __future__ import annotations
 
+import asyncio
+import struct
+import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from mmap import mmap
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from carpool.errors import ConfigError, DeadlineExceeded, ModelError, Refused, Replaced, Unavailable
 from carpool.observe import columns
-from carpool.observe.columns import GENERATION, WIDTH, Column, Histogram
-from carpool.observe.directory import DIRECTORY_BYTES, MODEL_ROWS, Buffer, Directory, Slot
+from carpool.observe.columns import FAILURE_SECONDS, FAILURES, GENERATION, SHED, WIDTH, Column, Histogram
+
+Buffer: TypeAlias = bytearray | mmap | memoryview
+
+MODEL_ROWS = 256
+_RECORD = 320  # whole cache lines
+_HEAD = struct.Struct("<qIH")  # generation, checksum, bytes of text
+_TEXT = _RECORD - _HEAD.size
+DIRECTORY_BYTES = MODEL_ROWS * _RECORD
+
+
+class Slot(NamedTuple):
+    """A row and which of its lives is meant: small enough to send to every process."""
+
+    row: int
+    generation: int
+
+
+class _Entry(NamedTuple):
+    generation: int
+    name: tuple[str, str] | None  # model and version; None is a free row
+
+
+class Directory:
+    """Which row belongs to which model version: one record per row, but none for row 0, the server's.
+
+    Only the engine may `assign` and `retire`. It lies in the shared table, so that a restarted engine finds
+    its models' rows again and goes on adding there.
+    """
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    def assign(self, model: str, version: str) -> Slot:
+        """The row of this model version; a free one when it has none yet."""
+        known = self.find(model, version)
+        if known is not None:
+            return known
+        text = f"{model}\0{version}".encode()
+        if len(text) > _TEXT:
+            raise ConfigError(f"the name of a model must be shorter than {_TEXT - 24} bytes: {model[:40]}…")
+        # The row with the fewest lives so far: a late request of a retired model then rarely meets a new one.
+        free = [(entry.generation, index) for index, entry in self._entries() if entry.name is None]
+        if not free:
+            raise Unavailable(f"{MODEL_ROWS} model versions are loaded, which is the limit")
+        generation, index = min(free)
+        self._write(index, generation + 1, text)
+        return Slot(index, generation + 1)
+
+    def retire(self, model: str, version: str) -> None:
+        """Frees the row: its counts leave the metrics page, as they do when Triton unloads a model."""
+        slot = self.find(model, version)
+        if slot is not None:
+            self._write(slot.row, slot.generation, b"")
+
+    def find(self, model: str, version: str) -> Slot | None:
+        for slot, name in self.live().items():
+            if name == (model, version):
+                return slot
+        return None
+
+    def live(self) -> dict[Slot, tuple[str, str]]:
+        return {
+            Slot(index, entry.generation): entry.name
+            for index, entry in self._entries()
+            if entry.name is not None
+        }
+
+    def _entries(self) -> list[tuple[int, _Entry]]:
+        return [(index, self._read(index)) for index in range(1, MODEL_ROWS + 1)]
+
+    def _write(self, index: int, generation: int, text: bytes) -> None:
+        start = (index - 1) * _RECORD
+        head = _HEAD.pack(generation, _checksum(generation, text), len(text))
+        record = (head + text).ljust(_RECORD, b"\0")
+        self._view[start : start + _RECORD] = record
+
+    def _read(self, index: int) -> _Entry:
+        """A record that is being written counts as free; so does one whose engine died while writing it."""
+        start = (index - 1) * _RECORD
+        record = bytes(self._view[start : start + _RECORD])
+        generation, checksum, length = _HEAD.unpack_from(record)
+        text = record[_HEAD.size : _HEAD.size + length]
+        if not text or checksum != _checksum(generation, text):
+            return _Entry(generation, None)
+        model, _, version = text.decode().partition("\0")
+        return _Entry(generation, (model, version))
+
+
+def _checksum(generation: int, text: bytes) -> int:
+    return zlib.crc32(text, generation & 0xFFFFFFFF)
+
 
 Cells: TypeAlias = Sequence[float]
 
@@ -187,3 +282,35 @@ class Table:
         total[:, _MAXIMA] = cells[:, :, _MAXIMA].max(axis=0)
         merged: list[list[float]] = total.tolist()
         return merged
+
+
+_SHEDDING = (Refused, DeadlineExceeded, Unavailable)
+_UNWANTED = (asyncio.CancelledError, Replaced)
+_BACKENDS = (ModelError, DeadlineExceeded)
+
+
+def count_failure(row: Row, error: BaseException, seconds: float) -> None:
+    """Counts one request that ended in `error`, `seconds` after it arrived."""
+    shed = _shed_word(error)
+    row.add(FAILURES[_failure_word(error, shed)])
+    row.add(FAILURE_SECONDS, max(seconds, 0.0))
+    if shed:
+        row.add(SHED[shed])
+
+
+def _shed_word(error: BaseException) -> str:
+    """The reason when the scheduler chose not to run the request, else nothing."""
+    if isinstance(error, Replaced):
+        return "replaced"
+    # By class first: an oversized body and an oversized batch carry the same word.
+    return error.reason if isinstance(error, _SHEDDING) and error.reason in SHED else ""
+
+
+def _failure_word(error: BaseException, shed: str) -> str:
+    if isinstance(error, _UNWANTED):
+        return "CANCELED"  # the client left, or its own newer frame took the place
+    if shed or isinstance(error, Refused):
+        return "REJECTED"
+    if isinstance(error, _BACKENDS):
+        return "BACKEND"  # a deadline that is not a shed is an execution that timed out
+    return "OTHER"

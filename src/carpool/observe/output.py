@@ -1,7 +1,7 @@
 """What a process writes to its standard output and error past the logger: C libraries, prints, crashes.
 
 Whoever started the process reads it, so that its last words are heard after its end, and puts each line into
-the log as an event: JSON stays JSON, floods are counted (repeats.py), a library is named if its lines give
+the log as an event: JSON stays JSON, floods are counted, a library is named if its lines give
 it away.
 """
 

@@ -18,8 +18,7 @@ from carpool.frontend.pictures.workers import threads_for
 from carpool.link.advice import Advice
 from carpool.observe.columns import CONNECTIONS
 from carpool.observe.counters import Row
-from carpool.observe.families import chosen
-from carpool.observe.prometheus import Exposition
+from carpool.observe.prometheus import Exposition, chosen
 from carpool.process.children import Frontend, FrontendParts
 from carpool.process.recording import Recording
 

@@ -12,7 +12,7 @@ from carpool.errors import ConfigError, Forbidden, InvalidInput, NotFound, Unsup
 from carpool.frontend.tracing import TIMESTAMPS
 from carpool.observe import logs
 from carpool.observe.logs import logger
-from carpool.wire.parameters import shorten
+from carpool.wire.head import shorten
 
 if TYPE_CHECKING:
     from carpool.engine.engine_host import EngineHost  # front ends have none

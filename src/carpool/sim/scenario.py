@@ -8,8 +8,7 @@ from math import ceil
 from random import Random
 from statistics import fmean
 
-from carpool.core.capacity import fluid_bound, slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.errors import InvalidInput

@@ -9,8 +9,7 @@ from functools import lru_cache
 
 from carpool.errors import InvalidInput, Unsupported
 from carpool.types import Datatype, RequestedOutput, Signature, TensorSpec
-from carpool.wire.head import RequestHead, TensorHead
-from carpool.wire.parameters import DEFAULT_OPTIONS, shorten
+from carpool.wire.head import DEFAULT_OPTIONS, RequestHead, TensorHead, shorten, wrong
 
 _LOOKED_AT = (Datatype.BYTES, Datatype.BOOL)  # not every sequence of bytes is one of these
 _RAW_HEADS = 256
@@ -98,10 +97,10 @@ def _raw_shape(spec: TensorSpec, size: int) -> tuple[int, ...]:
     fixed = math.prod(dim for dim in spec.shape if dim != -1)
     if spec.datatype is Datatype.BYTES:
         if variable or fixed != 1:
-            raise InvalidInput(f"{field} must be [1] for a raw binary request of BYTES", field=field)
+            raise wrong(field, "must be [1] for a raw binary request of BYTES")
         return spec.shape
     if variable > 1:
-        raise InvalidInput(f"{field} has more than one variable dimension: send a JSON head", field=field)
+        raise wrong(field, "has more than one variable dimension: send a JSON head")
     unit = fixed * spec.datatype.size
     length, rest = divmod(size, unit) if unit else (0, size)
     if rest or (not variable and length != min(unit, 1)):

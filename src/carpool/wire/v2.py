@@ -12,10 +12,24 @@ from functools import lru_cache
 from carpool.errors import InvalidInput
 from carpool.types import InferRequest, InferResponse, Scalar, Signature
 from carpool.wire.check import check_head, check_tail, raw_head
-from carpool.wire.encode import Encoded, Placed, as_requested, encode_error, encode_request, encode_response
-from carpool.wire.head import Buffer, RequestHead, TensorHead, load_object, parse_head, parse_tensors
-from carpool.wire.parameters import read_object
-from carpool.wire.tensors import bind
+from carpool.wire.codec import (
+    Encoded,
+    Placed,
+    as_requested,
+    bind,
+    encode_error,
+    encode_request,
+    encode_response,
+)
+from carpool.wire.head import (
+    Buffer,
+    RequestHead,
+    TensorHead,
+    load_object,
+    parse_head,
+    parse_tensors,
+    read_object,
+)
 
 __all__ = [
     "HEADER_LENGTH",
@@ -26,19 +40,9 @@ __all__ = [
     "TensorHead",
     "as_requested",
     "bind",
-    "check_head",
-    "check_tail",
-    "decode_error",
-    "decode_request",
-    "decode_response",
-    "encode_error",
-    "encode_request",
-    "encode_response",
-    "parse_head",
-    "raw_head",
-    "read_head",
-    "read_header_length",
 ]
+__all__ += ["check_head", "check_tail", "decode_error", "decode_request", "decode_response", "encode_error"]
+__all__ += ["encode_request", "encode_response", "parse_head", "raw_head", "read_head", "read_header_length"]
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _CACHED_HEAD_BYTES = 1024
@@ -71,16 +75,9 @@ def read_head(json: Buffer, signature: Signature) -> RequestHead:
         return _read_cached(bytes(json), signature)
     # every request has its own id: cache the rest, which is a whole head with the brace put back
     head = _read_cached(b"{" + json[found.end() :], signature)
-    return RequestHead(
-        head.id or str(found[1], "ascii"),
-        head.inputs,
-        head.outputs,
-        head.options,
-        head.binary_output,
-        head.tail_size,
-        head.batch,
-        plain=head.plain,
-    )
+    own = head.id or str(found[1], "ascii")
+    options, binary, tail = head.options, head.binary_output, head.tail_size
+    return RequestHead(own, head.inputs, head.outputs, options, binary, tail, head.batch, plain=head.plain)
 
 
 @lru_cache(maxsize=_CACHED_HEADS)

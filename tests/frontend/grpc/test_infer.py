@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from carpool.core.outside import Outside
+from carpool.core.front_load import Outside
 from carpool.errors import (
     Cancelled,
     CarpoolError,

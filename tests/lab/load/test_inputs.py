@@ -12,7 +12,7 @@ from carpool.errors import InvalidInput
 from carpool.lab.load import messages as module
 from carpool.lab.load.messages import Filling, InputSpec, make_tensors
 from carpool.types import DATATYPES, Datatype
-from carpool.wire.tensors import to_binary
+from carpool.wire.codec import to_binary
 
 IMAGE = InputSpec("image", Datatype.FP32, (-1, 3, 4, 4))
 OPEN = InputSpec("image", Datatype.FP32, (-1, 3, -1, -1))

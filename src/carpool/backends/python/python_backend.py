@@ -33,10 +33,9 @@ from typing import Any, cast
 
 from carpool.backends.backend import Backend, Placement, aborted
 from carpool.backends.python.worker_channel import Channel
-from carpool.config.complete import complete
 from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorConfig, TensorSignature
 from carpool.config.repository import ModelVersion
-from carpool.config.rules import MAX_BATCH, check_dims, nearest
+from carpool.config.rules import MAX_BATCH, check_dims, complete, nearest
 from carpool.errors import ConfigError, ModelError
 from carpool.memory.batch_region import BatchRegion
 from carpool.types import DATATYPES, Array

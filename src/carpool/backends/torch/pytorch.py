@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from carpool.backends.backend import Backend, Placement
-from carpool.config.complete import complete
 from carpool.config.model import Kind, ModelConfig, ModelSignature, PytorchSettings
 from carpool.config.repository import ModelVersion
+from carpool.config.rules import complete
 from carpool.errors import ConfigError, Unsupported
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from carpool.config.fingerprint import Fingerprint
 from carpool.config.model import ModelConfig
-from carpool.config.repository import ModelVersion, find_places
+from carpool.config.repository import Fingerprint, ModelVersion, find_places
 from carpool.engine.models.candidate import Candidate, Override, as_known, fingerprint_of, read_candidate
 from carpool.engine.models.fleet import Fleet
 from carpool.engine.models.served import Served, State

@@ -15,8 +15,7 @@ from carpool.backends.backend import Backend, Finish, OnDevice
 from carpool.clock import now as monotonic
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.core.capacity import promised_batch
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, promised_batch
 from carpool.core.policy import Promise
 from carpool.engine.batch import BatchResult, Executes
 from carpool.engine.models.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes

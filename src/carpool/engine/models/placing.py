@@ -11,13 +11,12 @@ from carpool.clock import now as monotonic
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import Kind, ModelConfig
 from carpool.core.arbiter import Arbiter, Turn
-from carpool.core.capacity import slo_capacity
-from carpool.core.curve import BatchCurve
-from carpool.core.entrance import Intake
+from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.instance import Instance
 from carpool.core.numerals import numeral
 from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
+from carpool.core.shares import Intake
 from carpool.engine.profile.instance_layout import Chosen, Layout, Open, choose_by_capacity, choose_threads
 from carpool.engine.profile.measuring import Effort, Measuring
 from carpool.errors import CarpoolError, ConfigError, ModelError

@@ -29,8 +29,7 @@ from carpool.engine.profile.model_profile import Profile
 from carpool.engine.profile.profile_store import ProfileStore
 from carpool.errors import CarpoolError, Unavailable
 from carpool.observe import columns
-from carpool.observe.counters import Row
-from carpool.observe.directory import Slot
+from carpool.observe.counters import Row, Slot
 from carpool.observe.logs import logger
 from carpool.observe.statistics import BatchStatistics
 from carpool.types import Signature

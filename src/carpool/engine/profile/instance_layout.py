@@ -16,8 +16,7 @@ from threading import Event, Thread
 
 from carpool.backends.backend import Backend
 from carpool.clock import now as monotonic
-from carpool.core.capacity import slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.numerals import numeral
 from carpool.engine.profile.measuring import Effort, Measuring
 from carpool.types import Signature

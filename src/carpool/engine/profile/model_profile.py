@@ -8,11 +8,9 @@ from math import ceil, floor, log10
 from typing import Any
 
 from carpool.config.model import ModelConfig
-from carpool.core.capacity import promised_batch, slo_capacity
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.numerals import numeral
 from carpool.core.policy import Promise
-from carpool.core.shape import shape_of
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.errors import ConfigError

@@ -19,9 +19,8 @@ from typing import Any
 
 from carpool.backends import device_names
 from carpool.config.backend_kinds import kind_of
-from carpool.config.fingerprint import content_digest
 from carpool.config.model import ModelConfig, values_on_device
-from carpool.config.repository import ModelVersion
+from carpool.config.repository import ModelVersion, content_digest
 from carpool.core.policy import Promise
 from carpool.engine.hardware import Hardware, hardware
 from carpool.engine.profile.model_profile import Profile

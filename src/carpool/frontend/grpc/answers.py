@@ -10,10 +10,9 @@ from carpool.errors import ModelError
 from carpool.frontend.call import Times
 from carpool.link.door import ModelEntry
 from carpool.types import RequestedOutput, Tensor
-from carpool.wire.encode import check_array
-from carpool.wire.parameters import write_shared_memory
+from carpool.wire.codec import check_array, to_binary
+from carpool.wire.head import write_shared_memory
 from carpool.wire.proto import message_class
-from carpool.wire.tensors import to_binary
 from carpool.wire.v2 import Buffer, Placed, as_requested
 
 TIMES = ("carpool_decode_ms", "carpool_queue_ms", "carpool_infer_ms", "carpool_post_ms")

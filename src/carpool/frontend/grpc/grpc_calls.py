@@ -12,7 +12,7 @@ from carpool.frontend import documents
 from carpool.frontend.access.keys import Principal, told
 from carpool.frontend.front_service import is_model_ready
 from carpool.frontend.grpc.grpc_service import Service
-from carpool.wire.parameters import shorten
+from carpool.wire.head import shorten
 
 Document = Mapping[str, Any]
 _FILE = "file:"

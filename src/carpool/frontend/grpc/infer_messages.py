@@ -16,8 +16,16 @@ from carpool.errors import InvalidInput
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.counters import Row
 from carpool.types import Datatype, Scalar
-from carpool.wire.head import MAX_TENSORS, begin_tensor, check_size, check_unique, parse_requested
-from carpool.wire.parameters import read_options, read_shared_memory, shorten
+from carpool.wire.head import (
+    MAX_TENSORS,
+    begin_tensor,
+    check_size,
+    check_unique,
+    parse_requested,
+    read_options,
+    read_shared_memory,
+    shorten,
+)
 from carpool.wire.proto import message_class
 from carpool.wire.v2 import Buffer, RequestHead, TensorHead
 

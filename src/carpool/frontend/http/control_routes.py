@@ -13,8 +13,7 @@ from carpool.frontend.http.document_routes import with_json
 from carpool.frontend.http.exchange import Collect, Exchange
 from carpool.frontend.http.http_answers import answer_error
 from carpool.frontend.http.http_service import Service, Variables, answer_document
-from carpool.wire.head import load_object
-from carpool.wire.parameters import shorten
+from carpool.wire.head import load_object, shorten
 
 Arguments: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 

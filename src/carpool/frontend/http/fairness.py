@@ -11,10 +11,8 @@ from functools import partial
 from time import monotonic
 from typing import Protocol
 
-from carpool.core.backlog import FairBacklog
 from carpool.core.constants import CONSTANTS
-from carpool.core.front_shares import FrontLane, LaneKey
-from carpool.core.pacing import Pacer
+from carpool.core.front_load import FairBacklog, FrontLane, LaneKey, Pacer
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, TooLarge, Unsupported, without_stack
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
 from carpool.frontend.http.http_answers import WrongMethod, answer_error, rendered

@@ -30,8 +30,7 @@ from carpool.link.asked_fields import LATEST
 from carpool.link.door import Answer, Catalog, ModelEntry, Slot
 from carpool.memory.layout import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
-from carpool.observe.counters import Row
-from carpool.observe.failures import count_failure
+from carpool.observe.counters import Row, count_failure
 from carpool.vision.geometry import Geometry
 from carpool.vision.heads import MOST_PIXELS_AT_ONCE, Buffer, pixels_of_request
 from carpool.vision.picture_answers import Options

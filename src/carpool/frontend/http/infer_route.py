@@ -22,8 +22,7 @@ from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pic
 from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE, Sender, read_budget, read_latest, read_source
 from carpool.link.door import Answer, Catalog, ModelEntry, Slot
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
-from carpool.observe.counters import Row
-from carpool.observe.failures import count_failure
+from carpool.observe.counters import Row, count_failure
 from carpool.types import InferResponse, Signature
 from carpool.wire.v2 import (
     HEADER_LENGTH,

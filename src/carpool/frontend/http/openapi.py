@@ -16,7 +16,7 @@ from carpool.frontend.pictures.picture_models import task_of
 from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE
 from carpool.link.door import Catalog
 from carpool.vision import draw, tasks
-from carpool.wire.parameters import MAX_SOURCE_CHARS
+from carpool.wire.head import MAX_SOURCE_CHARS
 
 Document = dict[str, Any]
 

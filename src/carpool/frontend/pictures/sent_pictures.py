@@ -25,7 +25,7 @@ from carpool.vision.geometry import Geometry
 from carpool.vision.heads import Buffer, pixels_of_request, read_head, sniff
 from carpool.vision.picture_answers import Options
 from carpool.vision.tasks import options_of, read_options
-from carpool.wire.parameters import DEFAULT_OPTIONS
+from carpool.wire.head import DEFAULT_OPTIONS
 from carpool.wire.v2 import (
     RequestHead,
     TensorHead,

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from carpool.core.capacity import slo_capacity
-from carpool.core.curve import BatchCurve, CurveError
+from carpool.core.curve import BatchCurve, CurveError, slo_capacity
 from carpool.core.numerals import numeral
 from carpool.core.policy import Knobs, Promise
 from carpool.errors import InvalidInput

@@ -14,8 +14,7 @@ from random import Random
 from typing import Any
 
 from carpool import __version__
-from carpool.config.fingerprint import take_fingerprint
-from carpool.config.repository import ModelSource
+from carpool.config.repository import ModelSource, take_fingerprint
 from carpool.errors import InvalidInput
 from carpool.lab.load.facts import TRUSTING, Trust
 from carpool.lab.load.load_report import LoadReport

@@ -1,0 +1,380 @@
+"""A front end that falls behind: requests grow old before it reads them, where no scheduler sees them.
+
+What clients wait outside, who asks for more than a fair share of a front end and is turned away, and how what
+nobody is in a hurry for is paced.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import exp
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+from carpool.core.constants import CONSTANTS, Constants
+from carpool.core.shares import water_level
+
+_MOST_MODELS = 256
+
+
+class Backlog:
+    """Whether newcomers of one model would be late, so that somebody has to be turned away unread.
+
+    A wait that passes is no reason: whoever came during a stall can still make it. One that stands is: the
+    front end gets more than it can do, and everybody would be late. From then on, until there was quiet for a
+    while, it is too long whenever it is.
+
+    `share` is how much of what the front end did lately it can go on doing. It falls for as long as the wait
+    stands although those who ask for more than their part of it are turned away.
+    """
+
+    __slots__ = ("_asked", "_constants", "_cut_at", "_since", "_strict_until", "share")
+
+    def __init__(self, constants: Constants = CONSTANTS) -> None:
+        self._constants = constants
+        self._asked = float("-inf")
+        self._since = float("inf")  # it has been too long
+        self._strict_until = float("-inf")
+        self._cut_at = float("-inf")
+        self.share = constants.backlog_share
+
+    def is_too_long(self, waited: float, slo: float, now: float) -> bool:
+        """`waited` is how long requests that were read lately had been lying there."""
+        c = self._constants
+        silent, self._asked = now - self._asked > c.backlog_memory_s, now
+        if waited <= c.most_unread * slo:
+            self._since = float("inf")
+            self._cut_at = now
+            return False
+        if silent or self._since > now:
+            self._since = now
+        strict = now < self._strict_until
+        if not strict and now - self._since < c.backlog_promises * slo:
+            return False
+        self._strict_until = now + c.backlog_memory_s
+        if not strict:
+            self.share, self._cut_at = c.backlog_share, now
+        elif now - self._cut_at >= c.backlog_promises * slo:
+            self.share, self._cut_at = self.share * c.backlog_step, now
+        return True
+
+
+class FairBacklog:
+    """Who is turned away while some model's newcomers would be late: those who cause it, of any model.
+
+    A front end has one loop for all. Whoever asks for more of it than a fair share goes first, with a promise
+    or without one; the others only if that does not suffice. Where there are others, those who are to blame
+    keep the wait well below the limit: it is the others' time that they would use up.
+    """
+
+    def __init__(self, constants: Constants = CONSTANTS) -> None:
+        self._constants = constants
+        self._backlogs: dict[int, Backlog] = {}
+        self._limit = float("inf")  # of the wait, for the model with the shortest promise that is behind
+        self._share = 1.0
+        self._until = float("-inf")  # this holds
+        self.shares = FrontShares(constants)
+
+    def turns_away(self, model: int, slo: float | None, lane: FrontLane, waited: float, now: float) -> bool:
+        if slo is not None:
+            self._judge(model, slo, waited, now)
+        if waited <= self._constants.backlog_spare * self._limit or not self.is_to_blame(lane, now):
+            return False
+        if waited <= self._limit and not self.shares.spares_somebody:
+            return False
+        self._until = now + self._constants.backlog_memory_s
+        return True
+
+    def is_to_blame(self, lane: FrontLane, now: float) -> bool:
+        """Whether the front end was behind just now, and this lane asks for more than its share."""
+        return now < self._until and self.shares.asks_too_much(lane, self._share, now)
+
+    def _judge(self, model: int, slo: float, waited: float, now: float) -> None:
+        backlog = self._backlogs.get(model)
+        if backlog is None:
+            if len(self._backlogs) >= _MOST_MODELS:
+                self._backlogs.clear()
+            backlog = self._backlogs[model] = Backlog(self._constants)
+        over = now >= self._until
+        if backlog.is_too_long(waited, slo, now):
+            limit = self._constants.most_unread * slo
+            if over or limit <= self._limit:
+                self._limit, self._share = limit, backlog.share
+                self._until = now + self._constants.backlog_memory_s
+        elif over:
+            self._limit = float("inf")
+
+
+class Outside:
+    """What clients of one model wait outside the scheduler's account, until a request is read and until an
+    answer has left: an estimate in seconds, up fast, down slowly, so that few are worse.
+
+    It falls with time and not with each answer: those of one turn of a loop are all alike, and many of them
+    would forget a stall before the next. Nothing is forgotten while nobody is answered, and need not be:
+    whoever is refused for it is answered too, and after two silent seconds the first to come decides alone.
+    """
+
+    __slots__ = ("_at", "_fall", "_rise", "seconds")
+
+    def __init__(self, constants: Constants = CONSTANTS) -> None:
+        self._rise = constants.outside_rise
+        self._fall = constants.outside_fall
+        self._at = float("-inf")
+        self.seconds = 0.0
+
+    def seen(self, seconds: float, now: float) -> None:
+        """An answer has left: its client waited so long beyond what was planned."""
+        gap = (seconds if seconds > 0.0 else 0.0) - self.seconds
+        if gap > 0.0:
+            self.seconds += self._rise * gap
+        else:
+            part = self._fall * (now - self._at)
+            self.seconds += gap * part if part < 1.0 else gap
+        self._at = now
+
+
+LaneKey: TypeAlias = tuple[str, str]
+"""A model and who asks for it."""
+
+REST: LaneKey = ("*", "*")
+_FORGET_S = 0.1
+_LEAST = 0.1  # of work per second: who asks for less has not been here for seconds
+_LEVEL_S = 0.005  # the fair share is worked out so often at most
+
+
+class Flow:
+    """Work per second, as it came lately; old work counts less and less.
+
+    What comes within a hundredth of the memory is one piece: every request adds to two of these.
+    """
+
+    __slots__ = ("_at", "_fold_at", "_fresh", "_memory_s", "_rate")
+
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s = memory_s
+        self._rate = 0.0
+        self._at = float("-inf")
+        self._fresh = 0.0
+        self._fold_at = float("-inf")
+
+    def add(self, work: float, now: float) -> None:
+        if now < self._fold_at:
+            self._fresh += work
+            return
+        self._rate = self.at(now)
+        self._at = now
+        self._fresh = work
+        self._fold_at = now + 0.01 * self._memory_s
+
+    def at(self, now: float) -> float:
+        """What came since the last piece was begun counts as if it came then."""
+        passed = now - self._at
+        whole = self._rate + self._fresh / self._memory_s
+        return whole * exp(-passed / self._memory_s) if passed > 0.0 else whole
+
+
+class FrontLane:
+    """What one lane asks of the front end: as if all of it were served, whether it was or not."""
+
+    __slots__ = ("_asked", "_unmet_until", "key", "seen")
+
+    def __init__(self, key: LaneKey, constants: Constants) -> None:
+        self.key = key
+        self.seen = float("-inf")
+        self._asked = Flow(constants.lane_memory_s)
+        self._unmet_until = float("-inf")
+
+    def asks(self, work: float, now: float) -> None:
+        self.seen = now
+        self._asked.add(work, now)
+
+    def waits_for_more(self, until: float) -> None:
+        """Some of its clients are kept waiting: what they would ask for cannot be known, but it is more."""
+        self._unmet_until = until
+
+    def demand(self, now: float) -> float:
+        return float("inf") if now < self._unmet_until else self._asked.at(now)
+
+
+class FrontShares:
+    """The front end's work by lane. Names cost no memory: beyond `max_lanes` they share one lane."""
+
+    def __init__(self, constants: Constants = CONSTANTS) -> None:
+        self._constants = constants
+        self._lanes: dict[LaneKey, FrontLane] = {}
+        self._done = Flow(constants.lane_memory_s)
+        self._forget_at = float("-inf")
+        self.spares_somebody = False
+        """Whether, at the last look, some asked for no more than their part."""
+        self._level = float("inf")
+        self._level_for = (-1.0, float("-inf"))  # the share it was worked out for, and until when it holds
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def lane(self, key: LaneKey, now: float) -> FrontLane:
+        found = self._lanes.get(key)
+        if found is None:
+            if len(self._lanes) >= self._constants.max_lanes and now >= self._forget_at:
+                self._forget(now)
+            if len(self._lanes) >= self._constants.max_lanes:
+                key = REST
+            found = self._lanes.get(key)
+            if found is None:
+                found = self._lanes[key] = FrontLane(key, self._constants)
+        found.seen = now
+        return found
+
+    def did(self, work: float, now: float) -> None:
+        """So much was done, for whomever."""
+        self._done.add(work, now)
+
+    def asks_too_much(self, lane: FrontLane, share: float, now: float) -> bool:
+        """Whether a lane is above its fair part, if so much of what the front end did lately is divided.
+
+        Fair is max-min: nobody gives anything up as long as somebody else asks for more.
+        """
+        of, until = self._level_for
+        if share != of or now >= until:
+            demands = [known.demand(now) for known in self._lanes.values()]
+            self._level = water_level(demands, share * self._done.at(now))
+            self.spares_somebody = any(_LEAST < demand <= self._level for demand in demands)
+            self._level_for = share, now + _LEVEL_S
+        return lane.demand(now) > self._level
+
+    def _forget(self, now: float) -> None:
+        """Now and then: somebody who makes up names must not have all of them looked through each time."""
+        self._forget_at = now + _FORGET_S
+        since = now - self._constants.lately_s
+        self._lanes = {key: lane for key, lane in self._lanes.items() if lane.seen > since or key == REST}
+
+
+# A front end paces what it answers to clients who get nothing from it: refusals, mistakes, documents. They
+# are cheap, but somebody who asks again at once, many times over, would make them its main occupation. Told
+# late, that client asks less often; everybody else is read and answered as if it were not there.
+
+
+T = TypeVar("T")
+
+
+class _Held(NamedTuple, Generic[T]):
+    item: T
+    cost: float
+    latest: float
+
+
+class _Bucket:
+    """So much time per second, saved up to a limit; it may be overdrawn by one piece of work."""
+
+    __slots__ = ("_at", "_most", "_share", "_tokens")
+
+    def __init__(self, share: float, most: float, now: float) -> None:
+        self._share = share
+        self._most = most
+        self._tokens = most
+        self._at = now
+
+    def left(self, now: float) -> float:
+        if now > self._at:
+            self._tokens = min(self._most, self._tokens + self._share * (now - self._at))
+            self._at = now
+        return self._tokens
+
+    def is_full(self, now: float) -> bool:
+        return self.left(now) >= self._most
+
+    def spend(self, cost: float) -> None:
+        self._tokens = max(self._tokens - cost, -self._most)
+
+
+class _Line(Generic[T]):
+    """What one lane has spent, and what of it waits."""
+
+    __slots__ = ("bucket", "held", "strict")
+
+    def __init__(self, bucket: _Bucket) -> None:
+        self.bucket = bucket
+        self.held: deque[_Held[T]] = deque()
+        self.strict = False
+
+
+class Pacer(Generic[T]):
+    """Each lane has its part of the time, and all together have theirs, taken in turns.
+
+    `strict` is a lane that makes others late: it waits for its turn. Others wait at most as long as is said,
+    and may then take more than their part. Strictness ends when nothing of the lane waits any more.
+    """
+
+    def __init__(self, now: float, constants: Constants = CONSTANTS) -> None:
+        self._constants = constants
+        self._together = _Bucket(constants.paced_together, constants.paced_burst_s, now)
+        self._lines: dict[LaneKey, _Line[T]] = {}
+        self.waiting = 0
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def is_free(self, key: LaneKey, now: float) -> bool:
+        """Whether this lane's work can be done at once."""
+        line = self._lines.get(key)
+        if line is not None and (line.held or line.bucket.left(now) <= 0.0):
+            return False
+        return self._together.left(now) > 0.0
+
+    def spend(self, key: LaneKey, cost: float, now: float) -> None:
+        self._line(key, now).bucket.spend(cost)
+        self._together.left(now)
+        self._together.spend(cost)
+
+    def hold(self, key: LaneKey, item: T, cost: float, now: float, wait: float, *, strict: bool) -> None:
+        """Keep it for later, for `wait` seconds at most unless the lane is strict."""
+        line = self._line(key, now)
+        line.strict = line.strict or strict
+        longest = self._constants.paced_longest_s
+        latest = now + (longest if line.strict else min(wait, longest))
+        line.held.append(_Held(item, cost, latest))
+        self.waiting += 1
+
+    def due(self, now: float) -> list[T]:
+        """What has its turn now, or has waited for long enough."""
+        found: list[T] = []
+        lines = [(key, line) for key, line in self._lines.items() if line.held]
+        while lines:
+            going = [(key, line) for key, line in lines if self._may_go(line, now)]
+            for key, line in going:
+                if self._may_go(line, now):
+                    held = line.held.popleft()
+                    self.spend(key, held.cost, now)
+                    found.append(held.item)
+            lines = [(key, line) for key, line in going if line.held]
+        self.waiting -= len(found)
+        if found:
+            self._start_elsewhere(now)
+        return found
+
+    def _may_go(self, line: _Line[T], now: float) -> bool:
+        if line.held[0].latest <= now:
+            return True
+        return line.bucket.left(now) > 0.0 and self._together.left(now) > 0.0
+
+    def _start_elsewhere(self, now: float) -> None:
+        """Nobody is always the first to get what is left for all. Who owes nothing is forgotten."""
+        first = next(iter(self._lines))
+        self._lines[first] = self._lines.pop(first)
+        for line in self._lines.values():
+            line.strict = line.strict and bool(line.held)
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        self._lines = {
+            key: line for key, line in self._lines.items() if line.held or not line.bucket.is_full(now)
+        }
+
+    def _line(self, key: LaneKey, now: float) -> _Line[T]:
+        line = self._lines.get(key)
+        if line is None:
+            if len(self._lines) >= self._constants.max_lanes:
+                self._forget(now)
+            bucket = _Bucket(self._constants.paced_share, self._constants.paced_burst_s, now)
+            line = self._lines[key] = _Line(bucket)
+        line.bucket.left(now)
+        return line
