@@ -63,7 +63,8 @@ class ServedTemplate:
         vision = self.entry.vision if self.entry is not None else None
         if vision is None or not vision["encoded"]:
             raise ValueError("the model takes no files")
-        if [(head.name, head.offset, head.size) for head in self.heads] != [(vision["input"][0], 0, FILE_AT)]:
+        there = [(head.name, head.offset, head.size) for head in self.heads]
+        if there != [(vision["input"]["name"], 0, FILE_AT)]:
             raise ValueError("inputs of a file")
         self.shape = ENCODED
         self.outputs = list(self.wanted) or [spec.name for spec in signature.outputs]

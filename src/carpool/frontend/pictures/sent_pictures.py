@@ -247,7 +247,7 @@ def check_pictures(entry: ModelEntry, head: RequestHead) -> RequestHead:
     assert entry.vision is not None
     signature = entry.signature
     given = head.inputs[0]
-    name = _IMAGE if given.name == _IMAGE else str(entry.vision["input"][0])
+    name = _IMAGE if given.name == _IMAGE else str(entry.vision["input"]["name"])
     shape = () if signature.max_batch and len(given.shape) == 1 else (1,)
     outputs = signature.outputs
     if ANSWER not in signature.output_named:
