@@ -27,9 +27,9 @@ EXAMPLES = ROOT / "examples"
 PAGES = [
     ROOT / "README.md",
     EXAMPLES / "README.md",
-    *(DOCS / f"{name}.md" for name in ("README", "quickstart", "pictures", "python", "small-batches")),
+    *(DOCS / f"{name}.md" for name in ("README", "quickstart", "pictures", "python", "batching")),
     *(DOCS / f"{name}.md" for name in ("coming-from-triton", "coming-from-torchserve", "conformance")),
-    DOCS / "troubleshooting.md",
+    DOCS / "faults.md",
 ]
 RUNNABLE = [page for page in PAGES if "```console" in page.read_text("utf-8")]
 AT_ONCE = ("python.md", "coming-from-triton.md")  # `make conformance` runs the other pages, too

@@ -14,7 +14,7 @@ from carpool.core.policy import Promise
 from carpool.demo import bundled_models, demo_models, pictures
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "demo.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "models.md").read_text("utf-8")
 
 
 def test_the_models_can_be_served(models: dict[str, Path]) -> None:

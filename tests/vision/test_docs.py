@@ -1,4 +1,4 @@
-"""docs/tasks.md shows answers that have the form of real ones, and names every option."""
+"""docs/pictures.md shows answers that have the form of real ones, and names every option."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from carpool.config.model import Task
 from carpool.config.toml import toml_config
 from carpool.vision.mask_regions import from_run_lengths
 from carpool.vision.tasks import kinds, options_of
+from doc_pages import part_of
 from vision.schemas import complaints
 
-TEXT = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text("utf-8")
-PARTS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL))
+TEXT = part_of("pictures.md", "Tasks")
+PARTS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", TEXT, re.MULTILINE | re.DOTALL))
 
 
 def blocks(task: Task, language: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Models and pictures to try Carpool with; they come with the package: docs/demo.md."""
+"""Models and pictures to try Carpool with; they come with the package: docs/models.md."""
 
 from __future__ import annotations
 

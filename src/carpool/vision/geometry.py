@@ -47,7 +47,7 @@ class Geometry:
 # ---- which part of a picture goes where in the model's input: arithmetic only, no pixels
 
 # A JPEG decoded k times smaller must keep this many times the pixels of the input, per side. Measured: below
-# it, the mean difference to a full decode passes 2.5 of 255 on sharp photos (docs/images.md).
+# it, the mean difference to a full decode passes 2.5 of 255 on sharp photos (docs/pictures.md).
 _ENOUGH = ((8, 2.75), (4, 2.0), (2, 1.6))
 _BILINEAR_SEES = 2  # times smaller: up to here every pixel counts in one of two neighbours
 

@@ -1,19 +1,19 @@
-"""docs/grpc.md: its program runs, and it names what the code names."""
+"""docs/protocols.md: its program runs, and it names what the code names."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 from carpool.frontend.grpc.answers import BATCH, FINAL, TIMES
 from carpool.frontend.grpc.grpc_infer import COMPRESSION, MOST_UNANSWERED
 from carpool.frontend.grpc.statuses import STATUSES
 from carpool.link.asked_fields import DEADLINE, SOURCE
+from doc_pages import part_of
 from frontend.grpc.front_end import front_end
 
-PAGE = (Path(__file__).parents[3] / "docs" / "grpc.md").read_text("utf-8")
+PAGE = part_of("protocols.md", "gRPC")
 
 
 def test_the_program_runs() -> None:

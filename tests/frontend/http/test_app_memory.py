@@ -7,7 +7,6 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 from carpool.engine.engine_questions import MemoryRegistry
 from carpool.frontend import client_memory
 from carpool.memory.client_files import OpenRegion
+from doc_pages import part_of
 from frontend.client_files import ClientFile, client_file
 from frontend.fake_host import FakeHost
 from frontend.http.front_end import IMAGE, FrontEnd, error_of, front_end, infer, infer_body
@@ -418,7 +418,7 @@ def test_a_client_that_leaves_while_its_answer_is_written(
 
 
 def test_the_example_in_the_documentation(front: FrontEnd, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "shared-memory.md").read_text("utf-8")
+    text = part_of("protocols.md", "Shared memory")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     code = code.replace("/frames", f"/carpool-test-{os.getpid()}-frames").replace(
         "/scores", f"/carpool-test-{os.getpid()}-scores"

@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -18,10 +17,11 @@ from carpool.frontend.http.app import ROUTES, MetricsApp
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.pages import SharedPage
 from carpool.link.door import IndexEntry
+from doc_pages import part_of
 from frontend.http.front_end import FrontEnd, error_of, front_end, image_body, infer
 from frontend.http.harness import Client, Response, serving, until
 
-DOCS = (Path(__file__).parents[3] / "docs" / "http.md").read_text("utf-8")
+DOCS = part_of("protocols.md", "HTTP")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""PyTorch models: TorchScript, exported programs, and a Python file with its weights. See docs/pytorch.md."""
+"""PyTorch models: TorchScript, exported programs, and a Python file with its weights. See docs/gpu.md."""
 
 from __future__ import annotations
 
