@@ -336,4 +336,6 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def anchors(page: Path) -> set[str]:
     """Headings as GitHub names them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    seen = [plain[:at].count(name) for at, name in enumerate(plain)]  # those before it of the same name
+    return {f"{name}-{before}" if before else name for name, before in zip(plain, seen, strict=True)}

@@ -38,7 +38,11 @@ def picture_entry(key: int, name: str) -> ModelEntry:
     """Takes pictures' files, and gives them back."""
     plain = entry(key, name, Datatype.UINT8, (3, 2, 2))
     signature = replace(plain.signature, outputs=(TensorSpec("y", Datatype.UINT8, (-1,)),))
-    return replace(plain, signature=signature, vision={"encoded": True, "input": ["x", "UINT8", [3, 2, 2]]})
+    return replace(
+        plain,
+        signature=signature,
+        vision={"encoded": True, "input": {"name": "x", "datatype": "UINT8", "shape": [3, 2, 2]}},
+    )
 
 
 MODELS = (

@@ -94,7 +94,7 @@ class Stand:
         self.memory: mmap = map_memory(file)
         os.close(file)
         self.arenas.add(ARENA, self.memory)
-        vision = {"encoded": True, "input": ["x"]} if encoded else None
+        vision = {"encoded": True, "input": {"name": "x"}} if encoded else None
         entry = ModelEntry(
             key=0,
             name="m",

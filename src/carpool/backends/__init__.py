@@ -61,7 +61,7 @@ def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     home = _home(config, version)
     if isinstance(home, Describes):
         return home.describe(config, version)
-    return complete(config, home.read_signature(config, version))
+    return complete(config, read_signature(config, version))
 
 
 def default_threads(instances: int, cores: int) -> int:
