@@ -49,12 +49,12 @@ async def serve(
     add_questions(host, settings)
     desk = ControlDesk(host, settings)
     sockets = _sockets(settings)
+    ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}  # gRPC closes its own
     side, door = await _joined(host, settings, stop)
     parts = FrontendParts(door, gates, settings, sockets, table, 0, time.monotonic(), apart=False)
     frontends = [await front_ends.http(parts)]
     if "grpc" in sockets:
         frontends.append(await front_ends.grpc(parts))
-    ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}
     try:
         await desk.open(progress)
         table.block(0).server.set(UP, 1.0)
