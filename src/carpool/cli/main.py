@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Annotated, Any, Protocol, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -65,14 +65,9 @@ def _one_line(error: Exception) -> str | None:
     return f"{message.rstrip('.')}. Try: {asking} --help"
 
 
-class Verb(Protocol):
-    """A frozen dataclass: its fields are the options, and `run` does the work."""
-
-    def run(self) -> None: ...
-
-
 def _as_command(verb: type[Any]) -> Callable[..., None]:
-    """The function that typer expects, with the fields of the dataclass as its parameters."""
+    """The function that typer expects. A verb is a frozen dataclass: its fields are the options, and `run`
+    does the work."""
 
     def command(**given: Any) -> None:
         verb(**given).run()
