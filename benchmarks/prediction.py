@@ -44,7 +44,7 @@ from carpool.core.policy import Promise
 from carpool.demo import bundled_models
 from carpool.errors import CarpoolError
 from carpool.lab.fleet_plan import ENOUGH, UNSHARED, FleetQuestion, Machine, max_batch, suffices
-from carpool.sim.scenario import Scenario, measure
+from carpool.sim.simulation import Scenario, measure
 from load import open_loop, processes
 from load.burst import LoadError
 from load.carpool_server import CarpoolServer, FakeModel, carpool_server, starting, wait_ready

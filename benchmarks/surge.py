@@ -33,8 +33,7 @@ from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
 from carpool.errors import CarpoolError
 from carpool.sim.arrivals import Recording
-from carpool.sim.scenario import Scenario, play
-from carpool.sim.simulation import Ride
+from carpool.sim.simulation import Ride, Scenario, play
 from load import open_loop
 from load.burst import LoadError
 from load.carpool_server import CarpoolServer, FakeModel, starting, stop, wait_ready

@@ -16,8 +16,7 @@ from carpool.core.policy import Knobs, Promise
 from carpool.lab import plots
 from carpool.lab.plots import COLOURS, FAINT, INK
 from carpool.sim.arrivals import Arrival, Cameras, Poisson, Traffic, poisson
-from carpool.sim.scenario import Scenario, Surge, contenders, measure, play, sweep
-from carpool.sim.simulation import Ride
+from carpool.sim.simulation import Ride, Scenario, Surge, contenders, measure, play, sweep
 
 IMAGES = Path(__file__).parent / "images"
 EXERCISE = BatchCurve.parse("4+1")

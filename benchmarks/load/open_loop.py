@@ -14,7 +14,7 @@ from carpool.errors import CarpoolError
 from carpool.lab.load.aim import Aim, take_aim
 from carpool.lab.load.generator import run, spare_the_collector
 from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
-from carpool.lab.load.ticket import Answer, Kind, Ticket
+from carpool.lab.load.tally import Answer, Kind, Ticket
 from carpool.sim.simulation import percentile
 from load.burst import LoadError
 

@@ -14,7 +14,7 @@ from carpool.lab.load.aim import Aim, take_aim
 from carpool.lab.load.generator import run
 from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
 from carpool.lab.load.load_report import Counts, LoadReport
-from carpool.lab.load.ticket import Answer, Ticket
+from carpool.lab.load.tally import Answer, Ticket
 from load import processes
 from load.carpool_server import CarpoolServer
 from load.disturbance import Disturbance, is_quiet

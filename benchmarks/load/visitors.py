@@ -7,7 +7,7 @@ from typing import cast
 
 from carpool.lab.load.http_client import AnswerReader, HttpTarget, Malformed
 from carpool.lab.load.messages import Message
-from carpool.lab.load.ticket import Answer, Clock, Tell, Ticket, failed
+from carpool.lab.load.tally import Answer, Clock, Tell, Ticket, failed
 
 LEFT = "left"  # the reason that is told of who did not wait
 ONCE = 0.25  # share of requests that come on a connection of their own

@@ -15,8 +15,7 @@ import pytest
 import gpu
 from carpool.lab.load.aim import Aim
 from carpool.lab.load.load_report import LoadReport, Part, report
-from carpool.lab.load.tally import Histogram, Tally
-from carpool.lab.load.ticket import Answer, Kind, Ticket, Timing
+from carpool.lab.load.tally import Answer, Histogram, Kind, Tally, Ticket, Timing
 from chip import draw_processes, isolation
 from chip.isolation import Flood
 from chip.serving import Load, row

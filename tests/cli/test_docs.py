@@ -41,7 +41,7 @@ def test_every_json_key_is_documented() -> None:
     from carpool.lab.batch_profile import BatchRow, Budget, ProfileReport
     from carpool.lab.fleet_plan import FleetPlan
     from carpool.lab.sweep.sweep_results import PointRow, Results
-    from carpool.sim.scenario import Outcome
+    from carpool.sim.simulation import Outcome
 
     for verb, kind in (
         ("simulate", Outcome),

@@ -10,9 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from carpool.cli.main import app
-from carpool.cli.running_server import trust
 from carpool.cli.sweep_command import Sweep, order_of
-from carpool.cli.verb_options import KEY_VARIABLE
+from carpool.cli.verb_options import KEY_VARIABLE, trust
 from carpool.errors import InvalidInput
 from carpool.lab.load.aim import Aim, take_aim
 from carpool.lab.load.facts import Trust, Unreachable

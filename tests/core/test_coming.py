@@ -14,7 +14,8 @@ from carpool.core.job import GONE, Job, Reason
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson
-from carpool.sim.simulation import Decoder, Device, Simulation, percentile, report
+from carpool.sim.simulation import Device, percentile, report
+from core.decoding import Decoder, DecodingSimulation
 
 WIDE = ("120+2", 8, 0.300)  # hardly two batches in a promise: who misses one is lost
 NARROW = ("10+7", 16, 0.250)
@@ -24,22 +25,21 @@ SECONDS = 12.0
 
 def decoding(
     model: tuple[str, int, float], load: float, decoder: Decoder, device: Device | None = None
-) -> tuple[Simulation, float]:
+) -> tuple[DecodingSimulation, float]:
     """A run with so much of what the device and the decoding threads can carry, and that."""
     text, most, slo = model
     curve = BatchCurve.parse(text, most)
     carries = min(slo_capacity(curve, slo), 0.99 * decoder.threads / decoder.seconds)
     core = Scheduler(curve, Promise(slo, most))
     steady = Device(curve, stall_share=0.0)  # one stall in so short a run would be its p99
-    simulation = Simulation(core, device or steady, slo=slo, seed=1, decoder=decoder)
+    simulation = DecodingSimulation(core, device or steady, decoder, slo=slo, seed=1)
     simulation.play(poisson(load * carries, SECONDS, Random(1)))
     return simulation, carries
 
 
-def lost(simulation: Simulation) -> float:
+def lost(simulation: DecodingSimulation) -> float:
     """Of what was decoded, the share that was decoded for nothing."""
-    assert simulation.stage is not None
-    decoded = simulation.stage.decoded
+    decoded = simulation.decoded
     return sum(job.payload.latency is None for job in decoded) / len(decoded)
 
 
@@ -76,7 +76,7 @@ def test_on_cores_that_are_never_quiet_what_is_let_in_is_seldom_for_nothing(load
         core = Scheduler(curve, Promise(0.250, 8), 2)
         device = Device(curve, noise=0.1, slowdown=slowdown)
         decoder = Decoder(0.006, noise=0.3, slowdown=slowdown)
-        simulation = Simulation(core, device, slo=0.250, seed=seed, decoder=decoder)
+        simulation = DecodingSimulation(core, device, decoder, slo=0.250, seed=seed)
         simulation.play(poisson(load * carries, SECONDS, Random(seed)))
         found.append((report(simulation.run, 0.250, 2).goodput_rps / carries, lost(simulation)))
     assert mean(goodput for goodput, _ in found) >= 0.93

@@ -19,7 +19,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("carpool.lab.fleet_plan._REQUESTS", 1_500)
     monkeypatch.setattr("carpool.lab.fleet_plan._SECONDS", 4.0)
     monkeypatch.setattr("carpool.lab.fleet_plan._AFFORDED", 6_000)
-    monkeypatch.setattr("carpool.sim.scenario._WANTED", 1_000)
+    monkeypatch.setattr("carpool.sim.simulation._WANTED", 1_000)
 
 
 def test_with_cores_enough_only_the_batches_count() -> None:

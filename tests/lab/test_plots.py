@@ -9,7 +9,7 @@ from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise
 from carpool.errors import InvalidInput
 from carpool.lab.plots import operating_curve
-from carpool.sim.scenario import Scenario, contenders, sweep
+from carpool.sim.simulation import Scenario, contenders, sweep
 
 SCENARIO = Scenario(BatchCurve.parse("4+1"), 0.05, Promise(0.05, 64), rate=1.0, seconds=1.0)
 

@@ -7,7 +7,7 @@ import pytest
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise
 from carpool.errors import InvalidInput
-from carpool.sim.scenario import Scenario, contenders, measure, sweep
+from carpool.sim.simulation import Scenario, contenders, measure, sweep
 
 CURVE = BatchCurve.parse("4+1")
 SCENARIO = Scenario(CURVE, 0.05, Promise(0.05, 64), rate=840.0, seconds=5.0)

@@ -8,7 +8,7 @@ import pytest
 
 from carpool.errors import InvalidInput
 from carpool.sim.arrivals import Bursty, Cameras, Poisson, Recording
-from carpool.sim.scenario import Surge
+from carpool.sim.simulation import Surge
 
 
 def _written(path: Path, *lines: object) -> Path:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from carpool.cli import verb_options as o
-from carpool.cli.running_server import trust
 from carpool.errors import InvalidInput
 from carpool.lab.load.load_plan import MOST_REQUESTS, Closed, Open, Phase, Plan, check_length
 from carpool.sim.arrivals import Cameras, Constant, Poisson, Recording, Traffic
@@ -256,7 +255,7 @@ def aim_of(options: Load) -> Aim:
         None if deadline is None else o.number("--deadline-ms", deadline, above=0, most=1e8),
         _connections(options),
         options.shared_memory,
-        trust(options.api_key_file, options.ca, options.insecure),
+        o.trust(options.api_key_file, options.ca, options.insecure),
     )
 
 

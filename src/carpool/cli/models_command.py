@@ -7,15 +7,17 @@ import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
-from carpool.cli.running_server import RunningServer, trust
 from carpool.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from carpool.lab.load.facts import RunningServer
 
 _LOADING_S = 3600.0  # a large model takes its time, and whoever waits can stop waiting
 
@@ -64,10 +66,12 @@ class ModelsVerb:
             raise InvalidInput(f"{self.action} needs the name of a model: carpool models {self.action} NAME")
         if self.config is not None and self.action is not Action.load:
             raise InvalidInput(f"--config goes with load, not with {self.action}")
-        server = RunningServer(self.url, trust(self.api_key_file, self.ca, self.insecure))
+        from carpool.lab.load.facts import RunningServer
+
+        server = RunningServer(self.url, o.trust(self.api_key_file, self.ca, self.insecure))
         if self.action is not Action.list:
             self._change(server)
-        lines = server.post("/v2/repository/index", {})
+        lines = server.send("/v2/repository/index", {})
         shown = [line for line in lines if self.name in (None, line["name"])]
         if self.as_json:
             print(json.dumps(shown, indent=2))
@@ -83,7 +87,7 @@ class ModelsVerb:
 
         settings = {} if self.config is None else {"parameters": {"config": read_settings(self.config)}}
         path = f"/v2/repository/models/{quote(self.name or '', safe='')}/{self.action}"
-        server.post(path, settings, _LOADING_S)
+        server.send(path, settings, _LOADING_S)
 
 
 def _show(lines: list[dict[str, str]]) -> None:

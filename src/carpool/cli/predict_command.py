@@ -11,15 +11,17 @@ from enum import StrEnum
 from pathlib import Path
 from random import uniform
 from time import monotonic, sleep
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlencode
 
 import typer
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
-from carpool.cli.running_server import Failed, RunningServer, trust
 from carpool.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from carpool.lab.load.facts import RunningServer
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 _LARGEST = 1 << 30
@@ -78,9 +80,15 @@ class Predict:
 
     def run(self) -> None:
         """Exits with 1 unless every picture was answered."""
+        from carpool.lab.load.facts import Failed, RunningServer
+
         files = pictures(self.images)
-        server = RunningServer(self.url, trust(self.api_key_file, self.ca, self.insecure))
-        predictions = self._ask_all(server, files)
+        server = RunningServer(self.url, o.trust(self.api_key_file, self.ca, self.insecure))
+        try:
+            predictions = self._ask_all(server, files)
+        except OSError as error:
+            why = error.strerror or error
+            raise Failed(f"{error.filename or self.save}: cannot be written: {why}") from None
         if self.as_json:
             documents = [prediction.as_json() for prediction in predictions]
             print(json.dumps(documents, indent=2, ensure_ascii=False))
@@ -163,12 +171,11 @@ def _path(options: Predict, server: RunningServer) -> str:
 
 
 def _first_model(server: RunningServer) -> str:
-    status, body = server.ask("GET", "/openapi.json", None, _ANSWER_S)
-    try:
-        models = json.loads(body)["x-carpool-models"] if status == 200 else None
-    except (ValueError, KeyError, TypeError):
-        models = None
-    if models is None:
+    from carpool.lab.load.facts import Failed
+
+    status, body = server.ask("GET", "/openapi.json", seconds=_ANSWER_S)
+    models = _read(body).get("x-carpool-models") if status == 200 else None
+    if not isinstance(models, list):
         raise Failed("what answers there is no Carpool server that takes pictures; name a --task or --model")
     if not models:
         raise Failed("no model of this server takes pictures")
@@ -179,10 +186,7 @@ def _names_to_save(options: Predict, files: Sequence[Path]) -> list[Path | None]
     """Where each drawn picture goes; those of the same name in different folders are numbered."""
     if options.save is None:
         return [None] * len(files)
-    try:
-        options.save.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Failed(f"{options.save}: cannot be written to: {error.strerror or error}") from None
+    options.save.mkdir(parents=True, exist_ok=True)
     seen: Counter[str] = Counter()
     names: list[Path | None] = []
     for file in files:
@@ -212,9 +216,8 @@ def _ask_patiently(server: RunningServer, path: str, data: bytes, accept: str) -
     end = monotonic() + _PATIENCE_S
     wait = _SHORTEST_S
     while True:
-        status, body = server.ask(
-            "POST", path, data, _ANSWER_S, Accept=accept, Content_Type="application/octet-stream"
-        )
+        headers = (("Accept", accept), ("Content-Type", "application/octet-stream"))
+        status, body = server.ask("POST", path, data, seconds=_ANSWER_S, headers=headers)
         later = _read(body).get("retry_after_s") if status in _COME_BACK else None
         if not isinstance(later, int | float) or monotonic() > end:
             return status, body
@@ -227,10 +230,7 @@ def _save(server: RunningServer, path: str, data: bytes, save: Path, prediction:
     if status != 200:
         prediction.answer, prediction.good = _read(body), False
         return
-    try:
-        save.write_bytes(body)
-    except OSError as error:
-        raise Failed(f"{save}: cannot be written: {error.strerror or error}") from None
+    save.write_bytes(body)
     prediction.saved = save
 
 

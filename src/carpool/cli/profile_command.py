@@ -13,12 +13,12 @@ import typer
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
-from carpool.cli.running_server import Failed, RunningServer, trust
 from carpool.core.numerals import numeral
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
     from carpool.lab.batch_profile import ProfileQuestion, ProfileReport
+    from carpool.lab.load.facts import RunningServer
 
 _SOME_CORES = 0.1  # less is not worth a word
 _GOES_WITH_A_URL = ("model", "name", "as_json", "api_key_file", "ca", "insecure")
@@ -176,8 +176,10 @@ def _print(report: ProfileReport) -> None:
 
 
 def _ask_server(options: ProfileVerb) -> None:
+    from carpool.lab.load.facts import RunningServer
+
     _check_goes_with_a_url(options)
-    server = RunningServer(options.model, trust(options.api_key_file, options.ca, options.insecure))
+    server = RunningServer(options.model, o.trust(options.api_key_file, options.ca, options.insecure))
     name = options.name or _only_model(server)
     document = server.get(f"/v2/models/{quote(name, safe='')}/profile")
     if options.as_json:
@@ -194,6 +196,8 @@ def _check_goes_with_a_url(options: ProfileVerb) -> None:
 
 
 def _only_model(server: RunningServer) -> str:
+    from carpool.lab.load.facts import Failed
+
     try:
         names = [str(name) for name in server.get("/health")["models"]]
     except (KeyError, TypeError):

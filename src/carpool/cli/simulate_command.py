@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from carpool.core.curve import BatchCurve
     from carpool.core.policy import Knobs
     from carpool.sim.arrivals import Traffic
-    from carpool.sim.scenario import Outcome, Scenario
+    from carpool.sim.simulation import Outcome, Scenario
 
 _SECONDS = 60.0
 _KNOBS = "Knobs mode"
@@ -119,7 +119,7 @@ class Simulate:
     as_json: o.Json = False
 
     def run(self) -> None:
-        from carpool.sim.scenario import contenders, measure
+        from carpool.sim.simulation import contenders, measure
 
         o.drawing(self.plot)
         scenario = _scenario(self)
@@ -147,7 +147,7 @@ class Simulate:
 def _scenario(options: Simulate) -> Scenario:
     """In promise mode; the knobs are for `contenders`."""
     from carpool.core.policy import Promise
-    from carpool.sim.scenario import Scenario
+    from carpool.sim.simulation import Scenario
 
     curve = o.batch_curve(options.curve, options.max_batch, options.buckets)
     slo = o.slo(options.slo_ms, curve)
@@ -302,7 +302,7 @@ def _notes(options: Simulate, scenario: Scenario) -> list[str]:
 
 def _draw(options: Simulate, file: Path, entries: Mapping[str, Scenario]) -> None:
     from carpool.lab.plots import operating_curve
-    from carpool.sim.scenario import LOADS, sweep
+    from carpool.sim.simulation import LOADS, sweep
 
     with show.steps("drawing", len(entries) * len(LOADS)) as step:
         sweeps = {name: sweep(entry, on_step=step) for name, entry in entries.items()}

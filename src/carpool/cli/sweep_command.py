@@ -248,11 +248,10 @@ def order_of(options: Sweep) -> SweepOrder:
 
 def _trust(options: Sweep, url: str) -> Trust:
     """Servers of our own ask for no key."""
-    from carpool.cli.running_server import trust
     from carpool.lab.load.facts import TRUSTING
 
     if url:
-        return trust(options.api_key_file, options.ca, options.insecure)
+        return o.trust(options.api_key_file, options.ca, options.insecure)
     if options.api_key_file or options.ca or options.insecure:
         raise InvalidInput("--api-key-file, --ca and --insecure go with the address of a running server")
     return TRUSTING

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Mapping
 from dataclasses import field
 from math import isfinite
 from pathlib import Path
@@ -13,11 +16,13 @@ from carpool.core.curve import BatchCurve, CurveError
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from carpool.lab.load.facts import Trust
     from carpool.sim.arrivals import Bursty, Cameras
 
 MODEL, TRAFFIC, DEVICE, RUN, _SERVER = "The model", "Traffic", "The device", "The run", "The server"
 """Panels of the help."""
 KEY_VARIABLE = "CARPOOL_API_KEY"
+_KEY = re.compile(r"[!-~]{1,512}")
 
 Value = TypeVar("Value")
 
@@ -186,3 +191,31 @@ def drawing(path: Path | None) -> None:
         raise InvalidInput(f"--plot must name a .png, .svg or .pdf file, not {path}")
     if not path.parent.is_dir():
         raise InvalidInput(f"--plot: there is no folder {path.parent}")
+
+
+def trust(
+    api_key_file: Path | None, ca: Path | None, insecure: bool, environ: Mapping[str, str] | None = None
+) -> Trust:
+    """A key is never an option: other users of the machine see those."""
+    from carpool.lab.load.facts import Trust  # not needed to show the help
+
+    key = (os.environ if environ is None else environ).get(KEY_VARIABLE, "").strip()
+    if api_key_file is not None:
+        key = _read_key(api_key_file)
+    if key and not _KEY.fullmatch(key):
+        where = api_key_file or KEY_VARIABLE
+        raise InvalidInput(f"the key in {where} must be up to 512 printable characters")
+    return Trust("" if ca is None else str(ca), insecure, key)
+
+
+def _read_key(file: Path) -> str:
+    """The key alone, or the first line 'name key …' of a file as the server has it."""
+    try:
+        lines = file.read_text("ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise InvalidInput(f"--api-key-file {file} cannot be read") from None
+    for line in lines:
+        words = line.split()
+        if words and not words[0].startswith("#"):
+            return words[0] if len(words) == 1 else words[1]
+    raise InvalidInput(f"--api-key-file {file} holds no key")

@@ -9,7 +9,7 @@ from math import ceil, inf
 from carpool.core.curve import BatchCurve, expected_p99, promised_batch, slo_capacity
 from carpool.core.numerals import numeral as _n
 from carpool.core.policy import Knobs, Promise
-from carpool.sim.scenario import Scenario, Surge, measure, surge_outcome
+from carpool.sim.simulation import Scenario, Surge, measure, surge_outcome
 
 ENOUGH = 0.99  # of what is offered must be answered in time: the promise is a p99
 _SURE = 1e-4  # of the capacity: bisected no further

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from carpool.errors import InvalidInput
 from carpool.lab.batch_profile import CAUTION, Budget, ProfileReport
-from carpool.sim.scenario import Outcome
+from carpool.sim.simulation import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from carpool.errors import InvalidInput
 
@@ -54,7 +54,7 @@ def trace(path: Path, model: str = "") -> list[Arrival]:
     arrivals = _of_model(by_model, model, path)
     arrivals.sort(key=lambda arrival: arrival.at)
     first = arrivals[0].at
-    return [Arrival(a.at - first, a.images, a.source, a.priority) for a in arrivals]
+    return [replace(arrival, at=arrival.at - first) for arrival in arrivals]
 
 
 def _of_model(by_model: dict[str, list[Arrival]], model: str, path: Path) -> list[Arrival]:
@@ -97,42 +97,38 @@ def _trace_line(line: str, where: str) -> tuple[Arrival, str]:
     return Arrival(float(time), images, str(entry.get("source", ""))), str(entry.get("model", ""))
 
 
-class Traffic(Protocol):
-    """A kind of traffic."""
+class Traffic:
+    """A kind of traffic. `even`: the mean rate says it all, so that its fluid bound is a fair yardstick."""
 
-    @property
-    def name(self) -> str: ...
+    name = ""
+    even = False
 
     @property
     def own_rate(self) -> float | None:
         """Images per second where the traffic itself says so; otherwise somebody has to choose."""
+        return None
 
-    @property
-    def even(self) -> bool:
-        """Whether the mean rate says it all, so that the fluid bound of that rate is a fair yardstick."""
-
-    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]: ...
+    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class Poisson:
+class Poisson(Traffic):
     """Independent clients."""
 
-    name: str = "poisson"
-    own_rate: float | None = None
-    even: bool = True
+    name = "poisson"
+    even = True
 
     def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
         return poisson(rate, seconds, random)
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Traffic):
     """The same gap between any two."""
 
-    name: str = "constant"
-    own_rate: float | None = None
-    even: bool = True
+    name = "constant"
+    even = True
 
     def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:  # noqa: ARG002
         count = ceil(seconds * rate - 1e-6)  # a whole number of gaps, give or take a rounding
@@ -140,15 +136,13 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Bursty:
+class Bursty(Traffic):
     """Poisson with regular surges; the rate is the mean over calm and surge."""
 
     factor: float = 3.0
     length: float = 0.5
     period: float = 2.5
-    name: str = "bursty"
-    own_rate: float | None = None
-    even: bool = False
+    name = "bursty"
 
     def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
         """The rate is `factor` times its base for `length` of every `period`."""
@@ -164,15 +158,14 @@ class Bursty:
 
 
 @dataclass(frozen=True, slots=True)
-class Cameras:
+class Cameras(Traffic):
     """Steady frame rates. At another rate than its own it has more or fewer cameras, not another fps."""
 
     count: int
     fps: float
     aligned: bool = False
     per_source: bool = False
-    name: str = "cameras"
-    even: bool = False
+    name = "cameras"
 
     @property
     def own_rate(self) -> float:
@@ -190,13 +183,12 @@ class Cameras:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(Traffic):
     """A trace; at another rate than its own it is played faster or slower."""
 
     recorded: list[Arrival] = field(repr=False)
     name: str = "trace"
     per_source: bool = False
-    even: bool = False
 
     @classmethod
     def read(cls, path: Path, *, per_source: bool = False, model: str = "") -> Recording:
@@ -206,7 +198,9 @@ class Recording:
             raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
         if recorded[-1].at == 0:
             raise InvalidInput(f"{path} spans no time: it needs arrivals at two different times at least")
-        return cls(recorded if per_source else _one_source(recorded), f"trace:{path}", per_source)
+        if not per_source:
+            recorded = [replace(arrival, source="") for arrival in recorded]
+        return cls(recorded, f"trace:{path}", per_source)
 
     @property
     def span(self) -> float:
@@ -220,7 +214,3 @@ class Recording:
         slower = self.own_rate / rate
         played = (Arrival(a.at * slower, a.images, a.source, a.priority) for a in self.recorded)
         return [arrival for arrival in played if arrival.at < seconds]
-
-
-def _one_source(arrivals: list[Arrival]) -> list[Arrival]:
-    return [Arrival(a.at, a.images, "", a.priority) for a in arrivals]

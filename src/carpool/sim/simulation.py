@@ -1,19 +1,20 @@
-"""The real scheduler under a virtual clock: what happens to these arrivals on a device like that?"""
+"""The real scheduler under a virtual clock: this traffic, on such a device, under that rule, in numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import ceil, exp, inf
 from random import Random
+from statistics import fmean
 
-from carpool.core.curve import BatchCurve
-from carpool.core.decode_forecast import DecodeForecast
+from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
 from carpool.core.instance import Batch
-from carpool.core.job import OFFERED, Job, Reason
+from carpool.core.job import Job, Reason
+from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.sim.arrivals import Arrival
+from carpool.errors import InvalidInput
+from carpool.sim.arrivals import Arrival, Poisson, Traffic, poisson
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,6 @@ class Simulation:
         seed: int = 0,
         latest: bool = False,
         outside: float = 0.0,
-        decoder: Decoder | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.device = device
@@ -75,7 +75,6 @@ class Simulation:
         self.latest = latest  # requests that name a source are frames, of which the newest counts
         self.outside = outside  # seconds that clients wait beside the queue and the batch, and it is known
         self._random = Random(seed)
-        self.stage = None if decoder is None else DecodeStage(decoder, self._random)
         self._running: list[tuple[float, Batch]] = []
         self.run = Run()
 
@@ -101,23 +100,18 @@ class Simulation:
             outside=self.outside,
             payload=ride,
         )
-        stage = self.stage
-        if stage is not None:
-            job.ready_at = arrival.at + stage.forecast.seconds(1.0, arrival.at)
-        ride.refused = self.scheduler.offer(job, arrival.at, ready=stage is None) is not None
-        if stage is not None and not ride.refused:
-            stage.admitted(job, arrival.at)
+        ride.refused = self._refused(job, arrival.at)
+
+    def _refused(self, job: Job, now: float) -> bool:
+        return self.scheduler.offer(job, now) is not None
 
     def _advance(self, until: float, look_again: float | None) -> float | None:
         """Play whatever the device and the scheduler do before this time."""
         while True:
             ends = min(self._running, key=lambda entry: entry[0], default=(inf, None))
-            decoded = inf if self.stage is None else self.stage.next_end
-            at = min(ends[0], decoded, inf if look_again is None else look_again)
+            at = min(ends[0], inf if look_again is None else look_again)
             if at >= until or at == inf:
                 return look_again
-            if self.stage is not None and decoded <= at:
-                self.scheduler.ready(self.stage.end(at), at)
             if ends[1] is not None and ends[0] <= at:
                 self._running.remove(ends)
                 self._finish(ends[1], at)
@@ -128,8 +122,6 @@ class Simulation:
             decision = self.scheduler.decide(now)
             for gone in decision.given_up:
                 gone.job.payload.given_up = True
-                if self.stage is not None:
-                    self.stage.given_up(gone.job)
                 gone.job.payload.replaced = gone.reason is Reason.REPLACED
             if decision.batch is None:
                 return decision.look_again
@@ -231,60 +223,175 @@ def _device_use(run: Run, begin: float, end: float, instances: int) -> dict[str,
     }
 
 
+LOADS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 2.5, 3.0)
+SWEEP_SECONDS = 20.0  # per point: enough for a curve, and a sweep ends while somebody watches
+
+Step = Callable[[], None]
+
+
 @dataclass(frozen=True, slots=True)
-class Decoder:
-    """How long pictures really take, in so many threads."""
+class Scenario:
+    """Times are in seconds. `profile_error` is how much slower the device is than the curve says."""
 
-    seconds: float
-    threads: int = 2
-    noise: float = 0.2  # sigma of a lognormal factor
-    slowdown: Callable[[float], float] | None = None  # time → factor
-
-
-class DecodeStage:
-    """Before a scheduler: decodes who was let in, earliest deadline first, and skips who was given up."""
-
-    def __init__(self, decoder: Decoder, random: Random) -> None:
-        self.decoder = decoder
-        self.forecast = DecodeForecast(decoder.threads)
-        self.decoded: list[Job] = []
-        self._random = random
-        self._waiting: list[tuple[float, int, Job, float, float]] = []  # … when it joined, what was foreseen
-        self._running: list[tuple[float, int, Job, float, float, float]] = []  # when it ends … when it began
-        self._sequence = 0
+    curve: BatchCurve
+    slo: float
+    settings: Promise | Knobs
+    rate: float
+    traffic: Traffic = field(default_factory=Poisson)
+    instances: int = 1
+    seconds: float = 60.0
+    seed: int = 1
+    seeds: int = 1
+    noise: float = 0.05
+    stall_share: float = 0.002
+    stall_factor: float = 2.0
+    profile_error: float = 1.0
+    outside: float = 0.0  # what clients wait beside the queue and the batch
+    latest: bool = False  # a newer frame of a source takes the place of a waiting one
 
     @property
-    def next_end(self) -> float:
-        return self._running[0][0] if self._running else inf
+    def capacity(self) -> float:
+        """Images per second that the profile can promise: load 1.0."""
+        return slo_capacity(self.curve, self.slo, self.instances)
 
-    def admitted(self, job: Job, now: float) -> None:
-        self._sequence += 1
-        self.forecast.joined(1.0)
-        foreseen = job.ready_at - now
-        heappush(self._waiting, (job.deadline, self._sequence, job, now, foreseen))
-        self._start(now)
+    def device_curve(self) -> BatchCurve:
+        """What the device really does, which the scheduler has to find out."""
+        points = [(size, seconds * self.profile_error) for size, seconds in self.curve.points]
+        return BatchCurve(points, self.curve.max_batch, self.curve.buckets)
 
-    def given_up(self, job: Job) -> None:
-        """One that waits to be decoded need not be; one that is being decoded goes on, for nothing."""
-        if any(entry[2] is job for entry in self._waiting):
-            self._waiting = sorted(entry for entry in self._waiting if entry[2] is not job)
-            self.forecast.left(1.0)
+    def at_load(self, load: float) -> Scenario:
+        return replace(self, rate=load * self.capacity)
 
-    def end(self, now: float) -> Job:
-        """The picture that is decoded now."""
-        _, _, job, joined, foreseen, began = heappop(self._running)
-        self.forecast.ended(1.0, now - began)
-        self.forecast.came_true(foreseen, now - joined, now)
-        self.decoded.append(job)
-        self._start(now)
-        return job
 
-    def _start(self, now: float) -> None:
-        while self._waiting and len(self._running) < self.decoder.threads:
-            _, number, job, joined, foreseen = heappop(self._waiting)
-            assert job.state is OFFERED
-            self.forecast.began(1.0)
-            seconds = self.decoder.seconds * exp(self._random.gauss(0.0, self.decoder.noise))
-            if self.decoder.slowdown is not None:
-                seconds *= self.decoder.slowdown(now)
-            heappush(self._running, (now + seconds, number, job, joined, foreseen, now))
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came out, as the mean over the seeds; the field names are the keys of `--json`."""
+
+    offered_rps: float
+    goodput_rps: float
+    attainment: float
+    capacity_rps: float
+    fluid_bound_rps: float
+    fraction_of_bound: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    mean_batch: float
+    wasted_fraction: float
+    shed_at_arrival_fraction: float
+    busy_fraction: float
+    replaced_fraction: float
+    staleness_ms: float
+    worst_seed_attainment: float
+    shed_any: bool
+
+    def as_json(self) -> dict[str, float | bool]:
+        values = asdict(self).items()
+        return {key: value if isinstance(value, bool) else round(value, 6) for key, value in values}
+
+
+def play(scenario: Scenario, seed: int | None = None) -> Run:
+    """One run with everything that happened in it."""
+    seed = scenario.seed if seed is None else seed
+    arrivals = scenario.traffic.arrivals(scenario.rate, scenario.seconds, Random(seed))
+    device = Device(scenario.device_curve(), scenario.noise, scenario.stall_share, scenario.stall_factor)
+    scheduler = Scheduler(scenario.curve, scenario.settings, scenario.instances)
+    simulation = Simulation(
+        scheduler, device, slo=scenario.slo, seed=seed, latest=scenario.latest, outside=scenario.outside
+    )
+    return simulation.play(arrivals)
+
+
+def measure(scenario: Scenario, on_step: Step | None = None) -> Outcome:
+    """Play every seed and average."""
+    reports: list[Report] = []
+    shed_any = False
+    for seed in range(scenario.seed, scenario.seed + scenario.seeds):
+        run = play(scenario, seed)
+        reports.append(report(run, scenario.slo, scenario.instances))
+        shed_any = shed_any or any(ride.latency is None for ride in run.rides)
+        if on_step is not None:
+            on_step()
+    mean = {f.name: fmean(getattr(r, f.name) for r in reports) for f in fields(Report)}
+    if not mean["offered_rps"]:
+        raise InvalidInput(
+            "nothing arrived between the warm-up and the tail (one SLO), which do not count: "
+            "give more --seconds or a higher rate"
+        )
+    bound = fluid_bound(scenario.device_curve(), scenario.slo, mean["offered_rps"], scenario.instances)
+    return Outcome(
+        **mean,
+        capacity_rps=scenario.capacity,
+        fluid_bound_rps=bound,
+        fraction_of_bound=mean["goodput_rps"] / bound if bound else 0.0,
+        worst_seed_attainment=min(r.attainment for r in reports),
+        shed_any=shed_any,
+    )
+
+
+def contenders(scenario: Scenario, knobs: Knobs) -> dict[str, Scenario]:
+    """The same traffic under a promise, under these knobs, with no delay at all, and one by one."""
+    return {
+        "promise": replace(scenario, settings=Promise(scenario.slo, knobs.max_batch)),
+        "knobs": replace(scenario, settings=knobs),
+        "eager": replace(scenario, settings=Knobs(knobs.max_batch)),
+        "batch-1": replace(scenario, settings=Knobs(1)),
+    }
+
+
+def sweep(
+    scenario: Scenario, loads: Iterable[float] = LOADS, on_step: Step | None = None
+) -> list[tuple[float, Outcome]]:
+    """The same scenario over a range of loads, in runs of at most SWEEP_SECONDS."""
+    short = replace(scenario, seconds=min(scenario.seconds, SWEEP_SECONDS), seeds=1)
+    return [(load, measure(short.at_load(load), on_step)) for load in loads]
+
+
+_LONGEST = 10.0  # seconds: the scheduler's memory is shorter, so that a longer surge goes on as this one does
+_WANTED, _AFFORDED = 10_000, 40_000  # requests inside surges, and in a whole run
+
+
+@dataclass(frozen=True, slots=True)
+class Surge(Traffic):
+    """Traffic that multiplies its calm rate for a while, again and again, after `calm` seconds each."""
+
+    factor: float
+    length: float
+    calm: float
+    name = "surge"
+
+    def windows(self, seconds: float) -> Iterator[tuple[float, float]]:
+        start = self.calm
+        while start < seconds:
+            yield start, start + self.length
+            start += self.length + self.calm
+
+    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
+        """`rate` is the calm one."""
+        found: list[Arrival] = []
+        edge = 0.0
+        for start, end in self.windows(seconds):
+            found += _moved(poisson(rate, start - edge, random), edge)
+            found += _moved(poisson(rate * self.factor, end - start, random), start)
+            edge = end
+        return found + _moved(poisson(rate, self.calm, random), edge)
+
+
+def surge_outcome(scenario: Scenario, surge: Surge) -> tuple[float, float, float]:
+    """(attainment, p50 ms, p99 ms) of what arrives during surges, over as many as it takes to tell."""
+    surge = replace(surge, length=min(surge.length, _LONGEST))
+    inside = scenario.rate * surge.factor * surge.length
+    around = scenario.rate * surge.calm
+    times = min(ceil(_WANTED / inside), max(1, int(_AFFORDED / (inside + around))))
+    seconds = times * (surge.length + surge.calm)
+    run = play(replace(scenario, traffic=surge, seconds=seconds))
+    windows = list(surge.windows(seconds))
+    rides = [r for r in run.rides if any(start <= r.arrival.at < end for start, end in windows)]
+    latencies = sorted(r.latency for r in rides if r.latency is not None)
+    in_time = sum(1 for latency in latencies if latency <= scenario.slo)
+    attainment = in_time / len(rides) if rides else 1.0
+    return attainment, percentile(latencies, 0.5) * 1e3, percentile(latencies, 0.99) * 1e3
+
+
+def _moved(arrivals: list[Arrival], by: float) -> list[Arrival]:
+    return [Arrival(arrival.at + by, arrival.images) for arrival in arrivals]

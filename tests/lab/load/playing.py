@@ -9,8 +9,7 @@ from itertools import count
 from math import inf
 
 from carpool.lab.load.load_plan import Pace
-from carpool.lab.load.tally import Ledger
-from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Ticket
+from carpool.lab.load.tally import PLAIN_ANSWER, Answer, Ledger, Ticket
 
 Serve = Callable[[Ticket, float], tuple[float, Answer]]
 """When and how a request that is sent now will end; never, if that is at infinity."""

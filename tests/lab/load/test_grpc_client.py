@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from carpool.lab.load.grpc_client import infer_request, read_answer, read_error
-from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Kind, Timing, failed
+from carpool.lab.load.tally import PLAIN_ANSWER, Answer, Kind, Timing, failed
 from carpool.types import Datatype, Tensor
 
 

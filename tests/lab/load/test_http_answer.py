@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.lab.load.http_client import AnswerReader, Malformed, outcome
-from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Kind, Timing
+from carpool.lab.load.tally import PLAIN_ANSWER, Answer, Kind, Timing
 
 TIMING = b'decode;dur=0.061, queue;dur=3.204, infer;dur=8.117, post;dur=0.094, batch;desc="17"'
 TIMED = Answer(Kind.ANSWERED, "", Timing(3.204 / 1e3, 8.117 / 1e3, 17, 0.094 / 1e3))

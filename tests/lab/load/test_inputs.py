@@ -10,19 +10,19 @@ import pytest
 
 from carpool.errors import InvalidInput
 from carpool.lab.load import messages as module
-from carpool.lab.load.messages import Filling, InputSpec, make_tensors
-from carpool.types import DATATYPES, Datatype
+from carpool.lab.load.messages import Filling, make_tensors
+from carpool.types import DATATYPES, Datatype, TensorSpec
 from carpool.wire.codec import to_binary
 
-IMAGE = InputSpec("image", Datatype.FP32, (-1, 3, 4, 4))
-OPEN = InputSpec("image", Datatype.FP32, (-1, 3, -1, -1))
-FIXED = InputSpec("image", Datatype.FP32, (3, 4))
+IMAGE = TensorSpec("image", Datatype.FP32, (-1, 3, 4, 4))
+OPEN = TensorSpec("image", Datatype.FP32, (-1, 3, -1, -1))
+FIXED = TensorSpec("image", Datatype.FP32, (3, 4))
 
 
 @pytest.mark.parametrize("datatype", DATATYPES.values())
 @pytest.mark.parametrize("data", ["random", "zeros"])
 def test_every_datatype_can_be_sent(datatype: Datatype, data: str) -> None:
-    ((tensor,), *_) = make_tensors([InputSpec("x", datatype, (-1, 5))], Filling(data), 2)
+    ((tensor,), *_) = make_tensors([TensorSpec("x", datatype, (-1, 5))], Filling(data), 2)
     assert tensor.shape == tensor.data.shape == (2, 5)
     assert tensor.data.dtype == datatype.dtype
     size = 10 * (4 + 16 if datatype is Datatype.BYTES else datatype.size)
@@ -64,7 +64,7 @@ def test_shapes_that_the_model_leaves_open() -> None:
         (IMAGE, Filling("nowhere.npy"), 1, "cannot read nowhere.npy"),
     ],
 )
-def test_what_cannot_be_sent_is_explained(spec: InputSpec, filling: Filling, images: int, says: str) -> None:
+def test_what_cannot_be_sent_is_explained(spec: TensorSpec, filling: Filling, images: int, says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         make_tensors([spec], filling, images)
 
@@ -106,4 +106,4 @@ def test_files_that_do_not_fit(tmp_path: Path, name: str, text: str, says: str) 
 def test_an_array_without_a_name_is_for_one_input(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(3))
     with pytest.raises(InvalidInput, match=r"use \.npz"):
-        make_tensors([IMAGE, InputSpec("mask", Datatype.BOOL, (4,))], Filling(str(tmp_path / "a.npy")), 1)
+        make_tensors([IMAGE, TensorSpec("mask", Datatype.BOOL, (4,))], Filling(str(tmp_path / "a.npy")), 1)

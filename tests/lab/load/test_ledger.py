@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.lab.load.load_plan import Closed, ClosedLoop, OpenLoop, Phase, Schedule
-from carpool.lab.load.tally import Ledger, Tally
-from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Kind, Ticket, Timing, failed
+from carpool.lab.load.tally import PLAIN_ANSWER, Answer, Kind, Ledger, Tally, Ticket, Timing, failed
 from carpool.sim.arrivals import Constant, Poisson
 from lab.load.playing import Stalling, play
 

@@ -14,7 +14,6 @@ from carpool.lab.load.messages import (
     Asking,
     Draw,
     Filling,
-    InputSpec,
     Mix,
     check_headers,
     check_source,
@@ -22,7 +21,7 @@ from carpool.lab.load.messages import (
     picture_messages,
     tensor_messages,
 )
-from carpool.lab.load.ticket import Ticket
+from carpool.lab.load.tally import Ticket
 from carpool.types import Datatype, Signature, Tensor, TensorSpec
 from carpool.wire.v2 import decode_request, read_header_length
 
@@ -31,7 +30,7 @@ ASKING = Asking("host:1", "/v2/models/m/infer", (("Authorization", "Bearer x"),)
 
 
 def bodies(images: int) -> list[list[Tensor]]:
-    return make_tensors([InputSpec("x", Datatype.UINT8, (-1, 1000))], Filling(distinct=2), images)
+    return make_tensors([TensorSpec("x", Datatype.UINT8, (-1, 1000))], Filling(distinct=2), images)
 
 
 def parse(message: tuple[bytes, bytes]) -> tuple[RequestHead, bytes]:

@@ -7,8 +7,7 @@ from math import inf
 import pytest
 
 from carpool.lab.load.load_plan import Closed, ClosedLoop, Open, OpenLoop, Pace, Phase, pace_of
-from carpool.lab.load.tally import Ledger, Tally
-from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Ticket
+from carpool.lab.load.tally import PLAIN_ANSWER, Answer, Ledger, Tally, Ticket
 from carpool.sim.arrivals import Constant
 from lab.load.playing import play
 

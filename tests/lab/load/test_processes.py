@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import multiprocessing
 import struct
@@ -10,17 +9,16 @@ import termios
 import threading
 import time
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
 
-from carpool.lab.load.generator import LostPart, _receive, _watch
+from carpool.lab.load.generator import LostPart, _receive
 from carpool.lab.load.load_report import Part
 from carpool.lab.load.tally import Histogram, Tally
 from lab.load.stub import PATIENCE, in_loop
-
-LONG = 8 << 20  # many times the buffer of a socket
 
 
 def long_part() -> Part:
@@ -54,7 +52,8 @@ def test_a_report_that_comes_in_pieces_is_read_whole() -> None:
     ours, theirs = multiprocessing.Pipe()
 
     async def main() -> list[object]:
-        return [await _receive(ours) for _ in range(2)]
+        with ThreadPoolExecutor(1) as threads:
+            return [await _receive(threads, ours) for _ in range(2)]
 
     def say() -> None:
         send_in_halves(theirs, long_part(), ours)
@@ -69,34 +68,13 @@ def test_a_report_that_comes_in_pieces_is_read_whole() -> None:
     assert more == "more"
 
 
-def test_a_process_that_listens_for_a_stop_sends_a_long_report_whole() -> None:
-    ours, theirs = multiprocessing.Pipe()
-    heard: list[object] = []
-
-    async def main() -> None:
-        stopped = asyncio.Event()
-        _watch(ours, stopped.set)
-        reading = threading.Thread(target=lambda: heard.append(theirs.recv()))
-        loop = asyncio.get_running_loop()
-        loop.call_later(0.05, reading.start)  # by then what is sent has filled the buffer
-        await asyncio.to_thread(ours.send, bytes(LONG))
-        await asyncio.to_thread(reading.join, PATIENCE)
-        theirs.send("stop")
-        await stopped.wait()
-        loop.remove_reader(ours.fileno())
-
-    in_loop(main())
-    assert heard == [bytes(LONG)]
-
-
 def test_a_process_that_dies_within_its_report_is_lost() -> None:
     ours, theirs = multiprocessing.Pipe()
 
     async def main() -> None:
-        waiting = asyncio.ensure_future(_receive(ours))
         theirs._send(b"\x00\x10\x00\x00half of it")  # type: ignore[attr-defined]
         theirs.close()
-        with pytest.raises(LostPart):
-            await waiting
+        with ThreadPoolExecutor(1) as threads, pytest.raises(LostPart):
+            await _receive(threads, ours)
 
     in_loop(main())

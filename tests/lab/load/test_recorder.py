@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.tally import COLUMNS, RequestLog
-from carpool.lab.load.ticket import Answer, Kind, Ticket, Timing
+from carpool.lab.load.tally import COLUMNS, Answer, Kind, RequestLog, Ticket, Timing
 
 
 def record(path: Path) -> None:

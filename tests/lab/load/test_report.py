@@ -9,8 +9,7 @@ import pytest
 
 from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
 from carpool.lab.load.load_report import Generator, Part, bound_ms, judge, report
-from carpool.lab.load.tally import Histogram, Spread, Tally, milliseconds
-from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Kind, Ticket
+from carpool.lab.load.tally import PLAIN_ANSWER, Answer, Histogram, Kind, Spread, Tally, Ticket, milliseconds
 
 NOTHING = milliseconds(Histogram())
 

@@ -4,7 +4,7 @@ import asyncio
 
 from carpool.lab.load.generator import at_once, run
 from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
-from carpool.lab.load.ticket import PLAIN_ANSWER, Clock, Tell, Ticket
+from carpool.lab.load.tally import PLAIN_ANSWER, Clock, Tell, Ticket
 from lab.load.stub import in_loop
 
 

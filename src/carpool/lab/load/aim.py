@@ -27,7 +27,7 @@ from carpool.lab.load.messages import (
     picture_messages,
     tensor_messages,
 )
-from carpool.lab.load.ticket import Target, Ticket
+from carpool.lab.load.tally import Target, Ticket
 from carpool.types import Datatype, Tensor
 from carpool.wire.v2 import decode_error, decode_response, read_header_length
 

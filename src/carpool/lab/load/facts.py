@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput
-from carpool.lab.load.messages import Header, InputSpec
-from carpool.types import DATATYPES
+from carpool.lab.load.messages import Header
+from carpool.types import DATATYPES, TensorSpec
 from carpool.wire.v2 import decode_error
 
 
@@ -59,13 +59,7 @@ class Trust:
 TRUSTING = Trust()
 
 
-def connection(host: str, port: int | None, tls: ssl.SSLContext | None, seconds: float) -> HTTPConnection:
-    if tls is None:
-        return HTTPConnection(host, port, timeout=seconds)
-    return HTTPSConnection(host, port, timeout=seconds, context=tls)
-
-
-_ANSWER_S = 10.0
+_ANSWER_S, _PERSON_S = 10.0, 30.0
 _MOST_BYTES = 64 << 20
 _SERVICE = "/inference.GRPCInferenceService/"
 
@@ -87,7 +81,7 @@ def only_model(facts: HttpFacts | GrpcFacts) -> str:
     raise InvalidInput(f"say which model: --model {' or '.join(names[:8])}")
 
 
-def input_spec(name: Any, datatype: Any, shape: Any) -> InputSpec:
+def input_spec(name: Any, datatype: Any, shape: Any) -> TensorSpec:
     if (
         not isinstance(name, str)
         or datatype not in DATATYPES
@@ -95,83 +89,99 @@ def input_spec(name: Any, datatype: Any, shape: Any) -> InputSpec:
         or not all(type(length) is int and -1 <= length < 1 << 40 for length in shape)
     ):
         raise Unreachable(f"the server describes an input that is none: {name!r} {datatype!r} {shape!r}")
-    return InputSpec(name, DATATYPES[datatype], tuple(shape))
+    return TensorSpec(name, DATATYPES[datatype], tuple(shape))
 
 
 class HttpFacts:
     """Asked over short connections of their own."""
 
     def __init__(
-        self, host: str, port: int, tls: ssl.SSLContext | None = None, headers: Sequence[Header] = ()
+        self, host: str, port: int | None, tls: ssl.SSLContext | None = None, headers: Sequence[Header] = ()
     ) -> None:
         self._address = (host, port)
         self._where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._prefix = ""  # of every path
         self._tls = tls
-        self._said = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        self._headers = headers
 
     def check_ready(self) -> None:
-        status, _ = self._ask("GET", "/v2/health/ready")
+        status, _ = self.ask("GET", "/v2/health/ready")
         if status != 200:
             raise Unreachable(
                 f"{self._where} is not ready: GET /v2/health/ready answered {status}. Nothing was sent"
             )
 
     def models(self) -> list[str]:
-        status, body = self._ask("POST", "/v2/repository/index", b"{}")
-        listed = _document(status, body, "the list of models")
-        entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-        return [str(entry.get("name")) for entry in entries if entry.get("state") in ("READY", None)]
+        listed = _document(*self.ask("POST", "/v2/repository/index", b"{}"), "the list of models")
+        return [str(entry.get("name")) for entry in _objects(listed) if entry.get("state") in ("READY", None)]
 
-    def inputs(self, model: str, version: str) -> list[InputSpec]:
-        path = f"/v2/models/{quote(model, safe='')}" + (
-            f"/versions/{quote(version, safe='')}" if version else ""
-        )
-        document = _document(*self._ask("GET", path), f"model {model!r}")
-        listed = document.get("inputs") if isinstance(document, dict) else None
-        entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    def inputs(self, model: str, version: str) -> list[TensorSpec]:
+        path = f"/v2/models/{quote(model, safe='')}"
+        if version:
+            path += f"/versions/{quote(version, safe='')}"
+        document = _document(*self.ask("GET", path), f"model {model!r}")
+        entries = _objects(document.get("inputs") if isinstance(document, dict) else None)
         return [input_spec(entry.get("name"), entry.get("datatype"), entry.get("shape")) for entry in entries]
 
     def profile(self, model: str) -> Any:
         """What the server measured of a model; None from one that does not tell."""
-        status, body = self._ask("GET", f"/v2/models/{quote(model, safe='')}/profile")
+        status, body = self.ask("GET", f"/v2/models/{quote(model, safe='')}/profile")
         return _document(status, body, f"the profile of {model!r}") if status == 200 else None
 
     def try_one(self, message: tuple[bytes, bytes]) -> tuple[int, bytes, str | None]:
         """One request as it will be sent: status, body, and the length of its head."""
-        with self._response(b"".join(message), "POST") as response:
-            return (
-                response.status,
-                response.read(_MOST_BYTES),
-                response.getheader("Inference-Header-Content-Length"),
-            )
+        with self._response(b"".join(message), "POST", _ANSWER_S) as response:
+            length = response.getheader("Inference-Header-Content-Length")
+            return response.status, response.read(_MOST_BYTES), length
 
     def post(self, path: str, body: bytes, what: str) -> None:
         """Have the server do something about `what`; raises `Unreachable` if it does not."""
-        status, said = self._ask("POST", path, body)
+        status, said = self.ask("POST", path, body)
         if status != 200:
             raise Unreachable(f"the server does not take {what}: {decode_error(said)[0] or status}")
 
-    def _ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        head = f"{method} {path} HTTP/1.1\r\nHost: {self._where}\r\nConnection: close\r\n{self._said}"
-        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-        with self._response(request, method) as response:
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        seconds: float = _ANSWER_S,
+        headers: Sequence[Header] = (),
+    ) -> tuple[int, bytes]:
+        """Status and body."""
+        lines = [f"{method} {self._prefix}{path} HTTP/1.1", f"Host: {self._where}", "Connection: close"]
+        lines += [f"{name}: {value}" for name, value in (*self._headers, *headers)]
+        lines += [f"Content-Length: {len(body)}", "", ""]
+        with self._response("\r\n".join(lines).encode() + body, method, seconds) as response:
             return response.status, response.read(_MOST_BYTES)
 
     @contextlib.contextmanager
-    def _response(self, request: bytes, method: str) -> Iterator[HTTPResponse]:
+    def _response(self, request: bytes, method: str, seconds: float) -> Iterator[HTTPResponse]:
+        opened = HTTPConnection(*self._address, timeout=seconds)
+        if self._tls is not None:
+            opened = HTTPSConnection(*self._address, timeout=seconds, context=self._tls)
         try:
-            with contextlib.closing(connection(*self._address, self._tls, _ANSWER_S)) as opened:
+            with contextlib.closing(opened):
                 opened.connect()
                 opened.send(request)
-                response = HTTPResponse(opened.sock, method=method)
-                response.begin()
-                with response:
+                with HTTPResponse(opened.sock, method=method) as response:
+                    response.begin()
                     yield response
         except OSError as error:
-            why = error.strerror or str(error) or type(error).__name__
-            raise Unreachable(f"nobody answers at {self._where}: {why}. Nothing was sent") from None
-        except HTTPException as error:
-            raise Unreachable(f"{self._where} does not speak HTTP: {type(error).__name__}") from None
+            raise self._no_answer(error.strerror or str(error) or type(error).__name__) from None
+        except HTTPException as error:  # its words would be those of whatever is there
+            raise self._not_http(type(error).__name__) from None
+
+    def _no_answer(self, why: str) -> CarpoolError:
+        return Unreachable(f"nobody answers at {self._where}: {why}. Nothing was sent")
+
+    def _not_http(self, why: str) -> CarpoolError:
+        return Unreachable(f"{self._where} does not speak HTTP: {why}")
+
+
+def _objects(listed: Any) -> list[dict[str, Any]]:
+    return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
 
 
 def _document(status: int, body: bytes, what: str) -> Any:
@@ -181,6 +191,52 @@ def _document(status: int, body: bytes, what: str) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         raise Unreachable(f"the server's answer about {what} is not JSON") from None
+
+
+class Failed(CarpoolError):
+    """The server is not there, or said no."""
+
+    exit_code = 1
+
+
+class RunningServer(HttpFacts):
+    """By its URL, for the verbs that ask a few questions of a person."""
+
+    def __init__(self, url: str, trust: Trust) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise InvalidInput(f"--url must be like http://localhost:8000, not {url!r}")
+        tls = trust.context() if parts.scheme == "https" else None
+        super().__init__(parts.hostname, port or (443 if tls else 80), tls, trust.headers())
+        self._url = url
+        self._prefix = parts.path.rstrip("/")
+
+    def get(self, path: str) -> Any:
+        return self._read_document(*self.ask("GET", path, seconds=_PERSON_S))
+
+    def send(self, path: str, document: dict[str, Any], seconds: float = _PERSON_S) -> Any:
+        return self._read_document(*self.ask("POST", path, orjson.dumps(document), seconds=seconds))
+
+    def _read_document(self, status: int, answer: bytes) -> Any:
+        try:
+            document = orjson.loads(answer or b"{}")
+        except orjson.JSONDecodeError:
+            document = None
+        if status == 200 and document is not None:
+            return document
+        said = str(document.get("error", "")) if isinstance(document, dict) else ""
+        why = "not an answer of a model server" if status == 200 else said or f"HTTP status {status}"
+        raise Failed(f"{self._url}: {why if why.isprintable() else repr(why)}")
+
+    def _no_answer(self, why: str) -> CarpoolError:
+        return Failed(f"{self._url}: no answer: {why}; is the server running there?")
+
+    def _not_http(self, why: str) -> CarpoolError:  # noqa: ARG002
+        return Failed(f"{self._url}: what answers there does not speak HTTP")
 
 
 class GrpcFacts:
@@ -198,7 +254,7 @@ class GrpcFacts:
     def models(self) -> list[str]:
         return [model.name for model in self._read("RepositoryIndex", ready=True).models]
 
-    def inputs(self, model: str, version: str) -> list[InputSpec]:
+    def inputs(self, model: str, version: str) -> list[TensorSpec]:
         described = self._read("ModelMetadata", name=model, version=version)
         return [input_spec(entry.name, entry.datatype, tuple(entry.shape)) for entry in described.inputs]
 

@@ -10,8 +10,10 @@ import multiprocessing
 import os
 import signal
 import struct
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import ceil
 from multiprocessing.connection import Connection
@@ -23,8 +25,7 @@ from carpool.errors import CarpoolError, InvalidInput
 from carpool.lab.load.aim import Aim, take_aim
 from carpool.lab.load.load_plan import Closed, Pace, Plan, pace_of
 from carpool.lab.load.load_report import LoadReport, Part, report
-from carpool.lab.load.tally import Histogram, Ledger, Record, Slice
-from carpool.lab.load.ticket import Answer, Target, Ticket
+from carpool.lab.load.tally import Answer, Histogram, Ledger, Record, Slice, Target, Ticket
 
 _MONOTONIC = 1  # CLOCK_MONOTONIC, which time.monotonic() reads
 _ABSOLUTE = 1  # TFD_TIMER_ABSTIME
@@ -268,32 +269,34 @@ async def run_shared(
     """The same as `run`, by `processes` others that each make their part of the schedule's requests."""
     spawn = multiprocessing.get_context("spawn")
     children: list[tuple[Any, Connection]] = []
-    try:
-        for part in range(processes):
-            ours, theirs = spawn.Pipe()
-            child = spawn.Process(target=_generate, args=(theirs, plan, aim, part, processes), daemon=True)
-            child.start()
-            theirs.close()
-            children.append((child, ours))
-        pipes = [pipe for _, pipe in children]
-        async with asyncio.timeout(_STARTING_S):
-            names = await _together(_receive(pipe) for pipe in pipes)
-        start_at = time.monotonic() + _AFTER_S
-        for pipe in pipes:
-            pipe.send(start_at)
-        parts = await _collect(pipes, watch, stop or asyncio.Event())
-        return report(plan, parts, str(names[0]))
-    finally:
-        for child, pipe in children:
-            pipe.close()
-            child.join(1.0)
-            if child.is_alive():
+    with ThreadPoolExecutor(processes) as threads:
+        try:
+            for part in range(processes):
+                ours, theirs = spawn.Pipe()
+                args = (theirs, plan, aim, part, processes)
+                child = spawn.Process(target=_generate, args=args, daemon=True)
+                child.start()
+                theirs.close()
+                children.append((child, ours))
+            pipes = [pipe for _, pipe in children]
+            async with asyncio.timeout(_STARTING_S):
+                names = await _together(_receive(threads, pipe) for pipe in pipes)
+            start_at = time.monotonic() + _AFTER_S
+            for pipe in pipes:
+                pipe.send(start_at)
+            parts = await _collect(threads, pipes, watch, stop or asyncio.Event())
+            return report(plan, parts, str(names[0]))
+        finally:
+            for child, pipe in children:  # whoever is read from ends first, so that no thread waits for it
                 child.kill()
-                child.join(5.0)
-            child.close()
+                child.join()
+                child.close()
+                pipe.close()
 
 
-async def _collect(pipes: list[Connection], watch: Watch | None, stop: asyncio.Event) -> list[Part]:
+async def _collect(
+    threads: ThreadPoolExecutor, pipes: list[Connection], watch: Watch | None, stop: asyncio.Event
+) -> list[Part]:
     async def tell_stop() -> None:
         await stop.wait()
         for pipe in pipes:
@@ -302,12 +305,11 @@ async def _collect(pipes: list[Connection], watch: Watch | None, stop: asyncio.E
 
     async def collect(pipe: Connection) -> Part:
         while True:
-            said = await _receive(pipe)
+            said = await _receive(threads, pipe)
             if isinstance(said, Part):
                 return said
-            elapsed, seen = said
             if watch is not None:
-                watch(elapsed, seen)
+                watch(*said)
 
     stopping = asyncio.ensure_future(tell_stop())
     try:
@@ -326,27 +328,15 @@ async def _together(waiting: Iterable[Coroutine[Any, Any, Result]]) -> list[Resu
     return [task.result() for task in tasks]
 
 
-async def _receive(pipe: Connection) -> Any:
+async def _receive(threads: ThreadPoolExecutor, pipe: Connection) -> Any:
     """The next thing that a process says; its error, if it had one."""
-    readable = asyncio.Event()
-    _watch(pipe, readable.set)
     try:
-        await readable.wait()
-        said = pipe.recv()
+        said = await asyncio.get_running_loop().run_in_executor(threads, pipe.recv)
     except (EOFError, OSError):  # between two messages, or within one
         raise LostPart("a process of the generator died, so that there is no result") from None
-    finally:
-        asyncio.get_running_loop().remove_reader(pipe.fileno())
     if isinstance(said, CarpoolError):
         raise said
     return said
-
-
-def _watch(pipe: Connection, readable: Callable[[], None]) -> None:
-    """Call it while there is something to read. The pipe blocks as before, which uvloop would change: a
-    report that is longer than the socket's buffer comes, and goes, in several pieces."""
-    asyncio.get_running_loop().add_reader(pipe.fileno(), readable)
-    os.set_blocking(pipe.fileno(), True)
 
 
 def spare_the_collector() -> None:
@@ -374,7 +364,8 @@ async def _generate_part(pipe: Connection, plan: Plan, aim: Aim, part: int, of: 
     pipe.send(target.name)
     start_at = pipe.recv()
     stop = asyncio.Event()
-    _watch(pipe, partial(_listen, pipe, stop.set))
+    heard = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
+    threading.Thread(target=_listen, args=(pipe, heard), daemon=True).start()
 
     def watch(elapsed: float, seen: Slice) -> None:
         pipe.send((elapsed, seen))
@@ -382,8 +373,8 @@ async def _generate_part(pipe: Connection, plan: Plan, aim: Aim, part: int, of: 
     return await run_part(plan, target, pace, of=of, start_at=start_at, watch=watch, stop=stop)
 
 
-def _listen(pipe: Connection, stop: Callable[[], None]) -> None:
-    """The parent says stop, or is gone: then nobody wants the rest."""
+def _listen(pipe: Connection, stop: Callable[[], object]) -> None:
+    """The parent says stop, or is gone: then nobody wants the rest. This thread alone reads the pipe."""
     try:
         pipe.recv()
         stop()

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from carpool.lab.load.http_client import read_timing
 from carpool.lab.load.messages import Asking, Bodies, Draw, asked_headers
-from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Clock, Kind, Tell, Ticket, Timing, failed
+from carpool.lab.load.tally import PLAIN_ANSWER, Answer, Clock, Kind, Tell, Ticket, Timing, failed
 from carpool.types import Tensor
 from carpool.wire.codec import to_binary
 from carpool.wire.proto import message_class

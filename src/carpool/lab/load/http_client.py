@@ -12,7 +12,7 @@ from typing import cast
 
 from carpool.errors import CarpoolError
 from carpool.lab.load.messages import Message
-from carpool.lab.load.ticket import PLAIN_ANSWER, Answer, Clock, Kind, Tell, Ticket, Timing, failed
+from carpool.lab.load.tally import PLAIN_ANSWER, Answer, Clock, Kind, Tell, Ticket, Timing, failed
 from carpool.wire.v2 import decode_error
 
 REFUSALS = frozenset({408, 409, 429, 503, 504})
@@ -23,7 +23,7 @@ _TIMING = re.compile(
     rb"queue;dur=([0-9.]{1,15}), infer;dur=([0-9.]{1,15})(?:, post;dur=([0-9.]{1,15}))?"
     rb'.*batch;desc="([0-9]{1,6})"'
 )
-_CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})[^\r\n]{0,256}\r\n")
+_CHUNK = re.compile(rb"(?:\r\n)?([0-9a-fA-F]{1,8})[^\r\n]{0,256}\r\n")  # behind the chunk before it
 _MOST_CHUNK_LINE = 300
 _REASON = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
@@ -37,131 +37,96 @@ class Malformed(CarpoolError):
 class AnswerReader:
     """Reads one answer after the other. `feed` returns an answer when it is complete."""
 
-    __slots__ = ("_buffer", "_chunked", "_head", "_kept", "_left", "_status", "keep_alive", "started")
-
     def __init__(self) -> None:
-        self._buffer = b""
         self.started = False  # whether some byte of the present answer has come
         self.keep_alive = True  # whether the connection can be used after the last answer
+        self._buffer = b""  # what has come and was not looked at yet
         self._head = b""  # lowered; empty until it is complete
         self._status = 0
-        self._left: int | None = 0  # bytes of the body, or of the chunk; None is until the connection closes
         self._chunked = False
+        self._left: int | None = 0  # bytes of the body, or of the chunk; None is until the connection closes
         self._kept = b""
 
     def feed(self, data: bytes) -> Answer | None:
         self.started = True
-        if self._buffer:
-            data = self._buffer + data
-            self._buffer = b""
-        while True:
-            if not self._head:
-                data = self._read_head(data)
-                if not self._head:
-                    return None
-            rest = self._read_chunks(data) if self._chunked else self._read_body(data)
-            if rest is None:
+        self._buffer += data
+        while self._head or self._read_head():
+            if not (self._read_chunks() if self._chunked else self._read_body()):
                 return None
             if self._status >= 200:
-                return self._finish(rest)
+                return self._finish()
             self._head = b""  # an interim answer, like 100 Continue
-            data = rest
+        return None
 
     def close(self) -> Answer | None:
         """The connection was closed: the end of an answer without a length, or of nothing."""
-        if self._head and self._left is None and not self._chunked:
-            return self._finish(b"")
-        return None
+        return self._finish() if self._head and self._left is None else None
 
-    def _read_head(self, data: bytes) -> bytes:
-        """What follows the head; without a complete one, everything is kept for later."""
-        end = data.find(b"\r\n\r\n")
-        if end < 0 or end > _MOST_HEAD:
-            if len(data) > _MOST_HEAD:
-                raise Malformed(f"the head of the answer is over {_MOST_HEAD} bytes")
-            if not b"http/1.".startswith(data[:7].lower()):
-                raise Malformed("the answer is not HTTP/1")
-            self._buffer = data
-            return b""
-        head = data[: end + 2].lower()
+    def _read_head(self) -> bool:
+        """Whether it is complete; then it is known where the body will end."""
+        head, end, rest = self._buffer.partition(b"\r\n\r\n")
+        if len(head) > _MOST_HEAD:
+            raise Malformed(f"the head of the answer is over {_MOST_HEAD} bytes")
+        head = head.lower()
+        if not b"http/1.".startswith(head[:7]):
+            raise Malformed("the answer is not HTTP/1")
+        if not end:
+            return False
+        head += b"\r\n"
         found = _STATUS.match(head)
         if found is None:
             raise Malformed("the answer is not HTTP/1")
-        self._head = head
+        self._head, self._buffer, self._kept = head, rest, b""
         self._status = int(found[2])
-        self._frame(found[1] == b"1")
-        return data[end + 4 :]
-
-    def _frame(self, http_1_1: bool) -> None:
-        """Where the body will end."""
-        head = self._head
-        close = b"close" in _field(head, b"connection")
-        self.keep_alive = http_1_1 and not close
-        self._kept = b""
-        self._chunked = b"chunked" in _field(head, b"transfer-encoding")
+        self.keep_alive = found[1] == b"1" and b"close" not in _field(head, b"connection")
+        has_body = self._status >= 200 and self._status not in (204, 304)
+        self._chunked = has_body and b"chunked" in _field(head, b"transfer-encoding")
         length = _field(head, b"content-length")
-        if self._status < 200 or self._status in (204, 304):
-            self._left = 0
-            self._chunked = False
-        elif self._chunked:
-            self._left = None
-        elif length:
+        self._left = 0
+        if has_body and length and not self._chunked:
             if not length.isdigit() or len(length) > 15:
                 raise Malformed("the answer's Content-Length is not a number")
             self._left = int(length)
-        else:
+        elif has_body and not self._chunked:
             self._left = None
             self.keep_alive = False
+        return True
 
-    def _read_body(self, data: bytes) -> bytes | None:
-        """What follows the body, or None if it goes on."""
-        if self._status >= 300 and len(self._kept) < _KEPT:
-            line_break = 2 if self._chunked else 0
-            end = _KEPT if self._left is None else max(0, self._left - line_break)
-            self._kept += data[: min(end, _KEPT)]
+    def _read_body(self) -> bool:
+        """Whether that is all of it, or of the chunk. Of an error's, the beginning is kept."""
+        part = self._buffer[: self._left]
+        self._buffer = self._buffer[len(part) :]
+        if self._status >= 300:
+            self._kept = (self._kept + part)[:_KEPT]
         if self._left is None:
-            return None
-        if len(data) < self._left:
-            self._left -= len(data)
-            return None
-        rest = data[self._left :]
-        self._left = 0
-        return rest
+            return False
+        self._left -= len(part)
+        return not self._left
 
-    def _read_chunks(self, data: bytes) -> bytes | None:
-        while True:
-            if self._left is None:
-                found = _CHUNK.match(data)
-                if found is None:
-                    if len(data) > _MOST_CHUNK_LINE or b"\n" in data:
-                        raise Malformed("a chunk of the answer is malformed")
-                    self._buffer = data
-                    return None
-                size = int(found[1], 16)
-                if not size:
-                    return self._read_trailer(data, found.end())
-                self._left = size + 2  # and its line break
-                data = data[found.end() :]
-            rest = self._read_body(data)
-            if rest is None:
-                return None
-            data = rest
-            self._left = None
+    def _read_chunks(self) -> bool:
+        while self._read_body():
+            found = _CHUNK.match(self._buffer)
+            if found is None:
+                if len(self._buffer) > _MOST_CHUNK_LINE or b"\n" in self._buffer[2:]:
+                    raise Malformed("a chunk of the answer is malformed")
+                return False
+            self._left = int(found[1], 16)
+            if not self._left:
+                return self._read_trailer(found.end())
+            self._buffer = self._buffer[found.end() :]
+        return False
 
-    def _read_trailer(self, data: bytes, start: int) -> bytes | None:
+    def _read_trailer(self, start: int) -> bool:
         """Fields after the last chunk are read past."""
-        if data.startswith(b"\r\n", start):
-            return data[start + 2 :]
-        end = data.find(b"\r\n\r\n", start)
-        if end >= 0:
-            return data[end + 4 :]
-        if len(data) > _MOST_HEAD:
+        end = self._buffer.find(b"\r\n\r\n", start - 2)
+        if end < 0 and len(self._buffer) > _MOST_HEAD:
             raise Malformed("the trailer of the answer is too long")
-        self._buffer = data
-        return None
+        if end >= 0:
+            self._buffer = self._buffer[end + 4 :]
+        return end >= 0
 
-    def _finish(self, rest: bytes) -> Answer:
-        if rest:
+    def _finish(self) -> Answer:
+        if self._buffer:
             raise Malformed("more bytes came than the answer has")
         answer = outcome(self._status, _field(self._head, b"server-timing"), self._kept)
         self._head = b""

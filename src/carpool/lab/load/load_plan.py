@@ -11,7 +11,7 @@ from random import Random
 from typing import TypeAlias
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.ticket import Ticket
+from carpool.lab.load.tally import Ticket
 from carpool.sim.arrivals import Arrival, Bursty, Constant, Poisson, Traffic
 
 MOST_REQUESTS = 20_000_000  # in one run: some 200 MB of times

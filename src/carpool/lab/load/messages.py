@@ -15,23 +15,14 @@ import numpy as np
 import orjson
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.ticket import Ticket
-from carpool.types import Array, Datatype, InferRequest, RequestOptions, Tensor
+from carpool.lab.load.tally import Ticket
+from carpool.types import Array, Datatype, InferRequest, RequestOptions, Tensor, TensorSpec
 from carpool.wire.v2 import HEADER_LENGTH, encode_request
 
 MOST_BYTES = 256 << 20  # of a request
 _PREPARED = 64 << 20  # of all different ones, if that is more than one
 _TEXT_BYTES = 16  # of a random element of BYTES
 _MOST_FILE = 256 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class InputSpec:
-    """One input as the server describes it: -1 is any length, and at first place the batch."""
-
-    name: str
-    datatype: Datatype
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +35,9 @@ class Filling:
     distinct: int = 8
 
 
-def make_tensors(specs: Sequence[InputSpec], filling: Filling, images: int) -> list[list[Tensor]]:
-    """As many different requests as wanted and affordable, each with `images` images."""
+def make_tensors(specs: Sequence[TensorSpec], filling: Filling, images: int) -> list[list[Tensor]]:
+    """As many different requests as wanted and affordable, each with `images` images. The shapes of `specs`
+    are as the server tells them: -1 is any length, and at first place the batch."""
     unknown = set(filling.shapes) - {spec.name for spec in specs}
     if unknown:
         names = ", ".join(spec.name for spec in specs)
@@ -68,7 +60,7 @@ def make_tensors(specs: Sequence[InputSpec], filling: Filling, images: int) -> l
     return [[_from_file(s, shape, arrays) for s, shape in zip(specs, shapes, strict=True)]]
 
 
-def _shape(spec: InputSpec, given: tuple[int, ...] | None, images: int) -> tuple[int, ...]:
+def _shape(spec: TensorSpec, given: tuple[int, ...] | None, images: int) -> tuple[int, ...]:
     shape = spec.shape
     if given is not None:
         if len(given) != len(shape) or any(s not in (-1, g) for s, g in zip(shape, given, strict=True)):
@@ -94,11 +86,11 @@ def _text(shape: Sequence[int]) -> str:
     return ",".join(map(str, shape))
 
 
-def _tensor(spec: InputSpec, shape: tuple[int, ...], data: Array) -> Tensor:
+def _tensor(spec: TensorSpec, shape: tuple[int, ...], data: Array) -> Tensor:
     return Tensor(spec.name, spec.datatype, shape, data)
 
 
-def _made(spec: InputSpec, shape: tuple[int, ...], random: np.random.Generator, zero: bool) -> Array:
+def _made(spec: TensorSpec, shape: tuple[int, ...], random: np.random.Generator, zero: bool) -> Array:
     dtype = spec.datatype.dtype
     if spec.datatype is Datatype.BYTES:
         count = prod(shape)
@@ -124,7 +116,7 @@ def _made(spec: InputSpec, shape: tuple[int, ...], random: np.random.Generator, 
 # ---- files
 
 
-def _read(path: Path, specs: Sequence[InputSpec]) -> Mapping[str, Any]:
+def _read(path: Path, specs: Sequence[TensorSpec]) -> Mapping[str, Any]:
     """Arrays by the name of their input; a file with a single nameless one is for a model with one input."""
     try:
         if path.stat().st_size > _MOST_FILE:
@@ -159,7 +151,7 @@ def _json(document: Any) -> dict[str, Any]:
     return {str(entry.get("name")): entry["data"] for entry in listed}
 
 
-def _from_file(spec: InputSpec, shape: tuple[int, ...], arrays: Mapping[str, Any]) -> Tensor:
+def _from_file(spec: TensorSpec, shape: tuple[int, ...], arrays: Mapping[str, Any]) -> Tensor:
     """In the shape to be sent; data for one image is repeated for all of a batch."""
     if spec.name not in arrays:
         raise InvalidInput(f"--data has nothing for input {spec.name!r}")

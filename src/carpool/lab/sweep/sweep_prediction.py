@@ -15,7 +15,7 @@ from carpool.lab.load.facts import Unreachable
 from carpool.lab.load.generator import run
 from carpool.lab.load.load_plan import Closed, Plan
 from carpool.lab.sweep.sweep_runs import AS_IS, Setting, Watcher
-from carpool.sim.scenario import Scenario, measure
+from carpool.sim.simulation import Scenario, measure
 
 GIVEN, SERVER, TRIAL = "given with --curve", "measured by the server", "seen in a short trial"
 _TRIALS = (1, 4, 16)  # clients that ask at the same time

@@ -18,8 +18,7 @@ from carpool.config.repository import ModelSource, take_fingerprint
 from carpool.errors import InvalidInput
 from carpool.lab.load.facts import TRUSTING, Trust
 from carpool.lab.load.load_report import LoadReport
-from carpool.lab.load.tally import Histogram
-from carpool.lab.load.ticket import Answer, Kind, Ticket
+from carpool.lab.load.tally import Answer, Histogram, Kind, Ticket
 
 PROMISE, KNOBS, AS_IS = "promise", "knobs", "as it is"
 
