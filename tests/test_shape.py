@@ -47,7 +47,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend/pictures": "core link memory vision vision/tasks wire",
     "lab": "backends config core engine engine/models engine/profile sim",
     "lab/load": "sim wire wire/proto",
-    "lab/sweep": "config core demo engine lab lab/load sim",
+    "lab/sweep": "config core demo engine lab lab/load link sim",
     "link": "core memory observe wire",
     "memory": "",
     "observe": "core",

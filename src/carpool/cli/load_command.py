@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -158,21 +158,11 @@ def _check_processes(options: Load) -> None:
 
 async def _generate(plan: Plan, aim: Aim, options: Load, watch: Watch) -> LoadReport:
     """Ctrl-C ends it early and still reports; the second one does not wait for anything."""
-    import asyncio
-
     from carpool.lab.load.aim import take_aim
     from carpool.lab.load.generator import run, run_shared, spare_the_collector
     from carpool.lab.load.tally import RequestLog
 
-    stop = asyncio.Event()
-
-    def interrupted() -> None:
-        if stop.is_set():
-            os._exit(130)
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, interrupted)
+    stop = o.stop_on_signal(partial(os._exit, 130))
     if options.processes > 1:
         return await run_shared(plan, aim, options.processes, watch=watch, stop=stop)
     target = take_aim(aim)
@@ -336,23 +326,10 @@ def _number(option: str, text: str) -> float:
 
 
 def _traffic(options: Load) -> Traffic:
-    simple: dict[str, Traffic] = {"poisson": Poisson(), "constant": Constant()}
-    if options.arrivals in simple:
-        return simple[options.arrivals]
-    if options.arrivals == "bursty":
-        return o.bursty(options.burst_factor, options.burst_seconds, options.burst_period)
-    if options.arrivals == "cameras":
-        if options.cameras is None or options.rate is not None:
-            raise InvalidInput("--arrivals cameras needs --cameras, like --cameras 100, and has no --rate")
-        return o.cameras(options.cameras, options.fps, options.aligned, per_source=True, most=100_000)
-    if options.arrivals.startswith("trace:"):
-        try:
-            return _recording(Path(options.arrivals.removeprefix("trace:")), options.model)
-        except InvalidInput as error:
-            raise InvalidInput(f"--arrivals: {error.message}") from None
-    raise InvalidInput(
-        f"--arrivals must be poisson, constant, bursty, cameras or trace:FILE, not {options.arrivals!r}"
-    )
+    if options.arrivals == "cameras" and options.rate is not None:
+        raise InvalidInput("--arrivals cameras has no --rate: that is --cameras times --fps")
+    plain: dict[str, Traffic] = {"poisson": Poisson(), "constant": Constant()}
+    return o.traffic(options, plain, partial(_recording, model=options.model), per_source=True)
 
 
 def _recording(file: Path, model: str) -> Recording:

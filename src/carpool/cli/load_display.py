@@ -13,12 +13,13 @@ from carpool.cli import show
 from carpool.lab.load.tally import Slice, Spread
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from carpool.lab.load.load_report import Counts, LoadReport
 
 _WINDOW_S = 5.0  # what is shown is of the last seconds
 _LINE_EVERY_S = 5.0  # where nobody watches a terminal
+
+_COUNTED = ("offered", "answered", "refused", "failed")
+_SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 Watch = Callable[[float, Slice], None]
 
@@ -29,6 +30,7 @@ class Window:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, Slice]] = deque()
         self.elapsed = 0.0
+        self.p99_ms = 0.0
 
     def add(self, elapsed: float, seen: Slice) -> None:
         self._seen.append((elapsed, seen))
@@ -36,31 +38,26 @@ class Window:
         while self._seen[0][0] <= self.elapsed - _WINDOW_S:
             self._seen.popleft()
 
-    def sum(self) -> tuple[float, Slice]:
-        """Seconds, and what happened in them."""
+    def facts(self, slo_ms: float | None) -> dict[str, str]:
         total = Slice()
         for _, seen in self._seen:
             total.merge(seen)
-        return max(min(self.elapsed, _WINDOW_S), 1e-3), total
+        seconds = max(min(self.elapsed, _WINDOW_S), 1e-3)
+        counted = {name: f"{getattr(total, name) / seconds:,.0f}/s" for name in _COUNTED}
+        percentiles = [seconds * 1e3 for seconds in total.response.percentiles(_SHARES.values())]
+        self.p99_ms = percentiles[-1]
+        found = {name: counted.pop(name) for name in ("offered", "answered")}
+        found |= {name: f"{ms:,.1f} ms" for name, ms in zip(_SHARES, percentiles, strict=True)}
+        if slo_ms is not None and total.offered:
+            ended = total.answered + total.refused + total.failed
+            found[f"within {slo_ms:g} ms"] = show.percent(total.good / ended) if ended else "–"
+        return found | counted
 
 
 def line(window: Window, slo_ms: float | None) -> str:
     """The window in one line."""
-    seconds, seen = window.sum()
-    p50, p99 = (value * 1e3 for value in seen.response.percentiles((0.5, 0.99)))
-    parts = [
-        f"{window.elapsed:.0f} s",
-        f"offered {seen.offered / seconds:,.0f}/s",
-        f"answered {seen.answered / seconds:,.0f}/s",
-        f"p50 {p50:,.1f} ms",
-        f"p99 {p99:,.1f} ms",
-    ]
-    if slo_ms is not None and seen.offered:
-        ended = seen.answered + seen.refused + seen.failed
-        parts.append(f"within {slo_ms:g} ms {show.percent(seen.good / ended) if ended else '–'}")
-    parts.append(f"refused {seen.refused / seconds:,.0f}/s")
-    parts.append(f"failed {seen.failed / seconds:,.0f}/s")
-    return "  ".join(parts)
+    facts = (f"{label} {fact}" for label, fact in window.facts(slo_ms).items())
+    return "  ".join((f"{window.elapsed:.0f} s", *facts))
 
 
 @contextmanager
@@ -72,12 +69,22 @@ def progress(total_s: float | None, slo_ms: float | None) -> Iterator[Watch]:
         return
     from rich.console import Console
     from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
 
     with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
 
         def watch(elapsed: float, seen: Slice) -> None:
             window.add(elapsed, seen)
-            live.update(_screen(window, total_s, slo_ms), refresh=True)
+            table = Table(box=None, show_header=False, pad_edge=False)
+            if total_s is not None:
+                done = min(window.elapsed, total_s)
+                bar = ProgressBar(total_s, done, width=30)
+                table.add_row("progress", bar, f"{total_s - done:.0f} s left")
+            for label, fact in window.facts(slo_ms).items():
+                late = label == "p99" and slo_ms is not None and window.p99_ms > slo_ms
+                table.add_row(label, fact, style="red" if late else "")
+            live.update(table, refresh=True)
 
         yield watch
 
@@ -93,29 +100,6 @@ def _lines(window: Window, slo_ms: float | None) -> Watch:
             print(line(window, slo_ms), file=sys.stderr, flush=True)
 
     return watch
-
-
-def _screen(window: Window, total_s: float | None, slo_ms: float | None) -> Table:
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
-    seconds, seen = window.sum()
-    p50, p95, p99 = (value * 1e3 for value in seen.response.percentiles((0.5, 0.95, 0.99)))
-    late = slo_ms is not None and p99 > slo_ms
-    table = Table(box=None, show_header=False, pad_edge=False)
-    if total_s is not None:
-        left = max(0.0, total_s - window.elapsed)
-        table.add_row(
-            "progress", ProgressBar(total_s, min(window.elapsed, total_s), width=30), f"{left:.0f} s left"
-        )
-    table.add_row("offered", f"{seen.offered / seconds:,.0f}/s")
-    table.add_row("answered", f"{seen.answered / seconds:,.0f}/s")
-    slo = "" if slo_ms is None else f"of {slo_ms:g} ms"
-    latency = f"p50 {p50:,.1f}  p95 {p95:,.1f}  p99 {p99:,.1f} ms"
-    table.add_row("latency", f"[red]{latency}[/red]" if late else latency, slo)
-    table.add_row("refused", f"{seen.refused / seconds:,.0f}/s")
-    table.add_row("failed", f"{seen.failed / seconds:,.0f}/s")
-    return table
 
 
 # ---- the end

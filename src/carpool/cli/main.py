@@ -67,10 +67,12 @@ def _one_line(error: Exception) -> str | None:
 
 def _as_command(verb: type[Any]) -> Callable[..., None]:
     """The function that typer expects. A verb is a frozen dataclass: its fields are the options, and `run`
-    does the work."""
+    does the work and may return an exit code."""
 
     def command(**given: Any) -> None:
-        verb(**given).run()
+        code = verb(**given).run()
+        if code:
+            raise typer.Exit(code)
 
     hints: dict[str, Any] = get_type_hints(verb, include_extras=True)
     for one in fields(verb):
@@ -142,5 +144,4 @@ def carpool(
         print(context.get_help())
 
 
-def main() -> None:
-    app()
+main = app

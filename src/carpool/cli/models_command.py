@@ -61,7 +61,7 @@ class ModelsVerb:
     ca: o.Ca = None
     insecure: o.Insecure = False
 
-    def run(self) -> None:
+    def run(self) -> int:
         if self.action is not Action.list and not self.name:
             raise InvalidInput(f"{self.action} needs the name of a model: carpool models {self.action} NAME")
         if self.config is not None and self.action is not Action.load:
@@ -79,8 +79,7 @@ class ModelsVerb:
             print(f"carpool: the server has no model {self.name}", file=sys.stderr)
         else:
             _show(shown)
-        if self.name and not shown:
-            raise typer.Exit(1)
+        return 1 if self.name and not shown else 0
 
     def _change(self, server: RunningServer) -> None:
         from carpool.config.rules import read_settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,18 +67,17 @@ class PlanVerb:
     seed: o.Seed = 1
     as_json: o.Json = False
 
-    def run(self) -> None:
+    def run(self) -> int:
         from carpool.lab.fleet_plan import plan
 
         question = self._question()
         with show.status("planning") as tell:
             answer = plan(question, tell)
         if self.as_json:
-            print(json.dumps(answer.as_json() | {"settings": self._settings(question)}, indent=2))
+            print(json.dumps(asdict(answer) | {"settings": self._settings(question)}, indent=2))
         else:
             _print(answer, question)
-        if answer.replicas is None:
-            raise typer.Exit(1)
+        return 1 if answer.replicas is None else 0
 
     def _question(self) -> FleetQuestion:
         from carpool.lab.fleet_plan import FleetQuestion
@@ -122,7 +121,7 @@ def _print(answer: FleetPlan, question: FleetQuestion) -> None:
     if answer.replicas is None:
         show.paragraph("No plan.")
     else:
-        show.pairs(_facts(answer, question, answer.replicas))
+        show.table(("", ""), _facts(answer, question, answer.replicas).items(), left=("",))
     show.paragraph("")
     for sentence in answer.why:
         show.paragraph(sentence, "· ")

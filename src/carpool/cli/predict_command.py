@@ -78,7 +78,7 @@ class Predict:
     ca: o.Ca = None
     insecure: o.Insecure = False
 
-    def run(self) -> None:
+    def run(self) -> int:
         """Exits with 1 unless every picture was answered."""
         from carpool.lab.load.facts import Failed, RunningServer
 
@@ -97,8 +97,7 @@ class Predict:
         bad = [prediction for prediction in predictions if not prediction.good]
         for prediction in bad:
             print(f"carpool: {prediction.file}: {_sentence(prediction.answer)}", file=sys.stderr)
-        if bad:
-            raise typer.Exit(1)
+        return 1 if bad else 0
 
     def _ask_all(self, server: RunningServer, files: Sequence[Path]) -> list[Prediction]:
         from concurrent.futures import ThreadPoolExecutor

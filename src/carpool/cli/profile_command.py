@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -17,8 +17,7 @@ from carpool.core.numerals import numeral
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from carpool.lab.batch_profile import ProfileQuestion, ProfileReport
-    from carpool.lab.load.facts import RunningServer
+    from carpool.lab.batch_profile import ProfileReport
 
 _SOME_CORES = 0.1  # less is not worth a word
 _GOES_WITH_A_URL = ("model", "name", "as_json", "api_key_file", "ca", "insecure")
@@ -71,57 +70,63 @@ class ProfileVerb:
 
     def run(self) -> None:
         if "://" in self.model:
-            _ask_server(self)
+            self._ask_server()
         else:
-            _measure(self)
+            self._measure()
 
+    def _measure(self) -> None:
+        from carpool.lab.batch_profile import ProfileQuestion, profile
+        from carpool.lab.plots import batch_profile
 
-# ---- measured here
+        o.drawing(self.plot)
+        like = "ms like 30,50,100"
+        slos_ms = o.numbers("--slo-ms", self.slo_ms, example=like, at_most="16 promises", above=0, most=1e7)
+        question = ProfileQuestion(
+            Path(self.model),
+            self.name,
+            o.sizes("--sizes", self.sizes),
+            tuple(ms / 1e3 for ms in slos_ms),
+            o.whole("--repeats", self.repeats, least=2, most=10_000),
+            None if self.instances is None else o.whole("--instances", self.instances, least=1, most=256),
+            None if self.threads is None else o.whole("--threads", self.threads, least=1, most=1024),
+            self.backend,
+        )
+        with show.status("reading the model") as tell:
+            report = profile(question, tell)
+        if self.plot is not None:
+            with o.blamed_on("--plot"):
+                batch_profile(self.plot, report)
+        if self.as_json:
+            print(json.dumps(asdict(report), indent=2))
+        else:
+            _print(report)
+        if report.noisy:
+            print("carpool: these numbers are doubtful: the machine was not quiet", file=sys.stderr)
 
+    def _ask_server(self) -> None:
+        """Nothing is measured: a running server is asked what it measured and believes now."""
+        from carpool.lab.load.facts import Failed, RunningServer
 
-def _measure(options: ProfileVerb) -> None:
-    from carpool.lab.batch_profile import profile
-
-    o.drawing(options.plot)
-    question = _question(options)
-    with show.status("reading the model") as tell:
-        report = profile(question, tell)
-    if options.plot is not None:
-        _draw(options.plot, report)
-    if options.as_json:
-        print(json.dumps(report.as_json(), indent=2))
-    else:
-        _print(report)
-    if report.noisy:
-        print("carpool: these numbers are doubtful: the machine was not quiet", file=sys.stderr)
-
-
-def _question(options: ProfileVerb) -> ProfileQuestion:
-    from carpool.lab.batch_profile import ProfileQuestion
-
-    instances, threads = options.instances, options.threads
-    slos_ms = o.numbers(
-        "--slo-ms", options.slo_ms, example="ms like 30,50,100", at_most="16 promises", above=0, most=1e7
-    )
-    return ProfileQuestion(
-        Path(options.model),
-        options.name,
-        o.sizes("--sizes", options.sizes),
-        tuple(ms / 1e3 for ms in slos_ms),
-        o.whole("--repeats", options.repeats, least=2, most=10_000),
-        None if instances is None else o.whole("--instances", instances, least=1, most=256),
-        None if threads is None else o.whole("--threads", threads, least=1, most=1024),
-        options.backend,
-    )
-
-
-def _draw(file: Path, report: ProfileReport) -> None:
-    from carpool.lab.plots import batch_profile
-
-    try:
-        batch_profile(file, report)
-    except InvalidInput as error:
-        raise InvalidInput(f"--plot: {error.message}") from None
+        for field in fields(self):
+            if field.name not in _GOES_WITH_A_URL and getattr(self, field.name) != field.default:
+                option = f"--{field.name.replace('_', '-')}"
+                raise InvalidInput(f"{option} is for measuring; a running server is only asked what it knows")
+        server = RunningServer(self.model, o.trust(self.api_key_file, self.ca, self.insecure))
+        name = self.name
+        if not name:
+            try:
+                names = [str(name) for name in server.get("/health")["models"]]
+            except (KeyError, TypeError):
+                raise Failed("what answers there is no Carpool server") from None
+            if len(names) != 1:
+                there = ", ".join(names[:_MOST_NAMED]) or "none"
+                raise InvalidInput(f"--name: which model? The server has {there}")
+            name = names[0]
+        document = server.get(f"/v2/models/{quote(name, safe='')}/profile")
+        if self.as_json:
+            print(json.dumps(document, indent=2))
+        else:
+            _print_document(document)
 
 
 def _print(report: ProfileReport) -> None:
@@ -172,42 +177,6 @@ def _print(report: ProfileReport) -> None:
         )
 
 
-# ---- nothing is measured: a running server is asked what it measured and believes now
-
-
-def _ask_server(options: ProfileVerb) -> None:
-    from carpool.lab.load.facts import RunningServer
-
-    _check_goes_with_a_url(options)
-    server = RunningServer(options.model, o.trust(options.api_key_file, options.ca, options.insecure))
-    name = options.name or _only_model(server)
-    document = server.get(f"/v2/models/{quote(name, safe='')}/profile")
-    if options.as_json:
-        print(json.dumps(document, indent=2))
-    else:
-        _print_document(document)
-
-
-def _check_goes_with_a_url(options: ProfileVerb) -> None:
-    for field in fields(options):
-        if field.name not in _GOES_WITH_A_URL and getattr(options, field.name) != field.default:
-            option = f"--{field.name.replace('_', '-')}"
-            raise InvalidInput(f"{option} is for measuring; a running server is only asked what it knows")
-
-
-def _only_model(server: RunningServer) -> str:
-    from carpool.lab.load.facts import Failed
-
-    try:
-        names = [str(name) for name in server.get("/health")["models"]]
-    except (KeyError, TypeError):
-        raise Failed("what answers there is no Carpool server") from None
-    if len(names) != 1:
-        there = ", ".join(names[:_MOST_NAMED]) or "none"
-        raise InvalidInput(f"--name: which model? The server has {there}")
-    return names[0]
-
-
 def _print_document(document: dict[str, Any]) -> None:
     instances = "1 instance" if document["instances"] == 1 else f"{document['instances']} instances"
     threads = f" × {document['threads']} threads" if document["threads"] else ""
@@ -231,12 +200,7 @@ def _print_document(document: dict[str, Any]) -> None:
         ],
     )
     show.paragraph("")
-    for note in _notes(document):
-        show.paragraph(note, "· ")
-
-
-def _notes(document: dict[str, Any]) -> list[str]:
-    fit, speed, promise = document["fit"], document["speed"], document["promise"]
+    fit, speed = document["fit"], document["speed"]
     notes = [
         f"t(B) = {numeral(fit['fixed_ms'])} ms + B × {numeral(fit['per_image_ms'])} ms, as it was loaded."
     ]
@@ -248,7 +212,8 @@ def _notes(document: dict[str, Any]) -> list[str]:
             f"that carries {numeral(promise['capacity_rps'])} images/s."
         )
     curve = ",".join(f"{size}:{ms:.4g}" for size, ms in document["curve"])
-    return [*notes, *map(str, document["choices"]), f"For simulate and plan: --curve {curve}"]
+    for note in (*notes, *map(str, document["choices"]), f"For simulate and plan: --curve {curve}"):
+        show.paragraph(note, "· ")
 
 
 def _ms(value: float | None) -> str:

@@ -46,10 +46,8 @@ class _Serve:
     Every option can also be given as an environment variable: CARPOOL_HTTP_PORT, CARPOOL_SLO_MS, …
     """
 
-    def run(self) -> None:
-        code = _run(**vars(self))
-        if code:
-            raise typer.Exit(code)
+    def run(self) -> int:
+        return _run(**vars(self))
 
 
 def _option(setting: Field[Any], kind: Any) -> tuple[str, Any, Any]:

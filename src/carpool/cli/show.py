@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -17,23 +17,12 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collect
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=None, pad_edge=False, header_style="bold")
+    made = Table(box=None, pad_edge=False, header_style="bold", show_header=any(titles))
     for title in titles:
         made.add_column(title, justify="left" if title in left else "right")
     for row in rows:
         made.add_row(*(Text(cell) for cell in row))
     Console().print(made)
-
-
-def pairs(facts: Mapping[str, str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for label, fact in facts.items():
-        table.add_row(Text(label), Text(fact, style="bold"))
-    Console().print(table)
 
 
 def paragraph(text: str, bullet: str = "") -> None:

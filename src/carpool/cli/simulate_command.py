@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 _SECONDS = 60.0
 _KNOBS = "Knobs mode"
 _SETTINGS = ("seconds", "seed", "seeds", "noise", "stall_share", "stall_factor", "profile_error")
+_TRAFFIC_SETTINGS: dict[str, tuple[str, ...]] = {
+    "bursty": ("burst_factor", "burst_seconds", "burst_period"),
+    "cameras": ("cameras", "fps", "aligned", "per_source", "latest"),
+}
+_KNOB_SETTINGS = ("max_delay_ms", "preferred", "max_queue", "queue_timeout_ms", "timeout_action")
 
 
 class Mode(StrEnum):
@@ -119,7 +125,8 @@ class Simulate:
     as_json: o.Json = False
 
     def run(self) -> None:
-        from carpool.sim.simulation import contenders, measure
+        from carpool.lab.plots import operating_curve
+        from carpool.sim.simulation import LOADS, contenders, measure, sweep
 
         o.drawing(self.plot)
         scenario = _scenario(self)
@@ -130,13 +137,19 @@ class Simulate:
             results = {name: measure(entry, step) for name, entry in entries.items()}
         notes = _notes(self, scenario)
         if self.plot is not None:
-            _draw(self, self.plot, entries)
+            with show.steps("drawing", len(entries) * len(LOADS)) as step:
+                sweeps = {name: sweep(entry, on_step=step) for name, entry in entries.items()}
+            with o.blamed_on("--plot"):
+                operating_curve(self.plot, sweeps, slo_ms=self.slo_ms, title=f"Curve {self.curve} ms")
             notes.append(f"Goodput and latency over load are drawn in {self.plot}.")
         if self.as_json:
-            print(json.dumps(_as_json(self, scenario, results, notes), indent=2))
+            found: dict[str, object] = {"mode": self.mode.value, **results[self.mode.value].as_json()}
+            if self.compare:
+                found["compare"] = {name: result.as_json() for name, result in results.items()}
+            found |= {"settings": _settings(self, scenario), "notes": notes}
+            print(json.dumps(found, indent=2))
             return
-        _print_heading(self, scenario, results[self.mode.value])
-        _print_outcomes(results)
+        _print(self, scenario, results)
         for note in notes:
             show.paragraph(note, "· ")
 
@@ -147,11 +160,16 @@ class Simulate:
 def _scenario(options: Simulate) -> Scenario:
     """In promise mode; the knobs are for `contenders`."""
     from carpool.core.policy import Promise
+    from carpool.sim.arrivals import Recording
     from carpool.sim.simulation import Scenario
 
     curve = o.batch_curve(options.curve, options.max_batch, options.buckets)
     slo = o.slo(options.slo_ms, curve)
     traffic = _traffic(options)
+    if options.seconds is not None:
+        seconds = o.number("--seconds", options.seconds, above=0, most=1e6)
+    else:  # a hair more than its span, so that the last arrival of a trace is played too
+        seconds = traffic.span * (1 + 1e-9) if isinstance(traffic, Recording) else _SECONDS
     scenario = Scenario(
         curve,
         slo,
@@ -159,7 +177,7 @@ def _scenario(options: Simulate) -> Scenario:
         rate=1.0,
         traffic=traffic,
         instances=o.whole("--instances", options.instances, least=1, most=256),
-        seconds=_seconds(options, traffic),
+        seconds=seconds,
         seed=options.seed,
         seeds=o.whole("--seeds", options.seeds, least=1, most=100),
         noise=o.number("--noise", options.noise, most=2),
@@ -181,43 +199,30 @@ def _knobs(options: Simulate, curve: BatchCurve) -> Knobs:
         timeout=o.number("--queue-timeout-ms", options.queue_timeout_ms, most=1e7) / 1e3,
         action=TimeoutAction(options.timeout_action.value),
     )
-    return Knobs(
-        curve.max_batch,
-        preferred=o.sizes("--preferred", options.preferred, most=curve.max_batch),
-        max_delay=o.number("--max-delay-ms", options.max_delay_ms, most=1e7) / 1e3,
-        limits=limits,
-    )
-
-
-def _seconds(options: Simulate, traffic: Traffic) -> float:
-    from carpool.sim.arrivals import Recording
-
-    if options.seconds is not None:
-        return o.number("--seconds", options.seconds, above=0, most=1e6)
-    # A hair more than its span, so that the last arrival of a trace is played too.
-    return traffic.span * (1 + 1e-9) if isinstance(traffic, Recording) else _SECONDS
+    preferred = o.sizes("--preferred", options.preferred, most=curve.max_batch)
+    delay = o.number("--max-delay-ms", options.max_delay_ms, most=1e7) / 1e3
+    return Knobs(curve.max_batch, preferred=preferred, max_delay=delay, limits=limits)
 
 
 def _mean_rate(options: Simulate, scenario: Scenario) -> float:
-    if scenario.traffic.own_rate is not None:
-        for option, value in (("--load", options.load), ("--rate", options.rate)):
-            if value is not None:
-                raise InvalidInput(f"{option} cannot be given with {options.arrivals}: its rate is its own")
-        return scenario.traffic.own_rate
-    if options.rate is None:
-        return _load(options, scenario) * scenario.capacity
-    if options.load is not None:
+    asked = {"--load": options.load, "--rate": options.rate}
+    given = [option for option, value in asked.items() if value is not None]
+    own = scenario.traffic.own_rate
+    if own is not None:
+        if given:
+            raise InvalidInput(f"{given[0]} cannot be given with {options.arrivals}: its rate is its own")
+        return own
+    if len(given) == 2:
         raise InvalidInput("--load and --rate both say how much traffic there is: give one of them")
-    return o.number("--rate", options.rate, above=0)
-
-
-def _load(options: Simulate, scenario: Scenario) -> float:
+    if options.rate is not None:
+        return o.number("--rate", options.rate, above=0)
     if not scenario.capacity:
         raise InvalidInput(
             f"--load needs a capacity to multiply, and nothing can be promised within {options.slo_ms:g} ms: "
             f"give --slo-ms {2e3 * scenario.curve.times[1]:g} or more, or give --rate instead"
         )
-    return o.number("--load", 1.0 if options.load is None else options.load, above=0, most=1000)
+    load = o.number("--load", 1.0 if options.load is None else options.load, above=0, most=1000)
+    return load * scenario.capacity
 
 
 def _traffic(options: Simulate) -> Traffic:
@@ -228,34 +233,11 @@ def _traffic(options: Simulate) -> Traffic:
     if options.model and not options.arrivals.startswith("trace:"):
         raise InvalidInput("--model chooses among the models of a trace: give --arrivals trace:FILE")
     per_source = options.per_source or options.latest
-    if options.arrivals == "poisson":
-        return Poisson()
-    if options.arrivals == "bursty":
-        return o.bursty(options.burst_factor, options.burst_seconds, options.burst_period)
-    if options.arrivals == "cameras":
-        if options.cameras is None:
-            raise InvalidInput(
-                "--cameras is needed with --arrivals cameras: say how many, like --cameras 100"
-            )
-        return o.cameras(options.cameras, options.fps, options.aligned, per_source=per_source, most=10**6)
-    if options.arrivals.startswith("trace:"):
-        try:
-            file = Path(options.arrivals.removeprefix("trace:"))
-            return Recording.read(file, per_source=per_source, model=options.model)
-        except InvalidInput as error:
-            raise InvalidInput(f"--arrivals: {error.message}") from None
-    raise InvalidInput(f"--arrivals must be poisson, bursty, cameras or trace:FILE, not {options.arrivals!r}")
+    read = partial(Recording.read, per_source=per_source, model=options.model)
+    return o.traffic(options, {"poisson": Poisson()}, read, per_source=per_source)
 
 
-def _as_json(
-    options: Simulate, scenario: Scenario, results: Mapping[str, Outcome], notes: list[str]
-) -> dict[str, object]:
-    found: dict[str, object] = {"mode": options.mode.value, **results[options.mode.value].as_json()}
-    if options.compare:
-        found["compare"] = {name: result.as_json() for name, result in results.items()}
-    found["settings"] = _settings(options, scenario)
-    found["notes"] = notes
-    return found
+# ---- what programs and people see
 
 
 def _settings(options: Simulate, scenario: Scenario) -> dict[str, object]:
@@ -273,14 +255,9 @@ def _settings(options: Simulate, scenario: Scenario) -> dict[str, object]:
     }
     if options.model:
         used["model"] = options.model
-    kinds = {
-        "bursty": ("burst_factor", "burst_seconds", "burst_period"),
-        "cameras": ("cameras", "fps", "aligned", "per_source", "latest"),
-    }
-    knobs = ("max_delay_ms", "preferred", "max_queue", "queue_timeout_ms", "timeout_action")
-    names = kinds.get(scenario.traffic.name, ())
+    names = _TRAFFIC_SETTINGS.get(scenario.traffic.name, ())
     if options.compare or options.mode.value == "knobs":
-        names += knobs
+        names += _KNOB_SETTINGS
     return used | {name: getattr(options, name) for name in names}
 
 
@@ -299,34 +276,6 @@ def _notes(options: Simulate, scenario: Scenario) -> list[str]:
         notes.append("All requests count as one source; --per-source gives each its fair share.")
     return notes
 
-
-def _draw(options: Simulate, file: Path, entries: Mapping[str, Scenario]) -> None:
-    from carpool.lab.plots import operating_curve
-    from carpool.sim.simulation import LOADS, sweep
-
-    with show.steps("drawing", len(entries) * len(LOADS)) as step:
-        sweeps = {name: sweep(entry, on_step=step) for name, entry in entries.items()}
-    try:
-        operating_curve(file, sweeps, slo_ms=options.slo_ms, title=f"Curve {options.curve} ms")
-    except InvalidInput as error:
-        raise InvalidInput(f"--plot: {error.message}") from None
-
-
-def _print_heading(options: Simulate, scenario: Scenario, result: Outcome) -> None:
-    devices = "1 instance" if scenario.instances == 1 else f"{scenario.instances} instances"
-    load = f" ({scenario.rate / scenario.capacity:.3g}×)" if scenario.capacity else ""
-    seeds = f"mean of {scenario.seeds} seeds" if scenario.seeds > 1 else f"seed {scenario.seed}"
-    show.paragraph(
-        f"Curve {options.curve} ms, SLO {options.slo_ms:g} ms, {devices}, "
-        f"max batch {scenario.curve.max_batch}: capacity {result.capacity_rps:,.0f}/s, "
-        f"fluid bound {result.fluid_bound_rps:,.0f}/s."
-    )
-    show.paragraph(
-        f"Arrivals: {scenario.traffic.name}, {scenario.rate:,.6g}/s{load}, {scenario.seconds:.4g} s, {seeds}."
-    )
-
-
-# ---- what a person sees
 
 _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("offered", lambda o: f"{o.offered_rps:,.1f} /s"),
@@ -347,11 +296,20 @@ _LIVE_ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
 )
 
 
-def _print_outcomes(columns: Mapping[str, Outcome]) -> None:
+def _print(options: Simulate, scenario: Scenario, columns: Mapping[str, Outcome]) -> None:
     """One column for each contender."""
+    result = columns[options.mode.value]
+    devices = "1 instance" if scenario.instances == 1 else f"{scenario.instances} instances"
+    load = f" ({scenario.rate / scenario.capacity:.3g}×)" if scenario.capacity else ""
+    seeds = f"mean of {scenario.seeds} seeds" if scenario.seeds > 1 else f"seed {scenario.seed}"
+    show.paragraph(
+        f"Curve {options.curve} ms, SLO {options.slo_ms:g} ms, {devices}, "
+        f"max batch {scenario.curve.max_batch}: capacity {result.capacity_rps:,.0f}/s, "
+        f"fluid bound {result.fluid_bound_rps:,.0f}/s."
+    )
+    show.paragraph(
+        f"Arrivals: {scenario.traffic.name}, {scenario.rate:,.6g}/s{load}, {scenario.seconds:.4g} s, {seeds}."
+    )
     live = any(outcome.staleness_ms for outcome in columns.values())
-    rows = [
-        (label, *(of(outcome) for outcome in columns.values()))
-        for label, of in (*_ROWS, *(_LIVE_ROWS if live else ()))
-    ]
+    rows = [(label, *map(of, columns.values())) for label, of in (*_ROWS, *(_LIVE_ROWS if live else ()))]
     show.table(("", *columns), rows, left=("",))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,6 @@ from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
     from carpool.config.repository import ModelSource
-    from carpool.lab.load.facts import Trust
     from carpool.lab.sweep.conduct import SweepProgress
     from carpool.lab.sweep.sweep_results import Results
     from carpool.lab.sweep.sweep_runs import MeasuredRun, Setting, SweepOrder
@@ -118,51 +116,40 @@ class Sweep:
     insecure: o.Insecure = False
     as_json: o.Json = False
 
-    def run(self) -> None:
-        code = _run(self)
-        if code:
-            raise typer.Exit(code)
+    def run(self) -> int:
+        import asyncio
 
+        import uvloop
 
-def _run(options: Sweep) -> int:
-    """Returns the exit code."""
-    import asyncio
+        from carpool.lab.load.facts import Unreachable
+        from carpool.lab.sweep.conduct import NoServer
+        from carpool.lab.sweep.sweep_report import check_drawing, write_report
 
-    import uvloop
-
-    from carpool.lab.load.facts import Unreachable
-    from carpool.lab.sweep.own_server import NoServer
-    from carpool.lab.sweep.sweep_report import check_drawing, write_report
-
-    check_drawing()
-    order = order_of(options)
-    folder = options.out or _folder(order)
-    try:
-        with _progress() as progress:
-            results = uvloop.run(_sweep(order, folder, progress))
-    except (Unreachable, NoServer) as error:
-        print(f"carpool: {error.message}", file=sys.stderr)
-        if (folder / "sweep.json").exists():
-            print(f"What is done is kept: go on with --out {folder}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        raise InvalidInput(f"--out: {folder}: {error.strerror or error}") from None
-    except asyncio.CancelledError:
-        return 130
-    if results is None:
-        print("carpool: stopped before the first run was over", file=sys.stderr)
-        return 1
-    page = write_report(results, folder)
-    if options.as_json:
-        print(json.dumps(results.as_json(), indent=2, ensure_ascii=False))
-    else:
-        _print(results, page)
-    return 0
-
-
-def _folder(order: SweepOrder) -> Path:
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", order.model or "server")[:64]
-    return Path(f"carpool-sweep-{name}-{datetime.now():%Y%m%d-%H%M%S}")
+        check_drawing()
+        order = order_of(self)
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", order.model or "server")[:64]
+        folder = self.out or Path(f"carpool-sweep-{name}-{datetime.now():%Y%m%d-%H%M%S}")
+        try:
+            with _progress() as progress:
+                results = uvloop.run(_sweep(order, folder, progress))
+        except (Unreachable, NoServer) as error:
+            print(f"carpool: {error.message}", file=sys.stderr)
+            if (folder / "sweep.json").exists():
+                print(f"What is done is kept: go on with --out {folder}", file=sys.stderr)
+            return 1
+        except OSError as error:
+            raise InvalidInput(f"--out: {folder}: {error.strerror or error}") from None
+        except asyncio.CancelledError:
+            return 130
+        if results is None:
+            print("carpool: stopped before the first run was over", file=sys.stderr)
+            return 1
+        page = write_report(results, folder)
+        if self.as_json:
+            print(json.dumps(results.as_json(), indent=2, ensure_ascii=False))
+        else:
+            _print(results, page)
+        return 0
 
 
 async def _sweep(order: SweepOrder, folder: Path, progress: SweepProgress) -> Results | None:
@@ -172,28 +159,11 @@ async def _sweep(order: SweepOrder, folder: Path, progress: SweepProgress) -> Re
     from carpool.lab.load.generator import spare_the_collector
     from carpool.lab.sweep.conduct import conduct
 
-    stop = asyncio.Event()
     task = asyncio.current_task()
     assert task is not None
-
-    def interrupted() -> None:
-        if stop.is_set():
-            task.cancel()
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, interrupted)
+    stop = o.stop_on_signal(task.cancel)
     spare_the_collector()
     return await conduct(order, folder, progress, stop)
-
-
-def _print(results: Results, page: Path) -> None:
-    _print_points(results)
-    show.paragraph("")
-    for sentence in (*results.words(), results.noise_words()):
-        show.paragraph(sentence, "· ")
-    show.paragraph("")
-    show.paragraph(f"Report: {page}")
 
 
 # ---- from the options to an order
@@ -201,14 +171,19 @@ def _print(results: Results, page: Path) -> None:
 
 def order_of(options: Sweep) -> SweepOrder:
     from carpool.lab.load.aim import read_pictures, read_url
+    from carpool.lab.load.facts import TRUSTING
     from carpool.lab.load.load_plan import Phase, check_length
-    from carpool.lab.sweep.sweep_runs import AS_IS, SLO_MS, Setting, SweepOrder
+    from carpool.lab.sweep.sweep_runs import SweepOrder
 
     url = options.target if "://" in options.target else ""
     place, source = (None, None) if url else _model(options)
-    slo_ms = _slo_ms(options, source)
-    settings = (Setting(AS_IS),) if url else _settings(options, slo_ms or SLO_MS)
-    rates, loads = _rates(options)
+    slo_ms, settings = _settings(options, source)
+    rates: tuple[float, ...] = ()
+    loads: tuple[float, ...] = ()
+    if options.rates is not None:
+        rates = _rising("--rates", options.rates, above=0, most=100_000, example="10,20,40")
+    else:
+        loads = _rising("--loads", options.loads, above=0, most=100, example="0.3,0.6,0.9")
     runs = len(settings) * len(rates or loads) * o.whole("--repeats", options.repeats, least=1, most=100)
     if runs > _MOST_RUNS:
         raise InvalidInput(
@@ -216,11 +191,13 @@ def order_of(options: Sweep) -> SweepOrder:
         )
     if url:
         read_url(url)
+    elif options.api_key_file or options.ca or options.insecure:
+        raise InvalidInput("--api-key-file, --ca and --insecure go with the address of a running server")
     if options.curve:
         o.batch_curve(options.curve, None, None)
-    pictures = tuple(path.absolute() for path in options.images or ())
-    read_pictures(pictures)
-    if pictures and options.shapes:
+    images = tuple(path.absolute() for path in options.images or ())
+    read_pictures(images)
+    if images and options.shapes:
         raise InvalidInput("--shape goes with tensors, not with --image")
     order = SweepOrder(
         settings=settings,
@@ -235,57 +212,36 @@ def order_of(options: Sweep) -> SweepOrder:
         warmup=o.number("--warmup", options.warmup, most=3600),
         repeats=options.repeats,
         seed=options.seed,
-        pictures=pictures,
+        images=images,
         shapes=dict(o.shape(text) for text in options.shapes or ()),
         curve=options.curve or "",
         instances=o.whole("--instances", options.instances, least=1, most=256),
         command=shlex.join(["carpool", *sys.argv[1:]]),
-        trust=_trust(options, url),
+        trust=o.trust(options.api_key_file, options.ca, options.insecure) if url else TRUSTING,
     )
     check_length([Phase(rate, order.warmup + order.seconds) for rate in rates])
     return order
 
 
-def _trust(options: Sweep, url: str) -> Trust:
-    """Servers of our own ask for no key."""
-    from carpool.lab.load.facts import TRUSTING
-
-    if url:
-        return o.trust(options.api_key_file, options.ca, options.insecure)
-    if options.api_key_file or options.ca or options.insecure:
-        raise InvalidInput("--api-key-file, --ca and --insecure go with the address of a running server")
-    return TRUSTING
-
-
-def _slo_ms(options: Sweep, source: ModelSource | None) -> float | None:
-    """None leaves it to the server, which may have a promise of its own."""
+def _settings(options: Sweep, source: ModelSource | None) -> tuple[float | None, tuple[Setting, ...]]:
+    """And the promise: None leaves it to the server that runs already, which may have one of its own."""
     from carpool.core.policy import Promise
-    from carpool.lab.sweep.sweep_runs import SLO_MS
+    from carpool.lab.sweep.sweep_runs import AS_IS, SLO_MS, Setting, settings_of
 
-    if options.slo_ms is not None:
-        return o.number("--slo-ms", options.slo_ms, above=0, most=3.6e6)
+    asked = options.slo_ms
+    slo_ms = None if asked is None else o.number("--slo-ms", asked, above=0, most=3.6e6)
     if source is None:
-        return None
-    policy = source.config.policy
-    return policy.slo * 1e3 if isinstance(policy, Promise) else SLO_MS
-
-
-def _settings(options: Sweep, slo_ms: float) -> tuple[Setting, ...]:
-    from carpool.lab.sweep.sweep_runs import settings_of
-
+        return slo_ms, (Setting(AS_IS),)
+    if slo_ms is None:
+        policy = source.config.policy
+        slo_ms = policy.slo * 1e3 if isinstance(policy, Promise) else SLO_MS
     delays = _rising("--max-delay-ms", options.max_delay_ms, most=60_000, example="0,5,20")
     found = settings_of(options.mode, slo_ms, delays, o.sizes("--max-batch", options.max_batch))
     if len(found) > _MOST_SETTINGS:
         raise InvalidInput(
             f"these are {len(found)} settings, and {_MOST_SETTINGS} are the most: each has its own server"
         )
-    return tuple(found)
-
-
-def _rates(options: Sweep) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    if options.rates is not None:
-        return _rising("--rates", options.rates, above=0, most=100_000, example="10,20,40"), ()
-    return (), _rising("--loads", options.loads, above=0, most=100, example="0.3,0.6,0.9")
+    return slo_ms, tuple(found)
 
 
 def _rising(
@@ -293,20 +249,25 @@ def _rising(
 ) -> tuple[float, ...]:
     """And different."""
     like = f"numbers like {example}"
-    return tuple(
-        sorted({*o.numbers(option, text, example=like, at_most=_MOST_RATES, above=above, most=most)})
-    )
-
-
-# ---- the model
+    found = o.numbers(option, text, example=like, at_most=_MOST_RATES, above=above, most=most)
+    return tuple(sorted({*found}))
 
 
 def _model(options: Sweep) -> tuple[Path, ModelSource]:
     """Where it lies, and what its settings say."""
     from carpool.config.repository import find_models
-    from carpool.lab.sweep.own_server import check_place
+    from carpool.demo import bundled_models, demo_models
+    from carpool.lab.sweep.conduct import check_place
 
-    path = _path(options.target)
+    path = Path(options.target)
+    if not options.target or not path.exists():
+        path = bundled_models() / (options.target or DEMO_DETECTOR)
+    if not path.exists():
+        demos = ", ".join(path.name for path in demo_models())
+        raise InvalidInput(
+            f"there is no file or folder {options.target!r}, nor a demo model of that name ({demos}), nor is "
+            "it an address like http://localhost:8000"
+        )
     found, _ = find_models([path], only=[options.name] if options.name else None)
     if len(found) > 1:
         names = [source.config.name for source in found]
@@ -314,21 +275,6 @@ def _model(options: Sweep) -> tuple[Path, ModelSource]:
     place = path.absolute() if path.is_file() else found[0].config.path
     check_place(place)
     return place, found[0]
-
-
-def _path(target: str) -> Path:
-    from carpool.demo import bundled_models, demo_models
-
-    if target and Path(target).exists():
-        return Path(target)
-    name = target or DEMO_DETECTOR
-    if (bundled_models() / name).is_dir():
-        return bundled_models() / name
-    demos = ", ".join(path.name for path in demo_models())
-    raise InvalidInput(
-        f"there is no file or folder {target!r}, nor a demo model of that name ({demos}), nor is it an "
-        "address like http://localhost:8000"
-    )
 
 
 # ---- while it goes on, for whoever watches stderr, and its points when it is over
@@ -342,30 +288,26 @@ class Lines:
     ) -> None:
         self._write = write
         self._bar = bar or (lambda _done, _total, _text: None)
-        self._done = self._total = 0
-        self._left = self._made = 0
-        self._each = 0.0
+        self._done = self._before = self._total = 0
         self._began = 0.0
 
     def step(self, text: str) -> None:
         self._bar(self._done, self._total, text)
 
     def planned(self, left: int, done: int, seconds_each: float) -> None:
-        self._done, self._total, self._left = done, left + done, left
-        self._each = seconds_each + _OVERHEAD_S
+        self._done = self._before = done
+        self._total = left + done
         self._began = time.monotonic()
         before = f" ({done} are done already)" if done else ""
-        self._write(f"{left} runs{before}, about {lasting(left * self._each)}")
+        self._write(f"{left} runs{before}, about {lasting(left * (seconds_each + _OVERHEAD_S))}")
 
     def ended(self, run: MeasuredRun) -> None:
         self._done += 1
-        self._left -= 1
-        self._made += 1
-        self._each = (time.monotonic() - self._began) / self._made
+        each = (time.monotonic() - self._began) / (self._done - self._before)
         self._write(
             f"[{self._done}/{self._total}] {run.setting} at {run.rate:.9g}/s: "
             f"{numeral(run.goodput_rps)}/s in time, p99 {run.p99_ms:,.0f} ms{', void' if run.void else ''}; "
-            f"{lasting(self._left * self._each)} left"
+            f"{lasting((self._total - self._done) * each)} left"
         )
         self._bar(self._done, self._total, "")
 
@@ -394,24 +336,16 @@ def _progress() -> Iterator[SweepProgress]:
         yield Lines(lambda line: drawn.console.print(line, markup=False, highlight=False), bar)
 
 
-def _print_points(results: Results) -> None:
-    best = {name: results.best(name) for name in results.names}
+def _print(results: Results, page: Path) -> None:
+    titles = ("setting", "load", "offered/s", "in time/s", "plan/s", "in time", "p99 ms", "batch")
     rows = []
     for row in results.rows:
-        chosen = best[row.setting]
-        predicted = results.predicted(row.setting, row.rate)
-        rows.append(
-            (
-                row.setting,
-                "–" if row.load is None else f"{row.load:g}",
-                numeral(row.offered_rps, 4),
-                numeral(row.goodput_rps, 4),
-                "–" if predicted is None else numeral(predicted.goodput_rps, 4),
-                show.percent(row.attainment),
-                f"{numeral(row.p99_ms, 4)} ms",
-                f"{row.mean_batch:.1f}",
-                "void" if row.void else "best" if chosen is not None and chosen.rate == row.rate else "",
-            )
-        )
-    titles = ("setting", "load", "offered/s", "in time/s", "plan/s", "in time", "p99", "batch", "")
-    show.table(titles, rows, left=("setting", ""))
+        cells = results.cells(row)
+        mark = "void" if row.void else "best" if results.is_best(row) else ""
+        rows.append((*(cells[title] for title in titles), mark))
+    show.table((*titles, ""), rows, left=("setting", ""))
+    show.paragraph("")
+    for sentence in (*results.words(), results.noise_words()):
+        show.paragraph(sentence, "· ")
+    show.paragraph("")
+    show.paragraph(f"Report: {page}")

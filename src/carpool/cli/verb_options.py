@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import field
 from math import isfinite
 from pathlib import Path
@@ -16,8 +18,12 @@ from carpool.core.curve import BatchCurve, CurveError
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from carpool.cli.load_command import Load
+    from carpool.cli.simulate_command import Simulate
     from carpool.lab.load.facts import Trust
-    from carpool.sim.arrivals import Bursty, Cameras
+    from carpool.sim.arrivals import Traffic
 
 MODEL, TRAFFIC, DEVICE, RUN, _SERVER = "The model", "Traffic", "The device", "The run", "The server"
 """Panels of the help."""
@@ -161,26 +167,58 @@ def affordable(rate: float, seconds: float) -> None:
         )
 
 
-def bursty(factor: float, length: float, period: float) -> Bursty:
-    from carpool.sim.arrivals import Bursty
+def traffic(
+    options: Load | Simulate, plain: Mapping[str, Traffic], read: Callable[[Path], Traffic], **cameras: Any
+) -> Traffic:
+    """By --arrivals: one that is `plain`, or those that need more to be said; `read` is for a trace."""
+    from carpool.sim.arrivals import Bursty, Cameras
 
-    number("--burst-period", period, least=0.01, most=1e6)
-    return Bursty(
-        number("--burst-factor", factor, least=1, most=1000),
-        number("--burst-seconds", length, above=0, most=period),
-        period,
-    )
+    kind = options.arrivals
+    if kind == "bursty":
+        period = number("--burst-period", options.burst_period, least=0.01, most=1e6)
+        factor = number("--burst-factor", options.burst_factor, least=1, most=1000)
+        return Bursty(factor, number("--burst-seconds", options.burst_seconds, above=0, most=period), period)
+    if kind == "cameras":
+        if options.cameras is None:
+            raise InvalidInput(
+                "--cameras is needed with --arrivals cameras: say how many, like --cameras 100"
+            )
+        count = whole("--cameras", options.cameras, least=1, most=1_000_000)
+        fps = number("--fps", 10.0 if options.fps is None else options.fps, above=0, most=10_000)
+        return Cameras(count, fps, options.aligned, **cameras)
+    if kind.startswith("trace:"):
+        with blamed_on("--arrivals"):
+            return read(Path(kind.removeprefix("trace:")))
+    if kind not in plain:
+        raise InvalidInput(
+            f"--arrivals must be {', '.join(plain)}, bursty, cameras or trace:FILE, not {kind!r}"
+        )
+    return plain[kind]
 
 
-def cameras(count: int, fps: float | None, aligned: bool, *, per_source: bool, most: int) -> Cameras:
-    from carpool.sim.arrivals import Cameras
+def stop_on_signal(again: Callable[[], object]) -> asyncio.Event:
+    """Set by Ctrl-C, in a running loop; the second one calls `again`."""
+    import asyncio
 
-    return Cameras(
-        whole("--cameras", count, least=1, most=most),
-        number("--fps", 10.0 if fps is None else fps, above=0, most=10_000),
-        aligned,
-        per_source,
-    )
+    stop = asyncio.Event()
+
+    def interrupted() -> None:
+        if stop.is_set():
+            again()
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupted)
+    return stop
+
+
+@contextmanager
+def blamed_on(option: str) -> Iterator[None]:
+    """What is wrong inside was asked for by this option."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidInput(f"{option}: {error.message}") from None
 
 
 def drawing(path: Path | None) -> None:

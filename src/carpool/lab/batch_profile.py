@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from pathlib import Path
 from statistics import median
@@ -81,9 +81,6 @@ class ProfileReport:
     steal: float
     notes: tuple[str, ...]
 
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class ProfileQuestion:
@@ -110,7 +107,8 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
         chosen = _open(q, config, version, signature, tell)
         for backend in chosen.backends:
             stack.callback(backend.close)
-        effort = Effort(_each(q), 3 * _each(q), seconds=1.0, warm_up=2.0, total=120.0, passes=_PASSES)
+        each = max(2, ceil(q.repeats / _PASSES))  # runs of one size in one pass
+        effort = Effort(each, 3 * each, seconds=1.0, warm_up=2.0, total=120.0, passes=_PASSES)
         measuring = Measuring(chosen.backends, signature, effort)
         steal, began, spent = Steal(), monotonic(), process_time()
         measured = measuring.points(wanted, tell=lambda size: tell(f"measuring batches of {size}"))
@@ -149,11 +147,6 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
         steal=round(stolen, 4),
         notes=tuple(notes),
     )
-
-
-def _each(q: ProfileQuestion) -> int:
-    """Runs of one size in one pass."""
-    return max(2, ceil(q.repeats / _PASSES))
 
 
 def _the_model(q: ProfileQuestion) -> ModelSource:
@@ -243,11 +236,6 @@ def _gain(shape: Shape, curve: BatchCurve, instances: int) -> str:
     )
 
 
-def _changed(points: Sequence[Point], again: Point) -> bool:
-    ratio = again.seconds / points[0].seconds
-    return max(ratio, 1 / ratio) > _CHANGED
-
-
 def _doubts(points: Sequence[Point], again: Point, stolen: float) -> list[str]:
     said = []
     usual = median(point.spread for point in points)
@@ -260,8 +248,8 @@ def _doubts(points: Sequence[Point], again: Point, stolen: float) -> list[str]:
         said.append(
             f"The machine below gave {stolen:.0%} of the processor to others while this was measured."
         )
-    if _changed(points, again):
-        then, now = points[0].seconds * 1e3, again.seconds * 1e3
+    then, now = points[0].seconds * 1e3, again.seconds * 1e3
+    if max(now / then, then / now) > _CHANGED:
         said.append(
             f"The machine changed while this was measured: a batch of {again.size} took {numeral(then)} ms "
             f"at first, {numeral(now)} ms at the end."

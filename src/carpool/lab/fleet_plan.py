@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from carpool.core.curve import BatchCurve, expected_p99, promised_batch, slo_capacity
@@ -100,14 +100,6 @@ class FleetQuestion:
         """Images per second that one replica can promise."""
         return self.machine.capacity(self.curve, self.slo)
 
-    def has_cores_for(self, rate: float) -> bool:
-        """Whether decoding and protocol of so many leave one replica anything for its batches."""
-        return self.machine.stretch(rate) < inf
-
-    def curve_at(self, rate: float) -> BatchCurve:
-        """Batch times of one replica that gets this rate."""
-        return self.machine.curve(self.curve, rate)
-
     @property
     def peak(self) -> float:
         """The rate to have capacity for: a surge shorter than the promise is over before it is late."""
@@ -146,23 +138,42 @@ class FleetPlan:
     checks: tuple[Check, ...]
     why: tuple[str, ...]
 
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def reasons(q: FleetQuestion, plan: FleetPlan, needed: int, *, group: int, p99: float) -> Iterator[str]:
     """Why this many replicas, this batch and no delay."""
-    yield from _capacity(q, plan)
-    yield from _cores(q, plan)
-    yield from _replicas(q, plan, needed, p99)
-    yield from _surge(q, plan, needed)
+    steady, surges = (
+        [check for check in plan.checks if check.what == what and check.replicas <= needed]
+        for what in ("steady", "surge")
+    )
+    batch = plan.promised_batch or 1
+    takes = q.machine.curve(q.curve, plan.capacity_rps).times[batch] * 1e3
+    yield (
+        f"One replica can promise {_n(plan.capacity_rps)} images/s within {_n(q.slo * 1e3)} ms: a batch of "
+        f"{batch} takes {_n(takes)} ms, and a request may have to wait for one such batch before it rides in "
+        f"its own. One image at a time it would carry {_n(1 / q.curve.times[1])}/s."
+    )
+    if q.machine.beside:
+        yield _cores(q, plan)
+    yield from _replicas(q, plan, needed, steady, p99)
+    if surges:
+        yield _surge(q, needed, surges)
     if q.redundancy:
         yield (
             f"{q.redundancy} more to spare: the promise holds with {q.redundancy} gone, which is what was "
             f"checked on {needed}. The plan's p50 and p99 are those with all of them running."
         )
-    yield from _queues(plan, needed, group)
-    yield from _knobs(q, plan, needed)
+    for apart in (check for check in plan.checks if check.what == "separate servers"):
+        together = "all replicas" if needed <= group else f"every {group} of them"
+        yield (
+            f"This counts on one queue in front of {together}: one server with several GPUs. As "
+            f"{needed} separate servers behind a load balancer, each with its own queue, {_share(apart)} of "
+            f"{_n(apart.rate_rps)}/s would be answered in time, p99 {_n(apart.p99_ms)} ms."
+        )
+    yield (
+        f"Max batch {plan.max_batch}: the largest useful one that ends within {_n(q.slo * 1e3)} ms. It is a "
+        f"safety cap, not a knob to tune; with fixed knobs instead of a promise take {plan.promised_batch}."
+    )
+    yield _delay(plan, next(check for check in reversed(steady) if check.replicas == needed))
     if plan.cost_per_1000 is not None and q.price_per_hour is not None:
         yield (
             f"{plan.replicas} × {q.price_per_hour:g} an hour for {_n(q.rate)}/s is "
@@ -170,12 +181,11 @@ def reasons(q: FleetQuestion, plan: FleetPlan, needed: int, *, group: int, p99: 
         )
 
 
-def cannot(q: FleetQuestion, checks: Iterable[Check], longer: float | None) -> Iterator[str]:
+def cannot(q: FleetQuestion, checks: Sequence[Check], longer: float | None) -> Iterator[str]:
     """Why no number of replicas is enough, and what would be."""
     alone = q.curve.times[1] * 1e3
     slo = q.slo * 1e3
-    last = list(checks)[-1:]
-    if not last:
+    if not checks:
         yield (
             f"No number of replicas can promise {_n(slo)} ms: one image takes {_n(alone)} ms, and a request "
             f"that arrives just after another has started needs twice that, {_n(2 * alone)} ms. More "
@@ -187,118 +197,76 @@ def cannot(q: FleetQuestion, checks: Iterable[Check], longer: float | None) -> I
         )
         return
     yield (
-        f"No number of replicas keeps {_n(slo)} ms: with {last[0].replicas} of them still only "
-        f"{_share(last[0])} are answered in time, because single batches take too long by chance."
+        f"No number of replicas keeps {_n(slo)} ms: with {checks[-1].replicas} of them still only "
+        f"{_share(checks[-1])} are answered in time, because single batches take too long by chance."
     )
-    if longer is None:
-        yield "What would help: a device with less noise, or a much longer SLO."
-    else:
-        yield f"What would help: a device with less noise, or an SLO of about {_n(longer * 1e3)} ms."
+    enough = "a much longer SLO" if longer is None else f"an SLO of about {_n(longer * 1e3)} ms"
+    yield f"What would help: a device with less noise, or {enough}."
 
 
-def _capacity(q: FleetQuestion, plan: FleetPlan) -> Iterator[str]:
-    batch = plan.promised_batch or 1
-    takes = q.curve_at(plan.capacity_rps).times[batch] * 1e3
-    yield (
-        f"One replica can promise {_n(plan.capacity_rps)} images/s within {_n(q.slo * 1e3)} ms: a batch of "
-        f"{batch} takes {_n(takes)} ms, and a request may have to wait for one such batch before it rides in "
-        f"its own. One image at a time it would carry {_n(1 / q.curve.times[1])}/s."
-    )
-
-
-def _cores(q: FleetQuestion, plan: FleetPlan) -> Iterator[str]:
+def _cores(q: FleetQuestion, plan: FleetPlan) -> str:
     machine, most = q.machine, plan.capacity_rps
-    if not machine.beside:
-        return
     said = f"Beside its batch an image takes {_n(machine.beside * 1e3)} ms of a core"
     parts = {"decoding": machine.decode, "protocol": machine.protocol}
     if all(parts.values()):
         said += " (" + ", ".join(f"{name} {_n(part * 1e3)}" for name, part in parts.items()) + ")"
-    if machine.cores == float("inf"):
-        yield f"{said}, which its client waits for. With --cores it would be known whether these suffice."
-        return
+    if machine.cores == inf:
+        return f"{said}, which its client waits for. With --cores it would be known whether these suffice."
     said += f": at {_n(most)}/s {_n(most * machine.beside)} of the replica's {_n(machine.cores)} cores"
     slower = machine.stretch(most)
     if slower > 1.0:
-        alone = _n(Machine(instances=q.machine.instances).capacity(q.curve, q.slo))
+        alone = _n(Machine(instances=machine.instances).capacity(q.curve, q.slo))
         said += (
             f". Batches would keep {_n(machine.infer_cores)} busy and take {slower:.2f} × as long with what "
             f"is left. With a machine for itself the model could promise {alone}/s"
         )
-    yield said + "."
+    return said + "."
 
 
-def _replicas(q: FleetQuestion, plan: FleetPlan, needed: int, p99: float) -> Iterator[str]:
-    steady = [c for c in plan.checks if c.what == "steady" and c.replicas <= needed]
+def _replicas(
+    q: FleetQuestion, plan: FleetPlan, needed: int, steady: Sequence[Check], p99: float
+) -> Iterator[str]:
     if len(steady) > 1 and not steady[-2].holds(q.slo):
-        worse = steady[-2]
-        yield f"{_replica(worse.replicas)} would answer {_share(worse)} of {_n(q.rate)}/s in time: too few."
+        fewer = _replica(steady[-2].replicas).capitalize()
+        yield f"{fewer} would answer {_share(steady[-2])} of {_n(q.rate)}/s in time: too few."
     found = steady[-1]
-    formula = f" (the formula says {_n(p99 * 1e3)} ms)" if p99 < float("inf") else ""
+    formula = f" (the formula says {_n(p99 * 1e3)} ms)" if p99 < inf else ""
     yield (
-        f"{_replica(needed)} at {_n(q.rate)}/s: {_share(found)} answered in time, p50 {_n(found.p50_ms)} ms, "
-        f"p99 {_n(found.p99_ms)} ms, simulated{formula}. That is "
+        f"{_replica(needed).capitalize()} at {_n(q.rate)}/s: {_share(found)} answered in time, "
+        f"p50 {_n(found.p50_ms)} ms, p99 {_n(found.p99_ms)} ms, simulated{formula}. That is "
         f"{100 * q.rate / needed / plan.capacity_rps:.0f} % of what can be promised."
     )
 
 
-def _surge(q: FleetQuestion, plan: FleetPlan, needed: int) -> Iterator[str]:
-    surges = [c for c in plan.checks if c.what == "surge" and c.replicas <= needed]
-    if not surges:
-        return
+def _surge(q: FleetQuestion, needed: int, surges: Sequence[Check]) -> str:
     found = surges[-1]
-    lasting = f"{_n(found.rate_rps)}/s for {_n(q.surge_seconds)} s"
-    sentence = f"In a surge ({lasting}) "
+    said = f"In a surge ({_n(found.rate_rps)}/s for {_n(q.surge_seconds)} s) "
     if len(surges) > 1:
-        sentence += (
-            f"{_replica(surges[-2].replicas, start=False)} would answer {_share(surges[-2])} in time; "
-        )
+        said += f"{_replica(surges[-2].replicas)} would answer {_share(surges[-2])} in time; "
     answer = "answers" if needed == 1 else "answer"
-    yield (
-        f"{sentence}{_replica(needed, start=False)} {answer} {_share(found)} in time, "
-        f"p99 {_n(found.p99_ms)} ms."
-    )
+    return f"{said}{_replica(needed)} {answer} {_share(found)} in time, p99 {_n(found.p99_ms)} ms."
 
 
-def _queues(plan: FleetPlan, needed: int, group: int) -> Iterator[str]:
-    apart = next((c for c in plan.checks if c.what == "separate servers"), None)
-    if apart is None:
-        return
-    together = "all replicas" if needed <= group else f"every {group} of them"
-    yield (
-        f"This counts on one queue in front of {together}: one server with several GPUs. As "
-        f"{needed} separate servers behind a load balancer, each with its own queue, {_share(apart)} of "
-        f"{_n(apart.rate_rps)}/s would be answered in time, p99 {_n(apart.p99_ms)} ms."
-    )
-
-
-def _knobs(q: FleetQuestion, plan: FleetPlan, needed: int) -> Iterator[str]:
-    yield (
-        f"Max batch {plan.max_batch}: the largest useful one that ends within {_n(q.slo * 1e3)} ms. It is a "
-        f"safety cap, not a knob to tune; with fixed knobs instead of a promise take {plan.promised_batch}."
-    )
-    delayed = next(c for c in plan.checks if c.what.startswith("knobs"))
-    steady = next(c for c in reversed(plan.checks) if c.what == "steady" and c.replicas == needed)
+def _delay(plan: FleetPlan, steady: Check) -> str:
+    delayed = next(check for check in plan.checks if check.what.startswith("knobs"))
     change = (
         f"p50 {_n(steady.p50_ms)} → {_n(delayed.p50_ms)} ms, p99 {_n(steady.p99_ms)} → "
         f"{_n(delayed.p99_ms)} ms, {_share(steady)} → {_share(delayed)} in time"
     )
     delay = delayed.what.removeprefix("knobs, ")
     if plan.delay_helps:
-        yield (
+        return (
             f"A {delay} would help at exactly this rate ({change}), but only as a fixed knob, which "
             "answers everybody late once the rate goes above capacity. A promise needs none."
         )
-    else:
-        yield (
-            f"No delay helps: with fixed knobs and a {delay} it would be {change}. While a replica is busy "
-            "the next batch gathers by itself."
-        )
+    return (
+        f"No delay helps: with fixed knobs and a {delay} it would be {change}. While a replica is busy "
+        "the next batch gathers by itself."
+    )
 
 
-def _replica(count: int, *, start: bool = True) -> str:
-    words = "one replica" if count == 1 else f"{count} replicas"
-    return words.capitalize() if start else words
+def _replica(count: int) -> str:
+    return "one replica" if count == 1 else f"{count} replicas"
 
 
 def _share(check: Check) -> str:
@@ -320,7 +288,7 @@ def plan(question: FleetQuestion, tell: Tell = lambda _: None) -> FleetPlan:
     q = question
     capacity = q.capacity
     if not capacity:
-        return _no_plan(q, 0.0, (), None)
+        return FleetPlan(capacity_rps=0.0, checks=(), why=tuple(cannot(q, (), None)))
     guess = ceil(q.peak / capacity)
     checks: list[Check] = []
     best = 0.0
@@ -334,7 +302,9 @@ def plan(question: FleetQuestion, tell: Tell = lambda _: None) -> FleetPlan:
             break
         best = tried[-1].attainment if tried[-1].what == "steady" else 0.0
     tell("looking for a promise that can be kept")
-    return _no_plan(q, capacity, tuple(checks), _longer_slo(q, guess))
+    longer = (q.slo * factor for factor in (1.1, 1.25, 1.5, 2.0, 3.0, 5.0))
+    kept = next((slo for slo in longer if suffices(replace(q, slo=slo), guess)), None)
+    return FleetPlan(capacity_rps=capacity, checks=tuple(checks), why=tuple(cannot(q, checks, kept)))
 
 
 def suffices(question: FleetQuestion, replicas: int) -> bool:
@@ -358,7 +328,7 @@ def _scenario(q: FleetQuestion, replicas: int, busiest: float | None = None) -> 
     promise = Promise(q.slo, max_batch(q.curve, q.slo))
     each = (busiest or q.rate) / replicas
     return Scenario(
-        q.curve_at(each),
+        q.machine.curve(q.curve, each),
         q.slo,
         promise,
         rate,
@@ -381,7 +351,7 @@ def max_batch(curve: BatchCurve, slo: float) -> int:
 
 def _check(q: FleetQuestion, replicas: int) -> Iterator[Check]:
     """The steady state first: if that fails, nobody need ask about surges."""
-    if not q.has_cores_for(q.rate / replicas):
+    if q.machine.stretch(q.rate / replicas) == inf:  # nothing is left for batches
         yield Check("steady", replicas, q.rate, 0.0, 0.0, 0.0)
         return
     steady = measure(_scenario(q, replicas))
@@ -389,7 +359,7 @@ def _check(q: FleetQuestion, replicas: int) -> Iterator[Check]:
     yield check
     if q.surge > 1 and check.holds(q.slo):
         most = q.rate * q.surge
-        if not q.has_cores_for(most / replicas):
+        if q.machine.stretch(most / replicas) == inf:
             yield Check("surge", replicas, most, 0.0, 0.0, 0.0)
             return
         surge = Surge(q.surge, q.surge_seconds, calm=max(1.0, 4 * q.slo))
@@ -411,10 +381,11 @@ def _describe(q: FleetQuestion, needed: int, checks: list[Check], tell: Tell) ->
     normal = next(check for check in reversed(checks) if check.what == "steady")
     capacity = q.capacity
     cost = None if q.price_per_hour is None else replicas * q.price_per_hour / (q.rate * 3.6)
+    batches = q.machine.curve(q.curve, capacity)
     answer = FleetPlan(
         replicas=replicas,
         max_batch=max_batch(q.curve, q.slo),
-        promised_batch=promised_batch(q.curve_at(capacity), q.slo - q.machine.outside(capacity)),
+        promised_batch=promised_batch(batches, q.slo - q.machine.outside(capacity)),
         max_delay_ms=0.0,
         delay_helps=helps,
         p50_ms=normal.p50_ms,
@@ -426,8 +397,9 @@ def _describe(q: FleetQuestion, needed: int, checks: list[Check], tell: Tell) ->
         why=(),
     )
     each = q.rate / needed
-    p99 = expected_p99(q.curve_at(each), q.rate, needed * q.machine.instances) + q.machine.outside(each)
-    return replace(answer, why=tuple(reasons(q, answer, needed, group=_GROUP, p99=p99)))
+    p99 = expected_p99(q.machine.curve(q.curve, each), q.rate, needed * q.machine.instances)
+    why = reasons(q, answer, needed, group=_GROUP, p99=p99 + q.machine.outside(each))
+    return replace(answer, why=tuple(why))
 
 
 def _with_delay(q: FleetQuestion, replicas: int, steady: Check) -> tuple[Check, bool]:
@@ -452,16 +424,3 @@ def _separate(q: FleetQuestion, replicas: int) -> Check:
     several = _scenario(q, replicas, q.peak)
     out = measure(replace(several, instances=q.machine.instances, rate=rate, seconds=_long_enough(rate)))
     return Check("separate servers", replicas, q.peak, out.attainment, out.p50_ms, out.p99_ms)
-
-
-def _longer_slo(q: FleetQuestion, replicas: int) -> float | None:
-    """The first of a few longer promises that as many replicas would keep."""
-    for factor in (1.1, 1.25, 1.5, 2.0, 3.0, 5.0):
-        longer = replace(q, slo=q.slo * factor)
-        if suffices(longer, replicas):
-            return longer.slo
-    return None
-
-
-def _no_plan(q: FleetQuestion, capacity: float, checks: tuple[Check, ...], longer: float | None) -> FleetPlan:
-    return FleetPlan(capacity_rps=capacity, checks=checks, why=tuple(cannot(q, checks, longer)))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carpool.errors import InvalidInput
-from carpool.lab.batch_profile import CAUTION, Budget, ProfileReport
+from carpool.lab.batch_profile import CAUTION, ProfileReport
 from carpool.sim.simulation import Outcome
 
 if TYPE_CHECKING:
@@ -19,26 +19,8 @@ Sweep = Sequence[tuple[float, Outcome]]
 
 COLOURS = {"promise": "#0b7a75", "knobs": "#d1603d", "eager": "#e0a526", "batch-1": "#8d8d99"}
 INK, FAINT = "#22303c", "#93a1ad"
-_STYLE: Any = {  # Matplotlib's type for the keys is a list of all of them
-    "font.size": 10,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6eaee",
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "lines.linewidth": 2.2,
-    "savefig.dpi": 120,
-    "svg.fonttype": "none",  # letters stay letters: small, and shown in the reader's font
-}
+_STYLE = Path(__file__).parent / "plots.mplstyle"  # with the same colours
+_BESIDE: Any = {"textcoords": "offset points", "color": INK, "fontsize": 9}
 
 
 @contextmanager
@@ -49,7 +31,7 @@ def figure(path: Path, columns: int = 1, width: float = 8.0, height: float = 4.2
         from matplotlib.figure import Figure
     except ImportError:
         raise InvalidInput("drawing needs matplotlib: pip install 'carpool[plot]'") from None
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(fname=_STYLE):
         drawn: Figure = Figure(figsize=(width, height), layout="constrained")
         yield [drawn.add_subplot(1, columns, column + 1) for column in range(columns)]
         try:
@@ -60,31 +42,14 @@ def figure(path: Path, columns: int = 1, width: float = 8.0, height: float = 4.2
 
 def beside_level(axes: Axes, text: str, y: float, *, left: bool = False) -> None:
     """Words over a horizontal line, at one of its ends."""
-    axes.annotate(
-        text,
-        (0.0 if left else 1.0, y),
-        xycoords=("axes fraction", "data"),
-        xytext=(4 if left else -2, 4),
-        textcoords="offset points",
-        ha="left" if left else "right",
-        color=INK,
-        fontsize=9,
-    )
+    x, offset, side = (0.0, 4, "left") if left else (1.0, -2, "right")
+    axes.annotate(text, (x, y), xycoords=("axes fraction", "data"), xytext=(offset, 4), ha=side, **_BESIDE)
 
 
 def beside_capacity(axes: Axes, text: str, x: float) -> None:
     """Words along a vertical line, from its foot."""
-    axes.annotate(
-        text,
-        (x, 0.03),
-        xycoords=("data", "axes fraction"),
-        xytext=(-5, 0),
-        textcoords="offset points",
-        ha="right",
-        rotation=90,
-        color=INK,
-        fontsize=9,
-    )
+    where: Any = {"xycoords": ("data", "axes fraction"), "xytext": (-5, 0), "ha": "right", "rotation": 90}
+    axes.annotate(text, (x, 0.03), **where, **_BESIDE)
 
 
 def operating_curve(path: Path, sweeps: Mapping[str, Sweep], *, slo_ms: float, title: str) -> None:
@@ -111,7 +76,10 @@ def batch_profile(path: Path, report: ProfileReport) -> None:
         left.set_ylabel("ms")
         left.set_ylim(0, 1.15 * max(time + width for time, width in zip(times, widths, strict=True)))
         for budget in report.budgets:
-            _half_promise(left, budget)
+            ms = budget.slo_ms / (2 * CAUTION)  # the longest batch that it allows
+            if ms < left.get_ylim()[1]:
+                left.axhline(ms, color=INK, linestyle="--", linewidth=1)
+                beside_level(left, f"allowed by a promise of {budget.slo_ms:g} ms", ms)
         rates = [row.images_per_s for row in report.rows]
         right.plot(sizes, rates, color=COLOURS["promise"], marker="o")
         right.axvline(report.knee, color=FAINT, linewidth=1.2, linestyle="--")
@@ -122,14 +90,6 @@ def batch_profile(path: Path, report: ProfileReport) -> None:
             axes.set_xlabel("images in a batch")
             axes.set_xlim(left=0)
         left.legend(loc="upper left")
-
-
-def _half_promise(axes: Axes, budget: Budget) -> None:
-    """The longest batch that a promise allows, if it is in the picture."""
-    ms = budget.slo_ms / (2 * CAUTION)
-    if ms < axes.get_ylim()[1]:
-        axes.axhline(ms, color=INK, linestyle="--", linewidth=1)
-        beside_level(axes, f"allowed by a promise of {budget.slo_ms:g} ms", ms)
 
 
 def goodput(axes: Axes, sweeps: Mapping[str, Sweep]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.lab.sweep.own_server import NoServer, OwnServer, last_words
+from carpool.lab.sweep.conduct import NoServer, OwnServer, last_words
 
 
 @pytest.mark.parametrize(

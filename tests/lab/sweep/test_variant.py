@@ -10,7 +10,7 @@ from carpool.config.toml import read_toml
 from carpool.core.policy import Knobs
 from carpool.demo import bundled_models
 from carpool.errors import InvalidInput
-from carpool.lab.sweep.own_server import check_place, make_variant, toml_with_knobs
+from carpool.lab.sweep.conduct import check_place, make_variant, toml_with_knobs
 from carpool.lab.sweep.sweep_runs import KNOBS, Setting
 
 SETTING = Setting(KNOBS, None, 5.0, 4)

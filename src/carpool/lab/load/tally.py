@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,8 +12,6 @@ from math import ceil, log, sqrt
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple, Protocol, Self
-
-import orjson
 
 from carpool.errors import InvalidInput
 
@@ -412,7 +411,7 @@ class RequestLog:
         if self._csv is not None:
             self._csv.writerow(row)
         else:
-            self._file.write(orjson.dumps(dict(zip(COLUMNS, row, strict=True))).decode() + "\n")
+            self._file.write(json.dumps(dict(zip(COLUMNS, row, strict=True)), ensure_ascii=False) + "\n")
 
     def __enter__(self) -> RequestLog:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from carpool.lab.load.facts import Unreachable
 from carpool.lab.load.generator import run
 from carpool.lab.load.load_plan import Closed, Plan
 from carpool.lab.sweep.sweep_runs import AS_IS, Setting, Watcher
+from carpool.link.typed_json import read_document, write_document
 from carpool.sim.simulation import Scenario, measure
 
 GIVEN, SERVER, TRIAL = "given with --curve", "measured by the server", "seen in a short trial"
@@ -54,41 +56,14 @@ class SweepBasis:
     belief: CurveEstimate
     requests: str  # what is sent, in words
 
-    def as_json(self) -> dict[str, Any]:
-        belief = {
-            "points": [list(point) for point in self.belief.curve.points],
-            "max_batch": self.belief.curve.max_batch,
-            "instances": self.belief.instances,
-            "source": self.belief.source,
-            "max_delay_ms": self.belief.max_delay_ms,
-        }
-        return {
-            "model": self.model,
-            "slo_ms": self.slo_ms,
-            "rates": self.rates,
-            "belief": belief,
-            "requests": self.requests,
-        }
+    def as_json(self) -> Any:
+        return json.loads(write_document(self))
 
 
-def read_basis(document: dict[str, Any]) -> SweepBasis:
+def read_basis(document: Any) -> SweepBasis:
     try:
-        known = document["belief"]
-        curve = BatchCurve([(int(s), float(t)) for s, t in known["points"]], int(known["max_batch"]))
-        delay = known["max_delay_ms"]
-        return SweepBasis(
-            model=str(document["model"]),
-            slo_ms=float(document["slo_ms"]),
-            rates=[(float(rate), None if load is None else float(load)) for rate, load in document["rates"]],
-            belief=CurveEstimate(
-                curve,
-                int(known["instances"]),
-                str(known["source"]),
-                max_delay_ms=None if delay is None else float(delay),
-            ),
-            requests=str(document["requests"]),
-        )
-    except (KeyError, TypeError, ValueError):
+        return read_document(SweepBasis, json.dumps(document).encode())
+    except ValueError:
         raise InvalidInput("--out: its sweep.json is damaged: name a new folder") from None
 
 

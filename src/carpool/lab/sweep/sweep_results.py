@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import groupby
 from statistics import fmean, median
 from typing import Any
@@ -199,13 +200,7 @@ def _share(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-_PLAIN = (
-    *("model", "target", "requests", "slo_ms", "curve", "curve_from", "instances", "capacity_rps"),
-    *("seconds", "planned_runs", "machine", "date", "command", "versions"),
-)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Results:
     """The field names are the keys of `--json`; there, `points` have the best of each setting marked."""
 
@@ -231,7 +226,7 @@ class Results:
     def names(self) -> list[str]:
         return [setting.name for setting in self.settings]
 
-    @property
+    @cached_property
     def rows(self) -> list[PointRow]:
         return rows_of(self.runs, self.names)
 
@@ -242,16 +237,20 @@ class Results:
     def best(self, setting: str) -> PointRow | None:
         return best_of((row for row in self.rows if row.setting == setting), self.slo_ms)
 
+    def is_best(self, row: PointRow) -> bool:
+        """Of its setting."""
+        return self.best(row.setting) is row
+
     def words(self) -> list[str]:
         """The findings, the best setting first."""
         rows = self.rows
         best = best_of(rows, self.slo_ms)
         order = sorted(self.names, key=lambda name: best is None or name != best.setting)
-        return [*sentences(rows, order, self.slo_ms), *self._unfinished()]
-
-    def _unfinished(self) -> list[str]:
-        left = self.planned_runs - len(self.runs)
-        return [f"Ended early: {left} of {self.planned_runs} runs were not made."] if left > 0 else []
+        found = sentences(rows, order, self.slo_ms)
+        if len(self.runs) < self.planned_runs:
+            left = self.planned_runs - len(self.runs)
+            found.append(f"Ended early: {left} of {self.planned_runs} runs were not made.")
+        return found
 
     def noise_words(self) -> str:
         return noise_words(self.noise)
@@ -259,22 +258,33 @@ class Results:
     def predicted(self, setting: str, rate: float) -> Predicted | None:
         return next((p for p in self.prediction if p.setting == setting and p.rate == rate), None)
 
-    def as_json(self) -> dict[str, Any]:
-        best = {name: self.best(name) for name in self.names}
+    def cells(self, row: PointRow) -> dict[str, str]:
+        """A row of a table, by the titles of its columns."""
+        predicted = self.predicted(row.setting, row.rate)
         return {
-            **{name: getattr(self, name) for name in _PLAIN},
-            "settings": [asdict(setting) | {"name": setting.name} for setting in self.settings],
-            "points": [_row_json(row, best[row.setting]) for row in self.rows],
-            "prediction": [asdict(point) for point in self.prediction],
-            "noise": asdict(self.noise),
-            "words": [*self.words(), self.noise_words()],
-            "runs": [run.as_json() for run in self.runs],
+            "setting": row.setting,
+            "load": "–" if row.load is None else f"{row.load:g}",
+            "offered/s": _n(row.offered_rps, 4),
+            "in time/s": _n(row.goodput_rps, 4),
+            "plan/s": "–" if predicted is None else _n(predicted.goodput_rps, 4),
+            "in time": _share(row.attainment),
+            "p50 ms": _n(row.p50_ms, 4),
+            "p99 ms": _n(row.p99_ms, 4),
+            "plan p99": "–" if predicted is None else _n(predicted.p99_ms, 4),
+            "batch": f"{row.mean_batch:.1f}",
+            "refused": ", ".join(f"{reason} {count:,}" for reason, count in row.refused.items()) or "0",
+            "failed": f"{row.failed:,}",
         }
 
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "settings": [asdict(setting) | {"name": setting.name} for setting in self.settings],
+            "points": [self._row_json(row) for row in self.rows],
+            "noise": asdict(self.noise),
+            "words": [*self.words(), self.noise_words()],
+        }
 
-def _row_json(row: PointRow, best: PointRow | None) -> dict[str, Any]:
-    names: Sequence[str] = [name for name in PointRow.__dataclass_fields__ if name != "response"]
-    return {name: getattr(row, name) for name in names} | {
-        "void": row.void,
-        "best": best is not None and best.rate == row.rate,
-    }
+    def _row_json(self, row: PointRow) -> dict[str, Any]:
+        found = asdict(row) | {"void": row.void, "best": self.is_best(row)}
+        del found["response"]
+        return found

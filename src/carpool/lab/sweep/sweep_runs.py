@@ -87,6 +87,7 @@ def points(
             turn += 1
 
 
+_NOT_ASKED = ("url", "place", "source", "command", "trust")
 SLO_MS = 100.0  # where neither the command nor the model promises anything
 
 
@@ -106,7 +107,7 @@ class SweepOrder:
     warmup: float = 1.0
     repeats: int = 2
     seed: int = 1
-    pictures: tuple[Path, ...] = ()  # none: the demo's, if the model takes pictures
+    images: tuple[Path, ...] = ()  # none: the demo's, if the model takes pictures
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     curve: str = ""
     instances: int = 1
@@ -114,32 +115,20 @@ class SweepOrder:
     trust: Trust = TRUSTING
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for runs to belong together, in plain values."""
-        return {
-            "target": self.url or str(self.place),
-            "model": self.model,
-            "model files": _stamp(self.place),
-            "settings": [asdict(setting) for setting in self.settings],
-            "slo_ms": self.slo_ms,
-            "rates": list(self.rates),
-            "loads": list(self.loads),
-            "seconds": self.seconds,
-            "warmup": self.warmup,
-            "repeats": self.repeats,
-            "seed": self.seed,
-            "images": [str(path) for path in self.pictures],
-            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
-            "curve": self.curve,
-            "instances": self.instances,
-            "carpool": __version__,
-        }
+        """What must be equal for runs to belong together, as JSON has it."""
+        asked = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _NOT_ASKED}
+        files = "" if self.place is None else _hash(repr(take_fingerprint(self.place)))
+        asked |= {"target": self.url or str(self.place), "model files": files, "carpool": __version__}
+        plain: dict[str, Any] = json.loads(json.dumps(asked, default=_plain))
+        return plain
 
 
-def _stamp(place: Path | None) -> str:
-    """Changes with the model's files."""
-    if place is None:
-        return ""
-    return blake2b(repr(take_fingerprint(place)).encode(), digest_size=8).hexdigest()
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else asdict(value)
+
+
+def _hash(text: str) -> str:
+    return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 class Watcher:
@@ -160,14 +149,10 @@ class Watcher:
             self.infer.setdefault(answer.timing.batch, Histogram()).add(answer.timing.infer)
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredRun:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun(Point):
     """The field names are the keys of `runs` in results.json. `batches`: answers by their batch's size."""
 
-    setting: str
-    rate: float
-    repeat: int
-    load: float | None
     at: str  # when it began, UTC
     seconds: float
     offered: int
@@ -186,13 +171,6 @@ class MeasuredRun:
     batches: dict[int, int] = field(default_factory=dict)
     response: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def key(self) -> tuple[str, float, int]:
-        return self.setting, self.rate, self.repeat
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"batches": {str(size): count for size, count in self.batches.items()}}
-
 
 _COUNTED = (
     *("seconds", "offered", "answered", "good", "refused", "failed", "timed_out", "unanswered"),
@@ -203,10 +181,6 @@ _COUNTED = (
 def measured(point: Point, at: str, report: LoadReport, seen: Watcher, steal: float) -> MeasuredRun:
     total = report.total
     return MeasuredRun(
-        setting=point.setting,
-        rate=point.rate,
-        repeat=point.repeat,
-        load=point.load,
         at=at,
         p50_ms=total.response_ms.p50,
         p99_ms=total.response_ms.p99,
@@ -214,6 +188,7 @@ def measured(point: Point, at: str, report: LoadReport, seen: Watcher, steal: fl
         void=report.late_because,
         batches=dict(sorted(seen.batches.items())),
         response=pack(seen.response),
+        **asdict(point),
         **{name: getattr(total, name) for name in _COUNTED},
     )
 
@@ -253,8 +228,7 @@ _LEFT = re.compile(r"server-\d+\.log|sweep\.json\.part")  # by a sweep that did 
 
 def digest(identity: Mapping[str, Any]) -> str:
     """Runs belong together if this is equal."""
-    text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
-    return blake2b(text.encode(), digest_size=8).hexdigest()
+    return _hash(json.dumps(identity, sort_keys=True, ensure_ascii=False))
 
 
 @dataclass
@@ -295,7 +269,7 @@ class Journal:
 
     def add(self, run: MeasuredRun) -> None:
         """Kept from now on, whatever happens next."""
-        line = json.dumps({"digest": self.digest} | run.as_json(), ensure_ascii=False)
+        line = json.dumps({"digest": self.digest} | asdict(run), ensure_ascii=False)
         with (self.folder / _RUNS).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
         self.runs.append(run)
