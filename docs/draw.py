@@ -91,13 +91,12 @@ def surge() -> None:
 
 
 @dataclass(frozen=True)
-class Crowd:
+class Crowd(Traffic):
     """A protected trickle, a modest source and a flood, three times what the device can carry in all."""
 
     shares: tuple[tuple[str, float, int], ...] = (("urgent", 0.1, 1), ("modest", 0.3, 0), ("flood", 2.6, 0))
-    name: str = "crowd"
-    own_rate: float | None = None
-    even: bool = True
+    name = "crowd"
+    even = True
 
     def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
         """`rate` is the device's capacity."""

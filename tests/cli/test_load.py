@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from carpool.cli.load_command import Load, aim_of, plan_of
-from carpool.cli.load_display import Window, line
+from carpool.cli.load_command import Load, Window, aim_of, line, plan_of
 from carpool.cli.main import app
 from carpool.lab.load.load_plan import Closed, Open, Phase
 from carpool.lab.load.tally import Slice

@@ -17,7 +17,7 @@ def test_poisson_has_its_rate() -> None:
 
 
 def test_bursts_keep_the_mean_and_triple_the_rate() -> None:
-    arrivals = Bursty(factor=3, length=0.5, period=2.5).arrivals(700, 50, Random(1))
+    arrivals = list(Bursty(factor=3, length=0.5, period=2.5).arrivals(700, 50, Random(1)))
     assert len(arrivals) == pytest.approx(35_000, rel=0.03)
     inside = sum(1 for a in arrivals if a.at % 2.5 < 0.5) / (50 / 2.5 * 0.5)
     outside = sum(1 for a in arrivals if a.at % 2.5 >= 0.5) / (50 / 2.5 * 2.0)

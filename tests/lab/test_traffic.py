@@ -20,7 +20,7 @@ def test_every_kind_comes_at_the_rate_asked_for(tmp_path: Path) -> None:
     file = _written(tmp_path / "t.jsonl", *({"time": n / 10} for n in range(101)))
     kinds = [Poisson(), Bursty(), Cameras(1, 10.0), Recording.read(file)]
     for kind in kinds:
-        found = kind.arrivals(200.0, 10.0, Random(1))
+        found = list(kind.arrivals(200.0, 10.0, Random(1)))
         assert [a.at for a in found] == sorted(a.at for a in found)
         if not isinstance(kind, Recording):
             assert len(found) == pytest.approx(2000, rel=0.05)

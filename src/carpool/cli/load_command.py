@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import os
 import resource
-from contextlib import nullcontext
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,15 +17,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
 from carpool.lab.load.load_plan import MOST_REQUESTS, Closed, Open, Phase, Plan, check_length
+from carpool.lab.load.tally import Slice, Spread
 from carpool.sim.arrivals import Cameras, Constant, Poisson, Recording, Traffic
 
 if TYPE_CHECKING:
     from carpool.lab.load.aim import Aim
-    from carpool.lab.load.generator import Watch
-    from carpool.lab.load.load_report import LoadReport
+    from carpool.lab.load.load_report import Counts, LoadReport
 
 _SECONDS = 10.0
 _FASTEST = 100_000.0  # requests per second
@@ -29,8 +34,13 @@ _LONGEST = 86_400.0
 _MOST_CLIENTS = 4096
 _MOST_PROCESSES = 64
 _OTHER_FILES = 64  # beside the connections
+_WINDOW_S = 5.0  # what is shown while it runs is of the last seconds
+_LINE_EVERY_S = 5.0  # where nobody watches a terminal
+_COUNTED = ("offered", "answered", "refused", "failed")
+_SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 _REQUESTS = "Requests"
+Watch = Callable[[float, Slice], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,64 +141,41 @@ class Load:
         """Exits with 1 if there was nobody to ask."""
         import uvloop
 
-        from carpool.cli import load_display
         from carpool.lab.load.aim import read_url
 
-        plan = plan_of(self)
-        aim = aim_of(self)
-        _check_processes(self)
+        plan, aim = plan_of(self), aim_of(self)
+        processes = o.whole("--processes", self.processes, least=1, most=_MOST_PROCESSES)
+        if self.concurrency is not None and self.concurrency < processes:
+            raise InvalidInput(
+                f"--processes {processes} are more than the clients of --concurrency {self.concurrency}"
+            )
+        if self.save is not None and processes > 1:
+            raise InvalidInput("--save needs --processes 1: single requests are not passed on")
         read_url(aim.url)
-        with load_display.progress(_planned_seconds(plan), self.slo_ms) as watch:
+        endless = isinstance(plan.load, Closed) and plan.load.seconds is None
+        seconds = None if endless else sum(phase.seconds for phase in plan.load.phases)
+        with progress(seconds, self.slo_ms) as watch:
             report = uvloop.run(_generate(plan, aim, self, watch))
         if self.as_json:
-            print(json.dumps(report.as_json() | {"settings": _settings(self)}, indent=2))
+            settings = {name: value for name, value in vars(self).items() if name != "as_json"}
+            print(json.dumps(report.as_json() | {"settings": settings}, indent=2, default=str))
         else:
-            load_display.show_report(report)
-
-
-def _check_processes(options: Load) -> None:
-    processes = o.whole("--processes", options.processes, least=1, most=_MOST_PROCESSES)
-    if options.concurrency is not None and options.concurrency < processes:
-        raise InvalidInput(
-            f"--processes {processes} are more than the clients of --concurrency {options.concurrency}"
-        )
-    if options.save is not None and processes > 1:
-        raise InvalidInput("--save needs --processes 1: single requests are not passed on")
+            show_report(report)
 
 
 async def _generate(plan: Plan, aim: Aim, options: Load, watch: Watch) -> LoadReport:
     """Ctrl-C ends it early and still reports; the second one does not wait for anything."""
     from carpool.lab.load.aim import take_aim
     from carpool.lab.load.generator import run, run_shared, spare_the_collector
-    from carpool.lab.load.tally import RequestLog
+    from carpool.lab.load.tally import request_log
 
     stop = o.stop_on_signal(partial(os._exit, 130))
     if options.processes > 1:
         return await run_shared(plan, aim, options.processes, watch=watch, stop=stop)
     target = take_aim(aim)
     spare_the_collector()
-    with RequestLog(options.save) if options.save is not None else nullcontext() as record:
+    with request_log(options.save) if options.save is not None else nullcontext() as record:
         return await run(plan, target, watch=watch, stop=stop, record=record)
-
-
-def _planned_seconds(plan: Plan) -> float | None:
-    """How long it will take, if that is known."""
-    if isinstance(plan.load, Closed) and plan.load.seconds is None:
-        return None
-    return sum(phase.seconds for phase in plan.load.phases)
-
-
-def _settings(options: Load) -> dict[str, object]:
-    """Everything that was asked for, with the defaults filled in."""
-    return {
-        name: [str(entry) for entry in value] if isinstance(value, list) else _plain(value)
-        for name, value in vars(options).items()
-        if name != "as_json"
-    }
-
-
-def _plain(value: object) -> object:
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
 # ---- from the options to a plan and an aim
@@ -200,11 +187,9 @@ def plan_of(options: Load) -> Plan:
         raise InvalidInput(
             "say how much traffic: --rate 100 for an open loop, --concurrency 8 for a closed one"
         )
-    if options.concurrency is not None and (options.rate is not None or options.arrivals != "poisson"):
-        raise InvalidInput("--concurrency is a closed loop: it cannot be given with --rate or --arrivals")
     slo = options.slo_ms
     return Plan(
-        _closed(options) if options.concurrency is not None else _open(options),
+        _open(options) if options.concurrency is None else _closed(options, options.concurrency),
         slo=None if slo is None else o.number("--slo-ms", slo, above=0, most=1e7) / 1e3,
         timeout=o.number("--timeout", options.timeout, above=0, most=3600),
         drain=o.number("--drain", options.drain, most=3600),
@@ -214,24 +199,30 @@ def plan_of(options: Load) -> Plan:
 
 def aim_of(options: Load) -> Aim:
     from carpool.lab.load.aim import Aim
-    from carpool.lab.load.messages import LATEST, Filling, Mix, check_headers
+    from carpool.lab.load.messages import LATEST, Filling, Mix, check_headers, check_source
 
-    headers = tuple(_header(text) for text in options.headers or ())
+    split = [text.partition(":") for text in options.headers or ()]
+    for name, colon, _ in split:
+        if not colon:
+            raise InvalidInput(f"--header must be like 'Name: value', not {name!r}")
+    headers = tuple((name.strip(), value.strip()) for name, _, value in split)
     check_headers(headers)
     if options.latest:
         if not options.sources and options.arrivals in ("poisson", "bursty", "constant"):
             raise InvalidInput("--latest needs sources: give --source, or --arrivals cameras")
         headers += ((LATEST, "1"),)
-    if options.images and (
-        options.priorities or options.shapes or options.batch != 1 or options.data != "random"
-    ):
+    tensors_only = options.priorities or options.shapes or options.batch != 1 or options.data != "random"
+    if options.images and tensors_only:
         raise InvalidInput("--priority, --shape, --batch and --data go with tensors, not with --image")
-    filling = Filling(
-        options.data,
-        dict(o.shape(text) for text in options.shapes or ()),
-        options.seed,
-        o.whole("--distinct", options.distinct, least=1, most=10_000),
-    )
+    sources = tuple(_weighted("--source", options.sources))
+    for name, _ in sources:
+        check_source(name)
+    priorities = tuple(_weighted("--priority", options.priorities))
+    for name, _ in priorities:
+        if not name.isascii() or not name.isdigit() or len(name) > 9:
+            raise InvalidInput(f"--priority must be a whole number from 0, not {name!r}")
+    shapes = dict(o.shape(text) for text in options.shapes or ())
+    distinct = o.whole("--distinct", options.distinct, least=1, most=10_000)
     deadline = options.deadline_ms
     return Aim(
         options.url,
@@ -239,8 +230,8 @@ def aim_of(options: Load) -> Aim:
         options.model_version,
         tuple(options.images or ()),
         o.whole("--batch", options.batch, least=1, most=o.MOST_IN_A_BATCH),
-        filling,
-        Mix(_sources(options), _priorities(options)),
+        Filling(options.data, shapes, options.seed, distinct),
+        Mix(sources, tuple((int(name), weight) for name, weight in priorities)),
         headers,
         None if deadline is None else o.number("--deadline-ms", deadline, above=0, most=1e8),
         _connections(options),
@@ -263,15 +254,14 @@ def _connections(options: Load) -> int | None:
     return wanted
 
 
-# ---- traffic
-
-
-def _closed(options: Load) -> Closed:
+def _closed(options: Load, clients: int) -> Closed:
+    if options.rate is not None or options.arrivals != "poisson":
+        raise InvalidInput("--concurrency is a closed loop: it cannot be given with --rate or --arrivals")
     seconds, requests = options.duration, options.requests
     if seconds is None and requests is None:
         seconds = _SECONDS
     return Closed(
-        o.whole("--concurrency", options.concurrency or 0, least=1, most=_MOST_CLIENTS),
+        o.whole("--concurrency", clients, least=1, most=_MOST_CLIENTS),
         seconds=None if seconds is None else o.number("--duration", seconds, above=0, most=_LONGEST),
         requests=None if requests is None else o.whole("--requests", requests, least=1, most=MOST_REQUESTS),
         think=o.number("--think-ms", options.think_ms, most=1e7) / 1e3,
@@ -298,86 +288,188 @@ def _phases(options: Load, traffic: Traffic) -> tuple[Phase, ...]:
     if options.rate is not None and ":" in options.rate:
         if options.duration is not None or isinstance(traffic, Recording | Cameras):
             raise InvalidInput("--rate with steps says it all: leave out --duration, cameras and traces")
-        return tuple(_step(text) for text in options.rate.split(","))
-    rate = traffic.own_rate if options.rate is None else _number("--rate", options.rate)
+        steps = (text.partition(":") for text in options.rate.split(","))
+        return tuple(Phase(_rate(rate), _length("--rate", _rate(seconds))) for rate, _, seconds in steps)
+    rate = traffic.own_rate if options.rate is None else _rate(options.rate)
     assert rate is not None
     if options.duration is not None:
-        return (Phase(rate, o.number("--duration", options.duration, above=0, most=_LONGEST)),)
+        return (Phase(rate, _length("--duration", options.duration)),)
+    if not isinstance(traffic, Recording):
+        return (Phase(rate, _SECONDS),)
     # A hair more than its span, so that the last arrival of a trace is played too.
-    whole = (
-        traffic.span * traffic.own_rate / rate * (1 + 1e-9) if isinstance(traffic, Recording) else _SECONDS
-    )
-    return (Phase(rate, whole),)
+    return (Phase(rate, traffic.span * traffic.own_rate / rate * (1 + 1e-9)),)
 
 
-def _step(text: str) -> Phase:
-    rate, _, seconds = text.partition(":")
-    length = o.number("--rate", _number("--rate", seconds), above=0, most=_LONGEST)
-    return Phase(_number("--rate", rate), length)
+def _length(option: str, seconds: float) -> float:
+    return o.number(option, seconds, above=0, most=_LONGEST)
 
 
-def _number(option: str, text: str) -> float:
+def _rate(text: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise InvalidInput(
-            f"{option} must be a number like 800, or steps like 800:20,2400:20, not {text!r}"
+            f"--rate must be a number like 800, or steps like 800:20,2400:20, not {text!r}"
         ) from None
 
 
 def _traffic(options: Load) -> Traffic:
     if options.arrivals == "cameras" and options.rate is not None:
         raise InvalidInput("--arrivals cameras has no --rate: that is --cameras times --fps")
-    plain: dict[str, Traffic] = {"poisson": Poisson(), "constant": Constant()}
-    return o.traffic(options, plain, partial(_recording, model=options.model), per_source=True)
+
+    def read(file: Path) -> Recording:
+        """Of the model that is asked, if the trace tells models apart; else all of it."""
+        try:
+            return Recording.read(file, per_source=True)
+        except InvalidInput:
+            if not options.model:
+                raise
+            return Recording.read(file, per_source=True, model=options.model)
+
+    return o.traffic(options, {"poisson": Poisson(), "constant": Constant()}, read, per_source=True)
 
 
-def _recording(file: Path, model: str) -> Recording:
-    """Of the model that is asked, if the trace tells models apart; else all of it."""
-    try:
-        return Recording.read(file, per_source=True)
-    except InvalidInput:
-        if not model:
-            raise
-        return Recording.read(file, per_source=True, model=model)
-
-
-# ---- requests
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not colon:
-        raise InvalidInput(f"--header must be like 'Name: value', not {text!r}")
-    return name.strip(), value.strip()
-
-
-def _sources(options: Load) -> tuple[tuple[str, float], ...]:
-    from carpool.lab.load.messages import check_source
-
-    found = tuple(_weighted("--source", text) for text in options.sources or ())
-    for name, _ in found:
-        check_source(name)
-    return found
-
-
-def _priorities(options: Load) -> tuple[tuple[int, float], ...]:
-    found = []
-    for text in options.priorities or ():
-        name, weight = _weighted("--priority", text)
-        if not name.isascii() or not name.isdigit() or len(name) > 9:
-            raise InvalidInput(f"--priority must be a whole number from 0, not {name!r}")
-        found.append((int(name), weight))
-    return tuple(found)
-
-
-def _weighted(option: str, text: str) -> tuple[str, float]:
+def _weighted(option: str, texts: list[str] | None) -> Iterator[tuple[str, float]]:
     """What follows the last colon is the weight, if it is a number."""
-    name, colon, weight = text.rpartition(":")
-    try:
-        value = float(weight) if colon else 1.0
-    except ValueError:
-        return text, 1.0
-    if not colon:
-        return text, 1.0
-    return name, o.number(f"the weight of {option}", value, above=0)
+    for text in texts or ():
+        name, colon, weight = text.rpartition(":")
+        try:
+            value = float(weight) if colon else None
+        except ValueError:
+            value = None
+        if value is None:
+            yield text, 1.0
+        else:
+            yield name, o.number(f"the weight of {option}", value, above=0)
+
+
+# ---- while it runs, for whoever watches stderr, and when it is over, on stdout
+
+
+class Window:
+    """The last seconds of a run, put together from what its processes tell. Told the time."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, Slice]] = deque()
+        self.elapsed = 0.0
+        self.p99_ms = 0.0
+
+    def add(self, elapsed: float, seen: Slice) -> None:
+        self._seen.append((elapsed, seen))
+        self.elapsed = max(self.elapsed, elapsed)
+        while self._seen[0][0] <= self.elapsed - _WINDOW_S:
+            self._seen.popleft()
+
+    def facts(self, slo_ms: float | None) -> dict[str, str]:
+        total = Slice()
+        for _, seen in self._seen:
+            total.merge(seen)
+        seconds = max(min(self.elapsed, _WINDOW_S), 1e-3)
+        counted = {name: f"{getattr(total, name) / seconds:,.0f}/s" for name in _COUNTED}
+        percentiles = [seconds * 1e3 for seconds in total.response.percentiles(_SHARES.values())]
+        self.p99_ms = percentiles[-1]
+        found = {name: counted.pop(name) for name in ("offered", "answered")}
+        found |= {name: f"{ms:,.1f} ms" for name, ms in zip(_SHARES, percentiles, strict=True)}
+        if slo_ms is not None and total.offered:
+            ended = total.answered + total.refused + total.failed
+            found[f"within {slo_ms:g} ms"] = show.percent(total.good / ended) if ended else "–"
+        return found | counted
+
+
+def line(window: Window, slo_ms: float | None) -> str:
+    """The window in one line."""
+    facts = (f"{label} {fact}" for label, fact in window.facts(slo_ms).items())
+    return "  ".join((f"{window.elapsed:.0f} s", *facts))
+
+
+@contextmanager
+def progress(total_s: float | None, slo_ms: float | None) -> Iterator[Watch]:
+    """Call what it yields with what happened; it draws in a terminal and writes lines elsewhere."""
+    window = Window()
+    if not sys.stderr.isatty():
+        yield _lines(window, slo_ms)
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
+
+        def watch(elapsed: float, seen: Slice) -> None:
+            window.add(elapsed, seen)
+            table = Table(box=None, show_header=False, pad_edge=False)
+            if total_s is not None:
+                done = min(window.elapsed, total_s)
+                bar = ProgressBar(total_s, done, width=30)
+                table.add_row("progress", bar, f"{total_s - done:.0f} s left")
+            for label, fact in window.facts(slo_ms).items():
+                late = label == "p99" and slo_ms is not None and window.p99_ms > slo_ms
+                table.add_row(label, fact, style="red" if late else "")
+            live.update(table, refresh=True)
+
+        yield watch
+
+
+def _lines(window: Window, slo_ms: float | None) -> Watch:
+    last = time.monotonic()
+
+    def watch(elapsed: float, seen: Slice) -> None:
+        nonlocal last
+        window.add(elapsed, seen)
+        if time.monotonic() - last >= _LINE_EVERY_S:
+            last = time.monotonic()
+            print(line(window, slo_ms), file=sys.stderr, flush=True)
+
+    return watch
+
+
+def show_report(report: LoadReport) -> None:
+    g = report.generator
+    early = ", ended early" if report.stopped_early else ""
+    show.paragraph(f"{report.target}: {report.loop} loop, {report.total.seconds:g} s{early}.")
+    columns = [report.total] if len(report.phases) == 1 else [*report.phases, report.total]
+    titles = ["", *(" " if len(columns) == 1 else counts.name for counts in columns)]
+    rows = [(label, *cells) for label, cells in _rows(columns, report.slo_ms)]
+    show.table(titles, rows, left=("",))
+    show.paragraph(
+        f"The generator used {100 * g.busiest_core_share:.0f} % of a core, "
+        f"{g.processor_us_per_request:.0f} µs for a request, {g.connections} connections; "
+        f"p99 of its lag was {g.send_lag_ms.p99:.1f} ms.",
+        "· ",
+    )
+    for reason in report.late_because:
+        show.paragraph(f"Doubt these numbers: {reason}.", "! ")
+
+
+def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, list[str]]]:
+    def row(label: str, of: Callable[[Counts], str]) -> tuple[str, list[str]]:
+        return label, [of(counts) for counts in columns]
+
+    yield row("offered", lambda c: f"{c.offered:,}  ({c.offered_rps:,.1f}/s)")
+    yield row("answered", lambda c: f"{c.answered:,}  ({c.answered_rps:,.1f}/s)")
+    if slo_ms is not None:
+        yield row(f"… within {slo_ms:g} ms (goodput)", lambda c: f"{c.good:,}  ({c.goodput_rps:,.1f}/s)")
+        yield row("… of offered (attainment)", lambda c: show.percent(c.attainment))
+    for kind in ("refused", "failed"):
+        for reason in sorted({reason for counts in columns for reason in getattr(counts, kind)}):
+            yield f"{kind}: {reason}", [f"{getattr(counts, kind).get(reason, 0):,}" for counts in columns]
+    for label, name in (("given up by this client", "timed_out"), ("unanswered at the end", "unanswered")):
+        if any(getattr(counts, name) for counts in columns):
+            yield label, [f"{getattr(counts, name):,}" for counts in columns]
+    yield row("response p50 / p95", lambda c: _pair(c.response_ms, "p50", "p95"))
+    yield row("response p99 / p99.9", lambda c: _pair(c.response_ms, "p99", "p99_9"))
+    yield row("response max", lambda c: f"{c.response_ms.max:,.1f} ms")
+    yield row("service p50 / p99", lambda c: _pair(c.service_ms, "p50", "p99"))
+    if any(counts.refusal_ms.count for counts in columns):
+        yield row("refusal p50 / p99", lambda c: _pair(c.refusal_ms, "p50", "p99"))
+    if any(counts.batch.count for counts in columns):
+        yield row("batch mean / p99", lambda c: f"{c.batch.mean:.1f} / {round(c.batch.p99)}")
+        yield row("queue p50 / p99", lambda c: _pair(c.queue_ms, "p50", "p99"))
+        yield row("infer p50 / p99", lambda c: _pair(c.infer_ms, "p50", "p99"))
+    if any(counts.outside_ms.count for counts in columns):
+        yield row("outside p50 / p99", lambda c: _pair(c.outside_ms, "p50", "p99"))
+
+
+def _pair(spread: Spread, first: str, second: str) -> str:
+    return f"{getattr(spread, first):,.1f} / {getattr(spread, second):,.1f} ms"

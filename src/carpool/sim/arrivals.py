@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil
@@ -108,7 +108,7 @@ class Traffic:
         """Images per second where the traffic itself says so; otherwise somebody has to choose."""
         return None
 
-    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
+    def arrivals(self, rate: float, seconds: float, random: Random) -> Iterable[Arrival]:
         raise NotImplementedError
 
 
@@ -119,8 +119,8 @@ class Poisson(Traffic):
     name = "poisson"
     even = True
 
-    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
-        return poisson(rate, seconds, random)
+    def arrivals(self, rate: float, seconds: float, random: Random) -> Iterator[Arrival]:
+        return _poisson(rate, 0.0, seconds, random)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,9 @@ class Constant(Traffic):
     name = "constant"
     even = True
 
-    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:  # noqa: ARG002
+    def arrivals(self, rate: float, seconds: float, random: Random) -> Iterator[Arrival]:  # noqa: ARG002
         count = ceil(seconds * rate - 1e-6)  # a whole number of gaps, give or take a rounding
-        return [Arrival(number / rate) for number in range(count)]
+        return (Arrival(number / rate) for number in range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +144,15 @@ class Bursty(Traffic):
     period: float = 2.5
     name = "bursty"
 
-    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
+    def arrivals(self, rate: float, seconds: float, random: Random) -> Iterator[Arrival]:
         """The rate is `factor` times its base for `length` of every `period`."""
         base = rate / (1 + (self.factor - 1) * self.length / self.period)
-        arrivals: list[Arrival] = []
         start = 0.0
         while start < seconds:
             surge_ends = min(start + self.length, seconds)
-            arrivals += _poisson(base * self.factor, start, surge_ends, random)
-            arrivals += _poisson(base, surge_ends, min(start + self.period, seconds), random)
+            yield from _poisson(base * self.factor, start, surge_ends, random)
+            yield from _poisson(base, surge_ends, min(start + self.period, seconds), random)
             start += self.period
-        return arrivals
 
 
 @dataclass(frozen=True, slots=True)

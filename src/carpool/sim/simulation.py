@@ -293,7 +293,7 @@ class Outcome:
 def play(scenario: Scenario, seed: int | None = None) -> Run:
     """One run with everything that happened in it."""
     seed = scenario.seed if seed is None else seed
-    arrivals = scenario.traffic.arrivals(scenario.rate, scenario.seconds, Random(seed))
+    arrivals = list(scenario.traffic.arrivals(scenario.rate, scenario.seconds, Random(seed)))
     device = Device(scenario.device_curve(), scenario.noise, scenario.stall_share, scenario.stall_factor)
     scheduler = Scheduler(scenario.curve, scenario.settings, scenario.instances)
     simulation = Simulation(
@@ -368,13 +368,14 @@ class Surge(Traffic):
 
     def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
         """`rate` is the calm one."""
-        found: list[Arrival] = []
         edge = 0.0
+        pieces = []  # where they begin, and their arrivals
         for start, end in self.windows(seconds):
-            found += _moved(poisson(rate, start - edge, random), edge)
-            found += _moved(poisson(rate * self.factor, end - start, random), start)
+            pieces.append((edge, poisson(rate, start - edge, random)))
+            pieces.append((start, poisson(rate * self.factor, end - start, random)))
             edge = end
-        return found + _moved(poisson(rate, self.calm, random), edge)
+        pieces.append((edge, poisson(rate, self.calm, random)))
+        return [replace(arrival, at=arrival.at + begin) for begin, some in pieces for arrival in some]
 
 
 def surge_outcome(scenario: Scenario, surge: Surge) -> tuple[float, float, float]:
@@ -391,7 +392,3 @@ def surge_outcome(scenario: Scenario, surge: Surge) -> tuple[float, float, float
     in_time = sum(1 for latency in latencies if latency <= scenario.slo)
     attainment = in_time / len(rides) if rides else 1.0
     return attainment, percentile(latencies, 0.5) * 1e3, percentile(latencies, 0.99) * 1e3
-
-
-def _moved(arrivals: list[Arrival], by: float) -> list[Arrival]:
-    return [Arrival(arrival.at + by, arrival.images) for arrival in arrivals]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.tally import COLUMNS, Answer, Kind, RequestLog, Ticket, Timing
+from carpool.lab.load.tally import COLUMNS, Answer, Kind, Ticket, Timing, request_log
 
 
 def record(path: Path) -> None:
-    with RequestLog(path) as recorder:
+    with request_log(path) as recorder:
         sent = Ticket(0, 0.5, 1, 4, "cam,1")
         sent.sent = 0.51
         recorder(sent, 0.6, Answer(Kind.ANSWERED, "", Timing(0.01, 0.02, 8)))
@@ -38,5 +38,5 @@ def test_csv(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.txt", "no/such/folder.csv"])
 def test_files_that_cannot_be(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidInput, match="--save"):
-        RequestLog(tmp_path / name)
+    with pytest.raises(InvalidInput, match="--save"), request_log(tmp_path / name):
+        pass

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.errors import InvalidInput
-from carpool.lab.load import load_plan as module
 from carpool.lab.load.load_plan import OpenLoop, Phase, Schedule
 from carpool.sim.arrivals import Arrival, Bursty, Cameras, Constant, Poisson, Recording, Traffic, poisson
 
@@ -40,18 +39,6 @@ def test_the_seed_decides() -> None:
 def test_it_is_the_traffic_that_the_simulator_plays() -> None:
     arrivals = poisson(200, 3.0, Random(5))
     assert list(Schedule((Phase(200, 3.0),), Poisson(), 5).times) == [arrival.at for arrival in arrivals]
-
-
-@pytest.mark.parametrize("traffic", [Poisson(), Constant(), Bursty(period=0.5)])
-def test_large_phases_are_made_in_pieces(traffic: Traffic, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Schedule((Phase(1000, 10.0),), traffic)
-    monkeypatch.setattr(module, "_AT_ONCE", 700)
-    pieces = Schedule((Phase(1000, 10.0),), traffic)
-    assert len(pieces) == pytest.approx(len(whole), rel=0.1)
-    assert list(pieces.times) == sorted(pieces.times)
-    assert pieces.times[-1] < 10.0
-    if isinstance(traffic, Constant):
-        assert list(pieces.times) == pytest.approx(list(whole.times))
 
 
 def test_cameras_and_traces_keep_their_names_and_images() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mimetypes
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -43,65 +45,46 @@ class ClientRegion:
         self._facts = facts
         self.name = f"carpool-load-{os.getpid()}-{id(self):x}"
         self._path = _FOLDER / self.name
-        self._offsets: list[list[tuple[Tensor, int]]] = []
+        self.sets: list[list[dict[str, object]]] = []  # the inputs of each, as a request names them
         size = 0
         for tensors in sets:
-            placed = []
+            self.sets.append([])
             for tensor in tensors:
                 if tensor.datatype is Datatype.BYTES:
                     raise InvalidInput(f"input {tensor.name!r} is text: leave out --shared-memory")
-                placed.append((tensor, size))
+                self.sets[-1].append(self._input(tensor, size))
                 size += tensor.data.nbytes
-            self._offsets.append(placed)
         if size > _MOST:
             raise InvalidInput(f"--shared-memory would take {size:,} bytes: use a smaller --distinct")
         try:
             with self._path.open("xb") as file:
-                for placed in self._offsets:
-                    for tensor, _ in placed:
-                        file.write(tensor.data.tobytes())
+                file.writelines(tensor.data.tobytes() for tensors in sets for tensor in tensors)
+            self._tell("register", orjson.dumps({"key": f"/{self.name}", "byte_size": size}))
         except OSError as error:
             self._path.unlink(missing_ok=True)
             raise InvalidInput(f"--shared-memory: {_FOLDER} cannot be used: {error.strerror}") from None
-        try:
-            facts.post(
-                self._route("register"),
-                orjson.dumps({"key": f"/{self.name}", "byte_size": size}),
-                "the region",
-            )
         except BaseException:
             self._path.unlink(missing_ok=True)
             raise
 
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    def inputs(self, number: int) -> list[dict[str, object]]:
-        """The inputs of one set, as a request names them."""
-        return [
-            {
-                "name": tensor.name,
-                "datatype": tensor.datatype.value,
-                "shape": list(tensor.shape),
-                "parameters": {
-                    "shared_memory_region": self.name,
-                    "shared_memory_offset": offset,
-                    "shared_memory_byte_size": tensor.data.nbytes,
-                },
-            }
-            for tensor, offset in self._offsets[number]
-        ]
+    def _input(self, tensor: Tensor, offset: int) -> dict[str, object]:
+        where = {
+            "shared_memory_region": self.name,
+            "shared_memory_offset": offset,
+            "shared_memory_byte_size": tensor.data.nbytes,
+        }
+        described = {"name": tensor.name, "datatype": tensor.datatype.value, "shape": list(tensor.shape)}
+        return described | {"parameters": where}
 
     def close(self) -> None:
         """The server is asked to forget it; one that is gone has forgotten already."""
-        try:
-            self._facts.post(self._route("unregister"), b"", "the region")
-        except CarpoolError:
-            """Nothing depends on it any more."""
+        with contextlib.suppress(CarpoolError):
+            self._tell("unregister", b"")
         self._path.unlink(missing_ok=True)
 
-    def _route(self, verb: str) -> str:
-        return f"/v2/systemsharedmemory/region/{quote(self.name, safe='')}/{verb}"
+    def _tell(self, verb: str, body: bytes) -> None:
+        path = f"/v2/systemsharedmemory/region/{quote(self.name, safe='')}/{verb}"
+        self._facts.post(path, body, "the region")
 
 
 def region_messages(asking: Asking, region: ClientRegion, draw: Draw) -> Callable[[Ticket], Message]:
@@ -112,31 +95,18 @@ def region_messages(asking: Asking, region: ClientRegion, draw: Draw) -> Callabl
         parameters: dict[str, object] = {"binary_data_output": True}
         if priority:
             parameters["priority"] = priority
-        body = orjson.dumps({"inputs": region.inputs(number), "parameters": parameters})
+        body = orjson.dumps({"inputs": region.sets[number], "parameters": parameters})
         return head_and_body(asking, source, "application/json", body)
 
-    return lambda ticket: build(ticket.number % len(region), draw.source(ticket), draw.priority(ticket))
+    return lambda ticket: build(ticket.number % len(region.sets), draw.source(ticket), draw.priority(ticket))
 
 
-_CONTENT_TYPES = {
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".png": "image/png",
-    ".webp": "image/webp",
-    ".bmp": "image/bmp",
-    ".gif": "image/gif",
-    ".tif": "image/tiff",
-    ".tiff": "image/tiff",
-}
 _MOST_PICTURES = 256 << 20  # bytes of all of them
 _PORTS = {"http": 8000, "https": 8000, "grpc": 8001, "grpcs": 8001}
 _CHANNELS = 4
 _NOT_WORTH_REPEATING = (
-    "INVALID_ARGUMENT",
-    "NOT_FOUND",
-    "PERMISSION_DENIED",
-    "UNAUTHENTICATED",
-    "UNIMPLEMENTED",
+    *("INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED"),
+    *("UNAUTHENTICATED", "UNIMPLEMENTED"),
 )
 _CONNECTIONS = 256
 
@@ -266,8 +236,7 @@ def _http_target(
 
 
 def http_facts(address: Address, trust: Trust = TRUSTING) -> HttpFacts:
-    tls = trust.context() if address.secure else None
-    return HttpFacts(address.host, address.port, tls, trust.headers())
+    return HttpFacts(address.host, address.port, trust.context() if address.secure else None, trust.headers())
 
 
 def _check(status: int, body: bytes) -> None:
@@ -312,7 +281,7 @@ def read_pictures(paths: tuple[Path, ...]) -> list[tuple[bytes, str]]:
     found = []
     size = 0
     for path in paths:
-        content_type = _CONTENT_TYPES.get(path.suffix.lower(), "application/octet-stream")
+        content_type = mimetypes.guess_type(path.name, strict=False)[0] or "application/octet-stream"
         try:
             size += path.stat().st_size
             if size > _MOST_PICTURES:

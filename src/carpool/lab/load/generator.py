@@ -180,9 +180,8 @@ class _Generator:
     async def _drain(self) -> None:
         """Wait for what is open, but not for ever."""
         if self._ledger.open:
-            waiting = asyncio.ensure_future(self._all_ended.wait())
-            await asyncio.wait([waiting], timeout=self._plan.drain)
-            waiting.cancel()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_ended.wait(), self._plan.drain)
         for ticket in self._ledger.abandon(self.clock()):
             self._target.let_go(ticket)
 

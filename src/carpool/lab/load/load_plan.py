@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from array import array
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import floor, inf
+from math import inf
 from random import Random
 from typing import TypeAlias
 
 from carpool.errors import InvalidInput
 from carpool.lab.load.tally import Ticket
-from carpool.sim.arrivals import Arrival, Bursty, Constant, Poisson, Traffic
+from carpool.sim.arrivals import Poisson, Traffic
 
 MOST_REQUESTS = 20_000_000  # in one run: some 200 MB of times
-_AT_ONCE = 500_000  # arrivals made in one piece: as objects they take ten times the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +48,17 @@ class Schedule:
         self.times = array("d")
         self.phases = array("H")
         self.images = array("H")
-        self._sources: list[str] = []  # shorter than the rest where nobody is named
+        self._sources: list[str] = []  # up to the last that is named
         random = Random(seed)
         start = 0.0
         for number, phase in enumerate(phases):
-            for offset, seconds in _pieces(traffic, phase):
-                found = traffic.arrivals(phase.rate, seconds, random)
-                self._add(number, start + offset, found)
+            for arrival in traffic.arrivals(phase.rate, phase.seconds, random):
+                if arrival.source:
+                    self._sources += [""] * (len(self.times) - len(self._sources))
+                    self._sources.append(arrival.source)
+                self.times.append(start + arrival.at)
+                self.phases.append(number)
+                self.images.append(min(arrival.images, 0xFFFF))
             start += phase.seconds
 
     def __len__(self) -> int:
@@ -63,29 +66,6 @@ class Schedule:
 
     def source(self, number: int) -> str:
         return self._sources[number] if number < len(self._sources) else ""
-
-    def _add(self, phase: int, start: float, arrivals: Sequence[Arrival]) -> None:
-        if any(arrival.source for arrival in arrivals):
-            self._sources += [""] * (len(self.times) - len(self._sources))
-            self._sources += [arrival.source for arrival in arrivals]
-        self.times.extend(start + arrival.at for arrival in arrivals)
-        self.phases.extend(phase for _ in arrivals)
-        self.images.extend(min(arrival.images, 0xFFFF) for arrival in arrivals)
-
-
-def _pieces(traffic: Traffic, phase: Phase) -> Iterator[tuple[float, float]]:
-    """The phase in parts that can be made one after the other, or whole if it is not large."""
-    unit = {Bursty: getattr(traffic, "period", 0.0), Poisson: 1.0, Constant: 1 / phase.rate}.get(
-        type(traffic)
-    )
-    if unit is None or phase.rate * phase.seconds <= _AT_ONCE:
-        yield 0.0, phase.seconds
-        return
-    length = max(1, floor(_AT_ONCE / phase.rate / unit)) * unit
-    offset = 0.0
-    while offset < phase.seconds:
-        yield offset, min(length, phase.seconds - offset)
-        offset += length
 
 
 @dataclass(frozen=True, slots=True)

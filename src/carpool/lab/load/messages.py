@@ -42,22 +42,17 @@ def make_tensors(specs: Sequence[TensorSpec], filling: Filling, images: int) -> 
     if unknown:
         names = ", ".join(spec.name for spec in specs)
         raise InvalidInput(f"--shape names {min(unknown)!r}, but the model's inputs are {names}")
-    shapes = [_shape(spec, filling.shapes.get(spec.name), images) for spec in specs]
-    size = sum(
-        prod(shape) * (spec.datatype.size or _TEXT_BYTES) for spec, shape in zip(specs, shapes, strict=True)
-    )
+    inputs = [(spec, _shape(spec, filling.shapes.get(spec.name), images)) for spec in specs]
+    size = sum(prod(shape) * (spec.datatype.size or _TEXT_BYTES) for spec, shape in inputs)
     if size > MOST_BYTES:
         raise InvalidInput(f"a request would have {size:,} bytes: the most is {MOST_BYTES:,}")
     if filling.data in ("random", "zeros"):
-        different = 1 if filling.data == "zeros" else max(1, min(filling.distinct, _PREPARED // max(1, size)))
-        random = np.random.default_rng(filling.seed)
         zero = filling.data == "zeros"
-        return [
-            [_tensor(s, shape, _made(s, shape, random, zero)) for s, shape in zip(specs, shapes, strict=True)]
-            for _ in range(different)
-        ]
+        different = 1 if zero else max(1, min(filling.distinct, _PREPARED // max(1, size)))
+        random = np.random.default_rng(filling.seed)
+        return [[_made(*one, random, zero) for one in inputs] for _ in range(different)]
     arrays = _read(Path(filling.data), specs)
-    return [[_from_file(s, shape, arrays) for s, shape in zip(specs, shapes, strict=True)]]
+    return [[_from_file(*one, arrays) for one in inputs]]
 
 
 def _shape(spec: TensorSpec, given: tuple[int, ...] | None, images: int) -> tuple[int, ...]:
@@ -69,9 +64,7 @@ def _shape(spec: TensorSpec, given: tuple[int, ...] | None, images: int) -> tupl
             )
         return given if images == 1 else (given[0] * images, *given[1:])
     if -1 in shape[1:]:
-        example = _text(
-            tuple(1 if s == -1 and n == 0 else 224 if s == -1 else s for n, s in enumerate(shape))
-        )
+        example = _text([abs(shape[0]), *(224 if length == -1 else length for length in shape[1:])])
         raise InvalidInput(
             f"input {spec.name!r} is {_text(shape)}: say how long it is, like --shape {spec.name}:{example}"
         )
@@ -86,25 +79,20 @@ def _text(shape: Sequence[int]) -> str:
     return ",".join(map(str, shape))
 
 
-def _tensor(spec: TensorSpec, shape: tuple[int, ...], data: Array) -> Tensor:
+def _made(spec: TensorSpec, shape: tuple[int, ...], random: np.random.Generator, zero: bool) -> Tensor:
+    data = _values(spec.datatype, shape, random, zero)
     return Tensor(spec.name, spec.datatype, shape, data)
 
 
-def _made(spec: TensorSpec, shape: tuple[int, ...], random: np.random.Generator, zero: bool) -> Array:
-    dtype = spec.datatype.dtype
-    if spec.datatype is Datatype.BYTES:
-        count = prod(shape)
-        letters = (
-            b"0" * _TEXT_BYTES * count
-            if zero
-            else random.integers(97, 123, _TEXT_BYTES * count, np.uint8).tobytes()
-        )
-        found = np.empty(count, object)
-        found[:] = [letters[n * _TEXT_BYTES : (n + 1) * _TEXT_BYTES] for n in range(count)]
-        return found.reshape(shape)
+def _values(kind: Datatype, shape: tuple[int, ...], random: np.random.Generator, zero: bool) -> Array:
+    dtype = kind.dtype
+    if kind is Datatype.BYTES:
+        letters = random.integers(97, 123, (prod(shape), _TEXT_BYTES), np.uint8)
+        texts = [b"0" * _TEXT_BYTES if zero else row.tobytes() for row in letters]
+        return np.array(texts, object).reshape(shape)
     if zero:
         return np.zeros(shape, dtype)
-    if spec.datatype is Datatype.BF16:  # the upper half of a float
+    if kind is Datatype.BF16:  # the upper half of a float
         return (random.random(shape, np.float32).view(np.uint32) >> 16).astype(dtype)
     if dtype.kind == "f":
         return random.random(shape, np.float32).astype(dtype)
@@ -157,18 +145,15 @@ def _from_file(spec: TensorSpec, shape: tuple[int, ...], arrays: Mapping[str, An
         raise InvalidInput(f"--data has nothing for input {spec.name!r}")
     try:
         if spec.datatype is Datatype.BYTES:
-            data = np.array([_bytes(value) for value in np.asarray(arrays[spec.name], object).flat], object)
+            values = np.asarray(arrays[spec.name], object).flat
+            data = np.array([v if isinstance(v, bytes) else str(v).encode() for v in values], object)
         else:
             data = np.asarray(arrays[spec.name]).astype(spec.datatype.dtype).reshape(-1)
         if data.size and prod(shape) != data.size and prod(shape) % data.size == 0:
             data = np.tile(data, prod(shape) // data.size)
-        return _tensor(spec, shape, np.ascontiguousarray(data.reshape(shape)))
+        return Tensor(spec.name, spec.datatype, shape, np.ascontiguousarray(data.reshape(shape)))
     except (ValueError, TypeError) as error:
         raise InvalidInput(f"--data does not fit input {spec.name!r} ({_text(shape)}): {error}") from None
-
-
-def _bytes(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
 
 
 _DRAWN = 4093  # a prime, so that names and bodies, which go round too, meet in every combination

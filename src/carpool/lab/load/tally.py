@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil, log, sqrt
 from pathlib import Path
-from types import TracebackType
-from typing import IO, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from carpool.errors import InvalidInput
 
@@ -361,62 +361,37 @@ class Ledger:
 
 
 COLUMNS = (
-    "number",
-    "phase",
-    "intended_s",
-    "sent_s",
-    "ended_s",
-    "outcome",
-    "reason",
-    "source",
-    "images",
-    "queue_ms",
-    "infer_ms",
-    "batch",
+    *("number", "phase", "intended_s", "sent_s", "ended_s", "outcome", "reason", "source", "images"),
+    *("queue_ms", "infer_ms", "batch"),
 )
 SUFFIXES = (".jsonl", ".csv")
 
 
-class RequestLog:
-    """JSON lines or CSV, by the name of the file. To be called with every request that ends."""
+@contextmanager
+def request_log(path: Path) -> Iterator[Record]:
+    """JSON lines or CSV, by the name of the file. Call what it yields with every request that ends."""
+    if path.suffix not in SUFFIXES:
+        raise InvalidInput(f"--save must name a .jsonl or .csv file, not {path}")
+    try:
+        file = path.open("w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise InvalidInput(f"--save: cannot write {path}: {error.strerror or error}") from None
+    with file:
+        table = csv.writer(file) if path.suffix == ".csv" else None
+        if table is not None:
+            table.writerow(COLUMNS)
 
-    def __init__(self, path: Path) -> None:
-        if path.suffix not in SUFFIXES:
-            raise InvalidInput(f"--save must name a .jsonl or .csv file, not {path}")
-        try:
-            self._file: IO[str] = path.open("w", encoding="utf-8", newline="")
-        except OSError as error:
-            raise InvalidInput(f"--save: cannot write {path}: {error.strerror or error}") from None
-        self._csv = csv.writer(self._file) if path.suffix == ".csv" else None
-        if self._csv is not None:
-            self._csv.writerow(COLUMNS)
+        def record(ticket: Ticket, now: float, answer: Answer) -> None:
+            timing = answer.timing
+            times: tuple[float | None, ...] = (None, None, None)
+            if timing is not None:
+                times = round(timing.queue * 1e3, 3), round(timing.infer * 1e3, 3), timing.batch
+            sent = None if ticket.sent is None else round(ticket.sent, 6)
+            began = (ticket.number, ticket.phase, round(ticket.intended, 6), sent, round(now, 6))
+            row = (*began, answer.kind.value, answer.reason, ticket.source, ticket.images, *times)
+            if table is not None:
+                table.writerow(row)
+            else:
+                file.write(json.dumps(dict(zip(COLUMNS, row, strict=True)), ensure_ascii=False) + "\n")
 
-    def __call__(self, ticket: Ticket, now: float, answer: Answer) -> None:
-        timing = answer.timing
-        times: tuple[float | None, ...] = (None, None, None)
-        if timing is not None:
-            times = round(timing.queue * 1e3, 3), round(timing.infer * 1e3, 3), timing.batch
-        row = (
-            ticket.number,
-            ticket.phase,
-            round(ticket.intended, 6),
-            None if ticket.sent is None else round(ticket.sent, 6),
-            round(now, 6),
-            answer.kind.value,
-            answer.reason,
-            ticket.source,
-            ticket.images,
-            *times,
-        )
-        if self._csv is not None:
-            self._csv.writerow(row)
-        else:
-            self._file.write(json.dumps(dict(zip(COLUMNS, row, strict=True)), ensure_ascii=False) + "\n")
-
-    def __enter__(self) -> RequestLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+        yield record
