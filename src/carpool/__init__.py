@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,12 +16,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     """`import carpool` stays light: the engine is imported when it is first used."""
-    if name == "Engine":
-        from carpool.engine.engine import Engine
-
-        return Engine
-    if name == "batched":
-        from carpool.engine.batched import batched
-
-        return batched
-    raise AttributeError(f"module 'carpool' has no attribute {name!r}")
+    homes = {"Engine": "carpool.engine.engine", "batched": "carpool.engine.batched"}
+    if name not in homes:
+        raise AttributeError(f"module 'carpool' has no attribute {name!r}")
+    return getattr(import_module(homes[name]), name)

@@ -82,11 +82,8 @@ class Signature:
 
     def is_like(self, other: Signature) -> bool:
         """Whether a request that was checked against one fits the other as well."""
-        mine, others = (
-            (self.inputs, self.outputs, self.max_batch),
-            (other.inputs, other.outputs, other.max_batch),
-        )
-        return mine == others
+        mine = (self.inputs, self.outputs, self.max_batch)
+        return mine == (other.inputs, other.outputs, other.max_batch)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from urllib.parse import quote
 
 import typer
@@ -15,9 +15,6 @@ import typer
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from carpool.lab.load.facts import RunningServer
 
 _LOADING_S = 3600.0  # a large model takes its time, and whoever waits can stop waiting
 
@@ -62,15 +59,18 @@ class ModelsVerb:
     insecure: o.Insecure = False
 
     def run(self) -> int:
+        from carpool.config.rules import read_settings
+        from carpool.lab.load.facts import RunningServer
+
         if self.action is not Action.list and not self.name:
             raise InvalidInput(f"{self.action} needs the name of a model: carpool models {self.action} NAME")
         if self.config is not None and self.action is not Action.load:
             raise InvalidInput(f"--config goes with load, not with {self.action}")
-        from carpool.lab.load.facts import RunningServer
-
         server = RunningServer(self.url, o.trust(self.api_key_file, self.ca, self.insecure))
         if self.action is not Action.list:
-            self._change(server)
+            settings = {} if self.config is None else {"parameters": {"config": read_settings(self.config)}}
+            path = f"/v2/repository/models/{quote(self.name or '', safe='')}/{self.action}"
+            server.send(path, settings, _LOADING_S)
         lines = server.send("/v2/repository/index", {})
         shown = [line for line in lines if self.name in (None, line["name"])]
         if self.as_json:
@@ -78,21 +78,8 @@ class ModelsVerb:
         elif self.name and not shown:
             print(f"carpool: the server has no model {self.name}", file=sys.stderr)
         else:
-            _show(shown)
+            titles = ("model", "version", "state", "reason")
+            keys = {"name": "", "version": "", "state": "not loaded", "reason": ""}
+            rows = [[line.get(key) or nothing for key, nothing in keys.items()] for line in shown]
+            show.table(titles, rows, left=titles)
         return 1 if self.name and not shown else 0
-
-    def _change(self, server: RunningServer) -> None:
-        from carpool.config.rules import read_settings
-
-        settings = {} if self.config is None else {"parameters": {"config": read_settings(self.config)}}
-        path = f"/v2/repository/models/{quote(self.name or '', safe='')}/{self.action}"
-        server.send(path, settings, _LOADING_S)
-
-
-def _show(lines: list[dict[str, str]]) -> None:
-    titles = ("model", "version", "state", "reason")
-    rows = [
-        (line["name"], line.get("version", ""), line.get("state") or "not loaded", line.get("reason", ""))
-        for line in lines
-    ]
-    show.table(titles, rows, left=titles)

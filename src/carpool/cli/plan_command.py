@@ -14,7 +14,7 @@ from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from carpool.lab.fleet_plan import FleetPlan, FleetQuestion, Machine
+    from carpool.lab.fleet_plan import FleetPlan, FleetQuestion
 
 _CORES, _FLEET = "The cores", "The fleet"
 
@@ -74,16 +74,27 @@ class PlanVerb:
         with show.status("planning") as tell:
             answer = plan(question, tell)
         if self.as_json:
-            print(json.dumps(asdict(answer) | {"settings": self._settings(question)}, indent=2))
+            used = {name: value for name, value in vars(self).items() if name != "as_json"}
+            used |= {"max_batch": question.curve.max_batch, "buckets": list(question.curve.buckets)}
+            print(json.dumps(asdict(answer) | {"settings": used}, indent=2))
         else:
             _print(answer, question)
         return 1 if answer.replicas is None else 0
 
     def _question(self) -> FleetQuestion:
-        from carpool.lab.fleet_plan import FleetQuestion
+        from carpool.lab.fleet_plan import FleetQuestion, Machine
 
         curve = o.batch_curve(self.curve, self.max_batch, self.buckets)
         price = self.price_per_hour
+        cores = inf if self.cores is None else o.number("--cores", self.cores, above=0, most=1e6)
+        busy = o.number("--infer-cores", self.infer_cores, most=1e6)
+        if busy > cores:
+            raise InvalidInput(
+                f"--infer-cores: a batch that ran on {cores:g} cores cannot keep {busy:g} busy"
+            )
+        decode = o.number("--decode-ms", self.decode_ms, most=1e7)
+        protocol = o.number("--protocol-ms", self.protocol_ms, most=1e7)
+        instances = o.whole("--instances", self.instances, least=1, most=1024)
         return FleetQuestion(
             curve,
             o.slo(self.slo_ms, curve),
@@ -94,51 +105,28 @@ class PlanVerb:
             redundancy=o.whole("--redundancy", self.redundancy, least=0, most=1000),
             noise=o.number("--noise", self.noise, most=2),
             seed=self.seed,
-            machine=self._machine(),
+            machine=Machine(cores, busy, decode / 1e3, protocol / 1e3, instances),
         )
-
-    def _machine(self) -> Machine:
-        from carpool.lab.fleet_plan import Machine
-
-        cores = inf if self.cores is None else o.number("--cores", self.cores, above=0, most=1e6)
-        busy = o.number("--infer-cores", self.infer_cores, most=1e6)
-        if busy > cores:
-            raise InvalidInput(
-                f"--infer-cores: a batch that ran on {cores:g} cores cannot keep {busy:g} busy"
-            )
-        decode = o.number("--decode-ms", self.decode_ms, most=1e7)
-        protocol = o.number("--protocol-ms", self.protocol_ms, most=1e7)
-        instances = o.whole("--instances", self.instances, least=1, most=1024)
-        return Machine(cores, busy, decode / 1e3, protocol / 1e3, instances)
-
-    def _settings(self, question: FleetQuestion) -> dict[str, object]:
-        """Everything that was asked for, with the defaults filled in."""
-        used = {name: value for name, value in vars(self).items() if name != "as_json"}
-        return used | {"max_batch": question.curve.max_batch, "buckets": list(question.curve.buckets)}
 
 
 def _print(answer: FleetPlan, question: FleetQuestion) -> None:
     if answer.replicas is None:
         show.paragraph("No plan.")
     else:
-        show.table(("", ""), _facts(answer, question, answer.replicas).items(), left=("",))
+        fleet = answer.replicas * answer.capacity_rps
+        spare = f", {question.redundancy} of them to spare" if question.redundancy else ""
+        facts = {
+            "replicas": f"{answer.replicas}{spare}",
+            "max batch": f"{answer.max_batch}",
+            "max delay": f"{answer.max_delay_ms:g} ms",
+            "expected p50": f"{answer.p50_ms:.1f} ms",
+            "expected p99": f"{answer.p99_ms:.1f} ms",
+            "capacity": f"{answer.capacity_rps:,.0f} /s per replica, {fleet:,.0f} /s in all",
+            "headroom": f"{100 * (answer.headroom or 0.0):.0f} %",
+        }
+        if answer.cost_per_1000 is not None:
+            facts["cost per 1,000 images"] = f"{answer.cost_per_1000:.3g}"
+        show.table(("", ""), facts.items(), left=("",))
     show.paragraph("")
     for sentence in answer.why:
         show.paragraph(sentence, "· ")
-
-
-def _facts(answer: FleetPlan, question: FleetQuestion, replicas: int) -> dict[str, str]:
-    fleet = replicas * answer.capacity_rps
-    spare = f", {question.redundancy} of them to spare" if question.redundancy else ""
-    facts = {
-        "replicas": f"{replicas}{spare}",
-        "max batch": f"{answer.max_batch}",
-        "max delay": f"{answer.max_delay_ms:g} ms",
-        "expected p50": f"{answer.p50_ms:.1f} ms",
-        "expected p99": f"{answer.p99_ms:.1f} ms",
-        "capacity": f"{answer.capacity_rps:,.0f} /s per replica, {fleet:,.0f} /s in all",
-        "headroom": f"{100 * (answer.headroom or 0.0):.0f} %",
-    }
-    if answer.cost_per_1000 is not None:
-        facts["cost per 1,000 images"] = f"{answer.cost_per_1000:.3g}"
-    return facts

@@ -96,7 +96,10 @@ class Predict:
             _show([prediction for prediction in predictions if prediction.good])
         bad = [prediction for prediction in predictions if not prediction.good]
         for prediction in bad:
-            print(f"carpool: {prediction.file}: {_sentence(prediction.answer)}", file=sys.stderr)
+            message = str(prediction.answer.get("error", "no answer"))
+            reason = f" ({prediction.answer['reason']})" if prediction.answer.get("reason") else ""
+            said = message if message.isprintable() else repr(message)
+            print(f"carpool: {prediction.file}: {said}{reason}", file=sys.stderr)
         return 1 if bad else 0
 
     def _ask_all(self, server: RunningServer, files: Sequence[Path]) -> list[Prediction]:
@@ -141,19 +144,14 @@ def pictures(words: Sequence[str]) -> list[Path]:
         elif path.is_file():
             inside = [path]
         else:
-            inside = _matching(path)
+            anchor = Path(path.anchor)
+            pattern = str(path.relative_to(anchor)) if path.anchor else word
+            patterned = any(sign in word for sign in "*?[")
+            inside = sorted(file for file in anchor.glob(pattern) if file.is_file()) if patterned else []
             if not inside:
                 raise InvalidInput(f"{word}: no such picture")
         files |= dict.fromkeys(inside)
     return list(files)
-
-
-def _matching(pattern: Path) -> list[Path]:
-    if not any(sign in str(pattern) for sign in "*?["):
-        return []
-    anchor = Path(pattern.anchor)
-    relative = str(pattern.relative_to(anchor)) if pattern.anchor else str(pattern)
-    return sorted(path for path in anchor.glob(relative) if path.is_file())
 
 
 def _path(options: Predict, server: RunningServer) -> str:
@@ -239,12 +237,6 @@ def _read(body: bytes) -> dict[str, Any]:
     except ValueError:
         answer = None
     return answer if isinstance(answer, dict) else {"error": "the answer is not that of a model server"}
-
-
-def _sentence(error: dict[str, Any]) -> str:
-    message = str(error.get("error", "no answer"))
-    reason = f" ({error['reason']})" if error.get("reason") else ""
-    return (message if message.isprintable() else repr(message)) + reason
 
 
 def in_words(answer: dict[str, Any]) -> str:

@@ -210,7 +210,10 @@ class _Screen:
         address = f"{http}://{host}:{ports['http']}"
         print(f"\n  Carpool serves {_count(len(self._sources), 'model')} at {address}\n")
         for source in self._sources:
-            print(f"    {_line(source, promised.get(source.config.name))}")
+            config, slo_ms = source.config, promised.get(source.config.name)
+            promise = f"promises {slo_ms:g} ms" if slo_ms else f"{config.mode.value} batching, no promise"
+            versions = ", ".join(str(version.number) for version in source.versions)
+            print(f"    {config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}")
         if self._sources:
             metadata = f"curl -s {address}/v2/models/{self._sources[0].config.name}"
             print(f"\n  Try:      {_line_to_try(address, tasks) or metadata}")
@@ -224,13 +227,6 @@ class _Screen:
                 "  Open:     only this machine gets in; --host 0.0.0.0 opens it to others (docs/security.md)"
             )
         print("  Stop:     Ctrl-C finishes what was accepted\n", flush=True)
-
-
-def _line(source: ModelSource, slo_ms: float | None) -> str:
-    config = source.config
-    promise = f"promises {slo_ms:g} ms" if slo_ms else f"{config.mode.value} batching, no promise"
-    versions = ", ".join(str(version.number) for version in source.versions)
-    return f"{config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}"
 
 
 def _line_to_try(address: str, tasks: Mapping[str, str]) -> str:
@@ -269,22 +265,20 @@ class LoadingProgress:
             if self._watched:
                 self._say()
         if self._timer is None:
-            self._wait()
+            self._remind()
 
     def end(self) -> None:
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
 
-    def _wait(self) -> None:
+    def _remind(self) -> None:
         import asyncio
 
+        if self._timer is not None:
+            self._say()
         every = _WATCHED_S if self._watched else _LOGGED_S
         self._timer = asyncio.get_running_loop().call_later(every, self._remind)
-
-    def _remind(self) -> None:
-        self._say()
-        self._wait()
 
     def _say(self) -> None:
         number, of, model = len(self._seen), max(self._models, len(self._seen)), self._seen[-1]
@@ -294,6 +288,5 @@ class LoadingProgress:
         else:
             from carpool.observe.logs import logger
 
-            logger("server").info(
-                "loading", model=model, step=self._step, number=number, of=of, seconds=seconds
-            )
+            told = {"model": model, "step": self._step, "number": number, "of": of, "seconds": seconds}
+            logger("server").info("loading", **told)

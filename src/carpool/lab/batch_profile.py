@@ -119,6 +119,12 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
     curve, layout = measured.curve(max(wanted[-1], 1)), chosen.layout
     shape = shape_of([(point.size, point.seconds) for point in measured.points])
     off = dict(shape.residuals)
+    rows = []
+    for point in measured.points:
+        sure = point.spread / 2 / sqrt(point.runs)
+        rate = layout.instances * point.rate
+        size, ms = point.size, point.seconds * 1e3
+        rows.append(BatchRow(size, ms, point.spread, sure, point.runs, rate, off[size]))
     notes = [_line(shape), _gain(shape, curve, layout.instances)]
     if chosen.reason:
         notes.append(f"{layout}: {chosen.reason}.")
@@ -135,7 +141,7 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
         instances=layout.instances,
         threads=layout.threads,
         infer_cores=round(busy, 2),
-        rows=tuple(_row(point, off[point.size], layout.instances) for point in measured.points),
+        rows=tuple(rows),
         fixed_ms=shape.fixed * 1e3,
         per_image_ms=shape.per_image * 1e3,
         line_from=shape.line_from,
@@ -181,18 +187,6 @@ def _open(
         chosen = Chosen(Layout(count, q.threads or backends.default_threads(count, cores)))
     tell(f"loading {config.name}")
     return replace(chosen, backends=chosen.backends or loading.open(config, chosen.layout))
-
-
-def _row(point: Point, off_line: float, instances: int) -> BatchRow:
-    return BatchRow(
-        point.size,
-        point.seconds * 1e3,
-        point.spread,
-        point.spread / 2 / sqrt(point.runs),
-        point.runs,
-        instances * point.rate,
-        off_line,
-    )
 
 
 def _budget(slo: float, curve: BatchCurve, instances: int) -> Budget:

@@ -292,7 +292,8 @@ def plan(question: FleetQuestion, tell: Tell = lambda _: None) -> FleetPlan:
     guess = ceil(q.peak / capacity)
     checks: list[Check] = []
     best = 0.0
-    for needed in _candidates(guess):
+    needed = guess
+    while needed <= 3 * guess + 8:
         tell(f"checking {needed} replicas")
         tried = list(_check(q, needed))
         checks += tried
@@ -301,6 +302,7 @@ def plan(question: FleetQuestion, tell: Tell = lambda _: None) -> FleetPlan:
         if tried[-1].what == "steady" and tried[-1].attainment < best + _STUCK:
             break
         best = tried[-1].attainment if tried[-1].what == "steady" else 0.0
+        needed += max(1, needed // 20)
     tell("looking for a promise that can be kept")
     longer = (q.slo * factor for factor in (1.1, 1.25, 1.5, 2.0, 3.0, 5.0))
     kept = next((slo for slo in longer if suffices(replace(q, slo=slo), guess)), None)
@@ -310,14 +312,6 @@ def plan(question: FleetQuestion, tell: Tell = lambda _: None) -> FleetPlan:
 def suffices(question: FleetQuestion, replicas: int) -> bool:
     """Whether so many would keep the promise, in calm and in surges."""
     return all(check.holds(question.slo) for check in _check(question, replicas))
-
-
-def _candidates(guess: int) -> Iterator[int]:
-    """Upwards in steps of a twentieth, but not for ever."""
-    replicas = guess
-    while replicas <= 3 * guess + 8:
-        yield replicas
-        replicas += max(1, replicas // 20)
 
 
 def _scenario(q: FleetQuestion, replicas: int, busiest: float | None = None) -> Scenario:

@@ -16,8 +16,8 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,8 +64,6 @@ from carpool.lab.sweep.sweep_runs import (
 
 T = TypeVar("T")
 
-_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
-
 
 def check_place(place: Path) -> None:
     """A single file of several versions could not be told from the others in a folder of links."""
@@ -100,24 +98,16 @@ def toml_with_knobs(settings: dict[str, Any], setting: Setting) -> str:
     kept["batching"] = {"max_delay_ms": setting.max_delay_ms}
     if setting.max_batch is not None:
         kept["max_batch"] = setting.max_batch
-    return "".join(f"{_key(key)} = {_toml(value)}\n" for key, value in kept.items())
+    return "".join(f"{_toml(key)} = {_toml(value)}\n" for key, value in kept.items())
 
 
 def _toml(value: Any) -> str:
-    """On one line: tables are written inside."""
+    """On one line: tables are written inside. A string or a truth is what it is in JSON."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(key)} = {_toml(entry)}" for key, entry in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, str):
-        return json.dumps(value).replace("\x7f", "\\u007f")
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
-
-
-def _key(key: str) -> str:
-    return key if _PLAIN.fullmatch(key) else _toml(key)
+    return json.dumps(value).replace("\x7f", "\\u007f") if isinstance(value, str | bool) else str(value)
 
 
 def pbtxt_with_knobs(text: str, setting: Setting) -> str:
@@ -143,7 +133,7 @@ _OURS = (
     "CARPOOL_SLO_MS",
     "CARPOOL_MODEL_CONTROL_MODE",
     "CARPOOL_LOAD_MODELS",
-)  # would change what is measured
+)  # would change the numbers
 
 
 class NoServer(CarpoolError):
@@ -158,9 +148,8 @@ class OwnServer:
     def __init__(self, model: Path, log: Path, options: Sequence[str] = ()) -> None:
         self._log = log
         arguments = [sys.executable, "-P", "-c", _CODE, "serve", str(model), "--host", "127.0.0.1"]
-        for port in ("--http-port", "--metrics-port"):
-            arguments += [port, "0"]
-        arguments += ["--grpc-frontends", "0", "--model-control-mode", "none", "--drain-s", "1", *options]
+        arguments += ["--http-port", "0", "--metrics-port", "0", "--grpc-frontends", "0"]
+        arguments += ["--model-control-mode", "none", "--drain-s", "1", *options]
         kept = {name: value for name, value in os.environ.items() if name not in _OURS}
         with log.open("wb") as file:
             self._process = subprocess.Popen(
@@ -185,9 +174,8 @@ class OwnServer:
 
     def check(self) -> None:
         """Raises `NoServer` with its last words if it is gone."""
-        if self._process.poll() is None:
-            return
-        raise NoServer(f"the server ended: {last_words(self._said())} (its log is {self._log})")
+        if self._process.poll() is not None:
+            raise NoServer(f"the server ended: {last_words(self._said())} (its log is {self._log})")
 
     def ask_to_end(self) -> None:
         if self._process.poll() is None:
@@ -226,19 +214,6 @@ class SweepProgress(Protocol):
     def ended(self, run: MeasuredRun) -> None: ...
 
 
-@dataclass
-class _Stage:
-    """The servers that are asked, by the name of their setting."""
-
-    scratch: Path  # for the settings of our own servers, as long as they run
-    aims: dict[str, Aim] = field(default_factory=dict)
-    own: list[OwnServer] = field(default_factory=list)
-
-    def check(self) -> None:
-        for server in self.own:
-            server.check()
-
-
 async def conduct(
     order: SweepOrder, folder: Path, progress: SweepProgress, stop: asyncio.Event
 ) -> Results | None:
@@ -246,16 +221,19 @@ async def conduct(
     identity = order.identity()
     journal = Journal.open(folder, identity)
     basis = None if journal.basis is None else read_basis(journal.basis)
-    done = {run.key for run in journal.runs}
-    if basis is None or any(point.key not in done for point in _points(order, basis)):
-        with _servers() as stage:
-            await _or_stop(_set_up(order, folder, stage, progress), stop)
-            if basis is None and not stop.is_set():
-                basis = await _or_stop(_find_out(order, stage, progress), stop)
-                if basis is not None:
-                    journal.begin(identity, basis.as_json())
-            if basis is not None and not stop.is_set():
-                await _measure_all(order, basis, journal, stage, progress, stop)
+    if basis is None or _left(order, basis, journal):
+        with TemporaryDirectory(prefix="carpool-sweep-") as scratch:
+            stage = _Stage(order, folder, Path(scratch), progress)
+            try:
+                await _or_stop(stage.set_up(), stop)
+                if basis is None and not stop.is_set():
+                    basis = await _or_stop(stage.find_out(), stop)
+                    if basis is not None:
+                        journal.begin(identity, basis.as_json())
+                if basis is not None and not stop.is_set():
+                    await stage.measure(basis, journal, stop)
+            finally:
+                stage.end()
     if basis is None or not journal.runs:
         return None
     progress.step("simulating the same")
@@ -274,70 +252,87 @@ async def _or_stop(work: Coroutine[None, None, T], stop: asyncio.Event) -> T | N
         await asyncio.gather(task, stopped, return_exceptions=True)
 
 
-@contextmanager
-def _servers() -> Iterator[_Stage]:
-    with TemporaryDirectory(prefix="carpool-sweep-") as scratch:
-        stage = _Stage(Path(scratch))
-        try:
-            yield stage
-        finally:
-            for server in stage.own:
-                server.ask_to_end()
-            for server in stage.own:
-                server.end()
+@dataclass
+class _Stage:
+    """The servers that are asked, by the name of their setting."""
 
+    order: SweepOrder
+    folder: Path
+    scratch: Path  # for the settings of our own servers, as long as they run
+    progress: SweepProgress
+    aims: dict[str, Aim] = field(default_factory=dict)
+    own: list[OwnServer] = field(default_factory=list)
 
-# ---- before the first run
+    async def set_up(self) -> None:
+        """All servers at once, since an idle one costs nothing: then settings can take turns run by run."""
+        for setting in self.order.settings:
+            self.aims[setting.name] = _aim(self.order, self.order.url or await self._serve(setting))
 
+    async def _serve(self, setting: Setting) -> str:
+        self.progress.step(f"starting a server: {setting.name}")
+        place, number = self.order.place, str(len(self.own) + 1)
+        assert place is not None
+        options: tuple[str, ...] = ()
+        if setting.kind == PROMISE:
+            options = ("--slo-ms", str(setting.slo_ms))
+        else:
+            assert self.order.source is not None
+            place = make_variant(self.order.source, place, setting, self.scratch / number)
+        self.own.append(OwnServer(place, self.folder / f"server-{number}.log", options))
+        return await self.own[-1].address()
 
-async def _set_up(order: SweepOrder, folder: Path, stage: _Stage, progress: SweepProgress) -> None:
-    """All servers at once, since an idle one costs nothing: then settings can take turns run by run."""
-    for setting in order.settings:
-        url = order.url
-        if not url:
-            progress.step(f"starting a server: {setting.name}")
-            url = await _serve(order, setting, folder, stage)
-        stage.aims[setting.name] = _aim(order, url)
+    async def find_out(self) -> SweepBasis:
+        order = self.order
+        last = order.settings[-1]  # knobs, if there are any: they form larger batches than a promise may want
+        aim = self.aims[last.name]
+        self.progress.step("asking how long batches take")
+        if order.curve:
+            belief = CurveEstimate(BatchCurve.parse(order.curve), order.instances, GIVEN)
+        else:
+            belief = ask_server(aim) or await try_out(aim, last.max_batch)
+        slo_ms = order.slo_ms or belief.slo_ms or SLO_MS
+        many = f"{len(aim.pictures)} pictures in turn" if aim.pictures else "random tensors"
+        rates = rates_of(order.rates, order.loads, belief, slo_ms)
+        return SweepBasis(aim.model, slo_ms, rates, belief, f"{many}, one in a request")
 
+    async def measure(self, basis: SweepBasis, journal: Journal, stop: asyncio.Event) -> None:
+        left = _left(self.order, basis, journal)
+        self.progress.planned(len(left), len(journal.runs), self.order.warmup + self.order.seconds)
+        for point in left:
+            self.progress.step(f"{point.setting} at {point.rate:.9g}/s")
+            for server in self.own:
+                server.check()
+            run = await _measure(self.order, basis, point, self.aims[point.setting], stop)
+            if stop.is_set():
+                return  # a run that was cut short is none
+            journal.add(run)
+            self.progress.ended(run)
 
-async def _serve(order: SweepOrder, setting: Setting, folder: Path, stage: _Stage) -> str:
-    assert order.place is not None
-    assert order.source is not None
-    number = str(len(stage.own) + 1)
-    log = folder / f"server-{number}.log"
-    if setting.kind == PROMISE:
-        server = OwnServer(order.place, log, ("--slo-ms", str(setting.slo_ms)))
-    else:
-        server = OwnServer(make_variant(order.source, order.place, setting, stage.scratch / number), log)
-    stage.own.append(server)
-    return await server.address()
+    def end(self) -> None:
+        for server in self.own:
+            server.ask_to_end()
+        for server in self.own:
+            server.end()
 
 
 def _aim(order: SweepOrder, url: str) -> Aim:
     """Pictures where the model takes them, tensors else. Sends one request, to see."""
-    filling = Filling(shapes=order.shapes, seed=order.seed)
     address = read_url(url)
+    tensors = Aim(url, order.model, filling=Filling(shapes=order.shapes, seed=order.seed), trust=order.trust)
     if address.over_grpc:
-        return _tried(Aim(url, order.model, filling=filling, trust=order.trust))
-    many = connections()
+        return _tried(tensors)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # enough for whom an overloaded server lets wait
+    many = max(64, min(_CONNECTIONS, allowed - _OTHER_FILES) if allowed > 0 else _CONNECTIONS)
+    pictures = replace(tensors, pictures=order.images, connections=many, filling=Filling())
     if order.images:
-        return _tried(Aim(url, order.model, pictures=order.images, connections=many, trust=order.trust))
+        return _tried(pictures)
     facts = http_facts(address, order.trust)
     facts.check_ready()
     model = order.model or only_model(facts)
-    tensors = Aim(url, model, filling=filling, connections=many, trust=order.trust)
-    if order.shapes:
-        return _tried(tensors)
-    try:
-        return _tried(replace(tensors, pictures=tuple(demo_pictures()), filling=Filling()))
-    except Unreachable:
-        return _tried(tensors)
-
-
-def connections() -> int:
-    """Enough for everybody whom an overloaded server lets wait, as far as the shell allows."""
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(64, min(_CONNECTIONS, allowed - _OTHER_FILES) if allowed > 0 else _CONNECTIONS)
+    if not order.shapes:
+        with suppress(Unreachable):
+            return _tried(replace(pictures, model=model, pictures=tuple(demo_pictures())))
+    return _tried(replace(tensors, model=model, connections=many))
 
 
 def _tried(aim: Aim) -> Aim:
@@ -345,50 +340,15 @@ def _tried(aim: Aim) -> Aim:
     return aim
 
 
-async def _find_out(order: SweepOrder, stage: _Stage, progress: SweepProgress) -> SweepBasis:
-    last = order.settings[-1]  # knobs, if there are any: they form larger batches than a promise may want
-    aim = stage.aims[last.name]
-    progress.step("asking how long batches take")
-    belief = await _belief(order, aim, last)
-    slo_ms = order.slo_ms or belief.slo_ms or SLO_MS
-    many = f"{len(aim.pictures)} pictures in turn" if aim.pictures else "random tensors"
-    rates = rates_of(order.rates, order.loads, belief, slo_ms)
-    return SweepBasis(aim.model, slo_ms, rates, belief, f"{many}, one in a request")
-
-
-async def _belief(order: SweepOrder, aim: Aim, setting: Setting) -> CurveEstimate:
-    if order.curve:
-        return CurveEstimate(BatchCurve.parse(order.curve), order.instances, GIVEN)
-    return ask_server(aim) or await try_out(aim, setting.max_batch)
-
-
-# ---- the runs
-
-
 def _points(order: SweepOrder, basis: SweepBasis) -> list[Point]:
     names = [setting.name for setting in order.settings]
     return list(points(names, basis.rates, order.repeats, order.seed))
 
 
-async def _measure_all(
-    order: SweepOrder,
-    basis: SweepBasis,
-    journal: Journal,
-    stage: _Stage,
-    progress: SweepProgress,
-    stop: asyncio.Event,
-) -> None:
+def _left(order: SweepOrder, basis: SweepBasis, journal: Journal) -> list[Point]:
+    """What is not measured yet."""
     done = {run.key for run in journal.runs}
-    left = [point for point in _points(order, basis) if point.key not in done]
-    progress.planned(len(left), len(done), order.warmup + order.seconds)
-    for point in left:
-        progress.step(f"{point.setting} at {point.rate:.9g}/s")
-        stage.check()
-        run = await _measure(order, basis, point, stage.aims[point.setting], stop)
-        if stop.is_set():
-            return  # a run that was cut short is none
-        journal.add(run)
-        progress.ended(run)
+    return [point for point in _points(order, basis) if point.key not in done]
 
 
 async def _measure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from carpool.core.curve import BatchCurve, CurveError, slo_capacity
@@ -152,37 +153,31 @@ class Predicted:
 def predict(
     settings: Sequence[Setting], rates: Sequence[float], belief: CurveEstimate, slo_ms: float, seconds: float
 ) -> list[Predicted]:
-    """As long as the measured runs: a queue that grows without a promise grows for as long as they last."""
-    found = []
-    for setting in settings:
-        for rate in _line(rates):
-            largest = setting.max_batch or belief.curve.max_batch
-            lasts = min(max(seconds, 4 * slo_ms / 1e3, 20 / rate), _MOST_REQUESTS / rate)
-            scenario = Scenario(
-                BatchCurve(belief.curve.points, largest),
-                slo_ms / 1e3,
-                _policy(setting, belief, largest, slo_ms),
-                rate,
-                instances=belief.instances,
-                seconds=lasts,
-                seeds=_SEEDS if lasts * rate < _FEW else 1,
-            )
-            out = measure(scenario)
-            found.append(
-                Predicted(setting.name, rate, out.offered_rps, out.goodput_rps, out.attainment, out.p99_ms)
-            )
-    return found
+    """As long as the measured runs: a queue that grows without a promise grows for as long as they last.
 
-
-def _line(rates: Sequence[float]) -> list[float]:
-    """The measured rates, and steps from a small one to the highest."""
+    At the measured rates, and in steps from a small one to the highest. A server that does not say how it
+    batches is taken for one that keeps a promise.
+    """
     top = max(rates)
-    return sorted({*rates, *(top * (step + 1) / _BETWEEN for step in range(_BETWEEN))})
-
-
-def _policy(setting: Setting, belief: CurveEstimate, largest: int, slo_ms: float) -> Promise | Knobs:
-    """A server that does not say how it batches is taken for one that keeps a promise."""
-    delay_ms = belief.max_delay_ms if setting.kind == AS_IS else setting.max_delay_ms
-    if delay_ms is not None:
-        return Knobs(largest, max_delay=delay_ms / 1e3)
-    return Promise((setting.slo_ms or slo_ms) / 1e3, largest)
+    line = sorted({*rates, *(top * (step + 1) / _BETWEEN for step in range(_BETWEEN))})
+    found = []
+    for setting, rate in product(settings, line):
+        largest = setting.max_batch or belief.curve.max_batch
+        policy: Promise | Knobs = Promise((setting.slo_ms or slo_ms) / 1e3, largest)
+        delay_ms = belief.max_delay_ms if setting.kind == AS_IS else setting.max_delay_ms
+        if delay_ms is not None:
+            policy = Knobs(largest, max_delay=delay_ms / 1e3)
+        lasts = min(max(seconds, 4 * slo_ms / 1e3, 20 / rate), _MOST_REQUESTS / rate)
+        scenario = Scenario(
+            BatchCurve(belief.curve.points, largest),
+            slo_ms / 1e3,
+            policy,
+            rate,
+            instances=belief.instances,
+            seconds=lasts,
+            seeds=_SEEDS if lasts * rate < _FEW else 1,
+        )
+        out = measure(scenario)
+        values = (out.offered_rps, out.goodput_rps, out.attainment, out.p99_ms)
+        found.append(Predicted(setting.name, rate, *values))
+    return found

@@ -80,6 +80,8 @@ def _row(runs: list[MeasuredRun]) -> PointRow:
     offered, good = sum(run.offered for run in counted), sum(run.good for run in counted)
     failed = sum(run.timed_out + run.unanswered + sum(run.failed.values()) for run in counted)
     p50, p99 = (value * 1e3 for value in response.percentiles((0.5, 0.99)))
+    # Over batches, not over answers: large batches are few. A request counts as one image.
+    many = sum(count / size for size, count in batches.items() if size)
     return PointRow(
         setting=runs[0].setting,
         rate=runs[0].rate,
@@ -96,16 +98,10 @@ def _row(runs: list[MeasuredRun]) -> PointRow:
         attainment=good / offered if offered else 0.0,
         p50_ms=p50,
         p99_ms=p99,
-        mean_batch=_mean_batch(batches),
+        mean_batch=sum(batches.values()) / many if many else 0.0,
         response=response,
         batches=dict(sorted(batches.items())),
     )
-
-
-def _mean_batch(batches: Counter[int]) -> float:
-    """Over batches, not over answers: large batches are few. A request counts as one image."""
-    number = sum(count / size for size, count in batches.items() if size)
-    return sum(batches.values()) / number if number else 0.0
 
 
 def best_of(rows: Iterable[PointRow], slo_ms: float) -> PointRow | None:
@@ -277,14 +273,12 @@ class Results:
         }
 
     def as_json(self) -> dict[str, Any]:
+        points = [asdict(row) | {"void": row.void, "best": self.is_best(row)} for row in self.rows]
+        for point in points:
+            del point["response"]
         return asdict(self) | {
             "settings": [asdict(setting) | {"name": setting.name} for setting in self.settings],
-            "points": [self._row_json(row) for row in self.rows],
+            "points": points,
             "noise": asdict(self.noise),
             "words": [*self.words(), self.noise_words()],
         }
-
-    def _row_json(self, row: PointRow) -> dict[str, Any]:
-        found = asdict(row) | {"void": row.void, "best": self.is_best(row)}
-        del found["response"]
-        return found
