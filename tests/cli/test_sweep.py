@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from carpool.cli.main import app
-from carpool.cli.sweep_command import Lines, Sweep, SweepMode, lasting, order_of
+from carpool.cli.sweep_command import Sweep, SweepMode, order_of
+from carpool.lab.sweep.conduct import SweepProgress, lasting
 from carpool.lab.sweep.sweep_runs import AS_IS
 from engine import repositories
 from lab.sweep.samples import run
@@ -93,7 +94,7 @@ def test_without_matplotlib_it_says_so_before_the_work(monkeypatch: pytest.Monke
 def test_progress_tells_what_is_done_and_how_long_it_takes() -> None:
     said: list[str] = []
     bars: list[tuple[int, int, str]] = []
-    lines = Lines(said.append, lambda *bar: bars.append(bar))
+    lines = SweepProgress(said.append, lambda *bar: bars.append(bar))
     lines.planned(left=2, done=1, seconds_each=60)
     lines.step("a at 10/s")
     lines.ended(run("a", 10.0))

@@ -17,14 +17,7 @@ from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
 
 _LOADING_S = 3600.0  # a large model takes its time, and whoever waits can stop waiting
-
-
-class Action(StrEnum):
-    """What to do."""
-
-    list = "list"
-    load = "load"
-    unload = "unload"
+Action = StrEnum("Action", ["list", "load", "unload"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,15 +31,7 @@ _PATIENCE_S = 60.0  # for a picture that is refused, and told to come back
 _COME_BACK = (429, 503)
 _LATER = 1.5
 _SHORTEST_S, _LONGEST_S = 0.05, 5.0  # between two tries
-
-
-class Task(StrEnum):
-    """What to ask for."""
-
-    detect = "detect"
-    classify = "classify"
-    segment = "segment"
-    embed = "embed"
+Task = StrEnum("Task", ["detect", "classify", "segment", "embed"])
 
 
 @dataclass(frozen=True, kw_only=True)

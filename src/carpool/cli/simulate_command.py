@@ -28,20 +28,8 @@ _TRAFFIC_SETTINGS: dict[str, tuple[str, ...]] = {
     "cameras": ("cameras", "fps", "aligned", "per_source", "latest"),
 }
 _KNOB_SETTINGS = ("max_delay_ms", "preferred", "max_queue", "queue_timeout_ms", "timeout_action")
-
-
-class Mode(StrEnum):
-    """How the scheduler is run."""
-
-    promise = "promise"
-    knobs = "knobs"
-
-
-class Timeout(StrEnum):
-    """What happens to a request that waited longer than its queue timeout."""
-
-    reject = "reject"
-    delay = "delay"
+Mode = StrEnum("Mode", ["promise", "knobs"])
+Timeout = StrEnum("Timeout", ["reject", "delay"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,7 @@ import json
 import re
 import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,28 +18,19 @@ import typer
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
-from carpool.core.numerals import numeral
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
     from carpool.config.repository import ModelSource
     from carpool.lab.sweep.conduct import SweepProgress
     from carpool.lab.sweep.sweep_results import Results
-    from carpool.lab.sweep.sweep_runs import MeasuredRun, Setting, SweepOrder
+    from carpool.lab.sweep.sweep_runs import Setting, SweepOrder
 
 DEMO_DETECTOR = "nanodet"
 _MOST_SETTINGS, _MOST_RATES, _MOST_RUNS = 16, "64", 2000
-_OVERHEAD_S = 0.5  # between two runs, until it is known better
 
 _SETTINGS = "Settings"
-
-
-class SweepMode(StrEnum):
-    """What the sweep's own servers are started with."""
-
-    promise = "promise"
-    knobs = "knobs"
-    both = "both"
+SweepMode = StrEnum("SweepMode", ["promise", "knobs", "both"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,47 +270,13 @@ def _model(options: Sweep) -> tuple[Path, ModelSource]:
 # ---- while it goes on, for whoever watches stderr, and its points when it is over
 
 
-class Lines:
-    """A line for every finished run, with the time that is left."""
-
-    def __init__(
-        self, write: Callable[[str], None], bar: Callable[[int, int, str], None] | None = None
-    ) -> None:
-        self._write = write
-        self._bar = bar or (lambda _done, _total, _text: None)
-        self._done = self._before = self._total = 0
-        self._began = 0.0
-
-    def step(self, text: str) -> None:
-        self._bar(self._done, self._total, text)
-
-    def planned(self, left: int, done: int, seconds_each: float) -> None:
-        self._done = self._before = done
-        self._total = left + done
-        self._began = time.monotonic()
-        before = f" ({done} are done already)" if done else ""
-        self._write(f"{left} runs{before}, about {lasting(left * (seconds_each + _OVERHEAD_S))}")
-
-    def ended(self, run: MeasuredRun) -> None:
-        self._done += 1
-        each = (time.monotonic() - self._began) / (self._done - self._before)
-        self._write(
-            f"[{self._done}/{self._total}] {run.setting} at {run.rate:.9g}/s: "
-            f"{numeral(run.goodput_rps)}/s in time, p99 {run.p99_ms:,.0f} ms{', void' if run.void else ''}; "
-            f"{lasting((self._total - self._done) * each)} left"
-        )
-        self._bar(self._done, self._total, "")
-
-
-def lasting(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
 @contextmanager
 def _progress() -> Iterator[SweepProgress]:
     """With a bar in a terminal, lines alone elsewhere."""
+    from carpool.lab.sweep.conduct import SweepProgress
+
     if not sys.stderr.isatty():
-        yield Lines(lambda line: print(line, file=sys.stderr, flush=True))
+        yield SweepProgress(lambda line: print(line, file=sys.stderr, flush=True))
         return
     from rich.console import Console
     from rich.markup import escape
@@ -333,7 +289,7 @@ def _progress() -> Iterator[SweepProgress]:
         def bar(done: int, total: int, text: str) -> None:
             drawn.update(task, completed=done, total=total or None, description=escape(text))
 
-        yield Lines(lambda line: drawn.console.print(line, markup=False, highlight=False), bar)
+        yield SweepProgress(lambda line: drawn.console.print(line, markup=False, highlight=False), bar)
 
 
 def _print(results: Results, page: Path) -> None:

@@ -226,6 +226,9 @@ def _device_use(run: Run, begin: float, end: float, instances: int) -> dict[str,
 LOADS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 2.5, 3.0)
 SWEEP_SECONDS = 20.0  # per point: enough for a curve, and a sweep ends while somebody watches
 
+_FIRST = ("offered_rps", "goodput_rps", "attainment", "capacity_rps", "fluid_bound_rps", "fraction_of_bound")
+"""Of what is printed."""
+
 Step = Callable[[], None]
 
 
@@ -264,30 +267,19 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Report):
     """What came out, as the mean over the seeds; the field names are the keys of `--json`."""
 
-    offered_rps: float
-    goodput_rps: float
-    attainment: float
     capacity_rps: float
     fluid_bound_rps: float
     fraction_of_bound: float
-    p50_ms: float
-    p95_ms: float
-    p99_ms: float
-    mean_batch: float
-    wasted_fraction: float
-    shed_at_arrival_fraction: float
-    busy_fraction: float
-    replaced_fraction: float
-    staleness_ms: float
     worst_seed_attainment: float
     shed_any: bool
 
     def as_json(self) -> dict[str, float | bool]:
-        values = asdict(self).items()
-        return {key: value if isinstance(value, bool) else round(value, 6) for key, value in values}
+        values = asdict(self)
+        ordered = {name: values[name] for name in _FIRST} | values
+        return {key: value if isinstance(value, bool) else round(value, 6) for key, value in ordered.items()}
 
 
 def play(scenario: Scenario, seed: int | None = None) -> Run:

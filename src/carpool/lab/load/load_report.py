@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from carpool.lab.load.load_plan import Closed, Phase, Plan
+from carpool.lab.load.load_plan import Closed, Plan
 from carpool.lab.load.tally import Histogram, Spread, Tally, milliseconds, spread
 
 LATE_MS = 5.0  # the 99th percentile of the lag may be this, or a tenth of the SLO if that is more
@@ -56,15 +56,11 @@ def judge(generator: Generator, plan: Plan) -> list[str]:
     bound = bound_ms(plan.slo)
     g = generator
     if g.start_lag_ms.p99 > bound:
-        busy = g.busiest_core_share > _WORKING
+        others = "Others keep it from running: give it a core of its own"
+        advice = "Give it more --processes" if g.busiest_core_share > _WORKING else others
         found.append(
             f"the generator got to its requests late: p99 {g.start_lag_ms.p99:.1f} ms after their time, with "
-            f"{bound:g} ms allowed, at {100 * g.busiest_core_share:.0f} % of a core. "
-            + (
-                "Give it more --processes"
-                if busy
-                else "Others keep it from running: give it a core of its own"
-            )
+            f"{bound:g} ms allowed, at {100 * g.busiest_core_share:.0f} % of a core. {advice}"
         )
     elif g.busiest_core_share > BUSY:
         found.append(
@@ -73,14 +69,11 @@ def judge(generator: Generator, plan: Plan) -> list[str]:
         )
     waited = g.send_lag_ms.p99 - g.start_lag_ms.p99
     if waited > bound and not isinstance(plan.load, Closed):
+        full = g.connections >= g.connection_limit
+        advice = "Give more --connections" if full else "Opening more took so long"
         found.append(
-            f"requests waited for a connection: p99 {waited:.1f} ms, with {g.connections} of them. "
-            + (
-                "Give more --connections"
-                if g.connections >= g.connection_limit
-                else "Opening more took so long"
-            )
-            + ": the wait is in the response time, but the server did not see these requests in time"
+            f"requests waited for a connection: p99 {waited:.1f} ms, with {g.connections} of them. {advice}: "
+            "the wait is in the response time, but the server did not see these requests in time"
         )
     return found
 
@@ -150,26 +143,21 @@ def report(plan: Plan, parts: Sequence[Part], target: str) -> LoadReport:
         together.merge(tallies[number])
     generator = _generator(parts, tallies)
     because = judge(generator, plan)
+    clients = f"{plan.load.concurrency} clients" if isinstance(plan.load, Closed) else ""
     return LoadReport(
         target=target,
-        loop="closed" if isinstance(plan.load, Closed) else "open",
+        loop="closed" if clients else "open",
         slo_ms=None if plan.slo is None else plan.slo * 1e3,
         stopped_early=stopped_early,
         total=_counts("all", sum(seconds[number] for number in counted), together, plan.batch),
         phases=tuple(
-            _counts(_name(phase, plan), length, tally, plan.batch)
+            _counts(clients if clients and not phase.warmup else phase.name, length, tally, plan.batch)
             for phase, length, tally in zip(phases, seconds, tallies, strict=True)
         ),
         generator=generator,
         generator_late=bool(because),
         late_because=tuple(because),
     )
-
-
-def _name(phase: Phase, plan: Plan) -> str:
-    if isinstance(plan.load, Closed) and not phase.warmup:
-        return f"{plan.load.concurrency} clients"
-    return phase.name
 
 
 def _seconds(plan: Plan, parts: Sequence[Part], stopped_early: bool) -> list[float]:

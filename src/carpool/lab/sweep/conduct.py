@@ -16,13 +16,13 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from carpool import __version__
 from carpool.config.repository import PBTXT, TOML, VERSION, ModelSource
 from carpool.config.rules import read_settings
 from carpool.core.curve import BatchCurve
+from carpool.core.numerals import numeral
 from carpool.demo import pictures as demo_pictures
 from carpool.engine.hardware import Steal, hardware
 from carpool.errors import CarpoolError, InvalidInput
@@ -202,16 +203,43 @@ def last_words(log: str) -> str:
 
 _CONNECTIONS, _OTHER_FILES = 2048, 128
 _TIMEOUT_S = 10.0  # of a request, at least
+_OVERHEAD_S = 0.5  # between two runs, until it is known better
 
 
-class SweepProgress(Protocol):
-    """Whoever wants to know how far it is."""
+class SweepProgress:
+    """A line for every finished run, with the time that is left."""
 
-    def step(self, text: str) -> None: ...
+    def __init__(
+        self, write: Callable[[str], None], bar: Callable[[int, int, str], None] | None = None
+    ) -> None:
+        self._write = write
+        self._bar = bar or (lambda _done, _total, _text: None)
+        self._done = self._before = self._total = 0
+        self._began = 0.0
 
-    def planned(self, left: int, done: int, seconds_each: float) -> None: ...
+    def step(self, text: str) -> None:
+        self._bar(self._done, self._total, text)
 
-    def ended(self, run: MeasuredRun) -> None: ...
+    def planned(self, left: int, done: int, seconds_each: float) -> None:
+        self._done = self._before = done
+        self._total = left + done
+        self._began = time.monotonic()
+        before = f" ({done} are done already)" if done else ""
+        self._write(f"{left} runs{before}, about {lasting(left * (seconds_each + _OVERHEAD_S))}")
+
+    def ended(self, run: MeasuredRun) -> None:
+        self._done += 1
+        each = (time.monotonic() - self._began) / (self._done - self._before)
+        self._write(
+            f"[{self._done}/{self._total}] {run.setting} at {run.rate:.9g}/s: "
+            f"{numeral(run.goodput_rps)}/s in time, p99 {run.p99_ms:,.0f} ms{', void' if run.void else ''}; "
+            f"{lasting((self._total - self._done) * each)} left"
+        )
+        self._bar(self._done, self._total, "")
+
+
+def lasting(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 async def conduct(
