@@ -196,7 +196,11 @@ def _ask(server: RunningServer, path: str, file: Path, save: Path | None) -> Pre
     status, body = _ask_patiently(server, path, data, "application/json")
     prediction = Prediction(file, _read(body), status == 200, monotonic() - started)
     if prediction.good and save is not None:
-        _save(server, path, data, save, prediction)
+        status, body = _ask_patiently(server, path, data, "image/jpeg")
+        if status != 200:
+            return Prediction(file, _read(body), good=False)
+        save.write_bytes(body)
+        prediction.saved = save
     return prediction
 
 
@@ -212,15 +216,6 @@ def _ask_patiently(server: RunningServer, path: str, data: bytes, accept: str) -
             return status, body
         wait = min(max(wait * _LATER, float(later)), _LONGEST_S)
         sleep(wait * uniform(1.0, _LATER))
-
-
-def _save(server: RunningServer, path: str, data: bytes, save: Path, prediction: Prediction) -> None:
-    status, body = _ask_patiently(server, path, data, "image/jpeg")
-    if status != 200:
-        prediction.answer, prediction.good = _read(body), False
-        return
-    save.write_bytes(body)
-    prediction.saved = save
 
 
 def _read(body: bytes) -> dict[str, Any]:

@@ -370,8 +370,12 @@ def _describe(q: FleetQuestion, needed: int, checks: list[Check], tell: Tell) ->
     if q.redundancy:
         tell("checking with the spares")
         checks += _check(q, replicas)
-    if needed > 1:
-        checks.append(_separate(q, needed))
+    if needed > 1:  # the same as servers with a queue each, behind something that spreads requests at random
+        rate = q.peak / needed
+        alone = replace(_scenario(q, needed, q.peak), instances=q.machine.instances, rate=rate)
+        out = measure(replace(alone, seconds=_long_enough(rate)))
+        apart = Check("separate servers", needed, q.peak, out.attainment, out.p50_ms, out.p99_ms)
+        checks.append(apart)
     normal = next(check for check in reversed(checks) if check.what == "steady")
     capacity = q.capacity
     cost = None if q.price_per_hour is None else replicas * q.price_per_hour / (q.rate * 3.6)
@@ -410,11 +414,3 @@ def _with_delay(q: FleetQuestion, replicas: int, steady: Check) -> tuple[Check, 
     as_many = best.attainment >= steady.attainment - 0.001
     sooner = best.p99_ms < (1 - _WORTH) * steady.p99_ms and best.p50_ms < (1 + _WORTH) * steady.p50_ms
     return best, more_in_time or (as_many and sooner)
-
-
-def _separate(q: FleetQuestion, replicas: int) -> Check:
-    """The same fleet as servers with a queue each, behind something that spreads requests at random."""
-    rate = q.peak / replicas
-    several = _scenario(q, replicas, q.peak)
-    out = measure(replace(several, instances=q.machine.instances, rate=rate, seconds=_long_enough(rate)))
-    return Check("separate servers", replicas, q.peak, out.attainment, out.p50_ms, out.p99_ms)

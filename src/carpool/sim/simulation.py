@@ -56,25 +56,19 @@ class Run:
     seconds: float = 0.0
 
 
+@dataclass
 class Simulation:
     """Feeds arrivals to a scheduler and plays the device."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        device: Device,
-        *,
-        slo: float = inf,
-        seed: int = 0,
-        latest: bool = False,
-        outside: float = 0.0,
-    ) -> None:
-        self.scheduler = scheduler
-        self.device = device
-        self.slo = slo
-        self.latest = latest  # requests that name a source are frames, of which the newest counts
-        self.outside = outside  # seconds that clients wait beside the queue and the batch, and it is known
-        self._random = Random(seed)
+    scheduler: Scheduler
+    device: Device
+    slo: float = inf
+    seed: int = 0
+    latest: bool = False  # requests that name a source are frames, of which the newest counts
+    outside: float = 0.0  # seconds that clients wait beside the queue and the batch, and it is known
+
+    def __post_init__(self) -> None:
+        self._random = Random(self.seed)
         self._running: list[tuple[float, Batch]] = []
         self.run = Run()
 

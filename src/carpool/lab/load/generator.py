@@ -148,11 +148,12 @@ class _Generator:
         processor = time.process_time()
         self._alarm.set(self._start)
         self._tick = self._loop.call_later(_TICK_S, self._ticked, time.monotonic() + _TICK_S)
-        stopping = asyncio.ensure_future(self._stop_early(stop))
+        stopping = asyncio.ensure_future(stop.wait())
+        stopping.add_done_callback(self._stop_early)
         try:
             await self._sent_all.wait()
             seconds = self.clock()
-            stopped_early = stopping.done() and stop.is_set()
+            stopped_early = stop.is_set()
             if self._failure is not None:
                 raise self._failure
             await self._drain()
@@ -172,10 +173,10 @@ class _Generator:
             facts=self._target.facts(),
         )
 
-    async def _stop_early(self, stop: asyncio.Event) -> None:
-        await stop.wait()
-        self._pace.stop()
-        self._check_end()
+    def _stop_early(self, stopping: asyncio.Future[Any]) -> None:
+        if not stopping.cancelled():
+            self._pace.stop()
+            self._check_end()
 
     async def _drain(self) -> None:
         """Wait for what is open, but not for ever."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -72,23 +73,17 @@ def infer_request(model: str, version: str, tensors: Sequence[Tensor], priority:
     return bytes(request.SerializeToString())
 
 
+@dataclass(eq=False)
 class GrpcTarget:
     """One server over `connections` channels. Calls share them, so that none waits for a free one."""
 
-    def __init__(
-        self,
-        address: str,
-        call: Callable[[Ticket], Call],
-        *,
-        connections: int,
-        name: str,
-        credentials: grpc.ChannelCredentials | None = None,
-    ) -> None:
-        self.name = name
-        self._credentials = credentials
-        self._address = address
-        self._call = call
-        self._count = connections
+    address: str
+    call: Callable[[Ticket], Call]
+    connections: int
+    name: str
+    credentials: Any = None
+
+    def __post_init__(self) -> None:
         self._channels: list[Any] = []
         self._methods: list[Any] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -96,11 +91,11 @@ class GrpcTarget:
     async def open(self, tell: Tell, clock: Clock, expected: int) -> None:  # noqa: ARG002
         self._tell = tell
         self._clock = clock
-        for _ in range(self._count):
-            if self._credentials is None:
-                channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
+        for _ in range(self.connections):
+            if self.credentials is None:
+                channel = grpc.aio.insecure_channel(self.address, options=_OPTIONS)
             else:
-                channel = grpc.aio.secure_channel(self._address, self._credentials, options=_OPTIONS)
+                channel = grpc.aio.secure_channel(self.address, self.credentials, options=_OPTIONS)
             self._channels.append(channel)
             self._methods.append(channel.unary_unary(INFER))
         # A channel connects when it is first used: a second is enough, and whoever is not there fails anyway.
@@ -126,11 +121,11 @@ class GrpcTarget:
             await channel.close(grace=None)
 
     def facts(self) -> dict[str, int]:
-        return {"connections": len(self._channels), "connection_limit": self._count}
+        return {"connections": len(self._channels), "connection_limit": self.connections}
 
     async def _ask(self, ticket: Ticket) -> None:
-        message, metadata = self._call(ticket)
-        method = self._methods[ticket.number % self._count]
+        message, metadata = self.call(ticket)
+        method = self._methods[ticket.number % self.connections]
         ticket.sent = self._clock()
         try:
             answer = read_answer(await method(message, metadata=metadata))

@@ -8,6 +8,7 @@ import re
 import ssl
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 from carpool.errors import CarpoolError
@@ -168,37 +169,31 @@ def _field(head: bytes, name: bytes) -> bytes:
 _CONNECT_S = 10.0
 
 
+@dataclass(eq=False)
 class HttpTarget:
     """One server over at most `connections` of them: whoever finds none free waits, and that counts."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        message: Callable[[Ticket], Message],
-        *,
-        connections: int,
-        name: str,
-        tls: ssl.SSLContext | None = None,
-        closing: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.name = name
-        self._closing = closing  # called at the end, for what was made for this target
-        self._address = (host, port)
-        self._tls = tls
-        self._message = message
-        self._most = connections
+    host: str
+    port: int
+    message: Callable[[Ticket], Message]
+    connections: int
+    name: str
+    tls: ssl.SSLContext | None = None
+    closing: Callable[[], None] = lambda: None  # called at the end, for what was made for this target
+
+    def __post_init__(self) -> None:
         self._free: deque[_Connection] = deque()
         self._all: set[_Connection] = set()
         self._opening: set[asyncio.Task[None]] = set()
         self._coming = 0  # connections that are neither there nor refused yet
         self._waiting: deque[Ticket] = deque()
-        self._facts = {"connections": 0, "connection_limit": connections, "reconnects": 0, "resent": 0}
+        limit = self.connections
+        self._facts = {"connections": 0, "connection_limit": limit, "reconnects": 0, "resent": 0}
 
     async def open(self, tell: Tell, clock: Clock, expected: int) -> None:
         self._tell = tell
         self.clock = clock
-        for _ in range(min(expected, self._most)):
+        for _ in range(min(expected, self.connections)):
             self._connect()
         await asyncio.gather(*self._opening)
 
@@ -206,7 +201,7 @@ class HttpTarget:
         while self._free:
             connection = self._free.popleft()
             if connection.usable:
-                connection.send(ticket, self._message(ticket))
+                connection.send(ticket, self.message(ticket))
                 return
         self._waiting.append(ticket)
         self._connect_if_needed()
@@ -218,7 +213,7 @@ class HttpTarget:
 
     async def close(self) -> None:
         self._waiting.clear()
-        self._most = 0  # what is closed now is not opened again
+        self.connections = 0  # what is closed now is not opened again
         for task in self._opening:
             task.cancel()
         closing = [connection.gone for connection in self._all]
@@ -226,7 +221,7 @@ class HttpTarget:
             connection.drop()
         if closing:
             await asyncio.wait(closing, timeout=1.0)
-        self._closing()
+        self.closing()
 
     def facts(self) -> dict[str, int]:
         return dict(self._facts)
@@ -234,7 +229,7 @@ class HttpTarget:
     # ---- connections
 
     def _connect_if_needed(self) -> None:
-        if self._coming < len(self._waiting) and len(self._all) + self._coming < self._most:
+        if self._coming < len(self._waiting) and len(self._all) + self._coming < self.connections:
             self._connect()
 
     def _connect(self) -> None:
@@ -247,7 +242,7 @@ class HttpTarget:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_S):
-                await loop.create_connection(lambda: _Connection(self), *self._address, ssl=self._tls)
+                await loop.create_connection(lambda: _Connection(self), self.host, self.port, ssl=self.tls)
         except TimeoutError:
             self._no_connection("connect-timeout")
         except OSError:
@@ -281,7 +276,7 @@ class HttpTarget:
         if ticket is None:
             self._free.append(connection)
         else:
-            connection.send(ticket, self._message(ticket))
+            connection.send(ticket, self.message(ticket))
 
     def ended(self, ticket: Ticket, answer: Answer) -> None:
         ticket.handle = None

@@ -50,7 +50,10 @@ def make_tensors(specs: Sequence[TensorSpec], filling: Filling, images: int) -> 
         zero = filling.data == "zeros"
         different = 1 if zero else max(1, min(filling.distinct, _PREPARED // max(1, size)))
         random = np.random.default_rng(filling.seed)
-        return [[_made(*one, random, zero) for one in inputs] for _ in range(different)]
+        return [
+            [Tensor(s.name, s.datatype, shape, _made(s.datatype, shape, random, zero)) for s, shape in inputs]
+            for _ in range(different)
+        ]
     arrays = _read(Path(filling.data), specs)
     return [[_from_file(*one, arrays) for one in inputs]]
 
@@ -79,12 +82,7 @@ def _text(shape: Sequence[int]) -> str:
     return ",".join(map(str, shape))
 
 
-def _made(spec: TensorSpec, shape: tuple[int, ...], random: np.random.Generator, zero: bool) -> Tensor:
-    data = _values(spec.datatype, shape, random, zero)
-    return Tensor(spec.name, spec.datatype, shape, data)
-
-
-def _values(kind: Datatype, shape: tuple[int, ...], random: np.random.Generator, zero: bool) -> Array:
+def _made(kind: Datatype, shape: tuple[int, ...], random: np.random.Generator, zero: bool) -> Array:
     dtype = kind.dtype
     if kind is Datatype.BYTES:
         letters = random.integers(97, 123, (prod(shape), _TEXT_BYTES), np.uint8)

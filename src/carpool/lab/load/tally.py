@@ -55,23 +55,19 @@ def failed(reason: str) -> Answer:
     return Answer(Kind.FAILED, reason)
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """One request on its way. Times are seconds from the start of the run."""
 
-    __slots__ = ("done", "handle", "images", "intended", "number", "phase", "sent", "source", "started")
-
-    def __init__(
-        self, number: int, intended: float, phase: int = 0, images: int = 1, source: str = ""
-    ) -> None:
-        self.number = number
-        self.intended = intended
-        self.phase = phase
-        self.images = images
-        self.source = source
-        self.started = intended  # when the generator got to it
-        self.sent: float | None = None  # when its first byte was handed to a connection
-        self.done = False
-        self.handle: object = None  # the client's own: what to let go of if nobody waits any more
+    number: int
+    intended: float
+    phase: int = 0
+    images: int = 1
+    source: str = ""
+    started: float = 0.0  # when the generator got to it
+    sent: float | None = None  # when its first byte was handed to a connection
+    done: bool = False
+    handle: object = None  # the client's own: what to let go of if nobody waits any more
 
 
 Tell = Callable[[Ticket, Answer], None]
@@ -161,12 +157,9 @@ class Histogram:
             while seen < rank:
                 index, count = next(ordered)
                 seen += count
-            found.append(self._value(index) if self.count else 0.0)
+            middle = _SMALLEST * _GROWTH ** (index - 0.5) if index else _SMALLEST
+            found.append(min(max(middle, self.least), self.most) if self.count else 0.0)
         return found
-
-    def _value(self, index: int) -> float:
-        middle = _SMALLEST * _GROWTH ** (index - 0.5) if index else _SMALLEST
-        return min(max(middle, self.least), self.most)
 
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
@@ -245,10 +238,6 @@ class Tally(_Counts):
         self.outside = Histogram()  # of the service time, what the server does not know of
         self.batch = Histogram()
 
-    def start(self, ticket: Ticket) -> None:
-        self.offered += 1
-        self.start_lag.add(ticket.started - ticket.intended)
-
     def end(self, ticket: Ticket, now: float, answer: Answer, slo: float | None) -> bool:
         """Whether it was answered in time."""
         if ticket.sent is not None:
@@ -312,7 +301,9 @@ class Ledger:
         ticket.started = now
         self.open += 1
         self._slice.offered += 1
-        self.tallies[ticket.phase].start(ticket)
+        tally = self.tallies[ticket.phase]
+        tally.offered += 1
+        tally.start_lag.add(now - ticket.intended)
         self._waiting.append(ticket)
 
     def end(self, ticket: Ticket, now: float, answer: Answer) -> bool:

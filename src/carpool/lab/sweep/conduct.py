@@ -206,36 +206,36 @@ _TIMEOUT_S = 10.0  # of a request, at least
 _OVERHEAD_S = 0.5  # between two runs, until it is known better
 
 
+@dataclass
 class SweepProgress:
     """A line for every finished run, with the time that is left."""
 
-    def __init__(
-        self, write: Callable[[str], None], bar: Callable[[int, int, str], None] | None = None
-    ) -> None:
-        self._write = write
-        self._bar = bar or (lambda _done, _total, _text: None)
-        self._done = self._before = self._total = 0
-        self._began = 0.0
+    write: Callable[[str], None]
+    bar: Callable[[int, int, str], None] = lambda _done, _total, _text: None
+    done: int = 0
+    before: int = 0
+    total: int = 0
+    began: float = 0.0
 
     def step(self, text: str) -> None:
-        self._bar(self._done, self._total, text)
+        self.bar(self.done, self.total, text)
 
     def planned(self, left: int, done: int, seconds_each: float) -> None:
-        self._done = self._before = done
-        self._total = left + done
-        self._began = time.monotonic()
+        self.done = self.before = done
+        self.total = left + done
+        self.began = time.monotonic()
         before = f" ({done} are done already)" if done else ""
-        self._write(f"{left} runs{before}, about {lasting(left * (seconds_each + _OVERHEAD_S))}")
+        self.write(f"{left} runs{before}, about {lasting(left * (seconds_each + _OVERHEAD_S))}")
 
     def ended(self, run: MeasuredRun) -> None:
-        self._done += 1
-        each = (time.monotonic() - self._began) / (self._done - self._before)
-        self._write(
-            f"[{self._done}/{self._total}] {run.setting} at {run.rate:.9g}/s: "
+        self.done += 1
+        each = (time.monotonic() - self.began) / (self.done - self.before)
+        self.write(
+            f"[{self.done}/{self.total}] {run.setting} at {run.rate:.9g}/s: "
             f"{numeral(run.goodput_rps)}/s in time, p99 {run.p99_ms:,.0f} ms{', void' if run.void else ''}; "
-            f"{lasting((self._total - self._done) * each)} left"
+            f"{lasting((self.total - self.done) * each)} left"
         )
-        self._bar(self._done, self._total, "")
+        self.bar(self.done, self.total, "")
 
 
 def lasting(seconds: float) -> str:

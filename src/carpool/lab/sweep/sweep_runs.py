@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from hashlib import blake2b
 from itertools import product
@@ -245,7 +246,8 @@ class Journal:
         """A new folder, or one in which the same was begun; anything else is refused."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            before = _read_document(folder / _IDENTITY)
+            file = folder / _IDENTITY
+            before = _read_object(_text(file)) if file.exists() else None
         except OSError as error:
             raise InvalidInput(f"--out: {folder}: {error.strerror or error}") from None
         if before is None:
@@ -295,11 +297,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "…"
 
 
-def _read_document(file: Path) -> dict[str, Any] | None:
-    if not file.exists():
-        return None
+def _read_object(text: str) -> dict[str, Any]:
     try:
-        document = json.loads(_text(file))
+        document = json.loads(text)
     except ValueError:
         document = None
     return document if isinstance(document, dict) else {}
@@ -309,13 +309,11 @@ def _read_runs(file: Path, own: str) -> list[MeasuredRun]:
     """The last line may have been cut off by whatever ended the sweep; it is measured again."""
     found: dict[tuple[str, float, int], MeasuredRun] = {}
     for line in _text(file).splitlines() if file.exists() else ():
-        try:
-            document = json.loads(line)
-            if document["digest"] == own:
+        document = _read_object(line)
+        if document.get("digest") == own:
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
                 run = read_run(document)
                 found[run.key] = run
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
     return list(found.values())
 
 
