@@ -1,20 +1,4 @@
-"""The error tree. Every error a user can cause carries one sentence and a stable reason word.
-
-CarpoolError
-├─ InvalidInput        the caller sent something that cannot be right; `field` names it
-├─ ConfigError         a setting is wrong; the message names the file and the key
-├─ NotFound            no such model or version
-├─ Unauthenticated     nobody knows who asks: no key, or one that is not known
-├─ Forbidden           who asks may not do this
-├─ Unsupported         understood, but not done here
-├─ TooLarge            over a size limit
-├─ Refused             the gate said no, or gave up early to save the rest
-├─ Replaced            a newer frame of the same source took its place
-├─ DeadlineExceeded    the deadline passed while waiting, or the execution timed out
-├─ Cancelled           the client left
-├─ Unavailable         loading, draining, restarting, or one of Triton's own queue limits
-└─ ModelError          the model raised, died, or answered with the wrong shape
-"""
+"""The error tree. Every error a user can cause carries one sentence and a stable reason word."""
 
 from __future__ import annotations
 
@@ -60,36 +44,37 @@ class CarpoolError(Exception):
         self.numbers: Mapping[str, float] = numbers or {}  # of the message, for programs
 
 
-class InvalidInput(CarpoolError):
+class InvalidInput(CarpoolError):  # the caller sent something that cannot be right; `field` names it
     reason = "invalid-input"
 
 
-class ConfigError(CarpoolError):
+class ConfigError(CarpoolError):  # a setting is wrong; the message names the file and the key
     reason = "invalid-config"
 
 
-class NotFound(CarpoolError):
+class NotFound(CarpoolError):  # no such model or version
     reason = "not-found"
 
 
-class Unauthenticated(CarpoolError):
+class Unauthenticated(CarpoolError):  # nobody knows who asks: no key, or one that is not known
     reason = "unauthenticated"
 
 
-class Forbidden(CarpoolError):
+class Forbidden(CarpoolError):  # who asks may not do this
     reason = "forbidden"
 
 
-class Unsupported(CarpoolError):
+class Unsupported(CarpoolError):  # understood, but not done here
     reason = "unsupported"
 
 
-class TooLarge(CarpoolError):
+class TooLarge(CarpoolError):  # over a size limit
     reason = "too-large"
 
 
 class Refused(CarpoolError):
-    """Carries what the caller needs to decide on a retry: the predicted wait and when to come back."""
+    """The gate said no, or gave up early to save the rest. Carries what the caller needs to decide on a
+    retry: the predicted wait and when to come back."""
 
     reason = "overload"
     rendered: dict[str, Any] | None = None
@@ -115,23 +100,23 @@ class Refused(CarpoolError):
         return same
 
 
-class Replaced(CarpoolError):
+class Replaced(CarpoolError):  # a newer frame of the same source took its place
     reason = "replaced"
 
 
-class DeadlineExceeded(CarpoolError):
+class DeadlineExceeded(CarpoolError):  # the deadline passed while waiting, or the execution timed out
     reason = "deadline"
 
 
-class Cancelled(CarpoolError):
+class Cancelled(CarpoolError):  # the client left
     reason = "cancelled"
 
 
-class Unavailable(CarpoolError):
+class Unavailable(CarpoolError):  # loading, draining, restarting, or one of Triton's own queue limits
     reason = "unavailable"
 
 
-class ModelError(CarpoolError):
+class ModelError(CarpoolError):  # the model raised, died, or answered with the wrong shape
     reason = "model-error"
 
 

@@ -127,8 +127,8 @@ def test_what_requests_say() -> None:
     )
     aim = aim_of(given)
     assert aim.filling.shapes == {"a:b": (1, 3)}
-    assert aim.mix.sources == (("cam:1", 3.0), ("x", 1.0), ("a:b", 1.0))
-    assert aim.mix.priorities == ((1, 1.0), (2, 3.0))
+    assert aim.sources == (("cam:1", 3.0), ("x", 1.0), ("a:b", 1.0))
+    assert aim.priorities == ((1, 1.0), (2, 3.0))
     assert aim.headers == (("A", "b:c"),)
 
 

@@ -199,7 +199,7 @@ def plan_of(options: Load) -> Plan:
 
 def aim_of(options: Load) -> Aim:
     from carpool.lab.load.aim import Aim
-    from carpool.lab.load.messages import LATEST, Filling, Mix, check_headers, check_source
+    from carpool.lab.load.messages import LATEST, Filling, check_headers, check_source
 
     split = [text.partition(":") for text in options.headers or ()]
     for name, colon, _ in split:
@@ -231,7 +231,8 @@ def aim_of(options: Load) -> Aim:
         tuple(options.images or ()),
         o.whole("--batch", options.batch, least=1, most=o.MOST_IN_A_BATCH),
         Filling(options.data, shapes, options.seed, distinct),
-        Mix(sources, tuple((int(name), weight) for name, weight in priorities)),
+        sources,
+        tuple((int(name), weight) for name, weight in priorities),
         headers,
         None if deadline is None else o.number("--deadline-ms", deadline, above=0, most=1e8),
         _connections(options),

@@ -14,7 +14,6 @@ from carpool.lab.load.messages import (
     Asking,
     Draw,
     Filling,
-    Mix,
     check_headers,
     check_source,
     make_tensors,
@@ -41,7 +40,7 @@ def parse(message: tuple[bytes, bytes]) -> tuple[RequestHead, bytes]:
 
 @pytest.mark.parametrize("images", [1, 40])  # 40 KB are written apart from the head
 def test_a_server_reads_what_was_meant(images: int) -> None:
-    message = tensor_messages(ASKING, "m", bodies, Draw(Mix((("cam", 1),), ((2, 1),)), 1))
+    message = tensor_messages(ASKING, "m", bodies, Draw((("cam", 1),), ((2, 1),)))
     head, body = parse(message(Ticket(0, 0.0, images=images)))
     assert (head.method, head.path, head.content_length) == ("POST", "/v2/models/m/infer", len(body))
     assert head.headers[b"x-carpool-source"] == b"cam"
@@ -55,13 +54,13 @@ def test_a_server_reads_what_was_meant(images: int) -> None:
 
 
 def test_different_tensors_take_turns() -> None:
-    message = tensor_messages(ASKING, "m", bodies, Draw(Mix(), 1))
+    message = tensor_messages(ASKING, "m", bodies, Draw())
     assert message(Ticket(0, 0.0)) != message(Ticket(1, 0.0))
     assert message(Ticket(0, 0.0)) is message(Ticket(2, 0.0))
 
 
 def test_a_call_has_the_same_in_its_metadata() -> None:
-    call = tensor_calls(ASKING, "m", "", bodies, Draw(Mix((("cam", 1),)), 1))
+    call = tensor_calls(ASKING, "m", "", bodies, Draw((("cam", 1),)))
     _, metadata = call(Ticket(0, 0.0))
     assert dict(metadata) == {
         "authorization": "Bearer x",
@@ -72,19 +71,19 @@ def test_a_call_has_the_same_in_its_metadata() -> None:
 
 def test_pictures_are_bodies_as_they_are() -> None:
     pictures = [(b"jpeg", "image/jpeg"), (b"p" * 100_000, "image/png")]
-    message = picture_messages(Asking("h", "/detect"), pictures, Draw(Mix(), 1))
+    message = picture_messages(Asking("h", "/detect"), pictures, Draw())
     for number, (picture, kind) in enumerate(pictures):
         head, body = parse(message(Ticket(number, 0.0)))
         assert (head.path, body, head.headers[b"content-type"]) == ("/detect", picture, kind.encode())
 
 
 def test_sources_come_by_weight_and_a_trace_has_its_own() -> None:
-    draw = Draw(Mix((("often", 3), ("rarely", 1))), seed=1)
+    draw = Draw((("often", 3), ("rarely", 1)))
     seen = Counter(draw.source(Ticket(number, 0.0)) for number in range(4000))
     assert seen["often"] / seen["rarely"] == pytest.approx(3, rel=0.15)
     assert draw.source(Ticket(0, 0.0, source="gate")) == "gate"
-    assert Draw(Mix(), 1).source(Ticket(5, 0.0)) == ""
-    assert Draw(Mix(), 1).priority(Ticket(5, 0.0)) == 0
+    assert Draw().source(Ticket(5, 0.0)) == ""
+    assert Draw().priority(Ticket(5, 0.0)) == 0
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from carpool.lab.load.generator import at_once, run
+from carpool.lab.load.generator import run
 from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
 from carpool.lab.load.tally import PLAIN_ANSWER, Clock, Tell, Ticket
 from lab.load.stub import in_loop
@@ -34,7 +34,7 @@ def test_a_single_client_that_thinks_asks_again() -> None:
 
 
 def test_each_process_opens_its_share_of_connections() -> None:
-    assert at_once(Plan(Closed(100, requests=1)), of=8) == 13
+    assert Plan(Closed(100, requests=1)).at_once(of=8) == 13
     surge = Open((Phase(100.0, 1.0), Phase(30_000.0, 2.0)))
-    assert at_once(Plan(surge, slo=0.05), of=6) == 250
-    assert at_once(Plan(surge)) == 16
+    assert Plan(surge, slo=0.05).at_once(of=6) == 250
+    assert Plan(surge).at_once() == 16

@@ -23,7 +23,7 @@ from carpool.lab.load.messages import (
     Filling,
     Header,
     Message,
-    Mix,
+    Weighted,
     head_and_body,
     make_tensors,
     picture_messages,
@@ -121,16 +121,19 @@ class Aim:
     pictures: tuple[Path, ...] = ()
     batch: int = 1
     filling: Filling = field(default_factory=Filling)
-    mix: Mix = field(default_factory=Mix)
+    sources: Weighted[str] = ()
+    priorities: Weighted[int] = ()
     headers: tuple[Header, ...] = ()
     deadline_ms: float | None = None
     connections: int | None = None
     shared_memory: bool = False  # tensors lie in a region instead of in the requests
     trust: Trust = TRUSTING
 
-    def all_headers(self) -> tuple[Header, ...]:
-        """With every request."""
-        return (*self.trust.headers(), *self.headers)
+    def asking(self, host: str, path: str) -> Asking:
+        return Asking(host, path, (*self.trust.headers(), *self.headers), self.deadline_ms)
+
+    def draw(self) -> Draw:
+        return Draw(self.sources, self.priorities, self.filling.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +190,9 @@ def _tensors(aim: Aim, address: Address, facts: HttpFacts) -> Target:
     model = aim.model or only_model(facts)
     version = f"/versions/{quote(aim.version, safe='')}" if aim.version else ""
     path = f"/v2/models/{quote(model, safe='')}{version}/infer"
-    asking = Asking(address.authority, path, aim.all_headers(), aim.deadline_ms)
+    asking = aim.asking(address.authority, path)
     bodies = _bodies(facts, model, aim)
-    draw = Draw(aim.mix, aim.filling.seed)
+    draw = aim.draw()
     name = f"{address.scheme}://{address.authority}, model {model}"
     if aim.shared_memory:
         region = ClientRegion(facts, bodies(1))
@@ -211,8 +214,8 @@ def _pictures(aim: Aim, address: Address, facts: HttpFacts) -> Target:
         raise InvalidInput(
             f"--image needs to know where to: like {aim.url.rstrip('/')}/detect, or --model NAME"
         )
-    asking = Asking(address.authority, path, aim.all_headers(), aim.deadline_ms)
-    message = picture_messages(asking, read_pictures(aim.pictures), Draw(aim.mix, aim.filling.seed))
+    asking = aim.asking(address.authority, path)
+    message = picture_messages(asking, read_pictures(aim.pictures), aim.draw())
     _check(*facts.try_one(message(Ticket(0, 0.0)))[:2])
     return _http_target(aim, address, message, f"{address.scheme}://{address.authority}{path}")
 
@@ -255,10 +258,8 @@ def _grpc(aim: Aim, address: Address) -> Target:
     facts = GrpcFacts(address.authority, credentials, aim.trust.headers())
     facts.check_ready()
     model = aim.model or only_model(facts)
-    asking = Asking(address.authority, "", aim.all_headers(), aim.deadline_ms)
-    call = tensor_calls(
-        asking, model, aim.version, _bodies(facts, model, aim), Draw(aim.mix, aim.filling.seed)
-    )
+    asking = aim.asking(address.authority, "")
+    call = tensor_calls(asking, model, aim.version, _bodies(facts, model, aim), aim.draw())
     try:
         facts.ask("ModelInfer", *call(Ticket(0, 0.0)))
     except Unreachable as error:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from math import ceil
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -23,7 +22,7 @@ import uvloop
 
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.lab.load.aim import Aim, take_aim
-from carpool.lab.load.load_plan import Closed, Pace, Plan, pace_of
+from carpool.lab.load.load_plan import Pace, Plan, pace_of
 from carpool.lab.load.load_report import LoadReport, Part, report
 from carpool.lab.load.tally import Answer, Histogram, Ledger, Record, Slice, Target, Ticket
 
@@ -73,7 +72,6 @@ Watch = Callable[[float, Slice], None]
 _AT_ONCE = 64  # requests sent in one turn of the loop: answers must be read in between
 _TICK_S = 0.02
 _WATCH_S = 0.25
-_OPEN_AT_FIRST = 16  # connections of an open loop, at least, before its first request; more come when needed
 
 
 async def run(
@@ -85,43 +83,14 @@ async def run(
     record: Record | None = None,
 ) -> LoadReport:
     """Send what the plan says to the target and tell what came back. `stop` ends it early."""
-    part = await run_part(plan, target, pace_of(plan.load), watch=watch, stop=stop, record=record)
+    generator = _Generator(plan, target, pace_of(plan.load), watch, record)
+    part = await generator.run(stop or asyncio.Event())
     return report(plan, [part], target.name)
-
-
-async def run_part(
-    plan: Plan,
-    target: Target,
-    pace: Pace,
-    *,
-    of: int = 1,
-    start_at: float | None = None,
-    watch: Watch | None = None,
-    stop: asyncio.Event | None = None,
-    record: Record | None = None,
-) -> Part:
-    """What one of `of` processes does; `start_at` is on the clock of `time.monotonic()`."""
-    generator = _Generator(plan, target, pace, watch, record)
-    try:
-        await target.open(generator.answered, generator.clock, at_once(plan, of))
-        return await generator.run(start_at, stop or asyncio.Event())
-    finally:
-        await target.close()
-
-
-def at_once(plan: Plan, of: int = 1) -> int:
-    """Requests that one of `of` processes will have open: as many as it has clients; or as arrive within a
-    promise, since who opens connections under full load is late with what it sends."""
-    load = plan.load
-    if isinstance(load, Closed):
-        return ceil(load.concurrency / of)
-    busiest = max((phase.rate for phase in load.phases), default=0.0)
-    return max(_OPEN_AT_FIRST, ceil(busiest * (plan.slo or 0.0) / of))
 
 
 class _Generator:
     def __init__(
-        self, plan: Plan, target: Target, pace: Pace, watch: Watch | None, record: Record | None
+        self, plan: Plan, target: Target, pace: Pace, watch: Watch | None, record: Record | None = None
     ) -> None:
         self._plan = plan
         self._target = target
@@ -143,8 +112,16 @@ class _Generator:
     def clock(self) -> float:
         return time.monotonic() - self._start
 
-    async def run(self, start_at: float | None, stop: asyncio.Event) -> Part:
-        self._start = time.monotonic() + 0.01 if start_at is None else start_at
+    async def run(self, stop: asyncio.Event, of: int = 1, start_at: float | None = None) -> Part:
+        """What one of `of` processes does; `start_at` is on the clock of `time.monotonic()`."""
+        try:
+            await self._target.open(self.answered, self.clock, self._plan.at_once(of))
+            return await self._run(stop, time.monotonic() + 0.01 if start_at is None else start_at)
+        finally:
+            await self._target.close()
+
+    async def _run(self, stop: asyncio.Event, start_at: float) -> Part:
+        self._start = start_at
         processor = time.process_time()
         self._alarm.set(self._start)
         self._tick = self._loop.call_later(_TICK_S, self._ticked, time.monotonic() + _TICK_S)
@@ -370,7 +347,7 @@ async def _generate_part(pipe: Connection, plan: Plan, aim: Aim, part: int, of: 
     def watch(elapsed: float, seen: Slice) -> None:
         pipe.send((elapsed, seen))
 
-    return await run_part(plan, target, pace, of=of, start_at=start_at, watch=watch, stop=stop)
+    return await _Generator(plan, target, pace, watch).run(stop, of, start_at)
 
 
 def _listen(pipe: Connection, stop: Callable[[], object]) -> None:

@@ -6,7 +6,7 @@ from array import array
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 from random import Random
 from typing import TypeAlias
 
@@ -15,6 +15,7 @@ from carpool.lab.load.tally import Ticket
 from carpool.sim.arrivals import Poisson, Traffic
 
 MOST_REQUESTS = 20_000_000  # in one run: some 200 MB of times
+_OPEN_AT_FIRST = 16  # connections of an open loop, at least, before its first request; more come when needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,14 @@ class Plan:
     timeout: float = 10.0
     drain: float = 10.0
     batch: int = 1  # images in a request, where the schedule does not say otherwise
+
+    def at_once(self, of: int = 1) -> int:
+        """Requests that one of `of` processes will have open: as many as it has clients; or as arrive within
+        a promise, since who opens connections under full load is late with what it sends."""
+        if isinstance(self.load, Closed):
+            return ceil(self.load.concurrency / of)
+        busiest = max((phase.rate for phase in self.load.phases), default=0.0)
+        return max(_OPEN_AT_FIRST, ceil(busiest * (self.slo or 0.0) / of))
 
 
 class OpenLoop:

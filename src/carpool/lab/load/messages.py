@@ -157,26 +157,20 @@ def _from_file(spec: TensorSpec, shape: tuple[int, ...], arrays: Mapping[str, An
 _DRAWN = 4093  # a prime, so that names and bodies, which go round too, meet in every combination
 
 Value = TypeVar("Value")
-
-
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """Sources and priorities with their weights; nothing given is nobody named, and the model's default."""
-
-    sources: tuple[tuple[str, float], ...] = ()
-    priorities: tuple[tuple[int, float], ...] = ()
+Weighted: TypeAlias = tuple[tuple[Value, float], ...]
 
 
 class Draw:
-    """A mix, dealt out over the numbers of requests."""
+    """Sources and priorities by their weights, dealt out over the numbers of requests; without any, nobody is
+    named, and the priority is the model's default."""
 
-    def __init__(self, mix: Mix, seed: int) -> None:
+    def __init__(self, sources: Weighted[str] = (), priorities: Weighted[int] = (), seed: int = 1) -> None:
         random = Random(seed)
-        self._sources = self._draw(random, mix.sources, "")
-        self._priorities = self._draw(random, mix.priorities, 0)
+        self._sources = self._draw(random, sources, "")
+        self._priorities = self._draw(random, priorities, 0)
 
     @staticmethod
-    def _draw(random: Random, weighted: Sequence[tuple[Value, float]], default: Value) -> list[Value]:
+    def _draw(random: Random, weighted: Weighted[Value], default: Value) -> list[Value]:
         if len(weighted) < 2:
             return [weighted[0][0] if weighted else default]
         values, weights = zip(*weighted, strict=True)
