@@ -44,7 +44,7 @@ Watch = Callable[[float, Slice], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class Load(o.AsksServer, o.HasTraffic):
     """Send traffic to a running server and measure what comes back.
 
     Open loop, 500 requests a second whatever the server does, and how many were answered within 50 ms:
@@ -76,12 +76,6 @@ class Load:
     arrivals: str = o.option(
         "poisson", "Open loop: poisson, constant, bursty, cameras, or trace:FILE.", o.TRAFFIC
     )
-    burst_factor: o.BurstFactor = 3.0
-    burst_seconds: o.BurstSeconds = 0.5
-    burst_period: o.BurstPeriod = 2.5
-    cameras: o.CameraCount = None
-    fps: o.Fps = None
-    aligned: o.Aligned = False
     duration: float | None = o.option(
         None, "Seconds. Default: 10, the sum of the steps, or all of a trace.", o.TRAFFIC
     )
@@ -132,10 +126,6 @@ class Load:
     save: Path | None = o.option(
         None, "Every single request, as .jsonl or .csv.", o.RUN, metavar="FILE", show_default=False
     )
-    as_json: o.Json = False
-    api_key_file: o.ApiKeyFile = None
-    ca: o.Ca = None
-    insecure: o.Insecure = False
 
     def run(self) -> None:
         """Exits with 1 if there was nobody to ask."""
@@ -237,7 +227,7 @@ def aim_of(options: Load) -> Aim:
         None if deadline is None else o.number("--deadline-ms", deadline, above=0, most=1e8),
         _connections(options),
         options.shared_memory,
-        o.trust(options.api_key_file, options.ca, options.insecure),
+        options.trust(),
     )
 
 
@@ -327,7 +317,7 @@ def _traffic(options: Load) -> Traffic:
                 raise
             return Recording.read(file, per_source=True, model=options.model)
 
-    return o.traffic(options, {"poisson": Poisson(), "constant": Constant()}, read, per_source=True)
+    return options.traffic({"poisson": Poisson(), "constant": Constant()}, read, per_source=True)
 
 
 def _weighted(option: str, texts: list[str] | None) -> Iterator[tuple[str, float]]:

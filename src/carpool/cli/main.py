@@ -20,6 +20,7 @@ from carpool.cli.profile_command import ProfileVerb
 from carpool.cli.serve_command import Serve
 from carpool.cli.simulate_command import Simulate
 from carpool.cli.sweep_command import Sweep
+from carpool.cli.verb_options import LISTED_LAST
 from carpool.errors import CarpoolError
 
 _PLAINER = {  # typer's words, old and new, and ours
@@ -80,6 +81,7 @@ def _as_command(verb: type[Any]) -> Callable[..., None]:
             hints[one.name] = Annotated[hints[one.name], one.metadata["option"]]
     parameters = inspect.signature(verb).parameters.values()
     typed = [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
+    typed.sort(key=lambda parameter: parameter.name in LISTED_LAST)
     command.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
     command.__doc__ = verb.__doc__

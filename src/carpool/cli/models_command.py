@@ -21,7 +21,7 @@ Action = StrEnum("Action", ["list", "load", "unload"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelsVerb:
+class ModelsVerb(o.AsksServer):
     """List, load and unload the models of a running server.
 
     What is there, and why something is not:
@@ -46,10 +46,6 @@ class ModelsVerb:
         "load: settings to use instead of the model's own, a file in Triton's JSON form.",
         show_default=False,
     )
-    as_json: o.Json = False
-    api_key_file: o.ApiKeyFile = None
-    ca: o.Ca = None
-    insecure: o.Insecure = False
 
     def run(self) -> int:
         from carpool.config.rules import read_settings
@@ -59,7 +55,7 @@ class ModelsVerb:
             raise InvalidInput(f"{self.action} needs the name of a model: carpool models {self.action} NAME")
         if self.config is not None and self.action is not Action.load:
             raise InvalidInput(f"--config goes with load, not with {self.action}")
-        server = RunningServer(self.url, o.trust(self.api_key_file, self.ca, self.insecure))
+        server = RunningServer(self.url, self.trust())
         if self.action is not Action.list:
             settings = {} if self.config is None else {"parameters": {"config": read_settings(self.config)}}
             path = f"/v2/repository/models/{quote(self.name or '', safe='')}/{self.action}"

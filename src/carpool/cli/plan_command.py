@@ -20,7 +20,7 @@ _CORES, _FLEET = "The cores", "The fleet"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanVerb:
+class PlanVerb(o.HasCurve):
     """How many replicas keep this promise, with which settings, at what cost, and why.
 
     500 requests a second, which triple for ten seconds now and then:
@@ -36,8 +36,6 @@ class PlanVerb:
         carpool plan --curve 1:13,8:85 --slo-ms 250 --rate 60 --cores 2 --infer-cores 2 --decode-ms 2.5
     """
 
-    curve: o.Curve
-    slo_ms: o.SloMs
     rate: Annotated[float, typer.Option(help="Images per second, on average.", rich_help_panel=o.TRAFFIC)]
     surge: float = o.option(1.0, "Surges multiply the rate by this.", o.TRAFFIC)
     surge_seconds: float = o.option(60.0, "How long a surge lasts.", o.TRAFFIC)
@@ -61,8 +59,6 @@ class PlanVerb:
     protocol_ms: float = o.option(
         0.0, "What one request takes of a core in front end and engine, in ms.", _CORES
     )
-    max_batch: o.MaxBatch = None
-    buckets: o.Buckets = None
     noise: o.Noise = 0.05
     seed: o.Seed = 1
     as_json: o.Json = False

@@ -35,7 +35,7 @@ Task = StrEnum("Task", ["detect", "classify", "segment", "embed"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict:
+class Predict(o.AsksServer):
     """Send pictures to a running server.
 
     What is in them, from whatever model the server has:
@@ -65,17 +65,13 @@ class Predict:
         None, "Write the pictures with the answers drawn in here.", metavar="DIR", show_default=False
     )
     at_once: int = o.option(4, "How many pictures to have under way.", min=1, max=64)
-    as_json: o.Json = False
-    api_key_file: o.ApiKeyFile = None
-    ca: o.Ca = None
-    insecure: o.Insecure = False
 
     def run(self) -> int:
         """Exits with 1 unless every picture was answered."""
         from carpool.lab.load.facts import Failed, RunningServer
 
         files = pictures(self.images)
-        server = RunningServer(self.url, o.trust(self.api_key_file, self.ca, self.insecure))
+        server = RunningServer(self.url, self.trust())
         try:
             predictions = self._ask_all(server, files)
         except OSError as error:

@@ -25,7 +25,7 @@ _MOST_NAMED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileVerb:
+class ProfileVerb(o.AsksServer):
     """Measure how long batches take here, and say which of them a promise allows.
 
     Which promise could this model keep?
@@ -63,10 +63,6 @@ class ProfileVerb:
     plot: Path | None = o.option(
         None, "Draw the points, the line, the knee and the promises.", metavar="FILE.png"
     )
-    as_json: o.Json = False
-    api_key_file: o.ApiKeyFile = None
-    ca: o.Ca = None
-    insecure: o.Insecure = False
 
     def run(self) -> None:
         if "://" in self.model:
@@ -111,7 +107,7 @@ class ProfileVerb:
             if field.name not in _GOES_WITH_A_URL and getattr(self, field.name) != field.default:
                 option = f"--{field.name.replace('_', '-')}"
                 raise InvalidInput(f"{option} is for measuring; a running server is only asked what it knows")
-        server = RunningServer(self.model, o.trust(self.api_key_file, self.ca, self.insecure))
+        server = RunningServer(self.model, self.trust())
         name = self.name
         if not name:
             try:

@@ -33,7 +33,7 @@ Timeout = StrEnum("Timeout", ["reject", "delay"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulate:
+class Simulate(o.HasCurve, o.HasTraffic):
     """Play traffic against a model in virtual time, with the scheduler that serves it.
 
     Three times the traffic that can be promised, beside what other servers do:
@@ -49,10 +49,6 @@ class Simulate:
         carpool simulate --curve 16+4 --slo-ms 200 --arrivals trace:FILE --instances 2
     """
 
-    curve: o.Curve
-    slo_ms: o.SloMs
-    max_batch: o.MaxBatch = None
-    buckets: o.Buckets = None
     instances: int = o.option(1, "Devices behind the one queue.", o.MODEL)
     load: float | None = o.option(
         None,
@@ -66,12 +62,6 @@ class Simulate:
         o.TRAFFIC,
     )
     model: str = o.option("", "trace: whose arrivals, if there are several models in it.", o.TRAFFIC)
-    burst_factor: o.BurstFactor = 3.0
-    burst_seconds: o.BurstSeconds = 0.5
-    burst_period: o.BurstPeriod = 2.5
-    cameras: o.CameraCount = None
-    fps: o.Fps = None
-    aligned: o.Aligned = False
     per_source: bool = o.option(
         False,
         "Cameras, or the sources of a trace, each get a fair share. Without it they are one source.",
@@ -222,7 +212,7 @@ def _traffic(options: Simulate) -> Traffic:
         raise InvalidInput("--model chooses among the models of a trace: give --arrivals trace:FILE")
     per_source = options.per_source or options.latest
     read = partial(Recording.read, per_source=per_source, model=options.model)
-    return o.traffic(options, {"poisson": Poisson()}, read, per_source=per_source)
+    return options.traffic({"poisson": Poisson()}, read, per_source=per_source)
 
 
 # ---- what programs and people see

@@ -34,7 +34,7 @@ SweepMode = StrEnum("SweepMode", ["promise", "knobs", "both"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class Sweep(o.AsksServer):
     """Measure a model at many rates and settings, and draw its operating curve.
 
     The demo detector, under a promise and under fixed knobs; the report opens in a browser:
@@ -101,10 +101,6 @@ class Sweep:
         metavar="FOLDER",
         show_default="./carpool-sweep-MODEL-TIME",
     )
-    api_key_file: o.ApiKeyFile = None
-    ca: o.Ca = None
-    insecure: o.Insecure = False
-    as_json: o.Json = False
 
     def run(self) -> int:
         import asyncio
@@ -207,7 +203,7 @@ def order_of(options: Sweep) -> SweepOrder:
         curve=options.curve or "",
         instances=o.whole("--instances", options.instances, least=1, most=256),
         command=shlex.join(["carpool", *sys.argv[1:]]),
-        trust=o.trust(options.api_key_file, options.ca, options.insecure) if url else TRUSTING,
+        trust=options.trust() if url else TRUSTING,
     )
     check_length([Phase(rate, order.warmup + order.seconds) for rate in rates])
     return order

@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -20,8 +20,6 @@ from carpool.errors import InvalidInput
 if TYPE_CHECKING:
     import asyncio
 
-    from carpool.cli.load_command import Load
-    from carpool.cli.simulate_command import Simulate
     from carpool.lab.load.facts import Trust
     from carpool.sim.arrivals import Traffic
 
@@ -45,37 +43,11 @@ def _shared(panel: str | None, words: str, name: str | None = None, **more: Any)
     return typer.Option(*names, help=words, rich_help_panel=panel, **more)
 
 
-Curve = Annotated[
-    str,
-    _shared(
-        MODEL,
-        "How long a batch takes: 4+1 (ms fixed + ms per image), or points 1:6.2,4:9.1,16:21 (batch:ms).",
-    ),
-]
-SloMs = Annotated[float, _shared(MODEL, "The promise: every answer within so many ms.")]
-MaxBatch = Annotated[int | None, _shared(MODEL, "Largest batch. Default: the curve's last point, or 64.")]
-Buckets = Annotated[
-    str | None, _shared(MODEL, "Batch sizes the engine is built for, 1,4,16,64: others are padded.")
-]
-
-BurstFactor = Annotated[float, _shared(TRAFFIC, "bursty: a surge is so many times the rate around it.")]
-BurstSeconds = Annotated[float, _shared(TRAFFIC, "bursty: length of a surge.")]
-BurstPeriod = Annotated[float, _shared(TRAFFIC, "bursty: seconds from one surge to the next.")]
-CameraCount = Annotated[int | None, _shared(TRAFFIC, "cameras: how many.", "--cameras")]
-Fps = Annotated[float | None, _shared(TRAFFIC, "cameras: frames per second of each. Default: 10.")]
-Aligned = Annotated[bool, _shared(TRAFFIC, "cameras: all send at the same moment.", "--aligned")]
-
 Noise = Annotated[float, _shared(DEVICE, "Spread of batch times: sigma of a lognormal factor.")]
 Seed = Annotated[int, _shared(RUN, "The same seed gives the same run.")]
 Json = Annotated[bool, _shared(RUN, "Print one JSON object.", "--json")]
-
 ServerUrl = Annotated[str, typer.Option(help="Where the server is.")]
-_KEY_WORDS = f"File with the key for the server; without it, {KEY_VARIABLE} of the environment."
-ApiKeyFile = Annotated[Path | None, _shared(_SERVER, _KEY_WORDS, metavar="FILE", show_default=False)]
-_CA_WORDS = "Certificate of whoever signed the server's, for https://."
-Ca = Annotated[Path | None, _shared(_SERVER, _CA_WORDS, metavar="FILE", show_default=False)]
-Insecure = Annotated[bool, _shared(_SERVER, "Believe any certificate: for trying out.", "--insecure")]
-
+_CURVE = "How long a batch takes: 4+1 (ms fixed + ms per image), or points 1:6.2,4:9.1,16:21 (batch:ms)."
 
 MOST_IN_A_BATCH = 4096
 MOST_REQUESTS = 5_000_000  # in one run: a minute or two, and some GB
@@ -167,35 +139,6 @@ def affordable(rate: float, seconds: float) -> None:
         )
 
 
-def traffic(
-    options: Load | Simulate, plain: Mapping[str, Traffic], read: Callable[[Path], Traffic], **cameras: Any
-) -> Traffic:
-    """By --arrivals: one that is `plain`, or those that need more to be said; `read` is for a trace."""
-    from carpool.sim.arrivals import Bursty, Cameras
-
-    kind = options.arrivals
-    if kind == "bursty":
-        period = number("--burst-period", options.burst_period, least=0.01, most=1e6)
-        factor = number("--burst-factor", options.burst_factor, least=1, most=1000)
-        return Bursty(factor, number("--burst-seconds", options.burst_seconds, above=0, most=period), period)
-    if kind == "cameras":
-        if options.cameras is None:
-            raise InvalidInput(
-                "--cameras is needed with --arrivals cameras: say how many, like --cameras 100"
-            )
-        count = whole("--cameras", options.cameras, least=1, most=1_000_000)
-        fps = number("--fps", 10.0 if options.fps is None else options.fps, above=0, most=10_000)
-        return Cameras(count, fps, options.aligned, **cameras)
-    if kind.startswith("trace:"):
-        with blamed_on("--arrivals"):
-            return read(Path(kind.removeprefix("trace:")))
-    if kind not in plain:
-        raise InvalidInput(
-            f"--arrivals must be {', '.join(plain)}, bursty, cameras or trace:FILE, not {kind!r}"
-        )
-    return plain[kind]
-
-
 def stop_on_signal(again: Callable[[], object]) -> asyncio.Event:
     """Set by Ctrl-C, in a running loop; the second one calls `again`."""
     import asyncio
@@ -257,3 +200,86 @@ def _read_key(file: Path) -> str:
         if words and not words[0].startswith("#"):
             return words[0] if len(words) == 1 else words[1]
     raise InvalidInput(f"--api-key-file {file} holds no key")
+
+
+# ---- options that several verbs have
+
+
+@dataclass(frozen=True, kw_only=True)
+class HasCurve:
+    """A verb about batches that take so long."""
+
+    curve: Annotated[str, _shared(MODEL, _CURVE)]
+    slo_ms: Annotated[float, _shared(MODEL, "The promise: every answer within so many ms.")]
+    max_batch: int | None = option(None, "Largest batch. Default: the curve's last point, or 64.", MODEL)
+    buckets: str | None = option(
+        None, "Batch sizes the engine is built for, 1,4,16,64: others are padded.", MODEL
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HasTraffic:
+    """A verb that requests come to, or that makes them."""
+
+    arrivals: str
+    burst_factor: float = option(3.0, "bursty: a surge is so many times the rate around it.", TRAFFIC)
+    burst_seconds: float = option(0.5, "bursty: length of a surge.", TRAFFIC)
+    burst_period: float = option(2.5, "bursty: seconds from one surge to the next.", TRAFFIC)
+    cameras: int | None = option(None, "cameras: how many.", TRAFFIC, name="--cameras")
+    fps: float | None = option(None, "cameras: frames per second of each. Default: 10.", TRAFFIC)
+    aligned: bool = option(False, "cameras: all send at the same moment.", TRAFFIC, name="--aligned")
+
+    def traffic(
+        self, plain: Mapping[str, Traffic], read: Callable[[Path], Traffic], *, per_source: bool
+    ) -> Traffic:
+        """By --arrivals: one that is `plain`, or those that need more to be said; `read` is for a trace."""
+        from carpool.sim.arrivals import Bursty, Cameras
+
+        if self.arrivals == "bursty":
+            period = number("--burst-period", self.burst_period, least=0.01, most=1e6)
+            factor = number("--burst-factor", self.burst_factor, least=1, most=1000)
+            return Bursty(factor, number("--burst-seconds", self.burst_seconds, above=0, most=period), period)
+        if self.arrivals == "cameras":
+            if self.cameras is None:
+                raise InvalidInput(
+                    "--cameras is needed with --arrivals cameras: say how many, like --cameras 100"
+                )
+            count = whole("--cameras", self.cameras, least=1, most=1_000_000)
+            fps = number("--fps", 10.0 if self.fps is None else self.fps, above=0, most=10_000)
+            return Cameras(count, fps, self.aligned, per_source)
+        if self.arrivals.startswith("trace:"):
+            with blamed_on("--arrivals"):
+                return read(Path(self.arrivals.removeprefix("trace:")))
+        if self.arrivals not in plain:
+            kinds = ", ".join((*plain, "bursty", "cameras"))
+            raise InvalidInput(f"--arrivals must be {kinds} or trace:FILE, not {self.arrivals!r}")
+        return plain[self.arrivals]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsksServer:
+    """A verb that may ask a running server."""
+
+    as_json: Json = False
+    api_key_file: Path | None = option(
+        None,
+        f"File with the key for the server; without it, {KEY_VARIABLE} of the environment.",
+        _SERVER,
+        metavar="FILE",
+        show_default=False,
+    )
+    ca: Path | None = option(
+        None,
+        "Certificate of whoever signed the server's, for https://.",
+        _SERVER,
+        metavar="FILE",
+        show_default=False,
+    )
+    insecure: bool = option(False, "Believe any certificate: for trying out.", _SERVER, name="--insecure")
+
+    def trust(self) -> Trust:
+        return trust(self.api_key_file, self.ca, self.insecure)
+
+
+LISTED_LAST = {*HasTraffic.__annotations__, *AsksServer.__annotations__}
+"""By the help: after a verb's own."""
