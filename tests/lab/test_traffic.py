@@ -74,7 +74,7 @@ def test_a_recording_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_surge_has_edges() -> None:
     surge = Surge(factor=5, length=2, calm=3)
     assert list(surge.windows(10)) == [(3, 5), (8, 10)]
-    found = surge.arrivals(100.0, 10.0, Random(1))
+    found = list(surge.arrivals(100.0, 10.0, Random(1)))
     inside = [a for a in found if 3 <= a.at < 5 or 8 <= a.at < 10]
     assert len(inside) == pytest.approx(2000, rel=0.1)
     assert len(found) - len(inside) == pytest.approx(900, rel=0.1)

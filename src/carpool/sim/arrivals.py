@@ -30,7 +30,7 @@ class Arrival:
 
 def poisson(rate: float, seconds: float, random: Random) -> list[Arrival]:
     """Independent clients: exponential gaps."""
-    return list(_poisson(rate, 0.0, seconds, random))
+    return list(poisson_between(0.0, seconds, rate, random))
 
 
 def trace(path: Path, model: str = "") -> list[Arrival]:
@@ -75,7 +75,7 @@ def _names(by_model: dict[str, list[Arrival]]) -> str:
     return ", ".join(names[:_MOST_SHOWN]) + (" …" if len(names) > _MOST_SHOWN else "")
 
 
-def _poisson(rate: float, start: float, end: float, random: Random) -> Iterator[Arrival]:
+def poisson_between(start: float, end: float, rate: float, random: Random) -> Iterator[Arrival]:
     at = start + random.expovariate(rate)
     while at < end:
         yield Arrival(at)
@@ -120,7 +120,7 @@ class Poisson(Traffic):
     even = True
 
     def arrivals(self, rate: float, seconds: float, random: Random) -> Iterator[Arrival]:
-        return _poisson(rate, 0.0, seconds, random)
+        return poisson_between(0.0, seconds, rate, random)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +150,8 @@ class Bursty(Traffic):
         start = 0.0
         while start < seconds:
             surge_ends = min(start + self.length, seconds)
-            yield from _poisson(base * self.factor, start, surge_ends, random)
-            yield from _poisson(base, surge_ends, min(start + self.period, seconds), random)
+            yield from poisson_between(start, surge_ends, base * self.factor, random)
+            yield from poisson_between(surge_ends, min(start + self.period, seconds), base, random)
             start += self.period
 
 

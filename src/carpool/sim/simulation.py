@@ -14,7 +14,7 @@ from carpool.core.job import Job, Reason
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.errors import InvalidInput
-from carpool.sim.arrivals import Arrival, Poisson, Traffic, poisson
+from carpool.sim.arrivals import Arrival, Poisson, Traffic, poisson_between
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,16 +352,14 @@ class Surge(Traffic):
             yield start, start + self.length
             start += self.length + self.calm
 
-    def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
+    def arrivals(self, rate: float, seconds: float, random: Random) -> Iterator[Arrival]:
         """`rate` is the calm one."""
         edge = 0.0
-        pieces = []  # where they begin, and their arrivals
         for start, end in self.windows(seconds):
-            pieces.append((edge, poisson(rate, start - edge, random)))
-            pieces.append((start, poisson(rate * self.factor, end - start, random)))
+            yield from poisson_between(edge, start, rate, random)
+            yield from poisson_between(start, end, rate * self.factor, random)
             edge = end
-        pieces.append((edge, poisson(rate, self.calm, random)))
-        return [replace(arrival, at=arrival.at + begin) for begin, some in pieces for arrival in some]
+        yield from poisson_between(edge, edge + self.calm, rate, random)
 
 
 def surge_outcome(scenario: Scenario, surge: Surge) -> tuple[float, float, float]:

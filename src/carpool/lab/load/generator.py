@@ -355,5 +355,5 @@ def _listen(pipe: Connection, stop: Callable[[], object]) -> None:
     try:
         pipe.recv()
         stop()
-    except EOFError:
+    except (EOFError, OSError):
         os._exit(1)
