@@ -123,9 +123,7 @@ class Load(o.AsksServer, o.HasTraffic):
         None, "At most so many. Default: 256; 4 for gRPC, where calls share.", o.RUN
     )
     processes: int = o.option(1, "Generate with so many, if a core is not enough.", o.RUN)
-    save: Path | None = o.option(
-        None, "Every single request, as .jsonl or .csv.", o.RUN, metavar="FILE", show_default=False
-    )
+    save: Path | None = o.option(None, "Every single request, as .jsonl or .csv.", o.RUN, metavar="FILE")
 
     def run(self) -> None:
         """Exits with 1 if there was nobody to ask."""

@@ -42,9 +42,7 @@ class ModelsVerb(o.AsksServer):
     ] = None
     url: o.ServerUrl = "http://localhost:8000"
     config: Path | None = o.option(
-        None,
-        "load: settings to use instead of the model's own, a file in Triton's JSON form.",
-        show_default=False,
+        None, "load: settings to use instead of the model's own, a file in Triton's JSON form."
     )
 
     def run(self) -> int:

@@ -45,10 +45,7 @@ class PlanVerb(o.HasCurve):
         1, "Instances of a replica, side by side; the curve is of one while all are busy.", o.MODEL
     )
     cores: float | None = o.option(
-        None,
-        "Cores that each replica has for everything: its part of a machine. Default: enough.",
-        _CORES,
-        show_default=False,
+        None, "Cores that each replica has for everything: its part of a machine. Default: enough.", _CORES
     )
     infer_cores: float = o.option(
         0.0,

@@ -52,18 +52,12 @@ class Predict(o.AsksServer):
         typer.Argument(metavar="IMAGE…", help="Pictures, patterns like 'in/*.jpg', or folders of pictures."),
     ]
     url: o.ServerUrl = "http://localhost:8000"
-    task: Task | None = o.option(
-        None, "What to ask for; without it, what the server's first model does.", show_default=False
-    )
-    model: str | None = o.option(None, "Which model is to answer.", show_default=False)
-    score: float | None = o.option(None, "Lowest score that counts.", min=0.0, max=1.0, show_default=False)
-    iou: float | None = o.option(
-        None, "Overlap above which the weaker box goes.", min=0.0, max=1.0, show_default=False
-    )
-    top_k: int | None = o.option(None, "How many classes to answer.", min=1, max=1000, show_default=False)
-    save: Path | None = o.option(
-        None, "Write the pictures with the answers drawn in here.", metavar="DIR", show_default=False
-    )
+    task: Task | None = o.option(None, "What to ask for; without it, what the server's first model does.")
+    model: str | None = o.option(None, "Which model is to answer.")
+    score: float | None = o.option(None, "Lowest score that counts.", min=0.0, max=1.0)
+    iou: float | None = o.option(None, "Overlap above which the weaker box goes.", min=0.0, max=1.0)
+    top_k: int | None = o.option(None, "How many classes to answer.", min=1, max=1000)
+    save: Path | None = o.option(None, "Write the pictures with the answers drawn in here.", metavar="DIR")
     at_once: int = o.option(4, "How many pictures to have under way.", min=1, max=64)
 
     def run(self) -> int:

@@ -49,10 +49,8 @@ class ProfileVerb(o.AsksServer):
             show_default=False,
         ),
     ]
-    name: str | None = o.option(None, "Which model of a repository or a server.", show_default=False)
-    sizes: str | None = o.option(
-        None, "Batch sizes to measure, like 1,2,4,8. Default: powers of two.", show_default=False
-    )
+    name: str | None = o.option(None, "Which model of a repository or a server.")
+    sizes: str | None = o.option(None, "Batch sizes to measure, like 1,2,4,8. Default: powers of two.")
     slo_ms: str = o.option("30,50,100", "Promises to weigh, in ms, like 30,50,100.")
     repeats: int = o.option(10, "Runs of each size, at least, after the warm-up.")
     instances: int | None = o.option(

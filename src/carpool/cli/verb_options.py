@@ -266,14 +266,9 @@ class AsksServer:
         f"File with the key for the server; without it, {KEY_VARIABLE} of the environment.",
         _SERVER,
         metavar="FILE",
-        show_default=False,
     )
     ca: Path | None = option(
-        None,
-        "Certificate of whoever signed the server's, for https://.",
-        _SERVER,
-        metavar="FILE",
-        show_default=False,
+        None, "Certificate of whoever signed the server's, for https://.", _SERVER, metavar="FILE"
     )
     insecure: bool = option(False, "Believe any certificate: for trying out.", _SERVER, name="--insecure")
 

@@ -130,11 +130,7 @@ _ERROR = re.compile(r"""^carpool: (.+)|\berror="(.+)"$""")
 _STARTING_S = 900.0  # a model may be measured first
 _LOOK_S = 0.05
 _STOPPING_S = 20.0
-_OURS = (
-    "CARPOOL_SLO_MS",
-    "CARPOOL_MODEL_CONTROL_MODE",
-    "CARPOOL_LOAD_MODELS",
-)  # would change the numbers
+_OURS = ("CARPOOL_SLO_MS", "CARPOOL_MODEL_CONTROL_MODE", "CARPOOL_LOAD_MODELS")  # would change the numbers
 
 
 class NoServer(CarpoolError):
