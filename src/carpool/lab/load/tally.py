@@ -238,6 +238,10 @@ class Tally(_Counts):
         self.outside = Histogram()  # of the service time, what the server does not know of
         self.batch = Histogram()
 
+    def start(self, ticket: Ticket) -> None:
+        self.offered += 1
+        self.start_lag.add(ticket.started - ticket.intended)
+
     def end(self, ticket: Ticket, now: float, answer: Answer, slo: float | None) -> bool:
         """Whether it was answered in time."""
         if ticket.sent is not None:
@@ -301,9 +305,7 @@ class Ledger:
         ticket.started = now
         self.open += 1
         self._slice.offered += 1
-        tally = self.tallies[ticket.phase]
-        tally.offered += 1
-        tally.start_lag.add(now - ticket.intended)
+        self.tallies[ticket.phase].start(ticket)
         self._waiting.append(ticket)
 
     def end(self, ticket: Ticket, now: float, answer: Answer) -> bool:

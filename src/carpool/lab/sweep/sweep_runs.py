@@ -246,8 +246,8 @@ class Journal:
         """A new folder, or one in which the same was begun; anything else is refused."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = folder / _IDENTITY
-            before = _read_object(_text(file)) if file.exists() else None
+            begun = folder / _IDENTITY
+            before = _read_object(_text(begun)) if begun.exists() else None
         except OSError as error:
             raise InvalidInput(f"--out: {folder}: {error.strerror or error}") from None
         if before is None:
