@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
 import orjson
@@ -24,10 +25,10 @@ from carpool.lab.load.messages import (
     Header,
     Message,
     Weighted,
-    head_and_body,
     make_tensors,
     picture_messages,
     tensor_messages,
+    whole_message,
 )
 from carpool.lab.load.tally import Target, Ticket
 from carpool.types import Datatype, Tensor
@@ -96,7 +97,7 @@ def region_messages(asking: Asking, region: ClientRegion, draw: Draw) -> Callabl
         if priority:
             parameters["priority"] = priority
         body = orjson.dumps({"inputs": region.sets[number], "parameters": parameters})
-        return head_and_body(asking, source, "application/json", body)
+        return whole_message(asking, source, "application/json", body)
 
     return lambda ticket: build(ticket.number % len(region.sets), draw.source(ticket), draw.priority(ticket))
 
@@ -181,34 +182,41 @@ def take_aim(aim: Aim) -> Target:
         return _grpc(aim, address)
     facts = http_facts(address, aim.trust)
     facts.check_ready()
-    return _pictures(aim, address, facts) if aim.pictures else _tensors(aim, address, facts)
+    made = _pictures(aim, address, facts) if aim.pictures else _tensors(aim, address, facts)
+    tls = aim.trust.context() if address.secure else None
+    many = aim.connections or _CONNECTIONS
+    return HttpTarget(address.host, address.port, made.message, many, made.name, tls, made.closing)
 
 
-def _tensors(aim: Aim, address: Address, facts: HttpFacts) -> Target:
+class _Made(NamedTuple):
+    """What a target sends, how it is called, and what ends it."""
+
+    message: Callable[[Ticket], Message]
+    name: str
+    closing: Callable[[], None] = lambda: None
+
+
+def _tensors(aim: Aim, address: Address, facts: HttpFacts) -> _Made:
     if address.path:
         raise InvalidInput(f"the path {address.path} goes with --image: for tensors give the server alone")
     model = aim.model or only_model(facts)
     version = f"/versions/{quote(aim.version, safe='')}" if aim.version else ""
-    path = f"/v2/models/{quote(model, safe='')}{version}/infer"
-    asking = aim.asking(address.authority, path)
+    asking = aim.asking(address.authority, f"/v2/models/{quote(model, safe='')}{version}/infer")
     bodies = _bodies(facts, model, aim)
-    draw = aim.draw()
     name = f"{address.scheme}://{address.authority}, model {model}"
     if aim.shared_memory:
         region = ClientRegion(facts, bodies(1))
-        message = region_messages(asking, region, draw)
-        target = _http_target(aim, address, message, name, closing=region.close)
+        made = _Made(region_messages(asking, region, aim.draw()), name, region.close)
     else:
-        message = tensor_messages(asking, model, bodies, draw)
-        target = _http_target(aim, address, message, name)
-    status, body, length = facts.try_one(message(Ticket(0, 0.0)))
+        made = _Made(tensor_messages(asking, model, bodies, aim.draw()), name)
+    status, body, length = facts.try_one(made.message(Ticket(0, 0.0)))
     _check(status, body)
     if status == 200:
         decode_response(body, read_header_length(length, len(body)))
-    return target
+    return made
 
 
-def _pictures(aim: Aim, address: Address, facts: HttpFacts) -> Target:
+def _pictures(aim: Aim, address: Address, facts: HttpFacts) -> _Made:
     path = address.path or (f"/models/{quote(aim.model, safe='')}/predict" if aim.model else "")
     if not path:
         raise InvalidInput(
@@ -217,25 +225,7 @@ def _pictures(aim: Aim, address: Address, facts: HttpFacts) -> Target:
     asking = aim.asking(address.authority, path)
     message = picture_messages(asking, read_pictures(aim.pictures), aim.draw())
     _check(*facts.try_one(message(Ticket(0, 0.0)))[:2])
-    return _http_target(aim, address, message, f"{address.scheme}://{address.authority}{path}")
-
-
-def _http_target(
-    aim: Aim,
-    address: Address,
-    message: Callable[[Ticket], Message],
-    name: str,
-    closing: Callable[[], None] = lambda: None,
-) -> HttpTarget:
-    return HttpTarget(
-        address.host,
-        address.port,
-        message,
-        connections=aim.connections or _CONNECTIONS,
-        name=name,
-        tls=aim.trust.context() if address.secure else None,
-        closing=closing,
-    )
+    return _Made(message, f"{address.scheme}://{address.authority}{path}")
 
 
 def http_facts(address: Address, trust: Trust = TRUSTING) -> HttpFacts:

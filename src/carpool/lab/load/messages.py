@@ -196,6 +196,7 @@ LATEST = "X-Carpool-Latest"
 _SETS = 64  # of tensors that are kept
 _KINDS = 8192  # messages that are kept: sources × priorities × bodies
 _SMALL = 16 * 1024
+_BINARY = "application/octet-stream"
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _OURS = {"host", "content-length", "transfer-encoding", "connection", HEADER_LENGTH.lower()}
 
@@ -249,10 +250,7 @@ def tensor_messages(asking: Asking, model: str, bodies: Bodies, draw: Draw) -> C
         options = RequestOptions(priority=priority)
         request = InferRequest(model, made(images)[number], options=options, binary_output=True)
         encoded = encode_request(request)
-        fields = [*asked_headers(asking, source), ("Content-Type", "application/octet-stream")]
-        if encoded.header_length is not None:
-            fields.append((HEADER_LENGTH, str(encoded.header_length)))
-        return _joined(_head(asking, fields, encoded.size) + encoded.buffers[0], tail(images, number))
+        return whole_message(asking, source, _BINARY, tail(images, number), bytes(encoded.buffers[0]))
 
     def message(ticket: Ticket) -> Message:
         images = ticket.images
@@ -270,22 +268,18 @@ def picture_messages(
     @lru_cache(maxsize=_KINDS)
     def build(number: int, source: str) -> Message:
         picture, content_type = pictures[number]
-        return head_and_body(asking, source, content_type, picture)
+        return whole_message(asking, source, content_type, picture)
 
     return lambda ticket: build(ticket.number % len(pictures), draw.source(ticket))
 
 
-def head_and_body(asking: Asking, source: str, content_type: str, body: bytes) -> Message:
-    fields = [*asked_headers(asking, source), ("Content-Type", content_type)]
-    return _joined(_head(asking, fields, len(body)), body)
-
-
-def _joined(head: bytes, body: bytes) -> Message:
-    return (head + body, b"") if len(body) <= _SMALL else (head, body)
-
-
-def _head(asking: Asking, fields: Sequence[Header], size: int) -> bytes:
+def whole_message(asking: Asking, source: str, content_type: str, body: bytes, start: bytes = b"") -> Message:
+    """`start` is what comes before the body: the head of binary tensors, which has a length of its own."""
     lines = [f"POST {asking.path} HTTP/1.1", f"Host: {asking.host}"]
-    lines += [f"{name}: {value}" for name, value in fields]
-    lines += [f"Content-Length: {size}", "", ""]
-    return "\r\n".join(lines).encode()
+    lines += [f"{name}: {value}" for name, value in asked_headers(asking, source)]
+    lines.append(f"Content-Type: {content_type}")
+    if start:
+        lines.append(f"{HEADER_LENGTH}: {len(start)}")
+    lines += [f"Content-Length: {len(start) + len(body)}", "", ""]
+    head = "\r\n".join(lines).encode() + start
+    return (head + body, b"") if len(body) <= _SMALL else (head, body)
