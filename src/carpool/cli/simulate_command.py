@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from carpool.sim.simulation import Outcome, Scenario
 
 _SECONDS = 60.0
+_MOST_REQUESTS = 5_000_000  # in one run: a minute or two, and some GB
 _KNOBS = "Knobs mode"
 _SETTINGS = ("seconds", "seed", "seeds", "noise", "stall_share", "stall_factor", "profile_error")
 _TRAFFIC_SETTINGS: dict[str, tuple[str, ...]] = {
@@ -165,7 +166,11 @@ def _scenario(options: Simulate) -> Scenario:
         latest=options.latest,
     )
     scenario = replace(scenario, rate=_mean_rate(options, scenario))
-    o.affordable(scenario.rate, scenario.seconds)
+    if not scenario.rate * seconds <= _MOST_REQUESTS:
+        raise InvalidInput(
+            f"--seconds {seconds:g} at {scenario.rate:,.9g} images/s is more than the {_MOST_REQUESTS:,} "
+            f"requests that one run may hold: give at most {_MOST_REQUESTS / scenario.rate:.3g}"
+        )
     return scenario
 
 

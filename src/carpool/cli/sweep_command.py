@@ -289,10 +289,11 @@ def _progress() -> Iterator[SweepProgress]:
 
 
 def _print(results: Results, page: Path) -> None:
-    titles = ("setting", "load", "offered/s", "in time/s", "plan/s", "in time", "p99 ms", "batch")
+    titles = ("setting", "load", "offered/s", "in time/s", "plan/s", "in time", "p99", "batch")
     rows = []
     for row in results.rows:
         cells = results.cells(row)
+        cells["p99"] = f"{cells['p99 ms']} ms"
         mark = "void" if row.void else "best" if results.is_best(row) else ""
         rows.append((*(cells[title] for title in titles), mark))
     show.table((*titles, ""), rows, left=("setting", ""))

@@ -50,7 +50,6 @@ ServerUrl = Annotated[str, typer.Option(help="Where the server is.")]
 _CURVE = "How long a batch takes: 4+1 (ms fixed + ms per image), or points 1:6.2,4:9.1,16:21 (batch:ms)."
 
 MOST_IN_A_BATCH = 4096
-MOST_REQUESTS = 5_000_000  # in one run: a minute or two, and some GB
 
 
 def number(
@@ -129,14 +128,6 @@ def slo(slo_ms: float, curve: BatchCurve) -> float:
             f"give at least {2 * alone:g}, for a request may have to wait for the one before it"
         )
     return slo_ms / 1e3
-
-
-def affordable(rate: float, seconds: float) -> None:
-    if not rate * seconds <= MOST_REQUESTS:
-        raise InvalidInput(
-            f"--seconds {seconds:g} at {rate:,.9g} images/s is more than the {MOST_REQUESTS:,} requests "
-            f"that one run may hold: give at most {MOST_REQUESTS / rate:.3g}"
-        )
 
 
 def stop_on_signal(again: Callable[[], object]) -> asyncio.Event:
