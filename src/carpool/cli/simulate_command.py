@@ -104,7 +104,6 @@ class Simulate(o.HasCurve, o.HasTraffic):
     as_json: o.Json = False
 
     def run(self) -> None:
-        from carpool.lab.plots import operating_curve
         from carpool.sim.simulation import LOADS, contenders, measure, sweep
 
         o.drawing(self.plot)
@@ -116,6 +115,8 @@ class Simulate(o.HasCurve, o.HasTraffic):
             results = {name: measure(entry, step) for name, entry in entries.items()}
         notes = _notes(self, scenario)
         if self.plot is not None:
+            from carpool.lab.plots import operating_curve
+
             with show.steps("drawing", len(entries) * len(LOADS)) as step:
                 sweeps = {name: sweep(entry, on_step=step) for name, entry in entries.items()}
             with o.blamed_on("--plot"):
