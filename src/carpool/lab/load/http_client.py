@@ -239,22 +239,18 @@ class HttpTarget:
         task.add_done_callback(self._opening.discard)
 
     async def _open_one(self) -> None:
+        """Without one, somebody who waited is told: a server that is gone fails every request, once each."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await loop.create_connection(lambda: _Connection(self), self.host, self.port, ssl=self.tls)
-        except TimeoutError:
-            self._no_connection("connect-timeout")
-        except OSError:
-            self._no_connection("cannot-connect")
-
-    def _no_connection(self, reason: str) -> None:
-        """One who waited is told, so that a server that is gone fails every request, and only once each."""
-        self._coming -= 1
-        ticket = self._next_waiting()
-        if ticket is not None:
-            self._tell(ticket, failed(reason))
-        asyncio.get_running_loop().call_soon(self._connect_if_needed)
+        except OSError as error:  # a timeout is one
+            self._coming -= 1
+            ticket = self._next_waiting()
+            if ticket is not None:
+                late = isinstance(error, TimeoutError)
+                self._tell(ticket, failed("connect-timeout" if late else "cannot-connect"))
+            loop.call_soon(self._connect_if_needed)
 
     def _next_waiting(self) -> Ticket | None:
         while self._waiting:
@@ -339,10 +335,8 @@ class _Connection(asyncio.Protocol):
             self.drop()
             self._pool.ended(ticket, failed(error.reason))
             return
-        if answer is not None:
-            self._finish(ticket, answer)
-
-    def _finish(self, ticket: Ticket, answer: Answer) -> None:
+        if answer is None:
+            return
         self._ticket = None
         self.answers += 1
         if not self._reader.keep_alive:
