@@ -19,13 +19,7 @@ import numpy as np
 
 from carpool.backends.backend import FillPictures, Placement, aborted, check_wanted
 from carpool.backends.torch.device_sharing import in_words, ledger_of
-from carpool.backends.torch.torch_device import (
-    CudaDevice,
-    Device,
-    as_tensor,
-    is_out_of_memory,
-    lies_well,
-)
+from carpool.backends.torch.torch_device import CudaDevice, Device, as_tensor, is_out_of_memory, lies_well
 from carpool.backends.torch.torch_files import in_one_line
 from carpool.backends.torch.torch_programs import Answers, Inputs, Part, Programs
 from carpool.config.model import ModelConfig, ModelSignature
@@ -174,10 +168,7 @@ class TorchBackend:
     # ---- when memory does not suffice -------------------------------------------------------------------
 
     def _fitting(
-        self,
-        units: Sequence[T],
-        sizes: Sequence[int],
-        once: Callable[[Sequence[T], int], Outputs],
+        self, units: Sequence[T], sizes: Sequence[int], once: Callable[[Sequence[T], int], Outputs]
     ) -> list[Outputs]:
         """In one piece, or in two where a batch like this did not fit into memory before, or does not now."""
         count = sum(sizes)

@@ -11,13 +11,7 @@ from typing import Any
 
 import torch
 
-from carpool.backends.torch.torch_device import (
-    DATATYPE_OF,
-    FLOATS,
-    PRECISIONS,
-    TORCH_TYPES,
-    carried,
-)
+from carpool.backends.torch.torch_device import DATATYPE_OF, FLOATS, PRECISIONS, TORCH_TYPES, carried
 from carpool.backends.torch.torch_files import in_one_line, open_module
 from carpool.config.model import (
     DYNAMIC,

@@ -269,12 +269,7 @@ class Programs:
     the device's memory, in bytes."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        file: Path,
-        device: Device,
-        ledger: Ledger | None,
-        placement: Placement,
+        self, config: ModelConfig, file: Path, device: Device, ledger: Ledger | None, placement: Placement
     ) -> None:
         """In a `hurry` nothing is compiled, warmed or captured: sizes run as they come, as plain calls. Those
         that are only `plain` are warmed and captured."""
