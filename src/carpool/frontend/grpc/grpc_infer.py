@@ -22,18 +22,9 @@ from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.call import ClientCall, Times, stopping
 from carpool.frontend.front_service import not_serving
-from carpool.frontend.grpc.answers import encode_answer, final_parameter, in_stream, list_outputs
-from carpool.frontend.grpc.grpc_service import Service
-from carpool.frontend.grpc.infer_messages import (
-    Family,
-    Parts,
-    check_text,
-    parse_rest,
-    parse_whole,
-    read_family,
-    take_apart,
-)
-from carpool.frontend.grpc.statuses import Failure, details_of, metadata_of, refuse
+from carpool.frontend.grpc import infer_messages as messages
+from carpool.frontend.grpc.grpc_service import Failure, Service, details_of, metadata_of, refuse
+from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Family, Parts
 from carpool.frontend.pictures.sent_pictures import TensorPictures, check_pictures, sends_pictures
 from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE, Sender, read_budget, read_latest, read_source
 from carpool.link.door import Answer, ModelEntry
@@ -50,7 +41,6 @@ _SOURCE = SOURCE.lower()
 _LATEST = LATEST.lower()
 _ALGORITHMS = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
 _ModelStreamInferResponse = message_class("ModelStreamInferResponse")
-_FINAL = final_parameter()
 
 Metadata = Iterable[tuple[str, str | bytes]]
 Reply = Callable[[bytes | Failure], None]
@@ -127,9 +117,9 @@ class GrpcCall(ClientCall):
         try:
             if not service.door.serving:
                 raise not_serving()
-            parts = take_apart(message)
+            parts = messages.take_apart(message)
             if parts is None:
-                parts = await service.aside(len(message), parse_whole, message)
+                parts = await service.aside(len(message), messages.parse_whole, message)
             self._family = family = await self._understood(parts)
             check_model(self._who, family.model)
             head = family.head
@@ -158,11 +148,11 @@ class GrpcCall(ClientCall):
         self.id = parts.id
         family = service.families.find(parts)
         if not self.id.isascii():
-            check_text(self.id)
+            messages.check_text(self.id)
         if family is None:
-            request = await service.aside(len(parts.rest), parse_rest, parts)
+            request = await service.aside(len(parts.rest), messages.parse_rest, parts)
             self._look_up(request.model_name, request.model_version)
-            family = await service.aside(len(parts.rest), read_family, request, parts.contents)
+            family = await service.aside(len(parts.rest), messages.read_family, request, parts.contents)
             self._check(family)
             service.families.keep(parts, family)
         elif family.catalog is not service.door.catalog:
@@ -199,8 +189,8 @@ class GrpcCall(ClientCall):
         return {"id": self.id.decode(errors="replace")[:80]}
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
-        listed = list_outputs(self.entry, self.head.outputs, answer.outputs, placed)
-        response = encode_answer(self.entry, self.id, listed, self._times(answer.timing), self._more)
+        listed = messages.list_outputs(self.entry, self.head.outputs, answer.outputs, placed)
+        response = messages.encode_answer(self.entry, self.id, listed, self._times(answer.timing), self._more)
         self.service.server_row.add(BYTES_SENT, len(response))
         self._reply(response)
 
@@ -311,10 +301,10 @@ class Stream:
     async def _begin(self, message: bytes, sender: Sender, deadline: float) -> None:
         def reply(result: bytes | Failure) -> None:
             self._waiting.discard(call)
-            answer = _failed(result, call.id) if isinstance(result, Failure) else in_stream(result)
+            answer = _failed(result, call.id) if isinstance(result, Failure) else messages.in_stream(result)
             self._answers.put_nowait(answer)
 
-        call = GrpcCall(self._service, sender, deadline, self._who, reply, _FINAL)
+        call = GrpcCall(self._service, sender, deadline, self._who, reply, FINAL_PARAMETER)
         self._waiting.add(call)
         await call.begin(message)
 
@@ -334,5 +324,5 @@ def _failed(failure: Failure, request_id: bytes) -> bytes:
     response.id = request_id.decode(errors="replace")
     for name, value in metadata_of(failure.error, failure.times):
         response.parameters[name.replace("-", "_")].string_param = value
-    response.MergeFromString(_FINAL)
+    response.MergeFromString(FINAL_PARAMETER)
     return bytes(message.SerializeToString())
