@@ -81,10 +81,7 @@ class Directory:
             self._write(slot.row, slot.generation, b"")
 
     def find(self, model: str, version: str) -> Slot | None:
-        for slot, name in self.live().items():
-            if name == (model, version):
-                return slot
-        return None
+        return next((slot for slot, name in self.live().items() if name == (model, version)), None)
 
     def live(self) -> dict[Slot, tuple[str, str]]:
         return {
@@ -146,12 +143,13 @@ class Row:
         """For gauges."""
         self._cells[column] = value
 
-    def observe(self, histogram: Histogram, value: float) -> None:
+    def observe(self, histogram: Histogram, value: float, times: int = 1) -> None:
+        """The same value for each of several requests has the price of one."""
         if not value > 0.0:  # also catches NaN: one of those would stay in the sum for ever
             value = 0.0
         cells = self._cells
-        cells[histogram.first + bisect_left(histogram.bounds, value)] += 1.0
-        cells[histogram.sum] += value
+        cells[histogram.first + bisect_left(histogram.bounds, value)] += times
+        cells[histogram.sum] += value * times
 
     def observe_each(self, histogram: Histogram, values: Iterable[float]) -> None:
         """Several at once, which mostly fall into the same few bounds."""
@@ -166,14 +164,6 @@ class Row:
             if count:
                 cells[place] += count
         cells[histogram.sum] += total
-
-    def observe_repeated(self, histogram: Histogram, value: float, times: int) -> None:
-        """The same value for each of several requests, at the price of one."""
-        if not value > 0.0:
-            value = 0.0
-        cells = self._cells
-        cells[histogram.first + bisect_left(histogram.bounds, value)] += times
-        cells[histogram.sum] += value * times
 
     def add_batch(
         self,
@@ -191,7 +181,7 @@ class Row:
         """
         requests = len(queued)
         self.observe_each(columns.QUEUE_SECONDS, queued)
-        self.observe_repeated(columns.INFER_SECONDS, infer_s, requests)
+        self.observe(columns.INFER_SECONDS, infer_s, requests)
         self.observe(columns.BATCH_SIZE, images)
         cells = self._cells
         cells[columns.INPUT_SECONDS] += input_s * requests

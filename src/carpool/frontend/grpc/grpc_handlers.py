@@ -1,5 +1,5 @@
-"""How a call finds its handler, and the calls that are not inferences: each takes the service and its request,
-and returns a JSON document. Messages come and go as bytes: what is hot reads and writes them itself."""
+"""How a call finds its handler, and the calls that are not inferences: these take the service and a request,
+and return a JSON document. Messages come and go as bytes: what is hot reads and writes them itself."""
 
 from __future__ import annotations
 
