@@ -29,15 +29,22 @@ MAX_FILE_NAME = 255
 _SHOWN = 64  # characters of a user's word that a message repeats
 
 
-def read_settings(path: Path) -> str:
-    """The text of a settings file; anything that is not a small UTF-8 file is an error."""
+def read_bytes(path: Path, most: int, complaint: str) -> bytes:
+    """A small file; `complaint` is said of one that has more bytes."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            data = file.read(most + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, which no settings file is")
+    if len(data) > most:
+        raise ConfigError(f"{path}: {complaint}")
+    return data
+
+
+def read_settings(path: Path) -> str:
+    """The text of a settings file; anything that is not a small UTF-8 file is an error."""
+    complaint = f"larger than {MAX_FILE_BYTES} bytes, which no settings file is"
+    data = read_bytes(path, MAX_FILE_BYTES, complaint)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -13,7 +13,6 @@ import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype, InferRequest, InferResponse, RequestedOutput, SharedMemory, Tensor
-from carpool.wire.check import check_form
 from carpool.wire.head import Buffer, TensorHead, write_options, write_shared_memory, wrong
 
 _NO_LABELS: Mapping[str, Sequence[str]] = {}
@@ -86,6 +85,21 @@ def as_requested(
     if output.classification:
         return classify(tensor, output.classification, labels, batched=batched)
     return tensor
+
+
+def check_form(output: RequestedOutput, datatype: Datatype) -> None:
+    """Some datatypes cannot leave as JSON, or be classified."""
+    if output.classification:
+        if datatype is Datatype.BYTES:
+            owner = f"output '{output.name}'"
+            field = f"{owner}.parameters.classification"
+            raise InvalidInput(f"{owner} is BYTES and cannot be classified", field=field)
+    elif not output.binary and datatype.binary_only and output.shared_memory is None:
+        owner = f"output '{output.name}'"
+        raise InvalidInput(
+            f"{owner} is {datatype.value}, which JSON cannot carry: ask for it with binary_data",
+            field=f"{owner}.parameters.binary_data",
+        )
 
 
 def encode_request(request: InferRequest, *, binary: bool = True) -> Encoded:

@@ -17,17 +17,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from carpool.config.rules import read_bytes
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
-from carpool.frontend.access.guard import Guard, guard_of, restrictions_of
+from carpool.frontend.access.guard import Guard, Names, restrictions_of
 from carpool.frontend.access.keys import read_keys
 from carpool.observe.logs import logger
 
 log = logger("access")
 
 _MOST_BYTES = 1 << 20
+_TOO_LONG = f"over {_MOST_BYTES} bytes is no certificate"
 _MOST_STEPS = 10  # of a handshake, there and back
-
 _EVERY_S = 1.0
 
 
@@ -66,24 +67,14 @@ class Tls:
 
 def read_pair(cert_file: str, key_file: str, client_ca_file: str = "") -> tuple[Pair, str]:
     """With the time until when it is valid; raises `ConfigError`."""
-    client_ca = _bytes_of(client_ca_file) if client_ca_file else b""
-    pair = Pair(_bytes_of(cert_file), _bytes_of(key_file), client_ca)
+    files = [file for file in (cert_file, key_file, client_ca_file) if file]
+    pair = Pair(*(read_bytes(Path(file), _MOST_BYTES, _TOO_LONG) for file in files))
+    client_ca = pair.client_ca
     if client_ca:
         with _in_words(client_ca_file):
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=_text(client_ca))
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=client_ca.decode("ascii"))
     with _in_words(f"{cert_file} with {key_file}"):
         return pair, _tried(pair)
-
-
-def _bytes_of(file: str) -> bytes:
-    try:
-        with Path(file).open("rb") as opened:
-            content = opened.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from None
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{file}: over {_MOST_BYTES} bytes is no certificate")
-    return content
 
 
 @contextlib.contextmanager
@@ -97,10 +88,6 @@ def _in_words(files: str) -> Iterator[None]:
         raise ConfigError(f"{files}: not a certificate and its key: {why}") from None
 
 
-def _text(pem: bytes) -> str:
-    return pem.decode("ascii", "strict")
-
-
 def _use(context: ssl.SSLContext, pair: Pair) -> None:
     """For the handshakes from now on. The bytes were tried before: what is in the files may be newer."""
     with _file_of(pair.cert) as cert, _file_of(pair.key) as key:
@@ -108,7 +95,7 @@ def _use(context: ssl.SSLContext, pair: Pair) -> None:
     context.set_alpn_protocols(["http/1.1"])
     if pair.client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=_text(pair.client_ca))
+        context.load_verify_locations(cadata=pair.client_ca.decode("ascii"))
 
 
 def _no_password() -> str:
@@ -134,30 +121,22 @@ def _tried(pair: Pair) -> str:
     client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client_side.check_hostname = False
     client_side.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    client_side.load_verify_locations(cadata=_text(pair.cert))
+    client_side.load_verify_locations(cadata=pair.cert.decode("ascii"))
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = server_side.wrap_bio(to_server, to_client, server_side=True)
     client = client_side.wrap_bio(to_client, to_server)
     for _ in range(_MOST_STEPS):
-        done = [_step(side) for side in (client, server)]
-        if all(done):
-            break
+        for side in (client, server):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
     found = client.getpeercert() or {}
     return str(found.get("notAfter", ""))
-
-
-def _step(side: ssl.SSLObject) -> bool:
-    try:
-        side.do_handshake()
-    except ssl.SSLWantReadError:
-        return False
-    return True
 
 
 class FileWatch:
     """Calls `changed` in its loop's thread. By time, size and inode: a link that points elsewhere counts."""
 
-    def __init__(self, files: Sequence[str], changed: Callable[[], None]) -> None:
+    def __init__(self, files: Sequence[str], changed: Callable[[], object]) -> None:
         self._files = files
         self._changed = changed
         self._seen = self._stamps()
@@ -209,8 +188,14 @@ class Access:
         if keys:
             self._watches.append(FileWatch(keys, lambda: self.guard.reload()))
         if certificates:
-            self._watches.append(FileWatch(certificates, self._reload_certificates))
-        self.guard: Guard = guard_of(settings, loopback=loopback, over_grpc=over_grpc)
+            self._watches.append(FileWatch(certificates, lambda: self.tls and self.tls.reload()))
+        self.guard = Guard(
+            Names(loopback=loopback, allowed=settings.allowed_hosts),
+            api_key_file=settings.api_key_file,
+            admin_key_file=settings.admin_key_file,
+            metrics_key=settings.metrics_key,
+            restricted=restrictions_of(settings, over_grpc=over_grpc),
+        )
         self.tls: Tls | None = None
         if settings.tls_cert:
             self.tls = Tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
@@ -227,10 +212,6 @@ class Access:
     def close(self) -> None:
         for watch in self._watches:
             watch.close()
-
-    def _reload_certificates(self) -> None:
-        if self.tls is not None:
-            self.tls.reload()
 
 
 def check_files(settings: ServerSettings) -> None:
