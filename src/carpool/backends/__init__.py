@@ -6,19 +6,9 @@ Law of this folder: a backend knows its runtime and nothing of queues, requests 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
-from carpool.backends.backend import (
-    Backend,
-    Describes,
-    Filling,
-    Finish,
-    HasDevices,
-    Loader,
-    Placement,
-    reshaped,
-)
+from carpool.backends.backend import Backend, Describes, HasDevices, Loader, Placement, reshaped
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
@@ -28,26 +18,13 @@ from carpool.errors import NotFound, Unsupported
 __all__ = ["Backend", "default_threads", "describe", "device_names", "devices", "load", "read_signature"]
 
 
-def load(
-    config: ModelConfig,
-    version: ModelVersion,
-    *,
-    instance: int = 0,
-    threads: int | None = None,
-    gpu: int | None = None,
-    fill: Filling | None = None,
-    finish: Finish | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-    hurry: bool = False,
-    plain: bool = False,
-) -> Backend:
+def load(config: ModelConfig, version: ModelVersion, placement: Placement | None = None) -> Backend:
     """One more instance of this version, ready to run; `config` should come from `describe`.
 
     Raises ModelError where the model cannot be loaded, Unsupported where its kind is not served here, and
     ConfigError where a setting of the runtime is wrong.
     """
-    placement = Placement(instance, threads, gpu, fill, finish, tell, hurry, plain)
-    backend = _home(config, version).load(config, version, placement)
+    backend = _home(config, version).load(config, version, placement or Placement())
     return reshaped(backend, config) if kind_of(config.backend).reshapes else backend
 
 

@@ -94,8 +94,6 @@ class BreaksProcess(Protocol):
 
 
 class Encoded(Protocol):
-    """A backend that takes encoded pictures."""
-
     def run_encoded(
         self, pictures: Sequence[Array], wanted: Sequence[str]
     ) -> tuple[Mapping[str, Array], Mapping[int, CarpoolError]]:
@@ -135,8 +133,6 @@ class Placement:
 
 @runtime_checkable
 class SharesDevice(Protocol):
-    """A backend that shares a device with other models."""
-
     device: str  # its name; empty: it shares none
 
 

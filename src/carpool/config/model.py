@@ -271,7 +271,6 @@ class ModelSignature:
 
 
 def values_told(image: ImageSettings) -> bool:
-    """True where [image] says anything about values."""
     return image.scale is not None or set(image.mean) != {0.0} or set(image.std) != {1.0}
 
 

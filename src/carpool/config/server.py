@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -155,40 +155,38 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for setting in fields(self):
             _check(setting.name, getattr(self, setting.name), **setting.metadata)
-        if self.load_models and self.model_control_mode != "explicit":
-            raise ConfigError(
-                f"load_models names models to start with, which needs model_control_mode explicit, not "
-                f"{self.model_control_mode}",
-                field="load_models",
-            )
-        if not 0 < len(self.server_name) <= _MAX_NAME or not self.server_name.isprintable():
-            raise ConfigError(
-                f"server_name must be 1 to {_MAX_NAME} printable characters, not {shown(self.server_name)}",
-                field="server_name",
-            )
         metrics_switches(self.metrics_config)
-        if not self.host:
-            raise ConfigError("host must not be empty", field="host")
-        self._check_access()
+        for field_at_fault, sentence in self._mistakes():
+            raise ConfigError(sentence, field=field_at_fault)
         ports = [port for port in (getattr(self, name) for name in _PORTS) if port]
         if len(ports) != len(set(ports)):
             raise ConfigError(f"{', '.join(_PORTS)} must differ, not {', '.join(map(str, ports))}")
 
-    def _check_access(self) -> None:
-        if bool(self.tls_cert) != bool(self.tls_key):
-            raise ConfigError("tls_cert and tls_key go together", field="tls_cert")
-        if self.tls_client_ca and not self.tls_cert:
-            raise ConfigError("tls_client_ca needs tls_cert and tls_key", field="tls_client_ca")
-        if self.metrics_key and not (self.api_key_file or self.admin_key_file):
-            raise ConfigError(
-                "metrics_key needs keys: give api_key_file or admin_key_file", field="metrics_key"
+    def _mistakes(self) -> Iterator[tuple[str, str]]:
+        """What does not go together: the field, and what is wrong with it."""
+        if self.load_models and self.model_control_mode != "explicit":
+            needs = "which needs model_control_mode explicit"
+            yield (
+                "load_models",
+                f"load_models names models to start with, {needs}, not {self.model_control_mode}",
             )
-        for name in self.allowed_hosts:
-            if not _HOST_NAME.fullmatch(name):
-                raise ConfigError(
-                    f"allowed_hosts takes names without a port, like carpool.example, not {shown(name)}",
-                    field="allowed_hosts",
-                )
+        name = self.server_name
+        if not 0 < len(name) <= _MAX_NAME or not name.isprintable():
+            yield (
+                "server_name",
+                f"server_name must be 1 to {_MAX_NAME} printable characters, not {shown(name)}",
+            )
+        if not self.host:
+            yield "host", "host must not be empty"
+        if bool(self.tls_cert) != bool(self.tls_key):
+            yield "tls_cert", "tls_cert and tls_key go together"
+        if self.tls_client_ca and not self.tls_cert:
+            yield "tls_client_ca", "tls_client_ca needs tls_cert and tls_key"
+        if self.metrics_key and not (self.api_key_file or self.admin_key_file):
+            yield "metrics_key", "metrics_key needs keys: give api_key_file or admin_key_file"
+        for name in (name for name in self.allowed_hosts if not _HOST_NAME.fullmatch(name)):
+            form = "names without a port, like carpool.example"
+            yield "allowed_hosts", f"allowed_hosts takes {form}, not {shown(name)}"
 
     @property
     def metrics(self) -> Mapping[str, bool]:
@@ -197,7 +195,6 @@ class ServerSettings:
 
     @property
     def models_at_start(self) -> Collection[str] | None:
-        """The models to start with; None is all of them."""
         everything = self.model_control_mode != "explicit" or _EVERY_MODEL in self.load_models
         return None if everything else self.load_models
 
@@ -245,7 +242,6 @@ def _check(
 
 
 def variables() -> dict[str, str]:
-    """The environment variable of each setting."""
     return {PREFIX + field.name.upper(): field.name for field in fields(ServerSettings)}
 
 
@@ -276,7 +272,6 @@ def _cache_dir(environ: Mapping[str, str]) -> Path:
 
 
 def _value(variable: str, name: str, text: str) -> object:
-    """The text of a variable in the type of its setting."""
     if name == "cache_dir":
         return Path(text)
     default = getattr(ServerSettings(), name)

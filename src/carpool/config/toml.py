@@ -85,7 +85,6 @@ class Table:
 
     @classmethod
     def checked(cls, file: str, path: str, section: str, data: object) -> Table:
-        """A table whose keys are all known."""
         if not isinstance(data, dict):
             raise ConfigError(f"{file}: {path} must be a table, not {_kind(data)}")
         table = cls(file, path, section, data)

@@ -74,7 +74,6 @@ class Output:
 
 
 def library_of(line: str) -> str:
-    """The name of the library that writes lines like this, if one is known to."""
     return next((name for name, pattern in _LIBRARIES.items() if pattern.search(line)), "")
 
 

@@ -208,7 +208,6 @@ FAMILIES: tuple[Family, ...] = (*_TRITON, *_OWN)
 
 
 def chosen(switches: Mapping[str, bool]) -> tuple[Family, ...]:
-    """What Triton's switches leave on the page."""
     families = (*FAMILIES, _FIRST_RESPONSE) if switches["histogram_latencies"] else FAMILIES
     if switches["counter_latencies"]:
         return families

@@ -80,7 +80,6 @@ def encode_response(
 def as_requested(
     output: RequestedOutput, tensor: Tensor, labels: Sequence[str] = (), *, batched: bool = True
 ) -> Tensor:
-    """The tensor itself, or its best classes."""
     check_form(output, tensor.datatype)
     if output.classification:
         return classify(tensor, output.classification, labels, batched=batched)
@@ -137,7 +136,6 @@ def encode_error(error: CarpoolError) -> bytes:
 
 
 def check_array(tensor: Tensor, kind: str) -> None:
-    """The array must be what the tensor says it is."""
     if tensor.data.shape != tensor.shape or tensor.data.dtype != tensor.datatype.dtype:
         owner = f"{kind} '{tensor.name}'"
         raise blame(kind)(

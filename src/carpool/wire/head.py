@@ -205,7 +205,6 @@ def _read_name(entry: Any, kind: str) -> str:
 
 
 def _read_shape(dims: Any, name: str, kind: str) -> tuple[tuple[int, ...], int]:
-    """The shape and the number of elements in it."""
     if type(dims) is not list or len(dims) > MAX_RANK:
         raise _bad_shape(name, kind, f"must be a list of at most {MAX_RANK} integers")
     extent, empty = 1, False

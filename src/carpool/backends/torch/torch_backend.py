@@ -104,7 +104,6 @@ class TorchBackend:
 
     @property
     def footprint(self) -> Mapping[int, int]:
-        """What each batch size was seen to take of the device's memory, in bytes."""
         return {} if self._programs is None else self._programs.footprint
 
     # ---- batches ----------------------------------------------------------------------------------------

@@ -224,7 +224,6 @@ def check_files(settings: ServerSettings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is of this machine alone."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError:
@@ -233,6 +232,5 @@ def is_loopback(host: str) -> bool:
 
 
 def all_loopback(sockets: Iterable[socket.socket]) -> bool:
-    """Whether they can only be reached from this machine."""
     addresses = [ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]) for sock in sockets]
     return bool(addresses) and all(address.is_loopback for address in addresses)

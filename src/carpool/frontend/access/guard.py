@@ -262,7 +262,6 @@ class Guard:
 
 
 def tell_change(what: str, model: str, who: Principal | None) -> None:
-    """Into the log: what somebody is about to change, and with whose key."""
     fields = {"model": model} if model else {}
     log.info("control", what=what, **fields, by="anybody" if who is None else who.name)
 

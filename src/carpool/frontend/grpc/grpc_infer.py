@@ -47,8 +47,6 @@ Reply = Callable[[bytes | Failure], None]
 
 
 class Asked(NamedTuple):
-    """What a call says in its metadata."""
-
     budget: float = INFINITY  # seconds from its head to the client's deadline
     sender: Sender = Sender()
     compression: grpc.Compression | None = None  # of its answers
@@ -161,7 +159,6 @@ class GrpcCall(ClientCall):
         return family
 
     def _check(self, family: Family) -> None:
-        """Against the model as it is now."""
         family.entry, family.row = self._look_up(family.model, family.version)
         if sends_pictures(family.entry, family.head):
             check_pictures(family.entry, family.head)

@@ -158,7 +158,6 @@ class Family:
         self.catalog: Catalog | None = None
 
     def tensor_bytes(self, parts: Parts) -> Sequence[Buffer]:
-        """Those of one of them."""
         return parts.contents if self.contents is None else self.contents
 
 
@@ -363,7 +362,6 @@ def encode_answer(
 
 
 def in_stream(response: bytes) -> bytes:
-    """As a ModelStreamInferResponse."""
     return field(_INFER_RESPONSE, len(response)) + response
 
 
