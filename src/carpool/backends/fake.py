@@ -38,7 +38,10 @@ class FakeBackend:
         self._model = config.name
         self.device = (config.fake or FakeSettings()).device
         self._batched = config.max_batch != 0
-        self._curve = _curve(config)
+        try:
+            self._curve = BatchCurve.parse((config.fake or FakeSettings()).curve, config.max_batch or None)
+        except CurveError as error:
+            raise ConfigError(f"{config.name}: fake.curve: {error}") from None
         self._outputs = {tensor.name: tensor for tensor in config.outputs}
         self._stop = threading.Event()
         self._lag = 0.0
@@ -90,10 +93,3 @@ class FakeBackend:
         if datatype is Datatype.BYTES:
             return np.full(shape, b"", dtype=object)
         return np.zeros(shape, dtype=datatype.dtype)
-
-
-def _curve(config: ModelConfig) -> BatchCurve:
-    try:
-        return BatchCurve.parse((config.fake or FakeSettings()).curve, config.max_batch or None)
-    except CurveError as error:
-        raise ConfigError(f"{config.name}: fake.curve: {error}") from None

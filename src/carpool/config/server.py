@@ -154,7 +154,12 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for setting in fields(self):
-            _check(setting.name, getattr(self, setting.name), **setting.metadata)
+            name, value = setting.name, getattr(self, setting.name)
+            within, choices = setting.metadata.get("within"), setting.metadata.get("choices")
+            if within is not None and value is not None and not within[0] <= value <= within[1]:
+                raise ConfigError(f"{name} must be {within[0]:g} to {within[1]:g}, not {value}", field=name)
+            if choices and value not in choices:
+                raise ConfigError(f"{name} cannot be {shown(value)}; {nearest(value, choices)}", field=name)
         metrics_switches(self.metrics_config)
         for field_at_fault, sentence in self._mistakes():
             raise ConfigError(sentence, field=field_at_fault)
@@ -230,15 +235,6 @@ def metrics_switches(given: Collection[str]) -> dict[str, bool]:
             )
         switches[key] = value.lower() in _TRUE
     return switches
-
-
-def _check(
-    name: str, value: Any, within: tuple[float, float] | None = None, choices: tuple[str, ...] = (), **_: Any
-) -> None:
-    if within is not None and value is not None and not within[0] <= value <= within[1]:
-        raise ConfigError(f"{name} must be {within[0]:g} to {within[1]:g}, not {value}", field=name)
-    if choices and value not in choices:
-        raise ConfigError(f"{name} cannot be {shown(value)}; {nearest(value, choices)}", field=name)
 
 
 def variables() -> dict[str, str]:

@@ -307,24 +307,16 @@ def from_json(values: list[Any], head: TensorHead, owner: str) -> Array:
     if dtype.kind == "O":
         return _object_array([text.encode() for text in flat], head.shape)
     if dtype.kind == "f":
-        return _floats(flat, head, field)
-    if dtype.kind != "b" and flat:
-        limits = np.iinfo(dtype)
-        if min(flat) < limits.min or max(flat) > limits.max:
-            raise _out_of_range(head.datatype, field)
-    return np.array(flat, dtype).reshape(head.shape)
-
-
-def _floats(flat: list[float], head: TensorHead, field: str) -> Array:
-    with np.errstate(over="ignore"):
-        data = np.array(flat, np.float64).astype(head.datatype.dtype)
-    if not np.isfinite(data).all():
-        raise _out_of_range(head.datatype, field)
+        with np.errstate(over="ignore"):
+            data: Array = np.array(flat, np.float64).astype(dtype)
+        in_range = bool(np.isfinite(data).all())
+    else:
+        limits = np.iinfo(dtype) if dtype.kind != "b" and flat else None
+        in_range = limits is None or (min(flat) >= limits.min and max(flat) <= limits.max)
+        data = np.array(flat if in_range else (), dtype)
+    if not in_range:
+        raise wrong(field, f"holds a value out of range for {head.datatype.value}")
     return data.reshape(head.shape)
-
-
-def _out_of_range(datatype: Datatype, field: str) -> InvalidInput:
-    return wrong(field, f"holds a value out of range for {datatype.value}")
 
 
 def _flatten(values: list[Any], shape: tuple[int, ...], field: str) -> list[Any]:
@@ -336,7 +328,12 @@ def _flatten(values: list[Any], shape: tuple[int, ...], field: str) -> list[Any]
         return values
     levels = _levels(values, field)
     if levels > len(shape):
-        return _flattened(values, levels, field)
+        # Each pass looks at the lists of one level: together they cost no more than reading the JSON did.
+        for depth in range(1, levels):
+            if any(type(item) is not list for item in values):
+                raise wrong(field, f"is nested unevenly at depth {depth}")
+            values = list(chain.from_iterable(values))
+        return values
     level = [values]
     for depth, dim in enumerate(shape):
         if any(type(row) is not list or len(row) != dim for row in level):
@@ -358,15 +355,6 @@ def _levels(values: list[Any], field: str) -> int:
             break
         first = first[0]
     return levels
-
-
-def _flattened(values: list[Any], levels: int, field: str) -> list[Any]:
-    """Each pass looks at the lists of one level: together they cost no more than reading the JSON did."""
-    for depth in range(1, levels):
-        if any(type(item) is not list for item in values):
-            raise wrong(field, f"is nested unevenly at depth {depth}")
-        values = list(chain.from_iterable(values))
-    return values
 
 
 def to_binary(tensor: Tensor) -> Buffer:

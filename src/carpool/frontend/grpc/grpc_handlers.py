@@ -61,10 +61,6 @@ def _model_metadata(service: Service, request: Any) -> Document:
     return documents.model_metadata(service.door.catalog, entry)
 
 
-def _model_config(service: Service, request: Any) -> Document:
-    return {"config": service.look_up(request.name, request.version).config}
-
-
 async def _model_statistics(service: Service, request: Any) -> Document:
     if request.name:
         service.look_up(request.name, request.version)
@@ -186,7 +182,7 @@ CALLS = (
     Call("ServerMetadata", lambda service, _: documents.server_metadata(__version__, service.door.catalog)),
     Call("ModelReady", _model_ready),
     Call("ModelMetadata", _model_metadata),
-    Call("ModelConfig", _model_config),
+    Call("ModelConfig", lambda service, of: {"config": service.look_up(of.name, of.version).config}),
     Call("ModelStatistics", _model_statistics),
     Call("RepositoryIndex", _repository_index),
     Call("RepositoryModelLoad", _load),

@@ -148,7 +148,7 @@ class GrpcCall(ClientCall):
         if not self.id.isascii():
             messages.check_text(self.id)
         if family is None:
-            request = await service.aside(len(parts.rest), messages.parse_rest, parts)
+            request = await service.aside(len(parts.rest), messages.parse_request, parts.rest)
             self._look_up(request.model_name, request.model_version)
             family = await service.aside(len(parts.rest), messages.read_family, request, parts.contents)
             self._check(family)

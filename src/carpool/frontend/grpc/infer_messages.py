@@ -115,10 +115,7 @@ def take_apart(message: bytes) -> Parts | None:
 
 def parse_whole(message: bytes) -> Parts:
     """The same for any message that is a request at all."""
-    try:
-        request = ModelInferRequest.FromString(message)
-    except DecodeError:
-        raise InvalidInput("the message is not a ModelInferRequest", field="body") from None
+    request = parse_request(message)
     contents = list(request.raw_input_contents)
     request_id: str = request.id
     request.ClearField("raw_input_contents")
@@ -185,10 +182,10 @@ def _key(parts: Parts) -> Key:
     return parts.rest, tuple(map(len, parts.contents))
 
 
-def parse_rest(parts: Parts) -> Any:
-    """A ModelInferRequest without its raw contents. Safe in any thread, as the next one."""
+def parse_request(message: bytes) -> Any:
+    """Safe in any thread, as the next one."""
     try:
-        return ModelInferRequest.FromString(parts.rest)
+        return ModelInferRequest.FromString(message)
     except DecodeError:
         raise InvalidInput("the message is not a ModelInferRequest", field="body") from None
 
