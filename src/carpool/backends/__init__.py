@@ -6,9 +6,9 @@ Law of this folder: a backend knows its runtime and nothing of queues, requests 
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
-from carpool.backends.backend import Backend, Describes, HasDevices, Loader, Placement, reshaped
+from carpool.backends.backend import Backend, Loader, Placement, reshaped
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
@@ -35,9 +35,9 @@ def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature
 
 def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     """The settings with everything filled in that the model file says: tensors, shapes, largest batch."""
-    home = _home(config, version)
-    if isinstance(home, Describes):
-        return home.describe(config, version)
+    home: Any = _home(config, version)
+    if hasattr(home, "describe"):
+        return cast(ModelConfig, home.describe(config, version))
     return complete(config, read_signature(config, version))
 
 
@@ -49,16 +49,16 @@ def default_threads(instances: int, cores: int) -> int:
 def devices(config: ModelConfig) -> tuple[int, ...]:
     """The GPUs that this model runs on, with instances on each; none: the CPU, or the runtime's choice."""
     home = _home_of(config)
-    return home.devices(config) if isinstance(home, HasDevices) else ()
+    return home.devices(config) if hasattr(home, "devices") else ()
 
 
 def device_names(config: ModelConfig) -> tuple[str, ...]:
     """What those GPUs are called: times that were measured on one are not true for another."""
     home = _home_of(config)
-    return home.device_names(config) if isinstance(home, HasDevices) else ()
+    return home.device_names(config) if hasattr(home, "device_names") else ()
 
 
-def _home_of(config: ModelConfig) -> object:
+def _home_of(config: ModelConfig) -> Any:
     kind = kind_of(config.backend)
     return kind.module() if kind.home else None
 

@@ -136,24 +136,9 @@ class SharesDevice(Protocol):
     device: str  # its name; empty: it shares none
 
 
-@runtime_checkable
-class Describes(Protocol):
-    """A runtime that fills in the settings itself."""
-
-    def describe(self, config: ModelConfig, version: ModelVersion) -> ModelConfig: ...
-
-
-@runtime_checkable
-class HasDevices(Protocol):
-    """A runtime that chooses among GPUs."""
-
-    def devices(self, config: ModelConfig) -> tuple[int, ...]: ...
-
-    def device_names(self, config: ModelConfig) -> tuple[str, ...]: ...
-
-
 class Loader(Protocol):
-    """The two functions that each runtime's file offers."""
+    """The two functions that each runtime's file offers. One that fills in the settings itself also has
+    `describe(config, version)`, and one that chooses among GPUs `devices` and `device_names(config)`."""
 
     def load(self, config: ModelConfig, version: ModelVersion, placement: Placement) -> Backend: ...
 

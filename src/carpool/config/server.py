@@ -218,21 +218,18 @@ def metrics_switches(given: Collection[str]) -> dict[str, bool]:
     switches = dict(_METRICS)
     for setting in given:
         key, _, value = setting.partition("=")
+        wrong = ""
         if key == "summary_quantiles" or (key == "summary_latencies" and value.lower() in _TRUE):
-            raise ConfigError(
-                f"metrics_config {shown(setting)}: summaries are not offered, since quantiles of several"
-                " replicas cannot be added up; the histograms carpool_*_duration_seconds are always there",
-                field="metrics_config",
+            wrong = (
+                f" {shown(setting)}: summaries are not offered, since quantiles of several replicas cannot be"
+                " added up; the histograms carpool_*_duration_seconds are always there"
             )
-        if key not in switches:
-            raise ConfigError(
-                f"metrics_config has no {shown(key)}; {nearest(key, switches)}", field="metrics_config"
-            )
-        if value.lower() not in _TRUE + _FALSE:
-            raise ConfigError(
-                f"metrics_config {key} must be true or false, as in {key}=true, not {shown(value)}",
-                field="metrics_config",
-            )
+        elif key not in switches:
+            wrong = f" has no {shown(key)}; {nearest(key, switches)}"
+        elif value.lower() not in _TRUE + _FALSE:
+            wrong = f" {key} must be true or false, as in {key}=true, not {shown(value)}"
+        if wrong:
+            raise ConfigError(f"metrics_config{wrong}", field="metrics_config")
         switches[key] = value.lower() in _TRUE
     return switches
 
@@ -257,7 +254,13 @@ def server_settings(
     for name, value in (given or {}).items():
         if value is not None:
             values[name] = tuple(value) if isinstance(value, list) else value
-    return replace(ServerSettings(), **values), _misspelt(environ, known)
+    warnings = []  # only of a likely slip: Kubernetes adds variables of its own under a service's name
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable not in known and variable not in _OF_CLIENTS:
+            close = resembling(variable.removeprefix(PREFIX).lower(), known.values(), 0.85)
+            if close:
+                warnings.append(f"{variable} is not a setting; did you mean {PREFIX}{close.upper()}?")
+    return replace(ServerSettings(), **values), warnings
 
 
 def _cache_dir(environ: Mapping[str, str]) -> Path:
@@ -287,14 +290,3 @@ def _value(variable: str, name: str, text: str) -> object:
         raise ConfigError(
             f"{variable} must be a number, not {shown(text)}{hint if '://' in text else ''}", field=name
         ) from None
-
-
-def _misspelt(environ: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
-    """Kubernetes adds variables of its own under a service's name, so only a likely slip is worth a word."""
-    warnings = []
-    for variable in sorted(environ):
-        if variable.startswith(PREFIX) and variable not in known and variable not in _OF_CLIENTS:
-            close = resembling(variable.removeprefix(PREFIX).lower(), known.values(), 0.85)
-            if close:
-                warnings.append(f"{variable} is not a setting; did you mean {PREFIX}{close.upper()}?")
-    return warnings

@@ -37,28 +37,24 @@ _MOST_PAST_THE_LOGGER = 500  # lines in an interval: those of one traceback are 
 _UNQUOTED = re.compile(r"[\w.,:;@%+/()\[\]-]+", re.ASCII)
 
 
+@dataclass(frozen=True, slots=True)
 class Event:
     """A logging message that keeps its fields apart."""
 
-    __slots__ = ("fields", "name")
-
-    def __init__(self, name: str, fields: Mapping[str, object]) -> None:
-        self.name = name
-        self.fields = fields
+    name: str
+    fields: Mapping[str, object]
 
     def __str__(self) -> str:
         """What a program sees that embeds Carpool and has its own logging."""
         return _words({"event": self.name, **_scalars(self.fields)}, bare=("event",))
 
 
+@dataclass(frozen=True, slots=True)
 class Logger:
     """Writes events of one part of the server. Not for the hot path: count there instead."""
 
-    __slots__ = ("_fields", "_log")
-
-    def __init__(self, log: logging.Logger, fields: Mapping[str, object]) -> None:
-        self._log = log
-        self._fields = fields
+    _log: logging.Logger
+    _fields: Mapping[str, object]
 
     def bind(self, **fields: object) -> Logger:
         """A logger that adds these to every event, such as the id of a request."""

@@ -13,14 +13,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from carpool.errors import InvalidInput, Unsupported
-from carpool.types import (
-    Datatype,
-    InferRequest,
-    InferResponse,
-    RequestedOutput,
-    Signature,
-    TensorSpec,
-)
+from carpool.types import Datatype, InferRequest, InferResponse, RequestedOutput, Signature, TensorSpec
 from carpool.wire.codec import (
     Encoded,
     Placed,

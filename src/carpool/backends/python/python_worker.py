@@ -85,9 +85,10 @@ class UserModel:
         module = _import(Path(settings["file"]))
         # Both of the class Model, or else of the file itself.
         home = module.Model() if hasattr(module, "Model") else module
-        self._predict, setup = getattr(home, "predict", None), getattr(home, "setup", None)
-        if not callable(self._predict):
+        predict, setup = getattr(home, "predict", None), getattr(home, "setup", None)
+        if not callable(predict):
             raise ModelError("it has neither a class Model with a method predict nor a function predict")
+        self._predict: Callable[..., Any] = predict
         self._spread = _spreads(
             self._predict, {tensor["name"]: tensor["optional"] for tensor in settings["inputs"]}
         )
@@ -196,7 +197,7 @@ def main(arguments: list[str]) -> int:
     tie_to_server(lifeline)
     channel = Channel(socket.socket(fileno=control))
     try:
-        return Worker(channel, BatchRegion(inputs), BatchRegion(outputs)).serve()
+        return serve(channel, BatchRegion(inputs), BatchRegion(outputs))
     except (EOFError, OSError):  # the server closed the instance, or is gone
         return 0
 
@@ -214,40 +215,35 @@ def tie_to_server(lifeline: int) -> None:
         os._exit(1)
 
 
-class Worker:
-    def __init__(self, channel: Channel, inputs: BatchRegion, outputs: BatchRegion) -> None:
-        self._channel = channel
-        self._inputs = inputs
-        self._outputs = outputs
-        self._logged = ""
+def serve(channel: Channel, inputs: BatchRegion, outputs: BatchRegion) -> int:
+    settings = channel.receive()
+    file = Path(settings["file"])
+    logged = ""
 
-    def serve(self) -> int:
-        settings = self._channel.receive()
-        file = Path(settings["file"])
-        try:
-            model = UserModel(settings)
-        except BaseException as error:
-            self._channel.send({"error": self._report(error, file)})
-            return 1
-        self._channel.send({})
-        while True:
-            request = self._channel.receive()
-            self._channel.send(self._answer(model, request, file))
-
-    def _answer(self, model: UserModel, request: dict[str, Any], file: Path) -> dict[str, Any]:
-        try:
-            outputs = model.run(self._inputs.read(request["inputs"]), request["wanted"])
-            return {"outputs": self._outputs.write(outputs)}
-        except BaseException as error:  # a model that calls sys.exit has failed this batch, not the server
-            return {"error": self._report(error, file)}
-
-    def _report(self, error: BaseException, file: Path) -> str:
+    def report(error: BaseException) -> dict[str, Any]:
         """The cause in one line; the whole traceback goes to the log, once for a row of equal errors."""
+        nonlocal logged
         text = explain(error, file)
-        if text != self._logged:
-            self._logged = text
+        if text != logged:
+            logged = text
             traceback.print_exception(error)
-        return text
+        return {"error": text}
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            answered = model.run(inputs.read(request["inputs"]), request["wanted"])
+            return {"outputs": outputs.write(answered)}
+        except BaseException as error:  # a model that calls sys.exit has failed this batch, not the server
+            return report(error)
+
+    try:
+        model = UserModel(settings)
+    except BaseException as error:
+        channel.send(report(error))
+        return 1
+    channel.send({})
+    while True:
+        channel.send(answer(channel.receive()))
 
 
 if __name__ == "__main__":

@@ -147,19 +147,19 @@ def _destroy(library: Any, handle: c_void_p, state: c_void_p) -> None:
 # ---- pictures of any size into rows of the input: on a CPU, or without the fused kernel
 
 
+@dataclass(frozen=True, slots=True)
 class CpuResize:
-    def __init__(self, form: PictureForm, place: Place) -> None:
-        self._form = form
-        self._place = place
+    form: PictureForm
+    place: Place
 
     def __call__(self, sources: Sequence[torch.Tensor], rows: Sequence[int], into: torch.Tensor) -> None:
         """Sources are uint8 [3, h, w], each for the row of `into` with its number."""
         import cv2
 
         kernels = {"area": cv2.INTER_AREA, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
-        form = self._form
+        form = self.form
         for source, row in zip(sources, rows, strict=True):
-            at = self._place(source.shape[2], source.shape[1])
+            at = self.place(source.shape[2], source.shape[1])
             part = source[:, at.top : at.top + at.height, at.left : at.left + at.width].permute(1, 2, 0)
             pixels = part.cpu().contiguous().numpy()
             small = cv2.resize(pixels, (at.into_width, at.into_height), interpolation=kernels[at.kernel])

@@ -16,6 +16,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from carpool.config.rules import read_bytes
 from carpool.config.server import ServerSettings
@@ -47,20 +48,20 @@ class Tls:
     def __init__(self, cert_file: str, key_file: str, client_ca_file: str = "") -> None:
         """Raises `ConfigError` for files that will not do."""
         self._files = cert_file, key_file, client_ca_file
-        self.pair, until = read_pair(*self._files)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        _use(self.context, self.pair)
-        log.info("certificate-read", file=cert_file, until=until)
+        self._read()
         if Path(key_file).stat().st_mode & stat.S_IROTH:
             log.warning("private-key-readable", file=key_file, why="everybody on this machine can read it")
 
     def reload(self) -> None:
         """The files have changed. Connections that are open keep what they began with."""
         try:
-            self.pair, until = read_pair(*self._files)
+            self._read()
         except ConfigError as error:
             log.error("certificate-not-read", error=error.message, keeps="the one before")
-            return
+
+    def _read(self) -> None:
+        self.pair, until = read_pair(*self._files)
         _use(self.context, self.pair)
         log.info("certificate-read", file=self._files[0], until=until)
 
@@ -136,7 +137,7 @@ def _tried(pair: Pair) -> str:
 class FileWatch:
     """Calls `changed` in its loop's thread. By time, size and inode: a link that points elsewhere counts."""
 
-    def __init__(self, files: Sequence[str], changed: Callable[[], object]) -> None:
+    def __init__(self, files: Sequence[str], changed: Callable[[], None]) -> None:
         self._files = files
         self._changed = changed
         self._seen = self._stamps()
@@ -188,7 +189,7 @@ class Access:
         if keys:
             self._watches.append(FileWatch(keys, lambda: self.guard.reload()))
         if certificates:
-            self._watches.append(FileWatch(certificates, lambda: self.tls and self.tls.reload()))
+            self._watches.append(FileWatch(certificates, lambda: cast(Tls, self.tls).reload()))
         self.guard = Guard(
             Names(loopback=loopback, allowed=settings.allowed_hosts),
             api_key_file=settings.api_key_file,

@@ -8,6 +8,7 @@ import re
 import struct
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -49,20 +50,13 @@ _WHOLE_NUMBER = re.compile("[0-9]{1,19}")
 Key = tuple[bytes, tuple[int, ...]]
 
 _LENGTH = struct.Struct("<I")
-_INT, _UINT = "int_contents", "uint_contents"
 _TYPED: Mapping[Datatype, str] = {
-    Datatype.BOOL: "bool_contents",
-    Datatype.INT8: _INT,
-    Datatype.INT16: _INT,
-    Datatype.INT32: _INT,
-    Datatype.INT64: "int64_contents",
-    Datatype.UINT8: _UINT,
-    Datatype.UINT16: _UINT,
-    Datatype.UINT32: _UINT,
-    Datatype.UINT64: "uint64_contents",
-    Datatype.FP32: "fp32_contents",
-    Datatype.FP64: "fp64_contents",
-    Datatype.BYTES: "bytes_contents",
+    **dict.fromkeys((Datatype.INT8, Datatype.INT16, Datatype.INT32), "int_contents"),
+    **dict.fromkeys((Datatype.UINT8, Datatype.UINT16, Datatype.UINT32), "uint_contents"),
+    **{
+        Datatype[name]: f"{name.lower()}_contents"
+        for name in ("BOOL", "INT64", "UINT64", "FP32", "FP64", "BYTES")
+    },
 }
 """FP16 and BF16 have no typed form."""
 
@@ -134,25 +128,20 @@ def check_text(request_id: bytes) -> None:
 # ── requests that are alike ──
 
 
+@dataclass(slots=True, eq=False)
 class Family:
     """What requests with the same `rest` and the same sizes ask for.
 
     The head is the same object for all of them, because that is how the link knows them again.
     """
 
-    __slots__ = ("catalog", "contents", "entry", "head", "model", "row", "version")
-
-    entry: ModelEntry  # with the row, right while `catalog` is the one in force
-    row: Row
-
-    def __init__(
-        self, model: str, version: str, head: RequestHead, contents: Sequence[Buffer] | None
-    ) -> None:
-        self.model = model
-        self.version = version
-        self.head = head
-        self.contents = contents  # where they were not raw: made so
-        self.catalog: Catalog | None = None
+    model: str
+    version: str
+    head: RequestHead
+    contents: Sequence[Buffer] | None  # where they were not raw: made so
+    catalog: Catalog | None = None
+    entry: ModelEntry = field(init=False)  # with the row, right while `catalog` is the one in force
+    row: Row = field(init=False)
 
     def tensor_bytes(self, parts: Parts) -> Sequence[Buffer]:
         return parts.contents if self.contents is None else self.contents
@@ -329,7 +318,7 @@ _ANSWER_ID, _OUTPUTS, _ANSWER_RAW = 0x1A, 0x2A, 0x32  # tags of ModelInferRespon
 _INFER_RESPONSE = 0x12  # of ModelStreamInferResponse
 
 
-def field(tag: int, size: int) -> bytes:
+def framing(tag: int, size: int) -> bytes:
     """What stands before a field of `size` bytes."""
     out = bytearray((tag,))
     while size > 0x7F:
@@ -349,17 +338,17 @@ def encode_answer(
     """A ModelInferResponse; `listed` has the head and the bytes of each output, `more` is appended."""
     pieces: list[Buffer] = [_prefix(entry.name, entry.version)]
     if request_id:
-        pieces += (field(_ANSWER_ID, len(request_id)), request_id)
+        pieces += (framing(_ANSWER_ID, len(request_id)), request_id)
     pieces += (_times(*times[:4]), _batch(times.batch))
     pieces += (head for head, _ in listed)
     for _, data in listed:
-        pieces += (field(_ANSWER_RAW, len(data)), data)
+        pieces += (framing(_ANSWER_RAW, len(data)), data)
     pieces.append(more)
     return b"".join(pieces)
 
 
 def in_stream(response: bytes) -> bytes:
-    return field(_INFER_RESPONSE, len(response)) + response
+    return framing(_INFER_RESPONSE, len(response)) + response
 
 
 def list_outputs(
@@ -413,7 +402,7 @@ def _placed_head(name: str, placed: Placed) -> bytes:
 
 def _framed_output(output: Any) -> bytes:
     head: bytes = output.SerializeToString()
-    return field(_OUTPUTS, len(head)) + head
+    return framing(_OUTPUTS, len(head)) + head
 
 
 # ---- parameters of an answer -------------------------------------------------------------------------------
