@@ -196,7 +196,10 @@ def _max_batch(config: ModelConfig, signature: ModelSignature) -> int:
     tensors = signature.inputs + signature.outputs
     known = bool(tensors)
     if config.max_batch is None:
-        if not known or (signature.can_batch and not _declared_whole(config, signature)):
+        declared = {t.name: len(_model_dims(t)) for t in config.inputs + config.outputs}
+        # A declared shape that is as long as the file's includes the first dimension.
+        whole = any(declared.get(t.name) == len(t.shape) for t in tensors)
+        if not known or (signature.can_batch and not whole):
             return max(DEFAULT_MAX_BATCH, *preferred(config.policy), 1)
         return 0
     if config.max_batch == 0 or not known or signature.can_batch:
@@ -208,15 +211,6 @@ def _max_batch(config: ModelConfig, signature: ModelSignature) -> int:
         f"{config.name}: the settings allow batches of {config.max_batch}, but in the model file "
         f'"{fixed.name}" has the shape {list(fixed.shape)}; export the model with a dynamic first dimension, '
         "or set the largest batch to 0"
-    )
-
-
-def _declared_whole(config: ModelConfig, signature: ModelSignature) -> bool:
-    """True when a declared shape is as long as the file's, so that it includes the first dimension."""
-    declared = {t.name: t for t in config.inputs + config.outputs}
-    return any(
-        tensor.name in declared and len(_model_dims(declared[tensor.name])) == len(tensor.shape)
-        for tensor in signature.inputs + signature.outputs
     )
 
 

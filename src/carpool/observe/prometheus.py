@@ -40,30 +40,25 @@ class Host:
         self._before = self._ticks()
 
     def read(self) -> HostReading:
-        return HostReading(self._utilized(), *self._memory())
-
-    def _utilized(self) -> float:
         busy, total = self._ticks()
         elapsed = total - self._before[1]
         if elapsed > 0:  # else the clock has not ticked since, and the last answer still holds
             share = (busy - self._before[0]) / elapsed
             self._utilization = min(max(share, 0.0), 1.0)  # the kernel's idle time can run backwards
             self._before = busy, total
-        return self._utilization
+        sizes: dict[str, float] = {}
+        for line in (self._proc / "meminfo").read_text("ascii").splitlines():
+            name, _, rest = line.partition(":")
+            if name in ("MemTotal", "MemAvailable"):
+                sizes[name] = int(rest.split()[0]) * 1024.0
+        total_bytes = sizes["MemTotal"]
+        return HostReading(self._utilization, total_bytes, total_bytes - sizes["MemAvailable"])
 
     def _ticks(self) -> tuple[int, int]:
         with (self._proc / "stat").open(encoding="ascii") as file:
             fields = [int(field) for field in file.readline().split()[1 : 2 + _STEAL]]
         total = sum(fields)
         return total - fields[_IDLE] - fields[_IOWAIT], total
-
-    def _memory(self) -> tuple[float, float]:
-        sizes: dict[str, float] = {}
-        for line in (self._proc / "meminfo").read_text("ascii").splitlines():
-            name, _, rest = line.partition(":")
-            if name in ("MemTotal", "MemAvailable"):
-                sizes[name] = int(rest.split()[0]) * 1024.0
-        return sizes["MemTotal"], sizes["MemTotal"] - sizes["MemAvailable"]
 
 
 # Every metric on the page: its name, its meaning and which cells it is read from.
@@ -255,11 +250,8 @@ def _coarser(
 
 
 def _labels(**values: str) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in values.items())
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    escapes = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
+    return ",".join(f'{name}="{value.translate(escapes)}"' for name, value in values.items())
 
 
 def _number(value: float) -> str:

@@ -190,7 +190,9 @@ def _join(document: dict[str, Any], tail: list[Buffer]) -> Encoded:
 
 def classify(tensor: Tensor, k: int, labels: Sequence[str] = (), *, batched: bool = True) -> Tensor:
     """Per batch row, the k highest values in descending order; ties keep the lower index first."""
-    values = _numbers(tensor)
+    values = tensor.data
+    if tensor.datatype is Datatype.BF16:
+        values = (values.astype(np.uint32) << 16).view(np.float32)
     row_shape = values.shape[1:] if batched else values.shape
     row_count = values.shape[0] if batched and values.ndim else 1
     rows = values.reshape(row_count, math.prod(row_shape))
@@ -201,13 +203,6 @@ def classify(tensor: Tensor, k: int, labels: Sequence[str] = (), *, batched: boo
         for column, index in enumerate(_best(numbers, k)):
             found[row, column] = _describe(numbers[index], index, labels)
     return Tensor(tensor.name, Datatype.BYTES, shape, found.reshape(shape))
-
-
-def _numbers(tensor: Tensor) -> Array:
-    if tensor.datatype is Datatype.BF16:
-        widened: Array = (tensor.data.astype(np.uint32) << 16).view(np.float32)
-        return widened
-    return tensor.data
 
 
 def _best(numbers: Array, k: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Protocol v2 over HTTP, between bytes and messages: the one module the rest of Carpool imports from here.
 
 A server that receives the body in place uses the steps one by one:
-`read_header_length` → `read_head` (or `raw_head`) → `check_tail` → `bind`. `decode_request` is all of them.
+`read_header_length` → `read_head` (or `raw_head`) → `check_tail` → `bind`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from carpool.errors import InvalidInput, Unsupported
-from carpool.types import Datatype, InferRequest, InferResponse, RequestedOutput, Signature, TensorSpec
+from carpool.types import Datatype, InferResponse, RequestedOutput, Signature, TensorSpec
 from carpool.wire.codec import (
     Encoded,
     Placed,
@@ -38,7 +38,7 @@ from carpool.wire.head import (
 )
 
 __all__ = ["HEADER_LENGTH", "Buffer", "Encoded", "Placed", "RequestHead", "TensorHead", "as_requested"]
-__all__ += ["bind", "check_head", "check_tail", "decode_error", "decode_request", "decode_response"]
+__all__ += ["bind", "check_head", "check_tail", "decode_error", "decode_response"]
 __all__ += ["encode_error", "encode_request", "encode_response", "parse_head", "raw_head", "read_head"]
 __all__ += ["read_header_length"]
 
@@ -83,23 +83,6 @@ def read_head(json: Buffer, signature: Signature) -> RequestHead:
 @lru_cache(maxsize=_CACHED_HEADS)
 def _read_cached(json: bytes, signature: Signature) -> RequestHead:
     return check_head(parse_head(json, signature.model), signature)
-
-
-def decode_request(body: Buffer, header_length: int | None, signature: Signature) -> InferRequest:
-    """A whole infer request. Tensors of fixed-size datatypes are views into `body`."""
-    view = memoryview(body)
-    end = _head_end(header_length, len(view))
-    head = raw_head(signature, len(view)) if header_length == 0 else read_head(view[:end], signature)
-    check_tail(head, len(view) - end, signature.model)
-    return InferRequest(
-        model=signature.model,
-        inputs=bind(head.inputs, view[end:]),
-        id=head.id,
-        outputs=head.outputs,
-        options=head.options,
-        binary_output=head.binary_output,
-        batch=head.batch,
-    )
 
 
 def decode_response(body: Buffer, header_length: int | None) -> InferResponse:
@@ -174,15 +157,11 @@ def check_head(head: RequestHead, signature: Signature) -> RequestHead:
             field="parameters.sequence_id",
         )
     head.batch = batch or 1
-    head.plain = _is_plain(head)
+    head.plain = all(output.shared_memory is None for output in head.outputs) and not any(
+        tensor.data is not None or tensor.shared_memory is not None or tensor.datatype in _LOOKED_AT
+        for tensor in head.inputs
+    )
     return head
-
-
-def _is_plain(head: RequestHead) -> bool:
-    for tensor in head.inputs:
-        if tensor.data is not None or tensor.shared_memory is not None or tensor.datatype in _LOOKED_AT:
-            return False
-    return all(output.shared_memory is None for output in head.outputs)
 
 
 def check_tail(head: RequestHead, available: int, model: str) -> None:

@@ -298,10 +298,6 @@ class PythonBackend:
     def alive(self) -> bool:
         return not self._aborted and self._process.alive
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
         if not self.alive:
             raise self._died(self._process.end())

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from carpool.backends.backend import Backend, Placement
-from carpool.config.model import Kind, ModelConfig, ModelSignature, PytorchSettings
+from carpool.config.model import Kind, ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
 from carpool.config.rules import complete
 from carpool.errors import ConfigError, Unsupported
@@ -39,7 +39,13 @@ def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
                 f'{config.name}: "{tensor.name}" has a reshape, which PyTorch models do not take: give the'
                 " shape that the network has, or reshape in the network itself"
             )
-    return replace(config, pytorch=_settled(config))
+    used, device = config.pytorch, _device(config)
+    on_gpu = device != "cpu"
+    graphs = on_gpu if used.graphs is None else used.graphs
+    last = on_gpu and used.precision in ("fp16", "bf16") if used.channels_last is None else used.channels_last
+    buckets = _buckets(config, graphs)
+    settled = replace(used, device=device, channels_last=last, graphs=graphs, buckets=buckets)
+    return replace(config, pytorch=settled)
 
 
 def devices(config: ModelConfig) -> tuple[int, ...]:
@@ -55,16 +61,6 @@ def device_names(config: ModelConfig) -> tuple[str, ...]:
     import torch
 
     return tuple(torch.cuda.get_device_name(index) for index in devices(config))
-
-
-def _settled(config: ModelConfig) -> PytorchSettings:
-    used = config.pytorch
-    device = _device(config)
-    on_gpu = device != "cpu"
-    graphs = on_gpu if used.graphs is None else used.graphs
-    last = on_gpu and used.precision in ("fp16", "bf16") if used.channels_last is None else used.channels_last
-    buckets = _buckets(config, graphs)
-    return replace(used, device=device, channels_last=last, graphs=graphs, buckets=buckets)
 
 
 def _device(config: ModelConfig) -> str:

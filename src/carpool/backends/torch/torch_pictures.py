@@ -224,7 +224,15 @@ class DevicePictures:
         and a client who sends bad ones costs the others little.
         """
         if not ways:
-            return self._decoded_on_cpu(pictures, first, errors)
+            decoded = []
+            for number, picture in enumerate(pictures, first):
+                try:
+                    pixels = torch.from_numpy(self._decode(picture))
+                except CarpoolError as error:
+                    errors[number] = error
+                else:
+                    decoded.append(pixels.to(self._device).permute(2, 0, 1))
+            return decoded
         try:
             return ways[0]([torch.from_numpy(picture) for picture in pictures])
         except torch.cuda.OutOfMemoryError:
@@ -237,19 +245,6 @@ class DevicePictures:
                 left = self._decoded(pictures[:half], first, errors, ways)
                 return left + self._decoded(pictures[half:], first + half, errors, ways)
         return self._decoded(pictures, first, errors, ways[1:])
-
-    def _decoded_on_cpu(
-        self, pictures: Sequence[Array], first: int, errors: dict[int, CarpoolError]
-    ) -> list[torch.Tensor]:
-        decoded = []
-        for number, picture in enumerate(pictures, first):
-            try:
-                pixels = torch.from_numpy(self._decode(picture))
-            except CarpoolError as error:
-                errors[number] = error
-            else:
-                decoded.append(pixels.to(self._device).permute(2, 0, 1))
-        return decoded
 
     def _failed(self, way: DecodeAll, why: NoDecoder) -> None:
         """It may be the first attempt only; what goes on failing is not asked again."""

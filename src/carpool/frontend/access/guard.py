@@ -237,19 +237,15 @@ class Guard:
         if rule.kind in _OPEN:
             return who
         if who is None:
-            if not self._needs_key(rule.kind):
+            # Keys for inference alone close control to all; keys for control alone leave inference open.
+            needed = rule.kind is Kind.CONTROL or self.asks_for_keys
+            if not (self._metrics_key if rule.kind is Kind.METRICS else needed):
                 return None
             sentence = "a key is needed: " if key is None else "this key is not known: "
             raise Unauthenticated(f"{sentence}send one as 'Authorization: Bearer …' or 'X-API-Key: …'")
         if rule.kind is Kind.CONTROL and not who.admin:
             raise Forbidden(f"the key of {who.name} is for inference: this takes a key of --admin-key-file")
         return who
-
-    def _needs_key(self, kind: Kind) -> bool:
-        """Keys for inference alone close control to all; keys for control alone leave inference open."""
-        if kind is Kind.METRICS:
-            return self._metrics_key
-        return kind is Kind.CONTROL or self.asks_for_keys
 
     def _tell_refused(self, error: CarpoolError, what: str) -> None:
         """Not once for each: whoever tries keys out must not fill the disk."""

@@ -130,15 +130,14 @@ def _memory_status(service: Service, request: Any) -> Document:
     return {"regions": {region["name"]: region for region in regions}}
 
 
-async def _memory_register(service: Service, request: Any) -> Document:
-    asked = {name: getattr(request, name) for name in ("name", "key", "offset", "byte_size")}
-    await service.door.ask("register-memory", asked)
-    return {}
+def _order(what: str, *names: str) -> Callable[[Service, Any], Awaitable[Document]]:
+    """Passed on to the engine, with these fields of the request."""
 
+    async def answer(service: Service, request: Any) -> Document:
+        await service.door.ask(what, {name: getattr(request, name) for name in names})
+        return {}
 
-async def _memory_unregister(service: Service, request: Any) -> Document:
-    await service.door.ask("unregister-memory", {"name": request.name})
-    return {}
+    return answer
 
 
 def _cuda_register(_service: Service, _request: Any) -> Document:
@@ -188,8 +187,8 @@ CALLS = (
     Call("RepositoryModelLoad", _load),
     Call("RepositoryModelUnload", _unload),
     Call("SystemSharedMemoryStatus", _memory_status),
-    Call("SystemSharedMemoryRegister", _memory_register),
-    Call("SystemSharedMemoryUnregister", _memory_unregister),
+    Call("SystemSharedMemoryRegister", _order("register-memory", "name", "key", "offset", "byte_size")),
+    Call("SystemSharedMemoryUnregister", _order("unregister-memory", "name")),
     # There is never any CUDA memory to show or to let go, which clients ask for when they start.
     Call("CudaSharedMemoryStatus", lambda _service, _request: {}),
     Call("CudaSharedMemoryRegister", _cuda_register),
@@ -220,7 +219,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             except CarpoolError as error:
                 return _refusing(error)
         if method == _INFER and self._service.is_full():
-            return grpc.stream_unary_rpc_method_handler(_too_many)  # one that does not wait for its message
+            return _refusing(too_many_messages())
         if method == _INFER:
             infer = UnaryInfer(self._service, details.invocation_metadata, who)
             return grpc.unary_unary_rpc_method_handler(infer.run)
@@ -270,10 +269,6 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         if name not in ("", SERVICE, HEALTH):
             return _SERVICE_UNKNOWN
         return _SERVING if self._service.ready else _NOT_SERVING
-
-
-async def _too_many(_messages: object, context: Any) -> bytes:
-    return refuse(context, too_many_messages())
 
 
 def _service_asked_for(message: bytes, context: Any) -> str | None:

@@ -339,7 +339,8 @@ def encode_answer(
     pieces: list[Buffer] = [_prefix(entry.name, entry.version)]
     if request_id:
         pieces += (framing(_ANSWER_ID, len(request_id)), request_id)
-    pieces += (_times(*times[:4]), _batch(times.batch))
+    decode, queue, infer, post, batch = times
+    pieces += (_TIMES.pack(_C0, decode, _C1, queue, _C2, infer, _C3, post), _batch(batch))
     pieces += (head for head, _ in listed)
     for _, data in listed:
         pieces += (framing(_ANSWER_RAW, len(data)), data)
@@ -419,10 +420,6 @@ _C0, _C1, _C2, _C3 = (
     _parameter(name, "double_param", 1.0).removesuffix(struct.pack("<d", 1.0)) for name in TIMES
 )
 _TIMES = struct.Struct("<" + "".join(f"{len(constant)}sd" for constant in (_C0, _C1, _C2, _C3)))
-
-
-def _times(decode: float, queue: float, infer: float, post: float) -> bytes:
-    return _TIMES.pack(_C0, decode, _C1, queue, _C2, infer, _C3, post)
 
 
 @lru_cache(maxsize=4096)
