@@ -69,21 +69,18 @@ class FakeBackend:
                 f"{self._model}: its curve ends at batches of {self._curve.max_batch}, this one has {rows}"
             )
         outputs = {name: self._zeros(self._outputs[name], rows) for name in names}
-        self._sleep_until(start + self._curve.times[rows])
+        # Timers ring late, by about the same each time: aim earlier by the median of what was seen.
+        end = start + self._curve.times[rows]
+        if self._stop.wait(max(0.0, end - time.monotonic() - self._lag)):
+            raise aborted(self._model)
+        step = _LAG_STEP if time.monotonic() > end else -_LAG_STEP
+        self._lag = min(max(0.0, self._lag + step), _MAX_LAG)
         return outputs
 
     def abort(self) -> None:
         self._stop.set()
 
-    def close(self) -> None:
-        self._stop.set()
-
-    def _sleep_until(self, end: float) -> None:
-        """Timers ring late, by about the same each time: aim earlier by the median of what was seen."""
-        if self._stop.wait(max(0.0, end - time.monotonic() - self._lag)):
-            raise aborted(self._model)
-        step = _LAG_STEP if time.monotonic() > end else -_LAG_STEP
-        self._lag = min(max(0.0, self._lag + step), _MAX_LAG)
+    close = abort
 
     def _zeros(self, tensor: TensorConfig, rows: int) -> Array:
         shape = tuple(1 if dim == DYNAMIC else dim for dim in tensor.dims)

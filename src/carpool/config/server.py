@@ -247,7 +247,9 @@ def server_settings(
     """
     environ = os.environ if environ is None else environ
     known = variables()
-    values: dict[str, Any] = {"cache_dir": _cache_dir(environ)}
+    base = environ.get("XDG_CACHE_HOME", "")  # whose rules ignore a relative one
+    caches = Path(base) if base.startswith("/") else Path(environ.get("HOME") or "/tmp") / ".cache"
+    values: dict[str, Any] = {"cache_dir": caches / "carpool"}
     for variable, name in known.items():
         if environ.get(variable, "") != "":
             values[name] = _value(variable, name, environ[variable])
@@ -261,13 +263,6 @@ def server_settings(
             if close:
                 warnings.append(f"{variable} is not a setting; did you mean {PREFIX}{close.upper()}?")
     return replace(ServerSettings(), **values), warnings
-
-
-def _cache_dir(environ: Mapping[str, str]) -> Path:
-    base = environ.get("XDG_CACHE_HOME", "")
-    if base.startswith("/"):  # the XDG rules ignore a relative one
-        return Path(base) / "carpool"
-    return Path(environ.get("HOME") or "/tmp") / ".cache" / "carpool"
 
 
 def _value(variable: str, name: str, text: str) -> object:

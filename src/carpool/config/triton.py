@@ -131,7 +131,10 @@ def _model(source: Source, path: Path, name: str) -> ModelConfig:
         outputs=outputs,
         mode=mode,
         policy=policy,
-        instances=_instances(source),
+        instances=tuple(
+            _instance(source, group, f"instance_group[{n}]") for n, group in enumerate(message.instance_group)
+        )
+        or (InstanceGroup(given=False),),
         versions=_versions(source),
         file=rules.check_inside(file, where) if file else None,
         labels=next((t.labels for t in outputs if t.labels), None),
@@ -236,12 +239,6 @@ def _limits(source: Source, policy: Any, path: str) -> QueueLimits:
         allow_override=policy.allow_timeout_override,
         action=TimeoutAction[_chosen(source, policy, "timeout_action", f"{path}.timeout_action")],
     )
-
-
-def _instances(source: Source) -> tuple[InstanceGroup, ...]:
-    groups = enumerate(source.message.instance_group)
-    given = tuple(_instance(source, group, f"instance_group[{n}]") for n, group in groups)
-    return given or (InstanceGroup(given=False),)
 
 
 def _instance(source: Source, group: Any, path: str) -> InstanceGroup:

@@ -64,12 +64,10 @@ class Output:
 
     def _tell(self, line: bytes) -> None:
         text = line.decode(errors="backslashreplace").rstrip()
-        if not text:
-            return
         library = library_of(text)
         if library:
             log.warning("library-output", **self._who, library=library, text=text)
-        else:
+        elif text:
             log.warning("output", **self._who, text=text)
 
 

@@ -206,14 +206,12 @@ def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[list[str]]:
         return
     yield [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
     histogram = family.histogram
-    if histogram is not None and family.milliseconds:
-        for labels, cells in rows:
-            yield list(_coarser(family.name, labels, histogram, family.milliseconds, cells))
-        return
     if histogram is not None:
-        ends = [f',le="{bound}"}} ' for bound in (*histogram.bounds, "+Inf")]
+        ends = [(str(bound), place) for place, bound in enumerate(histogram.bounds)]
+        if family.milliseconds:
+            ends = [(f"{bound:g}", histogram.bounds.index(bound / 1e3)) for bound in family.milliseconds]
         for labels, cells in rows:
-            yield _histogram(family.name, labels, ends, cells[histogram.buckets], cells[histogram.sum])
+            yield _histogram(family, histogram, labels, [*ends, ("+Inf", -1)], cells)
         return
     for labels, cells in rows:
         yield [_line(family.name, labels, more, value(cells)) for more, value in family.values.items()]
@@ -225,28 +223,17 @@ def _line(name: str, labels: str, more: str, value: float) -> str:
     return f"{series} {_number(value)}"
 
 
-def _histogram(name: str, labels: str, ends: Sequence[str], counts: Cells, total: float) -> list[str]:
+def _histogram(
+    family: Family, histogram: Histogram, labels: str, ends: Sequence[tuple[str, int]], cells: Cells
+) -> list[str]:
     """Buckets are kept apart in the table and cumulative on the page."""
-    start = f"{name}_bucket{{{labels}"
-    cumulative = list(accumulate(map(int, counts)))
+    name, total = family.name, cells[histogram.sum]
+    cumulative = list(accumulate(map(int, cells[histogram.buckets])))
     return [
-        *[f"{start}{end}{count}" for end, count in zip(ends, cumulative, strict=True)],
-        f"{name}_sum{{{labels}}} {_number(total)}",
+        *[f'{name}_bucket{{{labels},le="{end}"}} {cumulative[place]}' for end, place in ends],
+        f"{name}_sum{{{labels}}} {_number(round(total * 1e3, 3) if family.milliseconds else total)}",
         f"{name}_count{{{labels}}} {cumulative[-1]}",
     ]
-
-
-def _coarser(
-    name: str, labels: str, histogram: Histogram, bounds_ms: Sequence[float], cells: Cells
-) -> Iterator[str]:
-    """A histogram in milliseconds with some of the bounds of one in seconds."""
-    cumulative = list(accumulate(map(int, cells[histogram.buckets])))
-    for bound in bounds_ms:
-        count = cumulative[histogram.bounds.index(bound / 1e3)]
-        yield f'{name}_bucket{{{labels},le="{bound:g}"}} {count}'
-    yield f'{name}_bucket{{{labels},le="+Inf"}} {cumulative[-1]}'
-    yield f"{name}_sum{{{labels}}} {_number(round(cells[histogram.sum] * 1e3, 3))}"
-    yield f"{name}_count{{{labels}}} {cumulative[-1]}"
 
 
 def _labels(**values: str) -> str:

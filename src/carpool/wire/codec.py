@@ -114,8 +114,13 @@ def encode_request(request: InferRequest, *, binary: bool = True) -> Encoded:
         parameters["binary_data_output"] = True
     if parameters:
         document["parameters"] = parameters
-    if request.outputs:
-        document["outputs"] = [_list_requested(output) for output in request.outputs]
+    for output in request.outputs:
+        asked: dict[str, Any] = {"binary_data": output.binary}
+        if output.classification:
+            asked["classification"] = output.classification
+        if output.shared_memory is not None:
+            asked = write_shared_memory(output.shared_memory)
+        document.setdefault("outputs", []).append({"name": output.name, "parameters": asked})
     return _join(document, tail)
 
 
@@ -170,15 +175,6 @@ def _list_placed(name: str, placed: Placed | None) -> dict[str, Any]:
     }
 
 
-def _list_requested(output: RequestedOutput) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"binary_data": output.binary}
-    if output.classification:
-        parameters["classification"] = output.classification
-    if output.shared_memory is not None:
-        parameters = write_shared_memory(output.shared_memory)
-    return {"name": output.name, "parameters": parameters}
-
-
 def _join(document: dict[str, Any], tail: list[Buffer]) -> Encoded:
     head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     size = len(head) + sum(map(len, tail))
@@ -201,7 +197,10 @@ def classify(tensor: Tensor, k: int, labels: Sequence[str] = (), *, batched: boo
     found = np.empty((row_count, k), dtype=object)
     for row, numbers in enumerate(rows):
         for column, index in enumerate(_best(numbers, k)):
-            found[row, column] = _describe(numbers[index], index, labels)
+            value = numbers[index]
+            number = f"{float(value):f}" if value.dtype.kind == "f" else str(int(value))
+            label = f":{labels[index]}" if index < len(labels) and labels[index] else ""
+            found[row, column] = f"{number}:{index}{label}".encode()
     return Tensor(tensor.name, Datatype.BYTES, shape, found.reshape(shape))
 
 
@@ -211,12 +210,6 @@ def _best(numbers: Array, k: int) -> list[int]:
     order = len(keys) - 1 - np.argsort(keys[::-1], kind="stable")[::-1]
     best: list[int] = order[:k].tolist()
     return best
-
-
-def _describe(value: np.generic, index: int, labels: Sequence[str]) -> bytes:
-    number = f"{float(value):f}" if value.dtype.kind == "f" else str(int(value))
-    label = f":{labels[index]}" if index < len(labels) and labels[index] else ""
-    return f"{number}:{index}{label}".encode()
 
 
 # ---- tensor data between its two wire forms, binary and JSON, and numpy arrays ----------------------------

@@ -39,7 +39,10 @@ MOST_UNANSWERED = 256
 _DEADLINE = DEADLINE.lower()
 _SOURCE = SOURCE.lower()
 _LATEST = LATEST.lower()
-_ALGORITHMS = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
+_ALGORITHMS: dict[Any, Any] = {
+    "gzip": grpc.Compression.Gzip,
+    "deflate": grpc.Compression.Deflate,
+}
 _ModelStreamInferResponse = message_class("ModelStreamInferResponse")
 
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -72,16 +75,10 @@ def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
         elif key == _LATEST:
             latest = read_latest(field)
         elif key == COMPRESSION:
-            compression = _algorithm(value)
+            if value != "identity" and value not in _ALGORITHMS:
+                raise InvalidInput(f"{COMPRESSION} must be gzip, deflate or identity", field=COMPRESSION)
+            compression = _ALGORITHMS.get(value)
     return Asked(budget, Sender(source, latest, 0 if who is None else who.priority), compression)
-
-
-def _algorithm(value: Any) -> grpc.Compression | None:
-    if value == "identity":
-        return None
-    if value not in _ALGORITHMS:
-        raise InvalidInput(f"{COMPRESSION} must be gzip, deflate or identity", field=COMPRESSION)
-    return _ALGORITHMS[value]
 
 
 class GrpcCall(ClientCall):
