@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 
 import grpc
 from google.protobuf.json_format import ParseDict
-from google.protobuf.message import DecodeError
 
 from carpool import __version__
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported, without_stack
@@ -22,6 +21,7 @@ from carpool.frontend.access.route_rules import Kind, rule_of
 from carpool.frontend.front_service import is_model_ready
 from carpool.frontend.grpc.grpc_infer import Metadata, Stream, UnaryInfer
 from carpool.frontend.grpc.grpc_service import Service, log, refuse, too_many_messages
+from carpool.frontend.grpc.infer_messages import parse
 from carpool.wire.head import shorten
 from carpool.wire.proto import message_class
 
@@ -274,11 +274,10 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 def _service_asked_for(message: bytes, context: Any) -> str | None:
     """None if it was refused."""
     try:
-        name: str = _HealthCheckRequest.FromString(message).service
-    except DecodeError:
-        refuse(context, InvalidInput("the message is not a HealthCheckRequest", field="body"))
+        return str(parse(_HealthCheckRequest, message).service)
+    except InvalidInput as error:
+        refuse(context, error)
         return None
-    return name
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:
@@ -309,10 +308,7 @@ def _handler(service: Service, call: Call, who: Principal | None) -> grpc.RpcMet
     response_class = message_class(f"{call.name}Response")
 
     async def answered(message: bytes) -> bytes:
-        try:
-            request = request_class.FromString(message)
-        except DecodeError:
-            raise InvalidInput(f"the message is not a {call.name}Request", field="body") from None
+        request = parse(request_class, message)
         _check_concerned(call, request, who)
         document = call.answer(service, request, *((who,) if call.told_who else ()))
         if isinstance(document, Awaitable):

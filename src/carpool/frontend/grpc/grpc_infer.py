@@ -145,7 +145,9 @@ class GrpcCall(ClientCall):
         if not self.id.isascii():
             messages.check_text(self.id)
         if family is None:
-            request = await service.aside(len(parts.rest), messages.parse_request, parts.rest)
+            request = await service.aside(
+                len(parts.rest), messages.parse, messages.ModelInferRequest, parts.rest
+            )
             self._look_up(request.model_name, request.model_version)
             family = await service.aside(len(parts.rest), messages.read_family, request, parts.contents)
             self._check(family)

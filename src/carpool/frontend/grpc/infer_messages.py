@@ -109,7 +109,7 @@ def take_apart(message: bytes) -> Parts | None:
 
 def parse_whole(message: bytes) -> Parts:
     """The same for any message that is a request at all."""
-    request = parse_request(message)
+    request = parse(ModelInferRequest, message)
     contents = list(request.raw_input_contents)
     request_id: str = request.id
     request.ClearField("raw_input_contents")
@@ -171,12 +171,12 @@ def _key(parts: Parts) -> Key:
     return parts.rest, tuple(map(len, parts.contents))
 
 
-def parse_request(message: bytes) -> Any:
-    """Safe in any thread, as the next one."""
+def parse(kind: Any, message: bytes) -> Any:
+    """A message of this class. Safe in any thread, as the next one."""
     try:
-        return ModelInferRequest.FromString(message)
+        return kind.FromString(message)
     except DecodeError:
-        raise InvalidInput("the message is not a ModelInferRequest", field="body") from None
+        raise InvalidInput(f"the message is not a {kind.DESCRIPTOR.name}", field="body") from None
 
 
 def read_family(request: Any, raw: Sequence[Buffer]) -> Family:
