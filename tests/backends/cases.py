@@ -9,6 +9,7 @@ from pathlib import Path
 
 from backends import onnx_models
 from carpool import backends
+from carpool.backends.backend import Placement
 from carpool.config.model import FakeSettings, ModelConfig, TensorConfig
 from carpool.config.repository import ModelVersion
 
@@ -44,7 +45,7 @@ def settings(name: str, file: Path | None, inputs: Specs = (), outputs: Specs = 
 
 def load(config: ModelConfig, file: Path | None, *, threads: int = 1) -> backends.Backend:
     version = ModelVersion(1, file)
-    return backends.load(backends.describe(config, version), version, threads=threads)
+    return backends.load(backends.describe(config, version), version, Placement(threads=threads))
 
 
 def load_onnx(file: Path, *, threads: int = 1) -> backends.Backend:

@@ -15,7 +15,6 @@ from backends.torch_models import INPUT, OUTPUTS, PretendedDevice
 from carpool.backends.torch import device_sharing
 from carpool.backends.torch.device_sharing import (
     Ledger,
-    forget_ledgers,
     in_words,
     ledger_of,
     limit_device_memory,
@@ -27,9 +26,9 @@ ROW = 3 * tm.SIDE * tm.SIDE * 4
 
 @pytest.fixture(autouse=True)
 def fresh_ledgers() -> Iterator[None]:
-    forget_ledgers()
+    device_sharing._ledgers.clear()
     yield
-    forget_ledgers()
+    device_sharing._ledgers.clear()
     limit_device_memory(None)
 
 
@@ -47,7 +46,7 @@ def place(tmp_path: Path, script: bytes, name: str = "m", max_batch: int = 8) ->
 
 def test_the_budget_is_a_share_of_what_is_free_or_what_is_said() -> None:
     assert ledger_of(PretendedDevice(1000)).most == 900
-    forget_ledgers()
+    device_sharing._ledgers.clear()
     limit_device_memory(2.5)
     device = PretendedDevice(10**10)
     assert ledger_of(device).most == 2_500_000_000
@@ -82,7 +81,12 @@ def test_what_a_model_takes_is_measured_by_batch(tmp_path: Path, script: bytes) 
     device = PretendedDevice(10**6, per_row=1000)
     backend = tm.load(place(tmp_path, script), device)
     buffers = 8 * ROW
-    assert backend.footprint == {1: buffers + 1000, 2: buffers + 2000, 4: buffers + 4000, 8: buffers + 8000}
+    assert backend._programs.footprint == {
+        1: buffers + 1000,
+        2: buffers + 2000,
+        4: buffers + 4000,
+        8: buffers + 8000,
+    }
     backend.close()
 
 

@@ -17,6 +17,7 @@ from backends import onnx_models
 from backends.cases import load_onnx, settings
 from carpool import backends
 from carpool.backends import onnxruntime as onnx_backend
+from carpool.backends.backend import Placement
 from carpool.backends.onnxruntime import OnnxBackend
 from carpool.config.model import ModelConfig, ModelSignature, OnnxruntimeSettings
 from carpool.config.repository import ModelVersion
@@ -197,13 +198,13 @@ def test_a_gpu_that_the_runtime_cannot_use_is_a_warning(
 
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     with caplog.at_level(logging.WARNING):
-        assert backends.load(configured(path), ModelVersion(1, path), gpu=0).alive
+        assert backends.load(configured(path), ModelVersion(1, path), Placement(gpu=0)).alive
     assert "runs on the CPU" in caplog.text
 
 
 def test_the_settings_choose_threads(path: Path) -> None:
     config = configured(path, providers=("CPUExecutionProvider",), intra_op_threads=2, inter_op_threads=2)
-    backend = backends.load(config, ModelVersion(1, path), threads=1)
+    backend = backends.load(config, ModelVersion(1, path), Placement(threads=1))
     assert isinstance(backend, OnnxBackend)
     session = backend._session
     assert session is not None

@@ -11,6 +11,7 @@ import pytest
 
 from backends.cases import load, load_python, python_file, settings
 from carpool import backends
+from carpool.backends.backend import Placement
 from carpool.backends.python.python_backend import PythonBackend
 from carpool.config.repository import ModelVersion
 from carpool.errors import ConfigError, ModelError
@@ -57,7 +58,7 @@ def test_setup_learns_about_its_place_before_the_first_batch(opened: Callable, t
     file = python_file(tmp_path, source)
     config = settings("python", file, (("x", "FP32", (3,)),), (("y", "BYTES", (1,)),))
     config = replace(config, parameters={"mood": "calm"}, max_batch=8)
-    backend = opened(backends.load(config, ModelVersion(7, file), instance=2, threads=3, gpu=1))
+    backend = opened(backends.load(config, ModelVersion(7, file), Placement(instance=2, threads=3, gpu=1)))
     assert answer(backend).tolist() == [[b"model|7|2|1|3|8|calm|FP32"]] * 4
 
 

@@ -85,7 +85,7 @@ def test_a_death_is_seen_though_a_grandchild_holds_the_socket(model: Load) -> No
 def test_a_process_that_died_between_batches_is_told(model: Load) -> None:
     backend = model("def predict(x): return x")
     answer(backend)
-    os.kill(backend.pid, signal.SIGKILL)
+    os.kill(backend._process.pid, signal.SIGKILL)
     with pytest.raises(ModelError, match="signal 9"):
         answer(backend)
 

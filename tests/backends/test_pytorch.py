@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from backends import torch_models as tm
 from backends.torch_models import CODE, IMAGE, INPUT, OUTPUTS, SIDE
 from carpool import backends
+from carpool.backends.backend import Placement
 from carpool.backends.torch.torch_backend import TorchBackend
 from carpool.backends.torch.torch_device import Device
 from carpool.backends.torch.torch_programs import Network
@@ -63,7 +64,7 @@ def test_in_a_hurry_nothing_is_prepared_and_the_answers_are_the_same(
     config, version = tm.described(place(tmp_path, scripted, text))
     for what in ("warm", "capture"):
         monkeypatch.setattr(Device, what, lambda *_: pytest.fail("that takes time"))
-    backend = backends.load(config, version, hurry=True)
+    backend = backends.load(config, version, Placement(hurry=True))
     for count in (1, 3, 4):
         values = tm.floats(count)
         found = backend.run({"pixels": values}, ())
@@ -81,7 +82,7 @@ def test_a_plain_one_is_captured_and_not_compiled(
     captured: list[object] = []
     capture = Device.capture
     monkeypatch.setattr(Device, "capture", lambda self, run: captured.append(run) or capture(self, run))
-    backends.load(config, version, plain=True).close()
+    backends.load(config, version, Placement(plain=True)).close()
     assert len(captured) == 3
 
 

@@ -27,8 +27,7 @@ from carpool.config.model import (
     Task,
     TensorConfig,
 )
-from carpool.config.table import KEYS
-from carpool.config.toml import read_toml, toml_config
+from carpool.config.toml import KEYS, read_toml, toml_config
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 

@@ -89,7 +89,7 @@ class Stage:
         row = self.block.row(Slot(*self.front.door.catalog.newest[model].row))
 
         def write() -> None:
-            row.observe_repeated(columns.REQUEST_SECONDS, seconds, answers)
+            row.observe(columns.REQUEST_SECONDS, seconds, answers)
             for _ in range(answers // 4):
                 row.add_batch(
                     4, [seconds / 4] * 4, input_s=0.0, infer_s=seconds / 2, output_s=0.0, ended_ms=1.0

@@ -124,7 +124,7 @@ class Stage:
         self.loading.set()
         self.dying.set()
 
-    def load(self, config: ModelConfig, version: ModelVersion, **_: object) -> ScriptedBackend:
+    def load(self, config: ModelConfig, version: ModelVersion, *_: object) -> ScriptedBackend:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:

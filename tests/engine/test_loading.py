@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.backends.backend import Placement
 from carpool.config.model import (
     InstanceGroup,
     ModelConfig,
@@ -35,9 +36,11 @@ class Workshop:
     loads: list[Timed] = field(default_factory=list)
     fails: bool = False
 
-    def load(self, _config: ModelConfig, _version: ModelVersion, *, threads: int, **_where: object) -> Timed:
+    def load(self, _config: ModelConfig, _version: ModelVersion, placement: Placement) -> Timed:
         made = Timed(
-            self.clock, lambda images, _: self.factor * self.takes(images, threads), fails=self.fails
+            self.clock,
+            lambda images, _: self.factor * self.takes(images, placement.threads or 0),
+            fails=self.fails,
         )
         self.loads.append(made)
         return made

@@ -125,7 +125,7 @@ class Backend:
         self.alive = False
 
 
-def load(config: ModelConfig, version: ModelVersion, **_: object) -> Backend:
+def load(config: ModelConfig, version: ModelVersion, *_: object) -> Backend:
     return Backend(config)
 
 

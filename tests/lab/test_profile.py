@@ -24,7 +24,7 @@ def a_timed_model(monkeypatch: pytest.MonkeyPatch) -> Timed:
     clock = Clock()
     backend = Timed(clock, lambda images, _: 0.004 + 0.001 * images)
 
-    def load(_config: ModelConfig, _version: object, **_: object) -> Timed:
+    def load(_config: ModelConfig, _version: object, *_: object) -> Timed:
         backend.closed, backend.alive = False, True
         return backend
 

@@ -33,6 +33,24 @@ def body(head: Any, tail: bytes = b"") -> tuple[bytes, int]:
     return json + tail, len(json)
 
 
+def decode_request(whole: v2.Buffer, header_length: int | None, model: Signature) -> InferRequest:
+    """All that a server does with an infer request, which receives it in parts."""
+    view = memoryview(whole)
+    end = len(view) if header_length is None else header_length
+    v2.read_header_length(str(end), len(view))
+    head = v2.raw_head(model, len(view)) if header_length == 0 else v2.read_head(view[:end], model)
+    v2.check_tail(head, len(view) - end, model.model)
+    return InferRequest(
+        model=model.model,
+        inputs=v2.bind(head.inputs, view[end:]),
+        id=head.id,
+        outputs=head.outputs,
+        options=head.options,
+        binary_output=head.binary_output,
+        batch=head.batch,
+    )
+
+
 def image_body(**changes: Any) -> tuple[bytes, int]:
     """A valid binary request for IMAGE; `changes` are put over its one input."""
     tensor = {**entry(parameters={"binary_data_size": 6}), **changes}
@@ -43,7 +61,7 @@ def decode_json(values: Any, datatype: str, shape: Any = (1, 2)) -> Tensor:
     """Decode one JSON tensor through a model that takes exactly that."""
     spec = TensorSpec("x", Datatype(datatype), tuple(shape))
     head, _ = body({"inputs": [entry("x", datatype, shape, data=values)]})
-    return v2.decode_request(head, None, signature(spec, max_batch=0)).inputs[0]
+    return decode_request(head, None, signature(spec, max_batch=0)).inputs[0]
 
 
 def joined(encoded: v2.Encoded) -> bytes:

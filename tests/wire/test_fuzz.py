@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from carpool.errors import CarpoolError
 from carpool.types import Datatype, RequestedOutput, RequestOptions, TensorSpec
 from carpool.wire import v2
-from wire.samples import entry, joined, request_of, signature, tensor_of
+from wire.samples import decode_request, entry, joined, request_of, signature, tensor_of
 
 MODEL = signature(
     TensorSpec("image", Datatype.UINT8, (-1, 3)),
@@ -48,7 +48,7 @@ junk = st.recursive(
 def feed(body: bytes, header_length: int | None) -> None:
     for model in (MODEL, RAW):
         with contextlib.suppress(CarpoolError):
-            v2.decode_request(body, header_length, model)
+            decode_request(body, header_length, model)
     with contextlib.suppress(CarpoolError):
         v2.decode_response(body, header_length)
     v2.decode_error(body)
@@ -100,7 +100,7 @@ def test_any_json_data(data: Any, datatype: Datatype, shape: list[int]) -> None:
     model = signature(TensorSpec("x", datatype, tuple(shape)), max_batch=0)
     with contextlib.suppress(CarpoolError):
         body = orjson.dumps({"inputs": [entry("x", datatype.value, shape, data=data)]})
-        tensor = v2.decode_request(body, None, model).inputs[0]
+        tensor = decode_request(body, None, model).inputs[0]
         assert (tensor.data.shape, tensor.data.dtype) == (tuple(shape), datatype.dtype)
 
 

@@ -11,14 +11,14 @@ from carpool.errors import InvalidInput, Unsupported
 from carpool.types import Datatype, TensorSpec
 from carpool.wire import v2
 from carpool.wire.head import MAX_JSON_LISTS, MAX_JSON_VALUES, load_object
-from wire.samples import IMAGE, SCORES, body, decode_json, entry, image_body, signature
+from wire.samples import IMAGE, SCORES, body, decode_json, decode_request, entry, image_body, signature
 
 BINARY = {"binary_data_size": 6}
 
 
 def refusal(whole: bytes, header_length: int | None, model: Any = IMAGE) -> InvalidInput:
     with pytest.raises(InvalidInput) as caught:
-        v2.decode_request(whole, header_length, model)
+        decode_request(whole, header_length, model)
     assert caught.value.field
     return caught.value
 
@@ -279,7 +279,7 @@ def test_wrong_shared_memory(parameters: dict[str, Any], words: str) -> None:
 def test_shared_memory_that_nobody_resolved() -> None:
     parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 6}
     with pytest.raises(Unsupported, match="shared memory"):
-        v2.decode_request(body({"inputs": [entry(parameters=parameters)]})[0], None, IMAGE)
+        decode_request(body({"inputs": [entry(parameters=parameters)]})[0], None, IMAGE)
 
 
 @pytest.mark.parametrize("outputs", [[], [{"name": "half"}]])

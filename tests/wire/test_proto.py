@@ -12,7 +12,7 @@ from google.protobuf.json_format import ParseDict
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 import carpool.wire.proto
-from carpool.frontend.grpc.grpc_calls import CALLS
+from carpool.frontend.grpc.grpc_handlers import CALLS
 from carpool.wire.proto import POOL, message_class
 
 

@@ -8,13 +8,13 @@ import pytest
 from carpool.errors import InvalidInput
 from carpool.types import Datatype, RequestedOutput, RequestOptions, SharedMemory, TensorSpec
 from carpool.wire import v2
-from wire.samples import IMAGE, body, decode_json, entry, image_body, signature
+from wire.samples import IMAGE, body, decode_json, decode_request, entry, image_body, signature
 
 
 def test_a_binary_tensor_is_a_view_into_the_body() -> None:
     whole, header_length = image_body()
     buffer = bytearray(whole)
-    request = v2.decode_request(buffer, header_length, IMAGE)
+    request = decode_request(buffer, header_length, IMAGE)
     image = request.inputs[0]
     assert (image.name, image.datatype, image.shape) == ("image", Datatype.UINT8, (1, 2, 3))
     buffer[header_length] = 99
@@ -68,7 +68,7 @@ def test_empty_tensors() -> None:
     model = signature(TensorSpec("x", Datatype.FP32, (-1,)))
     for shape in ([1, 0], [3, 0]):
         whole, end = body({"inputs": [entry("x", "FP32", shape, parameters={"binary_data_size": 0})]})
-        assert v2.decode_request(whole, end, model).inputs[0].data.shape == tuple(shape)
+        assert decode_request(whole, end, model).inputs[0].data.shape == tuple(shape)
 
 
 def test_bytes_elements_carry_their_length() -> None:
@@ -77,7 +77,7 @@ def test_bytes_elements_carry_their_length() -> None:
     whole, end = body(
         {"inputs": [entry("x", "BYTES", [1, 2], parameters={"binary_data_size": len(tail)})]}, tail
     )
-    assert v2.decode_request(whole, end, model).inputs[0].data.tolist() == [[b"hi", b""]]
+    assert decode_request(whole, end, model).inputs[0].data.tolist() == [[b"hi", b""]]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_bytes_elements_carry_their_length() -> None:
 def test_a_raw_body_is_the_only_input(
     shape: tuple[int, ...], datatype: Datatype, size: int, found: tuple[int, ...]
 ) -> None:
-    request = v2.decode_request(bytes(size), 0, signature(TensorSpec("x", datatype, shape)))
+    request = decode_request(bytes(size), 0, signature(TensorSpec("x", datatype, shape)))
     assert request.inputs[0].shape == request.inputs[0].data.shape == found
     assert request.binary_output
     if datatype is Datatype.BYTES:
@@ -101,7 +101,7 @@ def test_a_raw_body_is_the_only_input(
 
 def test_a_raw_body_for_a_model_without_batches() -> None:
     model = signature(TensorSpec("x", Datatype.INT16, (2,)), max_batch=0)
-    assert v2.decode_request(b"\1\0\2\0", 0, model).inputs[0].data.tolist() == [1, 2]
+    assert decode_request(b"\1\0\2\0", 0, model).inputs[0].data.tolist() == [1, 2]
 
 
 def test_options_are_typed_and_custom_ones_kept() -> None:

@@ -19,7 +19,7 @@ from carpool.types import (
     TensorSpec,
 )
 from carpool.wire import v2
-from wire.samples import joined, request_of
+from wire.samples import decode_request, joined, request_of
 from wire.strategies import names, options, requested, tensors
 
 
@@ -54,7 +54,7 @@ def test_requests(data: st.DataObject, binary: bool, max_batch: int) -> None:
         batch=rows or 1,
     )
     encoded = v2.encode_request(request, binary=binary)
-    found = v2.decode_request(joined(encoded), encoded.header_length, model_for(sent, max_batch, outputs))
+    found = decode_request(joined(encoded), encoded.header_length, model_for(sent, max_batch, outputs))
     assert_same(found.inputs, sent)
     assert list(found.outputs) == outputs
     assert (found.id, found.options, found.batch) == (request.id, request.options, request.batch)
@@ -78,7 +78,7 @@ def test_a_json_request_still_sends_half_precision_as_binary() -> None:
     plain = Tensor("p", Datatype.INT32, (1, 1), np.int32([[7]]))
     encoded = v2.encode_request(request_of(half, plain), binary=False)
     assert encoded.header_length is not None
-    found = v2.decode_request(joined(encoded), encoded.header_length, model_for([half, plain], 4))
+    found = decode_request(joined(encoded), encoded.header_length, model_for([half, plain], 4))
     assert_same(found.inputs, [half, plain])
 
 
@@ -86,5 +86,5 @@ def test_an_output_in_shared_memory() -> None:
     outputs = [RequestedOutput("y", shared_memory=SharedMemory("r", 16, 4))]
     plain = Tensor("p", Datatype.INT32, (1, 1), np.int32([[7]]))
     encoded = v2.encode_request(request_of(plain, outputs=outputs))
-    found = v2.decode_request(joined(encoded), encoded.header_length, model_for([plain], 4, outputs))
+    found = decode_request(joined(encoded), encoded.header_length, model_for([plain], 4, outputs))
     assert found.outputs == outputs

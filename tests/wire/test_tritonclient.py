@@ -12,7 +12,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from carpool.errors import Unsupported
 from carpool.types import Datatype, InferResponse, RequestedOutput, RequestOptions, SharedMemory, TensorSpec
 from carpool.wire import v2
-from wire.samples import SCORES, joined, signature, tensor_of
+from wire.samples import SCORES, decode_request, joined, signature, tensor_of
 
 VALUES = {
     Datatype.BOOL: [[True, False]],
@@ -43,7 +43,7 @@ def model_of(datatype: Datatype) -> Any:
 def test_inputs(datatype: Datatype, binary: bool) -> None:
     body, header_length = InferenceServerClient.generate_request_body([wire_input(datatype, binary=binary)])
     assert (header_length is None) is not binary
-    request = v2.decode_request(body, header_length, model_of(datatype))
+    request = decode_request(body, header_length, model_of(datatype))
     assert np.array_equal(request.inputs[0].data, array_of(datatype))
     assert request.binary_output  # the client asks for it when no outputs are listed
 
@@ -52,7 +52,7 @@ def test_bf16_inputs() -> None:
     tensor = InferInput("x", [1, 2], "BF16")
     tensor.set_data_from_numpy(np.array([[1, 2]], dtype=ml_dtypes.bfloat16))
     body, header_length = InferenceServerClient.generate_request_body([tensor])
-    request = v2.decode_request(body, header_length, model_of(Datatype.BF16))
+    request = decode_request(body, header_length, model_of(Datatype.BF16))
     assert request.inputs[0].data.tolist() == [[0x3F80, 0x4000]]
 
 
@@ -66,7 +66,7 @@ def test_options_and_outputs() -> None:
         timeout=2500,
         parameters={"source": "cam", "mine": 1},
     )
-    request = v2.decode_request(body, header_length, model_of(Datatype.UINT8))
+    request = decode_request(body, header_length, model_of(Datatype.UINT8))
     assert request.id == "r-1"
     assert request.options == RequestOptions(2, 0.0025, "cam", custom={"mine": 1})
     assert request.outputs == [RequestedOutput("scores", False, 3)]
@@ -77,7 +77,7 @@ def test_sequences_are_refused() -> None:
         [wire_input(Datatype.UINT8, binary=True)], sequence_id=9, sequence_start=True
     )
     with pytest.raises(Unsupported, match="sequences are not offered") as refused:
-        v2.decode_request(body, header_length, model_of(Datatype.UINT8))
+        decode_request(body, header_length, model_of(Datatype.UINT8))
     assert refused.value.field == "parameters.sequence_id"
 
 

@@ -6,19 +6,9 @@ Law of this folder: a backend knows its runtime and nothing of queues, requests 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
-from carpool.backends.backend import (
-    Backend,
-    Describes,
-    Filling,
-    Finish,
-    HasDevices,
-    Loader,
-    Placement,
-    reshaped,
-)
+from carpool.backends.backend import Backend, Loader, Placement, reshaped
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
@@ -28,26 +18,13 @@ from carpool.errors import NotFound, Unsupported
 __all__ = ["Backend", "default_threads", "describe", "device_names", "devices", "load", "read_signature"]
 
 
-def load(
-    config: ModelConfig,
-    version: ModelVersion,
-    *,
-    instance: int = 0,
-    threads: int | None = None,
-    gpu: int | None = None,
-    fill: Filling | None = None,
-    finish: Finish | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-    hurry: bool = False,
-    plain: bool = False,
-) -> Backend:
+def load(config: ModelConfig, version: ModelVersion, placement: Placement | None = None) -> Backend:
     """One more instance of this version, ready to run; `config` should come from `describe`.
 
     Raises ModelError where the model cannot be loaded, Unsupported where its kind is not served here, and
     ConfigError where a setting of the runtime is wrong.
     """
-    placement = Placement(instance, threads, gpu, fill, finish, tell, hurry, plain)
-    backend = _home(config, version).load(config, version, placement)
+    backend = _home(config, version).load(config, version, placement or Placement())
     return reshaped(backend, config) if kind_of(config.backend).reshapes else backend
 
 
@@ -58,9 +35,9 @@ def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature
 
 def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     """The settings with everything filled in that the model file says: tensors, shapes, largest batch."""
-    home = _home(config, version)
-    if isinstance(home, Describes):
-        return home.describe(config, version)
+    home: Any = _home(config, version)
+    if hasattr(home, "describe"):
+        return cast(ModelConfig, home.describe(config, version))
     return complete(config, read_signature(config, version))
 
 
@@ -72,16 +49,16 @@ def default_threads(instances: int, cores: int) -> int:
 def devices(config: ModelConfig) -> tuple[int, ...]:
     """The GPUs that this model runs on, with instances on each; none: the CPU, or the runtime's choice."""
     home = _home_of(config)
-    return home.devices(config) if isinstance(home, HasDevices) else ()
+    return home.devices(config) if hasattr(home, "devices") else ()
 
 
 def device_names(config: ModelConfig) -> tuple[str, ...]:
     """What those GPUs are called: times that were measured on one are not true for another."""
     home = _home_of(config)
-    return home.device_names(config) if isinstance(home, HasDevices) else ()
+    return home.device_names(config) if hasattr(home, "device_names") else ()
 
 
-def _home_of(config: ModelConfig) -> object:
+def _home_of(config: ModelConfig) -> Any:
     kind = kind_of(config.backend)
     return kind.module() if kind.home else None
 

@@ -94,8 +94,6 @@ class BreaksProcess(Protocol):
 
 
 class Encoded(Protocol):
-    """A backend that takes encoded pictures."""
-
     def run_encoded(
         self, pictures: Sequence[Array], wanted: Sequence[str]
     ) -> tuple[Mapping[str, Array], Mapping[int, CarpoolError]]:
@@ -135,29 +133,12 @@ class Placement:
 
 @runtime_checkable
 class SharesDevice(Protocol):
-    """A backend that shares a device with other models."""
-
     device: str  # its name; empty: it shares none
 
 
-@runtime_checkable
-class Describes(Protocol):
-    """A runtime that fills in the settings itself."""
-
-    def describe(self, config: ModelConfig, version: ModelVersion) -> ModelConfig: ...
-
-
-@runtime_checkable
-class HasDevices(Protocol):
-    """A runtime that chooses among GPUs."""
-
-    def devices(self, config: ModelConfig) -> tuple[int, ...]: ...
-
-    def device_names(self, config: ModelConfig) -> tuple[str, ...]: ...
-
-
 class Loader(Protocol):
-    """The two functions that each runtime's file offers."""
+    """The two functions that each runtime's file offers. One that fills in the settings itself also has
+    `describe(config, version)`, and one that chooses among GPUs `devices` and `device_names(config)`."""
 
     def load(self, config: ModelConfig, version: ModelVersion, placement: Placement) -> Backend: ...
 

@@ -38,7 +38,10 @@ class FakeBackend:
         self._model = config.name
         self.device = (config.fake or FakeSettings()).device
         self._batched = config.max_batch != 0
-        self._curve = _curve(config)
+        try:
+            self._curve = BatchCurve.parse((config.fake or FakeSettings()).curve, config.max_batch or None)
+        except CurveError as error:
+            raise ConfigError(f"{config.name}: fake.curve: {error}") from None
         self._outputs = {tensor.name: tensor for tensor in config.outputs}
         self._stop = threading.Event()
         self._lag = 0.0
@@ -66,21 +69,18 @@ class FakeBackend:
                 f"{self._model}: its curve ends at batches of {self._curve.max_batch}, this one has {rows}"
             )
         outputs = {name: self._zeros(self._outputs[name], rows) for name in names}
-        self._sleep_until(start + self._curve.times[rows])
+        # Timers ring late, by about the same each time: aim earlier by the median of what was seen.
+        end = start + self._curve.times[rows]
+        if self._stop.wait(max(0.0, end - time.monotonic() - self._lag)):
+            raise aborted(self._model)
+        step = _LAG_STEP if time.monotonic() > end else -_LAG_STEP
+        self._lag = min(max(0.0, self._lag + step), _MAX_LAG)
         return outputs
 
     def abort(self) -> None:
         self._stop.set()
 
-    def close(self) -> None:
-        self._stop.set()
-
-    def _sleep_until(self, end: float) -> None:
-        """Timers ring late, by about the same each time: aim earlier by the median of what was seen."""
-        if self._stop.wait(max(0.0, end - time.monotonic() - self._lag)):
-            raise aborted(self._model)
-        step = _LAG_STEP if time.monotonic() > end else -_LAG_STEP
-        self._lag = min(max(0.0, self._lag + step), _MAX_LAG)
+    close = abort
 
     def _zeros(self, tensor: TensorConfig, rows: int) -> Array:
         shape = tuple(1 if dim == DYNAMIC else dim for dim in tensor.dims)
@@ -90,10 +90,3 @@ class FakeBackend:
         if datatype is Datatype.BYTES:
             return np.full(shape, b"", dtype=object)
         return np.zeros(shape, dtype=datatype.dtype)
-
-
-def _curve(config: ModelConfig) -> BatchCurve:
-    try:
-        return BatchCurve.parse((config.fake or FakeSettings()).curve, config.max_batch or None)
-    except CurveError as error:
-        raise ConfigError(f"{config.name}: fake.curve: {error}") from None

@@ -12,7 +12,7 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
@@ -40,49 +40,22 @@ ONNX_TYPES = {f"tensor({_OWN_NAMES.get(datatype, datatype.dtype.name)})": dataty
 _BFLOAT16 = 16  # its number in the ONNX format
 
 
-def to_ort(values: Any, name: str, datatype: Datatype, array: Array) -> Any:
-    """What the runtime takes for this input; `values` is its class OrtValue."""
-    if datatype is Datatype.BF16:
-        return values.ortvalue_from_numpy_with_onnx_type(np.asarray(array, order="C"), _BFLOAT16)
-    return _text(name, array) if datatype is Datatype.BYTES else array
-
-
 def from_ort(answer: Any, datatype: Datatype) -> Array:
     if datatype is Datatype.BF16:
-        return _bits(answer)
+        # A copy of the 16-bit patterns: the runtime makes no numpy array of what numpy lacks.
+        shape = tuple(answer.shape())
+        bits = np.empty(shape, Datatype.BF16.dtype)
+        if math.prod(shape):
+            ctypes.memmove(bits.ctypes.data, answer.data_ptr(), bits.nbytes)
+        return bits
     array: Array = answer if isinstance(answer, np.ndarray) else answer.numpy()
-    return _utf8(array) if datatype is Datatype.BYTES else array
+    return _each(array, str.encode) if datatype is Datatype.BYTES else array
 
 
-def _bits(value: Any) -> Array:
-    """A copy of the 16-bit patterns; the runtime refuses to make a numpy array of what numpy lacks."""
-    shape = tuple(value.shape())
-    data = np.empty(shape, Datatype.BF16.dtype)
-    if math.prod(shape):
-        ctypes.memmove(data.ctypes.data, value.data_ptr(), data.nbytes)
-    return data
-
-
-def _text(name: str, array: Array) -> Array:
-    """ONNX strings are text: left as bytes, they would arrive as the text b'…'."""
-    text = np.empty(array.shape, dtype=object)
-    text.ravel()[:] = [_decoded(name, item) for item in array.ravel()]
-    return text
-
-
-def _decoded(name: str, item: Any) -> str:
-    try:
-        return item if isinstance(item, str) else bytes(item).decode()
-    except UnicodeDecodeError:
-        raise InvalidInput(
-            f"input '{name}' holds bytes that are not UTF-8, and an ONNX model takes only text", field=name
-        ) from None
-
-
-def _utf8(array: Array) -> Array:
-    encoded = np.empty(array.shape, dtype=object)
-    encoded.ravel()[:] = [item.encode() for item in array.ravel()]
-    return encoded
+def _each(array: Array, convert: Callable[[Any], str | bytes]) -> Array:
+    made = np.empty(array.shape, dtype=object)
+    made.ravel()[:] = [convert(item) for item in array.ravel()]
+    return made
 
 
 # ---- the model
@@ -168,7 +141,17 @@ class OnnxBackend:
     def _fed(self, name: str, array: Array) -> Any:
         if name not in self._inputs:
             raise ModelError(f"{self._model} has no input {name!r}; it has {', '.join(self._inputs)}")
-        return to_ort(self._values, name, self._inputs[name], array)
+        if self._inputs[name] is Datatype.BF16:
+            return self._values.ortvalue_from_numpy_with_onnx_type(np.asarray(array, order="C"), _BFLOAT16)
+        if self._inputs[name] is not Datatype.BYTES:
+            return array
+        try:  # ONNX strings are text: left as bytes, they would arrive as the text b'…'
+            return _each(array, lambda item: item if isinstance(item, str) else bytes(item).decode())
+        except UnicodeDecodeError:
+            raise InvalidInput(
+                f"input '{name}' holds bytes that are not UTF-8, and an ONNX model takes only text",
+                field=name,
+            ) from None
 
     def abort(self) -> None:
         self._options.terminate = True

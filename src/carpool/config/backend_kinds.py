@@ -127,12 +127,10 @@ def kind_of(backend: str | None) -> BackendKind:
 
 
 def default_files() -> tuple[str, ...]:
-    """The names of model files that are looked for when the settings name none."""
     return tuple(f"model{suffix}" for kind in kinds().values() for suffix in kind.at_home)
 
 
 def home_of(suffix: str) -> str | None:
-    """The backend that runs a file when the settings name none."""
     return next((kind.name for kind in kinds().values() if suffix in kind.at_home), None)
 
 

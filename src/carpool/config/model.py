@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 from carpool.config.backend_kinds import kind_of
 from carpool.core.policy import Knobs, Promise
@@ -93,22 +94,43 @@ class SpecificVersions:
 VersionPolicy = LatestVersions | AllVersions | SpecificVersions
 
 
+# ---- tables of model.toml, as they are there: each field is a key. What may stand there follows from its
+# type and from what `_key` says; toml.py reads them so.
+
+
+def _key(default: Any, *choices: str, **said: Any) -> Any:
+    """`within`: the least, which `above` leaves out itself, and the most; `resize`: the only way to resize
+    that it goes with; `pattern` and `form`: of a text, and how a message names that."""
+    return field(default=default, metadata={"choices": choices, **said})
+
+
+INFINITY = float("inf")
+LAYOUTS = ("nchw", "nhwc")
+MAX_DETECTIONS = 1000
+_WHERE = ("auto", "cpu", "device")
+_ACTIVATIONS = ("softmax", "sigmoid", "none")
+_THREADS = (1, 1024)
+_NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
+_CURVE = rf"\s*{_NUMBER}\s*\+\s*{_NUMBER}\s*|\s*\d{{1,5}}:{_NUMBER}(?:\s*,\s*\d{{1,5}}:{_NUMBER})*\s*"
+
+
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
     """How a picture becomes the model's input: (pixel × scale − mean) ÷ std."""
 
-    size: tuple[int, int] | None = None  # height, width; None reads them from the model's input
-    resize: str = "letterbox"
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-    scale: float | None = None  # None: 1, or 1/255 for a float input when mean and std are left alone too
-    channels: str = "rgb"
-    layout: str | None = None
-    kernel: str = "auto"
-    pad: int = 114  # grey level around a letterboxed picture
-    anchor: str = "center"  # where a letterboxed picture lies
-    crop: float = 1.0  # share of the picture's shorter side that is kept, for resize = "crop"
-    decode: str = "auto"  # where pictures are decoded: "cpu", or the model's "device"; auto: on a GPU
+    size: tuple[int, int] | None = _key(None, within=(1, 16384))  # height, width; None: as the model's input
+    resize: str = _key("letterbox", "letterbox", "stretch", "crop")
+    mean: tuple[float, ...] = _key((0.0,), within=(-INFINITY, INFINITY))
+    std: tuple[float, ...] = _key((1.0,), within=(0, INFINITY), above=True)
+    # None: 1, or 1/255 for a float input when mean and std are left alone too
+    scale: float | None = _key(None, within=(0, INFINITY), above=True)
+    channels: str = _key("rgb", "rgb", "bgr")
+    layout: str | None = _key(None, *LAYOUTS)
+    kernel: str = _key("auto", "auto", "area", "bilinear", "bicubic")
+    pad: int = _key(114, within=(0, 255), resize="letterbox")  # grey level around a letterboxed picture
+    anchor: str = _key("center", "center", "top_left", resize="letterbox")  # where such a picture lies
+    crop: float = _key(1.0, within=(0, 1), above=True, resize="crop")  # share of the shorter side to keep
+    decode: str = _key("auto", *_WHERE)  # where pictures are decoded: auto is the device, on a GPU
 
 
 KEPT = "kept"
@@ -119,29 +141,30 @@ KEPT = "kept"
 class DetectSettings:
     """How raw detector outputs become boxes; format None is told from the shape of the outputs."""
 
-    format: str | None = None
-    score: float = 0.25
-    iou: float = 0.45
+    format: str | None = _key(None, "yolov5", "yolov8", "boxes_scores")
+    score: float = _key(0.25, within=(0, 1))
+    iou: float = _key(0.45, within=(0, 1))
     per_class: bool = True
     normalized: bool = False  # boxes from 0 to 1 instead of in pixels of the input
-    max_detections: int = 300
-    nms: str = "auto"  # where boxes are suppressed: "cpu", or the model's "device"; auto: on a GPU
+    max_detections: int = _key(300, within=(1, MAX_DETECTIONS))
+    nms: str = _key("auto", *_WHERE)  # where boxes are suppressed: auto is the device, on a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class ClassifySettings:
     """How raw values become scores: "softmax", "sigmoid" or "none"; None goes by the output's name."""
 
-    activation: str | None = None
+    activation: str | None = _key(None, *_ACTIVATIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSettings:
     """How maps become masks: activations as in classify, and "minmax"; None goes by the output."""
 
-    activation: str | None = None
-    threshold: float = 0.5
-    background: int | None = None  # a class that gets no mask; None: the one labelled background, if any
+    activation: str | None = _key(None, *_ACTIVATIONS, "minmax")
+    threshold: float = _key(0.5, within=(0, 1))
+    # a class that gets no mask; None: the one labelled background, if any
+    background: int | None = _key(None, within=(0, (1 << 15) - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,23 +176,28 @@ class EmbedSettings:
 class FakeSettings:
     """A model that only takes time: `16+4` is ms per batch + ms per image, `1:6.2,8:11` measured points."""
 
-    curve: str = "4+1"
-    device: str = ""  # models that name the same one take turns on it
+    curve: str = _key(
+        "4+1", pattern=_CURVE, form='ms per batch + ms per image, like "16+4", or batch:ms points'
+    )
+    device: str = _key("")  # models that name the same one take turns on it
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxruntimeSettings:
     providers: tuple[str, ...] = ()  # none: the backend chooses for the device
-    intra_op_threads: int | None = None
-    inter_op_threads: int | None = None
+    intra_op_threads: int | None = _key(None, within=_THREADS)
+    inter_op_threads: int | None = _key(None, within=_THREADS)
 
 
 @dataclass(frozen=True, slots=True)
 class PytorchSettings:
     """How a PyTorch model runs. After `backends.describe` nothing is left to "auto" or None."""
 
-    device: str = "auto"  # or "cpu", "cuda" for every GPU, "cuda:1" for one
-    precision: str = "fp32"
+    # "cuda" is every GPU, "cuda:1" one
+    device: str = _key(
+        "auto", pattern=r"auto|cpu|cuda(:\d{1,4})?", form='"auto", "cpu", "cuda" or like "cuda:1"'
+    )
+    precision: str = _key("fp32", "fp32", "tf32", "fp16", "bf16")
     channels_last: bool | None = None  # None: on a GPU in half precision
     compile: str = "off"  # or "default", "max-autotune"
     graphs: bool | None = None  # None: on a GPU
@@ -243,7 +271,6 @@ class ModelSignature:
 
 
 def values_told(image: ImageSettings) -> bool:
-    """True where [image] says anything about values."""
     return image.scale is not None or set(image.mean) != {0.0} or set(image.std) != {1.0}
 
 

@@ -12,15 +12,7 @@ from pathlib import Path
 
 from carpool.config import rules
 from carpool.config.backend_kinds import default_files, home_of, kind_of
-from carpool.config.model import (
-    AllVersions,
-    InstanceGroup,
-    Kind,
-    LatestVersions,
-    Mode,
-    ModelConfig,
-    VersionPolicy,
-)
+from carpool.config.model import AllVersions, InstanceGroup, Kind, LatestVersions, Mode, ModelConfig
 from carpool.config.toml import read_toml
 from carpool.config.triton import read_pbtxt
 from carpool.core.policy import Promise
@@ -92,7 +84,9 @@ def find_places(
     for path in map(_full, paths):
         with _reading(path):
             under = _places_under(path, names)
-            warnings += _strays(path)
+            if path.is_dir() and not is_model_folder(path):
+                strays = ", ".join(f.name for f in _folders(path) if not is_model_folder(f))
+                warnings += [f"{path}: ignored, since no model is in them: {strays}"] if strays else []
         if some and not under:
             looked = ", ".join((PBTXT, TOML, *default_files()))
             raise ConfigError(f"{path}: no models: looked for {looked} and numbered version folders")
@@ -114,7 +108,6 @@ def _places_under(path: Path, names: Mapping[Path, str]) -> dict[str, Path]:
 
 
 def the_place(name: str, places: Places) -> Path:
-    """The one place of a model."""
     found = places.get(name, ())
     if not found:
         raise ConfigError(f"there is no model {rules.shown(name)}; {rules.nearest(name, places)}")
@@ -136,14 +129,6 @@ def _full(path: Path) -> Path:
     """Absolute, so that the folder has a name; symbolic links keep theirs."""
     full = path.absolute()
     return full.resolve() if ".." in full.parts else full
-
-
-def _strays(path: Path) -> list[str]:
-    """Folders of a repository that hold no model."""
-    if not path.is_dir() or is_model_folder(path):
-        return []
-    names = [folder.name for folder in _folders(path) if not is_model_folder(folder)]
-    return [f"{path}: ignored, since no model is in them: {', '.join(names)}"] if names else []
 
 
 def is_model_folder(path: Path) -> bool:
@@ -169,10 +154,14 @@ def read_model(
                 f'{folder}: unexpected folder name "{folder.name}" for model "{config.name}": '
                 "the two must be equal"
             )
-        others = _other_folders(folder)
+        others = ", ".join(
+            f.name for f in _folders(folder) if f.name not in _NOT_VERSIONS and not VERSION.fullmatch(f.name)
+        )
+        if others:  # they look as if they were meant to be versions
+            warnings.append(f"{folder}: ignored, since a version is a number without leading zeros: {others}")
         chosen, missing = _choose(config, version_folders(folder) or {1: folder})
         source, notes = _source(config, chosen, gpus)
-    return source, warnings + others + missing + notes
+    return source, warnings + missing + notes
 
 
 def read_model_file(
@@ -183,23 +172,19 @@ def read_model_file(
     if not is_model_file(path):
         raise ConfigError(f"{path}: not a model file; it should end like {', '.join(default_files())}")
     with _reading(path):
-        versioned = _is_version(path)
-        folder = path.parent.parent if versioned else path.parent
+        # A number above the file is a version only where the rest looks like a model's folder too.
+        above = path.parent.parent
+        like_a_model = path.stem == "model" or (above / PBTXT).exists() or (above / TOML).exists()
+        versioned = bool(VERSION.fullmatch(path.parent.name)) and like_a_model
+        folder = above if versioned else path.parent
         name = folder.name if versioned or path.stem == "model" else path.stem
         config, warnings = (settings or _settings)(folder, name)
-        if not _is_for(config, path):
+        if config.file not in (None, path.name) and Path(str(config.file)).suffix not in _FOREIGN:
             warnings = [f"{path}: served without the settings beside it, which are for {config.file}"]
             config = ModelConfig(name=rules.check_name(name, str(path)), path=folder)
         number = int(path.parent.name) if versioned else 1
         source, notes = _source(replace(config, file=path.name), {number: path.parent}, gpus)
     return source, warnings + notes
-
-
-def _is_version(path: Path) -> bool:
-    """A number above the file is a version only where the rest looks like a model's folder too."""
-    folder = path.parent.parent
-    has_settings = (folder / PBTXT).exists() or (folder / TOML).exists()
-    return bool(VERSION.fullmatch(path.parent.name)) and (path.stem == "model" or has_settings)
 
 
 @contextmanager
@@ -223,20 +208,15 @@ def _settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
 
 
 def version_folders(folder: Path) -> dict[int, Path]:
-    """Numbered folders by number."""
     return {int(f.name): f for f in _folders(folder) if VERSION.fullmatch(f.name)}
 
 
-def _other_folders(folder: Path) -> list[str]:
-    """Folders that look as if they were meant to be versions, in one warning."""
-    folders = [f for f in _folders(folder) if f.name not in _NOT_VERSIONS]
-    others = ", ".join(f.name for f in folders if not VERSION.fullmatch(f.name))
-    say = f"{folder}: ignored, since a version is a number without leading zeros: {others}"
-    return [say] if others else []
-
-
 def _choose(config: ModelConfig, present: dict[int, Path]) -> tuple[dict[int, Path], list[str]]:
-    wanted = _wanted(config.versions, sorted(present))
+    policy, wanted = config.versions, sorted(present)
+    if isinstance(policy, LatestVersions):
+        wanted = wanted[-policy.count :]
+    elif not isinstance(policy, AllVersions):
+        wanted = list(policy.versions)
     chosen = {number: present[number] for number in wanted if number in present}
     missing = ", ".join(str(number) for number in wanted if number not in present)
     if not chosen:
@@ -244,16 +224,10 @@ def _choose(config: ModelConfig, present: dict[int, Path]) -> tuple[dict[int, Pa
     return chosen, [f"{config.name}: {config.path} has no version {missing}"] if missing else []
 
 
-def _wanted(policy: VersionPolicy, present: list[int]) -> Sequence[int]:
-    if isinstance(policy, LatestVersions):
-        return present[-policy.count :]
-    if isinstance(policy, AllVersions):
-        return present
-    return policy.versions
-
-
 def _source(config: ModelConfig, chosen: dict[int, Path], gpus: int) -> tuple[ModelSource, list[str]]:
-    _check_labels(config)
+    for name in (config.labels, *(tensor.labels for tensor in config.outputs)):
+        if name is not None and not (config.path / name).is_file():
+            raise ConfigError(f"{config.name}: the labels file {config.path / name} is missing")
     found = {number: _find_file(folder, config) for number, folder in chosen.items()}
     backends = sorted({backend for _, backend in found.values()})
     if len(backends) > 1:
@@ -290,12 +264,6 @@ def _place(config: ModelConfig, gpus: int) -> tuple[tuple[InstanceGroup, ...], l
     return tuple(on_cpu), reasons
 
 
-def _check_labels(config: ModelConfig) -> None:
-    for name in dict.fromkeys((config.labels, *(tensor.labels for tensor in config.outputs))):
-        if name is not None and not (config.path / name).is_file():
-            raise ConfigError(f"{config.name}: the labels file {config.path / name} is missing")
-
-
 def with_promise(config: ModelConfig, slo_ms: float) -> tuple[ModelConfig, list[str]]:
     """The same model under a promise from the command line, and what that replaces, in words."""
     if not 0 < slo_ms < float("inf"):
@@ -317,11 +285,6 @@ def is_model_file(path: Path) -> bool:
     return home_of(path.suffix) is not None
 
 
-def _is_for(config: ModelConfig, path: Path) -> bool:
-    """False when the settings name another file that could run here."""
-    return config.file in (None, path.name) or Path(str(config.file)).suffix in _FOREIGN
-
-
 def _find_file(folder: Path, config: ModelConfig) -> tuple[Path | None, str]:
     """The model file in one version's folder and the backend for it; no file for a fake model."""
     if config.backend is not None and not kind_of(config.backend).needs_file:
@@ -330,8 +293,7 @@ def _find_file(folder: Path, config: ModelConfig) -> tuple[Path | None, str]:
     if asked is not None and Path(asked).suffix not in _FOREIGN:
         return _named(folder, config, asked)
     names = [name for name in default_files() if _fits(config.backend, name)]
-    own = _existing(folder, names)
-    found = own or _existing(folder, default_files())
+    found = _existing(folder, names) or _existing(folder, default_files())
     if not found:
         raise ConfigError(_nothing(folder, config, names or list(default_files())))
     if config.backend is None and len(found) > 1:
@@ -404,7 +366,6 @@ class Fingerprint:
     versions: Mapping[int, Stamps] = field(default_factory=dict)
 
     def of(self, version: int) -> tuple[Stamps, Stamps]:
-        """What one version is made of."""
         return self.shared, self.versions.get(version, ())
 
 
@@ -418,10 +379,9 @@ def take_fingerprint(place: Path) -> Fingerprint:
             {number: _stamps(folder, _files(folder)) for number, folder in numbered.items()},
         )
     folder = place.parent
-    beside = [path for path in _listed(folder) if path.name.startswith(place.stem) and path.is_file()]
     homes = {folder, folder.parent} if folder.name.isdigit() else {folder}
     settings = [home / name for home in sorted(homes) for name in (PBTXT, TOML)]
-    return Fingerprint(_stamps(folder, settings), _stamps(folder, beside))
+    return Fingerprint(_stamps(folder, settings), _stamps(folder, _named_like(place)))
 
 
 def beside(file: Path) -> Stamps:
@@ -433,10 +393,7 @@ def content_digest(file: Path) -> str:
     """Of everything that the model opened by this file is likely made of, by content: the same model has the
     same one wherever it lies. A version's folder counts as a whole, else only files named like this one."""
     home = file.parent
-    if home.name.isdigit():
-        parts = sorted(_files(home))
-    else:
-        parts = sorted(path for path in _listed(home) if path.name.startswith(file.stem) and path.is_file())
+    parts = sorted(_files(home) if home.name.isdigit() else _named_like(file))
     digest = blake2b(digest_size=20)
     for path in parts[:MAX_FILES]:
         digest.update(f"{os.path.relpath(path, home)}\0{path.stat().st_size}\0".encode())
@@ -444,6 +401,10 @@ def content_digest(file: Path) -> str:
             while block := opened.read(_BLOCK):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def _named_like(file: Path) -> list[Path]:
+    return [path for path in _listed(file.parent) if path.name.startswith(file.stem) and path.is_file()]
 
 
 def _stamps(home: Path, paths: Iterable[Path]) -> Stamps:

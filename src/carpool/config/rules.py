@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -29,15 +30,22 @@ MAX_FILE_NAME = 255
 _SHOWN = 64  # characters of a user's word that a message repeats
 
 
-def read_settings(path: Path) -> str:
-    """The text of a settings file; anything that is not a small UTF-8 file is an error."""
+def read_bytes(path: Path, most: int, complaint: str) -> bytes:
+    """A small file; `complaint` is said of one that has more bytes."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            data = file.read(most + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, which no settings file is")
+    if len(data) > most:
+        raise ConfigError(f"{path}: {complaint}")
+    return data
+
+
+def read_settings(path: Path) -> str:
+    """The text of a settings file; anything that is not a small UTF-8 file is an error."""
+    complaint = f"larger than {MAX_FILE_BYTES} bytes, which no settings file is"
+    data = read_bytes(path, MAX_FILE_BYTES, complaint)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -91,7 +99,6 @@ def check_dims(dims: Sequence[int], where: str) -> tuple[int, ...]:
 
 
 def check_tensor(tensor: TensorConfig, where: str, max_batch: int | None) -> TensorConfig:
-    """The rules between the fields of one tensor."""
     if tensor.layout is not None and len(tensor.dims) != 3:
         raise ConfigError(
             f"{where}: an image format needs 3 dims, {list(tensor.dims)} has {len(tensor.dims)}"
@@ -119,16 +126,13 @@ def _elements(dims: Sequence[int]) -> list[int]:
 
 
 def check_distinct(tensors: Sequence[TensorConfig], where: str) -> tuple[TensorConfig, ...]:
-    seen: set[str] = set()
-    for tensor in tensors:
-        if tensor.name in seen:
-            raise ConfigError(f"{where}: {shown(tensor.name)} is declared twice")
-        seen.add(tensor.name)
+    for name, times in Counter(tensor.name for tensor in tensors).items():
+        if times > 1:
+            raise ConfigError(f"{where}: {shown(name)} is declared twice")
     return tuple(tensors)
 
 
 def check_knobs(knobs: Knobs, where: str) -> Knobs:
-    """Triton's own rules between the batching settings."""
     levels = knobs.priority_levels
     if levels and not 1 <= knobs.default_priority <= levels:
         raise ConfigError(
@@ -139,21 +143,15 @@ def check_knobs(knobs: Knobs, where: str) -> Knobs:
             raise ConfigError(
                 f"{where}: priority level {level} has queue limits, but levels run from 1 to {levels}"
             )
-    if knobs.preserve_ordering:
-        _check_ordering(knobs, where)
+    if knobs.preserve_ordering and levels > 1:
+        raise ConfigError(f"{where}: preserve_ordering allows one priority level, not {levels}")
+    delays = (
+        limits.timeout and limits.action is TimeoutAction.DELAY
+        for limits in (knobs.limits, *knobs.level_limits.values())
+    )
+    if knobs.preserve_ordering and any(delays):
+        raise ConfigError(f"{where}: preserve_ordering and the timeout action DELAY contradict each other")
     return knobs
-
-
-def _check_ordering(knobs: Knobs, where: str) -> None:
-    if knobs.priority_levels > 1:
-        raise ConfigError(
-            f"{where}: preserve_ordering allows one priority level, not {knobs.priority_levels}"
-        )
-    for limits in (knobs.limits, *knobs.level_limits.values()):
-        if limits.timeout and limits.action is TimeoutAction.DELAY:
-            raise ConfigError(
-                f"{where}: preserve_ordering and the timeout action DELAY contradict each other"
-            )
 
 
 def with_max_batch(config: ModelConfig, max_batch: int, where: str) -> ModelConfig:
@@ -183,39 +181,36 @@ def complete(config: ModelConfig, signature: ModelSignature) -> ModelConfig:
     batched = max_batch > 0
     inputs = _merge(config, "input", config.inputs, signature.inputs, batched)
     outputs = _merge(config, "output", config.outputs, signature.outputs, batched)
-    _check_all_fed(config, signature)
+    # Declaring some outputs only is a choice; an input nobody declared would never get a value.
+    declared = {t.name for t in config.inputs}
+    missing = [t.name for t in signature.inputs if t.name not in declared and not t.optional]
+    if declared and missing:
+        raise ConfigError(
+            f'{config.name}: the model file has the input "{missing[0]}", which is not declared'
+        )
     done = with_max_batch(config, max_batch, config.name)
     return replace(done, inputs=inputs, outputs=outputs)
 
 
 def _max_batch(config: ModelConfig, signature: ModelSignature) -> int:
-    known = bool(signature.inputs or signature.outputs)
+    tensors = signature.inputs + signature.outputs
+    known = bool(tensors)
     if config.max_batch is None:
-        if not known or (signature.can_batch and not _declared_whole(config, signature)):
+        declared = {t.name: len(_model_dims(t)) for t in config.inputs + config.outputs}
+        # A declared shape that is as long as the file's includes the first dimension.
+        whole = any(declared.get(t.name) == len(t.shape) for t in tensors)
+        if not known or (signature.can_batch and not whole):
             return max(DEFAULT_MAX_BATCH, *preferred(config.policy), 1)
         return 0
     if config.max_batch == 0 or not known or signature.can_batch:
         return config.max_batch
-    if config.max_batch == 1 and all(t.shape[:1] in ((1,), (DYNAMIC,)) for t in _tensors(signature)):
+    if config.max_batch == 1 and all(t.shape[:1] in ((1,), (DYNAMIC,)) for t in tensors):
         return 1
-    fixed = next(t for t in _tensors(signature) if t.shape[:1] != (DYNAMIC,) and not t.optional)
+    fixed = next(t for t in tensors if t.shape[:1] != (DYNAMIC,) and not t.optional)
     raise ConfigError(
         f"{config.name}: the settings allow batches of {config.max_batch}, but in the model file "
         f'"{fixed.name}" has the shape {list(fixed.shape)}; export the model with a dynamic first dimension, '
         "or set the largest batch to 0"
-    )
-
-
-def _tensors(signature: ModelSignature) -> tuple[TensorSignature, ...]:
-    return signature.inputs + signature.outputs
-
-
-def _declared_whole(config: ModelConfig, signature: ModelSignature) -> bool:
-    """True when a declared shape is as long as the file's, so that it includes the first dimension."""
-    declared = {t.name: t for t in config.inputs + config.outputs}
-    return any(
-        tensor.name in declared and len(_model_dims(declared[tensor.name])) == len(tensor.shape)
-        for tensor in _tensors(signature)
     )
 
 
@@ -284,14 +279,4 @@ def _check_optional(
         raise ConfigError(
             f"{where} is optional, and its default has the shape {list(actual.shape)}, which does not grow"
             " with a batch: set the largest batch to 0"
-        )
-
-
-def _check_all_fed(config: ModelConfig, signature: ModelSignature) -> None:
-    """Declaring some outputs only is a choice; an input nobody declared would never get a value."""
-    declared = {t.name for t in config.inputs}
-    missing = [t.name for t in signature.inputs if t.name not in declared and not t.optional]
-    if declared and missing:
-        raise ConfigError(
-            f'{config.name}: the model file has the input "{missing[0]}", which is not declared'
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -154,41 +154,44 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for setting in fields(self):
-            _check(setting.name, getattr(self, setting.name), **setting.metadata)
-        if self.load_models and self.model_control_mode != "explicit":
-            raise ConfigError(
-                f"load_models names models to start with, which needs model_control_mode explicit, not "
-                f"{self.model_control_mode}",
-                field="load_models",
-            )
-        if not 0 < len(self.server_name) <= _MAX_NAME or not self.server_name.isprintable():
-            raise ConfigError(
-                f"server_name must be 1 to {_MAX_NAME} printable characters, not {shown(self.server_name)}",
-                field="server_name",
-            )
+            name, value = setting.name, getattr(self, setting.name)
+            within, choices = setting.metadata.get("within"), setting.metadata.get("choices")
+            if within is not None and value is not None and not within[0] <= value <= within[1]:
+                raise ConfigError(f"{name} must be {within[0]:g} to {within[1]:g}, not {value}", field=name)
+            if choices and value not in choices:
+                raise ConfigError(f"{name} cannot be {shown(value)}; {nearest(value, choices)}", field=name)
         metrics_switches(self.metrics_config)
-        if not self.host:
-            raise ConfigError("host must not be empty", field="host")
-        self._check_access()
+        for field_at_fault, sentence in self._mistakes():
+            raise ConfigError(sentence, field=field_at_fault)
         ports = [port for port in (getattr(self, name) for name in _PORTS) if port]
         if len(ports) != len(set(ports)):
             raise ConfigError(f"{', '.join(_PORTS)} must differ, not {', '.join(map(str, ports))}")
 
-    def _check_access(self) -> None:
-        if bool(self.tls_cert) != bool(self.tls_key):
-            raise ConfigError("tls_cert and tls_key go together", field="tls_cert")
-        if self.tls_client_ca and not self.tls_cert:
-            raise ConfigError("tls_client_ca needs tls_cert and tls_key", field="tls_client_ca")
-        if self.metrics_key and not (self.api_key_file or self.admin_key_file):
-            raise ConfigError(
-                "metrics_key needs keys: give api_key_file or admin_key_file", field="metrics_key"
+    def _mistakes(self) -> Iterator[tuple[str, str]]:
+        """What does not go together: the field, and what is wrong with it."""
+        if self.load_models and self.model_control_mode != "explicit":
+            needs = "which needs model_control_mode explicit"
+            yield (
+                "load_models",
+                f"load_models names models to start with, {needs}, not {self.model_control_mode}",
             )
-        for name in self.allowed_hosts:
-            if not _HOST_NAME.fullmatch(name):
-                raise ConfigError(
-                    f"allowed_hosts takes names without a port, like carpool.example, not {shown(name)}",
-                    field="allowed_hosts",
-                )
+        name = self.server_name
+        if not 0 < len(name) <= _MAX_NAME or not name.isprintable():
+            yield (
+                "server_name",
+                f"server_name must be 1 to {_MAX_NAME} printable characters, not {shown(name)}",
+            )
+        if not self.host:
+            yield "host", "host must not be empty"
+        if bool(self.tls_cert) != bool(self.tls_key):
+            yield "tls_cert", "tls_cert and tls_key go together"
+        if self.tls_client_ca and not self.tls_cert:
+            yield "tls_client_ca", "tls_client_ca needs tls_cert and tls_key"
+        if self.metrics_key and not (self.api_key_file or self.admin_key_file):
+            yield "metrics_key", "metrics_key needs keys: give api_key_file or admin_key_file"
+        for name in (name for name in self.allowed_hosts if not _HOST_NAME.fullmatch(name)):
+            form = "names without a port, like carpool.example"
+            yield "allowed_hosts", f"allowed_hosts takes {form}, not {shown(name)}"
 
     @property
     def metrics(self) -> Mapping[str, bool]:
@@ -197,7 +200,6 @@ class ServerSettings:
 
     @property
     def models_at_start(self) -> Collection[str] | None:
-        """The models to start with; None is all of them."""
         everything = self.model_control_mode != "explicit" or _EVERY_MODEL in self.load_models
         return None if everything else self.load_models
 
@@ -216,36 +218,23 @@ def metrics_switches(given: Collection[str]) -> dict[str, bool]:
     switches = dict(_METRICS)
     for setting in given:
         key, _, value = setting.partition("=")
+        wrong = ""
         if key == "summary_quantiles" or (key == "summary_latencies" and value.lower() in _TRUE):
-            raise ConfigError(
-                f"metrics_config {shown(setting)}: summaries are not offered, since quantiles of several"
-                " replicas cannot be added up; the histograms carpool_*_duration_seconds are always there",
-                field="metrics_config",
+            wrong = (
+                f" {shown(setting)}: summaries are not offered, since quantiles of several replicas cannot be"
+                " added up; the histograms carpool_*_duration_seconds are always there"
             )
-        if key not in switches:
-            raise ConfigError(
-                f"metrics_config has no {shown(key)}; {nearest(key, switches)}", field="metrics_config"
-            )
-        if value.lower() not in _TRUE + _FALSE:
-            raise ConfigError(
-                f"metrics_config {key} must be true or false, as in {key}=true, not {shown(value)}",
-                field="metrics_config",
-            )
+        elif key not in switches:
+            wrong = f" has no {shown(key)}; {nearest(key, switches)}"
+        elif value.lower() not in _TRUE + _FALSE:
+            wrong = f" {key} must be true or false, as in {key}=true, not {shown(value)}"
+        if wrong:
+            raise ConfigError(f"metrics_config{wrong}", field="metrics_config")
         switches[key] = value.lower() in _TRUE
     return switches
 
 
-def _check(
-    name: str, value: Any, within: tuple[float, float] | None = None, choices: tuple[str, ...] = (), **_: Any
-) -> None:
-    if within is not None and value is not None and not within[0] <= value <= within[1]:
-        raise ConfigError(f"{name} must be {within[0]:g} to {within[1]:g}, not {value}", field=name)
-    if choices and value not in choices:
-        raise ConfigError(f"{name} cannot be {shown(value)}; {nearest(value, choices)}", field=name)
-
-
 def variables() -> dict[str, str]:
-    """The environment variable of each setting."""
     return {PREFIX + field.name.upper(): field.name for field in fields(ServerSettings)}
 
 
@@ -258,25 +247,25 @@ def server_settings(
     """
     environ = os.environ if environ is None else environ
     known = variables()
-    values: dict[str, Any] = {"cache_dir": _cache_dir(environ)}
+    base = environ.get("XDG_CACHE_HOME", "")  # whose rules ignore a relative one
+    caches = Path(base) if base.startswith("/") else Path(environ.get("HOME") or "/tmp") / ".cache"
+    values: dict[str, Any] = {"cache_dir": caches / "carpool"}
     for variable, name in known.items():
         if environ.get(variable, "") != "":
             values[name] = _value(variable, name, environ[variable])
     for name, value in (given or {}).items():
         if value is not None:
             values[name] = tuple(value) if isinstance(value, list) else value
-    return replace(ServerSettings(), **values), _misspelt(environ, known)
-
-
-def _cache_dir(environ: Mapping[str, str]) -> Path:
-    base = environ.get("XDG_CACHE_HOME", "")
-    if base.startswith("/"):  # the XDG rules ignore a relative one
-        return Path(base) / "carpool"
-    return Path(environ.get("HOME") or "/tmp") / ".cache" / "carpool"
+    warnings = []  # only of a likely slip: Kubernetes adds variables of its own under a service's name
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable not in known and variable not in _OF_CLIENTS:
+            close = resembling(variable.removeprefix(PREFIX).lower(), known.values(), 0.85)
+            if close:
+                warnings.append(f"{variable} is not a setting; did you mean {PREFIX}{close.upper()}?")
+    return replace(ServerSettings(), **values), warnings
 
 
 def _value(variable: str, name: str, text: str) -> object:
-    """The text of a variable in the type of its setting."""
     if name == "cache_dir":
         return Path(text)
     default = getattr(ServerSettings(), name)
@@ -296,14 +285,3 @@ def _value(variable: str, name: str, text: str) -> object:
         raise ConfigError(
             f"{variable} must be a number, not {shown(text)}{hint if '://' in text else ''}", field=name
         ) from None
-
-
-def _misspelt(environ: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
-    """Kubernetes adds variables of its own under a service's name, so only a likely slip is worth a word."""
-    warnings = []
-    for variable in sorted(environ):
-        if variable.startswith(PREFIX) and variable not in known and variable not in _OF_CLIENTS:
-            close = resembling(variable.removeprefix(PREFIX).lower(), known.values(), 0.85)
-            if close:
-                warnings.append(f"{variable} is not a setting; did you mean {PREFIX}{close.upper()}?")
-    return warnings

@@ -4,64 +4,212 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-from carpool.config import rules
+from carpool.config import model, rules
 from carpool.config.backend_kinds import kinds
 from carpool.config.model import (
+    LAYOUTS,
     AllVersions,
-    ClassifySettings,
-    DetectSettings,
-    EmbedSettings,
-    FakeSettings,
     ImageSettings,
     InstanceGroup,
     Kind,
     LatestVersions,
     Mode,
     ModelConfig,
-    OnnxruntimeSettings,
-    PytorchSettings,
-    SegmentSettings,
     SpecificVersions,
     TensorConfig,
     VersionPolicy,
     eager_policy,
     task_names,
 )
-from carpool.config.table import Table
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES
 
-Section = TypeVar("Section")
+Said = Mapping[str, Any]
+"""Of a key: see `_key` in model.py."""
 
 MAX_VERSION = 10**18
-RESIZES = ("letterbox", "stretch", "crop")
-KERNELS = ("auto", "area", "bilinear", "bicubic")
-ANCHORS = ("center", "top_left")
-CHANNELS = ("rgb", "bgr")
-LAYOUTS = ("nchw", "nhwc")
-WHERE = ("auto", "cpu", "device")
-DETECT_FORMATS = ("yolov5", "yolov8", "boxes_scores")
-MAX_DETECTIONS = 1000
-CLASS_ACTIVATIONS = ("softmax", "sigmoid", "none")
-MAP_ACTIVATIONS = (*CLASS_ACTIVATIONS, "minmax")
-MAX_CLASSES = 1 << 15
-MAX_SIDE = 16384
-MAX_THREADS = 1024
-
-_NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
-_CURVE = re.compile(
-    rf"\s*{_NUMBER}\s*\+\s*{_NUMBER}\s*|\s*\d{{1,5}}:{_NUMBER}(?:\s*,\s*\d{{1,5}}:{_NUMBER})*\s*"
-)
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
-COMPILE_MODES = ("default", "max-autotune")
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
-_MODULE = re.compile(r"(?P<file>[^:]+\.py)(?::(?P<function>[A-Za-z_]\w*))?")
 BUILD = "build"  # the function that a module file has, where none is named
+_MODULE = re.compile(r"(?P<file>[^:]+\.py)(?::(?P<function>[A-Za-z_]\w*))?")
+
+
+SECTIONS: Mapping[str, type[Any]] = {
+    "image": model.ImageSettings,
+    "detect": model.DetectSettings,
+    "classify": model.ClassifySettings,
+    "segment": model.SegmentSettings,
+    "embed": model.EmbedSettings,
+    "fake": model.FakeSettings,
+    "onnxruntime": model.OnnxruntimeSettings,
+    "pytorch": model.PytorchSettings,
+}
+"""The tables whose keys are the fields of these."""
+
+# Every key of model.toml, by table; the tests hold the reference in docs/ against this list.
+KEYS: Mapping[str, tuple[str, ...]] = {
+    table: tuple(keys.split())
+    for table, keys in {
+        "": (
+            "name backend file task slo_ms slo_may_grow max_batch instances versions labels "
+            "execution_timeout_ms response_cache device_weight batching image detect classify segment "
+            "embed fake onnxruntime pytorch parameters input output"
+        ),
+        "instances": "count kind gpus",
+        "versions": "latest",
+        "batching": (
+            "max_delay_ms preferred preserve_ordering priorities max_queue_size timeout_ms "
+            "timeout_action allow_timeout_override level"
+        ),
+        "batching.priorities": "levels default",
+        "batching.level": "max_queue_size timeout_ms timeout_action allow_timeout_override",
+        **{name: " ".join(key.name for key in fields(kind)) for name, kind in SECTIONS.items()},
+        "input": "name datatype shape reshape optional layout",
+        "output": "name datatype shape reshape labels",
+    }.items()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`path` is how messages name the table, `section` is its name in KEYS."""
+
+    file: str
+    path: str
+    section: str
+    data: Mapping[str, object]
+
+    @classmethod
+    def checked(cls, file: str, path: str, section: str, data: object) -> Table:
+        if not isinstance(data, dict):
+            raise ConfigError(f"{file}: {path} must be a table, not {_kind(data)}")
+        table = cls(file, path, section, data)
+        for key in data:
+            if key not in KEYS[section]:
+                raise ConfigError(
+                    f"{file}: unknown key {rules.shown(table.name(key))}; {_suggestion(key, section)}"
+                )
+        return table
+
+    def name(self, key: str) -> str:
+        return f"{self.path}.{key}" if self.path else key
+
+    def where(self, key: str) -> str:
+        return f"{self.file}: {self.name(key)}"
+
+    def error(self, key: str, message: str) -> ConfigError:
+        return ConfigError(f"{self.where(key)} {message}")
+
+    def has(self, key: str) -> bool:
+        return key in self.data
+
+    def text(self, key: str, choices: Collection[str] = ()) -> str | None:
+        value = self.data.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise self.error(key, f"must be a string, not {_kind(value)}")
+        if choices and value not in choices:
+            raise self.error(key, f"cannot be {rules.shown(value)}; {rules.nearest(value, choices)}")
+        return value
+
+    def switch(self, key: str) -> bool | None:
+        value = self.data.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(key, f"must be true or false, not {_kind(value)}")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """Off unless it is said."""
+        return self.switch(key) or False
+
+    def integer(self, key: str, low: int, high: int) -> int | None:
+        value = self.data.get(key)
+        return None if value is None else self._integer(key, value, low, high)
+
+    def integers(self, key: str, low: int, high: int) -> tuple[int, ...] | None:
+        values = self._list(key, "whole numbers")
+        return None if values is None else tuple(self._integer(key, value, low, high) for value in values)
+
+    def number(
+        self, key: str, low: float, high: float = float("inf"), *, above: bool = False
+    ) -> float | None:
+        """A number from low to high; `above` leaves low itself out."""
+        value = self.data.get(key)
+        return None if value is None else self._number(key, value, low, high, above)
+
+    def numbers(self, key: str, low: float, *, above: bool = False) -> tuple[float, ...] | None:
+        """A list of numbers; a single one is a list of one."""
+        if not isinstance(self.data.get(key), list):
+            value = self.number(key, low, above=above)
+            return None if value is None else (value,)
+        values = self._list(key, "numbers") or []
+        return tuple(self._number(key, value, low, float("inf"), above) for value in values)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        values = self._list(key, "strings") or []
+        for value in values:
+            if not isinstance(value, str) or not value:
+                raise self.error(key, f"must be a list of strings, not of {_kind(value)}")
+        return tuple(str(value) for value in values)
+
+    def table(self, key: str) -> Table | None:
+        if not self.has(key):
+            return None
+        section = f"{self.section}.{key}" if self.section else key
+        return Table.checked(self.file, self.name(key), section, self.data[key])
+
+    def tables(self, key: str) -> list[Table]:
+        values = self._list(key, "tables") or []
+        return [
+            Table.checked(self.file, f"{self.name(key)}[{n}]", key, value) for n, value in enumerate(values)
+        ]
+
+    def _list(self, key: str, of: str) -> list[object] | None:
+        value = self.data.get(key)
+        if value is not None and not isinstance(value, list):
+            raise self.error(key, f"must be a list of {of}, not {_kind(value)}")
+        return value
+
+    def _integer(self, key: str, value: object, low: int, high: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.error(key, f"must be a whole number, not {_kind(value)}")
+        if not low <= value <= high:
+            raise self.error(key, f"must be {low} to {high}, not {str(value)[:64]}")
+        return value
+
+    def _number(self, key: str, value: object, low: float, high: float, above: bool) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.error(key, f"must be a number, not {_kind(value)}")
+        fits = low < value <= high if above else low <= value <= high
+        if not fits or abs(value) > 1e18:
+            most = "" if high == float("inf") else f" and at most {high:g}"
+            least = f"above {low:g}" if above else f"{low:g} or more"
+            raise self.error(key, f"must be {least}{most}, not {str(value)[:64]}")
+        return float(value)
+
+
+def _suggestion(key: str, section: str) -> str:
+    homes = [name for name, keys in KEYS.items() if key in keys and name not in ("", section)]
+    if homes:
+        return "it belongs in " + " or ".join(f"[{home}]" for home in homes)
+    if section and key in KEYS[""]:
+        return "it belongs at the top of the file, before the first table"
+    return rules.nearest(key, KEYS[section])
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    names = {int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a table"}
+    return names.get(type(value), "a date or time")
+
+
+# ---- the file as a whole --------------------------------------------------------------------------------
 
 
 def read_toml(path: Path, name: str | None = None) -> ModelConfig:
@@ -84,7 +232,7 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
     max_batch = top.integer("max_batch", 0, rules.MAX_BATCH)
     mode, policy = _policy(top)
     timeout_ms = top.number("execution_timeout_ms", 0)
-    task = top.text("task", task_names()) if top.has("task") else None
+    task = top.text("task", task_names())
     config = ModelConfig(
         name=rules.check_name(top.text("name") or name, top.where("name")),
         path=path.parent,
@@ -94,7 +242,7 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         outputs=_tensors(top, "output", max_batch),
         mode=mode,
         policy=policy,
-        slo_may_grow=_may_grow(top, mode),
+        slo_may_grow=top.flag("slo_may_grow"),
         instances=_instances(top),
         versions=_versions(top),
         file=_inside(top, "file"),
@@ -103,14 +251,7 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         response_cache=top.flag("response_cache"),
         device_weight=_weight(top),
         parameters=_parameters(top),
-        onnxruntime=_section(top, "onnxruntime", _onnxruntime) or OnnxruntimeSettings(),
-        pytorch=_section(top, "pytorch", _pytorch) or PytorchSettings(),
-        image=_section(top, "image", _image),
-        detect=_section(top, "detect", _detect),
-        classify=_section(top, "classify", _classify),
-        segment=_section(top, "segment", _segment),
-        embed=_section(top, "embed", _embed),
-        fake=_section(top, "fake", _fake),
+        **{name: _section(table) for name in SECTIONS if (table := top.table(name)) is not None},
     )
     if max_batch is None:
         return config
@@ -136,7 +277,12 @@ def _weight(top: Table) -> float:
     return 1.0 if weight is None else weight
 
 
-def _inside(table: Table, key: str) -> str | None:
+def _sizes(table: Table, key: str) -> tuple[int, ...]:
+    """Of batches."""
+    return tuple(sorted(set(table.integers(key, 1, rules.MAX_BATCH) or ())))
+
+
+def _inside(table: Table, key: str, _: Said | None = None) -> str | None:
     name = table.text(key)
     return None if name is None else rules.check_inside(name, table.where(key))
 
@@ -151,16 +297,11 @@ def _policy(top: Table) -> tuple[Mode, Promise | Knobs]:
         )
     if slo_ms is not None:
         return Mode.PROMISE, Promise(slo=slo_ms / 1e3, max_batch=1)
+    if top.flag("slo_may_grow"):
+        raise top.error("slo_may_grow", "needs slo_ms: without a promise nothing can grow")
     if batching is not None:
         return Mode.KNOBS, _knobs(batching)
     return Mode.EAGER, eager_policy()
-
-
-def _may_grow(top: Table, mode: Mode) -> bool:
-    grows = top.flag("slo_may_grow")
-    if grows and mode is not Mode.PROMISE:
-        raise top.error("slo_may_grow", "needs slo_ms: without a promise nothing can grow")
-    return grows
 
 
 def _knobs(batching: Table) -> Knobs:
@@ -173,7 +314,7 @@ def _knobs(batching: Table) -> Knobs:
             raise batching.error("priorities", "needs both levels and default")
     knobs = Knobs(
         max_batch=1,
-        preferred=tuple(sorted(set(batching.integers("preferred", 1, rules.MAX_BATCH) or ()))),
+        preferred=_sizes(batching, "preferred"),
         max_delay=(batching.number("max_delay_ms", 0) or 0.0) / 1e3,
         priority_levels=levels,
         default_priority=default,
@@ -281,142 +422,78 @@ def _tensor(table: Table, max_batch: int | None) -> TensorConfig:
 # ---- tables that describe pictures and runtimes ------------------------------------------------------------
 
 
-def _section(top: Table, key: str, read: Callable[[Table], Section]) -> Section | None:
-    table = top.table(key)
-    return None if table is None else read(table)
-
-
-def _given(settings: Callable[..., Section], **values: object) -> Section:
+def _section(table: Table) -> Any:
     """What is said; the rest is as the settings have it by themselves."""
-    return settings(**{name: value for name, value in values.items() if value is not None})
+    values: dict[str, object] = {}
+    for key in fields(SECTIONS[table.section]):
+        said = key.metadata
+        resize = table.data.get("resize", ImageSettings().resize)
+        if table.has(key.name) and resize != said.get("resize", resize):
+            raise table.error(key.name, f'goes with resize = "{said["resize"]}", not with "{resize}"')
+        kind = str(key.type).removesuffix(" | None")
+        read = _OWN_WAYS.get(f"{table.section}.{key.name}") or _BY_TYPE[kind]
+        values[key.name] = read(table, key.name, said)
+    return SECTIONS[table.section](**{name: value for name, value in values.items() if value is not None})
 
 
-def _image(table: Table) -> ImageSettings:
-    resize = table.text("resize", RESIZES) or ImageSettings().resize
-    _check_only_for(table, resize, {"pad": "letterbox", "anchor": "letterbox", "crop": "crop"})
-    return _given(
-        ImageSettings,
-        size=_size(table),
-        resize=resize,
-        mean=_per_channel(table, "mean", table.numbers("mean", float("-inf"))),
-        std=_per_channel(table, "std", table.numbers("std", 0, above=True)),
-        scale=table.number("scale", 0, above=True),
-        channels=table.text("channels", CHANNELS),
-        layout=table.text("layout", LAYOUTS),
-        kernel=table.text("kernel", KERNELS),
-        pad=table.integer("pad", 0, 255),
-        anchor=table.text("anchor", ANCHORS),
-        crop=table.number("crop", 0, 1, above=True),
-        decode=table.text("decode", WHERE),
-    )
+def _text(table: Table, key: str, said: Said) -> str | None:
+    text = table.text(key, said["choices"]) or None
+    if text is not None and not re.fullmatch(said.get("pattern", ".*"), text, re.DOTALL):
+        raise table.error(key, f"must be {said['form']}, not {rules.shown(text)}")
+    return text
 
 
-def _check_only_for(table: Table, resize: str, needs: Mapping[str, str]) -> None:
-    """A key that another way to resize would ignore is a mistake."""
-    for key, needed in needs.items():
-        if table.has(key) and resize != needed:
-            raise table.error(key, f'goes with resize = "{needed}", not with "{resize}"')
-
-
-def _size(table: Table) -> tuple[int, int] | None:
-    """One number for a square, or height and width."""
-    if not isinstance(table.data.get("size"), list):
-        side = table.integer("size", 1, MAX_SIDE)
-        return None if side is None else (side, side)
-    sides = table.integers("size", 1, MAX_SIDE) or ()
-    if len(sides) != 2:
-        raise table.error("size", f"must be one number, or height and width, not {len(sides)} numbers")
-    return sides[0], sides[1]
-
-
-def _per_channel(table: Table, key: str, values: tuple[float, ...] | None) -> tuple[float, ...] | None:
+def _per_channel(table: Table, key: str, said: Said) -> tuple[float, ...] | None:
+    values = table.numbers(key, said["within"][0], above=said.get("above", False))
     if values is not None and len(values) not in (1, 3):
         raise table.error(key, f"must be one number, or one per channel, not {len(values)} numbers")
     return values
 
 
-def _detect(table: Table) -> DetectSettings:
-    return _given(
-        DetectSettings,
-        format=table.text("format", DETECT_FORMATS),
-        score=table.number("score", 0, 1),
-        iou=table.number("iou", 0, 1),
-        per_class=table.switch("per_class"),
-        normalized=table.switch("normalized"),
-        max_detections=table.integer("max_detections", 1, MAX_DETECTIONS),
-        nms=table.text("nms", WHERE),
-    )
+def _size(table: Table, key: str, said: Said) -> tuple[int, int] | None:
+    """One number for a square, or height and width."""
+    if not isinstance(table.data.get(key), list):
+        side = table.integer(key, *said["within"])
+        return None if side is None else (side, side)
+    sides = table.integers(key, *said["within"]) or ()
+    if len(sides) != 2:
+        raise table.error(key, f"must be one number, or height and width, not {len(sides)} numbers")
+    return sides[0], sides[1]
 
 
-def _classify(table: Table) -> ClassifySettings:
-    return ClassifySettings(table.text("activation", CLASS_ACTIVATIONS))
+def _compile(table: Table, key: str, _: Said) -> str:
+    if isinstance(table.data.get(key), str):
+        return table.text(key, ("default", "max-autotune")) or "off"
+    return "default" if table.flag(key) else "off"
 
 
-def _segment(table: Table) -> SegmentSettings:
-    return _given(
-        SegmentSettings,
-        activation=table.text("activation", MAP_ACTIVATIONS),
-        threshold=table.number("threshold", 0, 1),
-        background=table.integer("background", 0, MAX_CLASSES - 1),
-    )
-
-
-def _embed(table: Table) -> EmbedSettings:
-    return _given(EmbedSettings, normalize=table.switch("normalize"))
-
-
-def _fake(table: Table) -> FakeSettings:
-    curve = table.text("curve") or FakeSettings().curve
-    if not _CURVE.fullmatch(curve):
-        raise table.error(
-            "curve",
-            f'must be ms per batch + ms per image, like "16+4", or batch:ms points, not {rules.shown(curve)}',
-        )
-    return FakeSettings(curve, table.text("device") or "")
-
-
-def _onnxruntime(table: Table) -> OnnxruntimeSettings:
-    return OnnxruntimeSettings(
-        providers=table.texts("providers"),
-        intra_op_threads=table.integer("intra_op_threads", 1, MAX_THREADS),
-        inter_op_threads=table.integer("inter_op_threads", 1, MAX_THREADS),
-    )
-
-
-def _pytorch(table: Table) -> PytorchSettings:
-    device = table.text("device") or None
-    if device is not None and not _DEVICE.fullmatch(device):
-        raise table.error(
-            "device", f'must be "auto", "cpu", "cuda" or like "cuda:1", not {rules.shown(device)}'
-        )
-    return _given(
-        PytorchSettings,
-        device=device,
-        precision=table.text("precision", PRECISIONS),
-        channels_last=table.switch("channels_last"),
-        compile=_compile(table),
-        graphs=table.switch("graphs"),
-        buckets=tuple(sorted(set(table.integers("buckets", 1, rules.MAX_BATCH) or ()))),
-        module=_module(table),
-        weights=_inside(table, "weights"),
-    )
-
-
-def _compile(table: Table) -> str:
-    if isinstance(table.data.get("compile"), str):
-        return table.text("compile", COMPILE_MODES) or "off"
-    return "default" if table.flag("compile") else "off"
-
-
-def _module(table: Table) -> str | None:
+def _module(table: Table, key: str, _: Said) -> str | None:
     """A file of the version's folder and a function in it."""
-    text = table.text("module")
+    text = table.text(key)
     if text is None:
         return None
     found = _MODULE.fullmatch(text)
     if found is None:
         raise table.error(
-            "module", f'must name a file and a function, like "model.py:build", not {rules.shown(text)}'
+            key, f'must name a file and a function, like "model.py:build", not {rules.shown(text)}'
         )
-    file = rules.check_inside(found["file"], table.where("module"))
-    return f"{file}:{found['function'] or BUILD}"
+    return f"{rules.check_inside(found['file'], table.where(key))}:{found['function'] or BUILD}"
+
+
+_BY_TYPE: Mapping[str, Callable[[Table, str, Said], object]] = {
+    "bool": lambda table, key, _: table.switch(key),
+    "int": lambda table, key, said: table.integer(key, *said["within"]),
+    "float": lambda table, key, said: table.number(key, *said["within"], above=said.get("above", False)),
+    "str": _text,
+    "tuple[int, int]": _size,
+    "tuple[float, ...]": _per_channel,
+    "tuple[str, ...]": lambda table, key, _: table.texts(key),
+}
+_OWN_WAYS: Mapping[str, Callable[[Table, str, Said], object]] = {
+    "pytorch.buckets": lambda table, key, _: tuple(
+        sorted({*(table.integers(key, 1, rules.MAX_BATCH) or ())})
+    ),
+    "pytorch.compile": _compile,
+    "pytorch.module": _module,
+    "pytorch.weights": _inside,
+}

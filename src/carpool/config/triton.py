@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,6 @@ NO_EFFECT = frozenset(
         *("response_cache.enable", "model_metrics"),
     )
 )
-_THREADS = ("intra_op_thread_count", "inter_op_thread_count")
 _LAYOUTS = {"FORMAT_NHWC": "nhwc", "FORMAT_NCHW": "nchw"}
 _V2_TYPES = {triton: name for name, triton in _TRITON_TYPES.items()}
 
@@ -96,21 +95,22 @@ def read_override(text: str, folder: Path, name: str) -> tuple[ModelConfig, list
 
 
 def _read(source: Source, path: Path, name: str) -> tuple[ModelConfig, list[str]]:
-    idle = list(dict.fromkeys(_idle_fields(source)))
-    idle += _idle_levels(source.message.dynamic_batching)
+    idle: dict[str, None] = {}  # the fields that ask for something and get nothing, in their order
+    for field, numbered in source.given(_LOOKED_INTO):
+        if field in UNSUPPORTED:
+            raise source.error(numbered, f"{field} is not supported: {UNSUPPORTED[field]}")
+        if field in NO_EFFECT:
+            idle[field] = None
+    batching = source.message.dynamic_batching
+    if batching.priority_queue_policy and not batching.priority_levels:  # as in Triton
+        idle["dynamic_batching.priority_queue_policy"] = None
     config = _model(source, path, name)
-    idle += _idle_parameters(config)
-    warnings = [f"{path}: no effect here: {', '.join(idle)}"] if idle else []
-    return config, warnings
-
-
-def _idle_fields(source: Source) -> Iterator[str]:
-    """The fields that ask for something and get nothing; those that must not be ignored are errors."""
-    for path, numbered in source.given(_LOOKED_INTO):
-        if path in UNSUPPORTED:
-            raise source.error(numbered, f"{path} is not supported: {UNSUPPORTED[path]}")
-        if path in NO_EFFECT:
-            yield path
+    # A Python model reads its parameters itself; those for a runtime do what it knows, or nothing.
+    known = kind_of(config.backend).parameters
+    idle |= {
+        f"parameters.{key[:64]}": None for key in config.parameters if known is not None and key not in known
+    }
+    return config, [f"{path}: no effect here: {', '.join(idle)}"] if idle else []
 
 
 _LOOKED_INTO = {path.rpartition(".")[0] for path in (*UNSUPPORTED, *NO_EFFECT)}
@@ -131,15 +131,18 @@ def _model(source: Source, path: Path, name: str) -> ModelConfig:
         outputs=outputs,
         mode=mode,
         policy=policy,
-        instances=_instances(source),
+        instances=tuple(
+            _instance(source, group, f"instance_group[{n}]") for n, group in enumerate(message.instance_group)
+        )
+        or (InstanceGroup(given=False),),
         versions=_versions(source),
         file=rules.check_inside(file, where) if file else None,
         labels=next((t.labels for t in outputs if t.labels), None),
         response_cache=message.response_cache.enable,
         parameters=parameters,
         onnxruntime=OnnxruntimeSettings(
-            intra_op_threads=_threads(parameters, _THREADS[0], source),
-            inter_op_threads=_threads(parameters, _THREADS[1], source),
+            intra_op_threads=_threads(parameters, "intra_op_thread_count", source),
+            inter_op_threads=_threads(parameters, "inter_op_thread_count", source),
         ),
     )
     if max_batch is None:
@@ -238,24 +241,6 @@ def _limits(source: Source, policy: Any, path: str) -> QueueLimits:
     )
 
 
-def _idle_levels(batching: Any) -> list[str]:
-    """Triton reads the limits of single levels only where there are levels."""
-    idle = batching.priority_queue_policy and not batching.priority_levels
-    return ["dynamic_batching.priority_queue_policy"] if idle else []
-
-
-def _idle_parameters(config: ModelConfig) -> list[str]:
-    """A Python model reads its parameters itself; those for a runtime do what it knows, or nothing."""
-    known = kind_of(config.backend).parameters
-    return [f"parameters.{key[:64]}" for key in config.parameters if known is not None and key not in known]
-
-
-def _instances(source: Source) -> tuple[InstanceGroup, ...]:
-    groups = enumerate(source.message.instance_group)
-    given = tuple(_instance(source, group, f"instance_group[{n}]") for n, group in groups)
-    return given or (InstanceGroup(given=False),)
-
-
 def _instance(source: Source, group: Any, path: str) -> InstanceGroup:
     if not 0 <= group.count <= rules.MAX_INSTANCES:
         raise source.error(f"{path}.count", f"count must be 1 to {rules.MAX_INSTANCES}, not {group.count}")
@@ -271,14 +256,12 @@ def _instance(source: Source, group: Any, path: str) -> InstanceGroup:
 def _versions(source: Source) -> VersionPolicy:
     policy, path = source.message.version_policy, "version_policy"
     choice = policy.WhichOneof("policy_choice")
-    if choice is None:
-        return LatestVersions()
     if choice == "all":
         return AllVersions()
-    if choice == "latest":
-        if policy.latest.num_versions < 1:
+    if choice in (None, "latest"):
+        if choice and policy.latest.num_versions < 1:
             raise source.error(f"{path}.latest", f"{path}.latest.num_versions must be 1 or more")
-        return LatestVersions(policy.latest.num_versions)
+        return LatestVersions(policy.latest.num_versions or 1)
     versions = policy.specific.versions
     if not versions or min(versions) < 1:
         raise source.error(f"{path}.specific", f"{path}.specific.versions must list versions, each 1 or more")
@@ -310,13 +293,39 @@ def config_document(config: ModelConfig) -> Document:
         "runtime": "",
         "version_policy": _versions_document(config.versions),
         "max_batch_size": config.max_batch or 0,
-        "input": [_input(tensor) for tensor in config.inputs],
-        "output": [_output(tensor) for tensor in config.outputs],
+        "input": [
+            {
+                **_tensor_document(tensor),
+                "format": f"FORMAT_{tensor.layout.upper()}" if tensor.layout else "FORMAT_NONE",
+                "allow_ragged_batch": False,
+                "optional": tensor.optional,
+            }
+            for tensor in config.inputs
+        ],
+        "output": [
+            {**_tensor_document(tensor), "label_filename": tensor.labels or ""} for tensor in config.outputs
+        ],
         "batch_input": [],
         "batch_output": [],
-        "optimization": _optimization(),
+        "optimization": {
+            "priority": "PRIORITY_DEFAULT",
+            "input_pinned_memory": {"enable": True},
+            "output_pinned_memory": {"enable": True},
+            "gather_kernel_buffer_threshold": 0,
+            "eager_batching": False,
+        },
         "instance_group": [
-            _instance_document(group, n, config.name) for n, group in enumerate(config.instances)
+            {
+                "name": group.name or f"{config.name}_{n}",
+                "kind": f"KIND_{group.kind.upper()}",
+                "count": group.count,
+                "gpus": list(group.gpus),
+                "secondary_devices": [],
+                "profile": [],
+                "passive": False,
+                "host_policy": "",
+            }
+            for n, group in enumerate(config.instances)
         ],
         "default_model_filename": config.file or "",
         "cc_model_filenames": {},
@@ -331,35 +340,12 @@ def config_document(config: ModelConfig) -> Document:
     return document
 
 
-def _optimization() -> Document:
-    return {
-        "priority": "PRIORITY_DEFAULT",
-        "input_pinned_memory": {"enable": True},
-        "output_pinned_memory": {"enable": True},
-        "gather_kernel_buffer_threshold": 0,
-        "eager_batching": False,
-    }
-
-
 def _versions_document(policy: VersionPolicy) -> Document:
     if isinstance(policy, LatestVersions):
         return {"latest": {"num_versions": policy.count}}
     if isinstance(policy, AllVersions):
         return {"all": {}}
     return {"specific": {"versions": list(policy.versions)}}
-
-
-def _input(tensor: TensorConfig) -> Document:
-    return {
-        **_tensor_document(tensor),
-        "format": f"FORMAT_{tensor.layout.upper()}" if tensor.layout else "FORMAT_NONE",
-        "allow_ragged_batch": False,
-        "optional": tensor.optional,
-    }
-
-
-def _output(tensor: TensorConfig) -> Document:
-    return {**_tensor_document(tensor), "label_filename": tensor.labels or ""}
 
 
 def _tensor_document(tensor: TensorConfig) -> Document:
@@ -380,7 +366,7 @@ def _batching(config: ModelConfig) -> Document:
     knobs = config.policy if isinstance(config.policy, Knobs) else Knobs(max_batch=config.policy.max_batch)
     document: Document = {
         "preferred_batch_size": list(knobs.preferred) or [knobs.max_batch],
-        "max_queue_delay_microseconds": _microseconds(knobs.max_delay),
+        "max_queue_delay_microseconds": round(knobs.max_delay * 1e6),
         "preserve_ordering": knobs.preserve_ordering,
         "priority_levels": knobs.priority_levels,
         "default_priority_level": knobs.default_priority,
@@ -396,24 +382,7 @@ def _batching(config: ModelConfig) -> Document:
 def _limits_document(limits: QueueLimits) -> Document:
     return {
         "timeout_action": limits.action.name,
-        "default_timeout_microseconds": _microseconds(limits.timeout),
+        "default_timeout_microseconds": round(limits.timeout * 1e6),
         "allow_timeout_override": limits.allow_override,
         "max_queue_size": limits.max_size,
-    }
-
-
-def _microseconds(seconds: float) -> int:
-    return round(seconds * 1e6)
-
-
-def _instance_document(group: InstanceGroup, number: int, model: str) -> Document:
-    return {
-        "name": group.name or f"{model}_{number}",
-        "kind": f"KIND_{group.kind.upper()}",
-        "count": group.count,
-        "gpus": list(group.gpus),
-        "secondary_devices": [],
-        "profile": [],
-        "passive": False,
-        "host_policy": "",
     }

@@ -15,10 +15,10 @@ import asyncio
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from mmap import mmap
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -43,11 +43,6 @@ class Slot(NamedTuple):
     generation: int
 
 
-class _Entry(NamedTuple):
-    generation: int
-    name: tuple[str, str] | None  # model and version; None is a free row
-
-
 class Directory:
     """Which row belongs to which model version: one record per row, but none for row 0, the server's.
 
@@ -67,7 +62,7 @@ class Directory:
         if len(text) > _TEXT:
             raise ConfigError(f"the name of a model must be shorter than {_TEXT - 24} bytes: {model[:40]}…")
         # The row with the fewest lives so far: a late request of a retired model then rarely meets a new one.
-        free = [(entry.generation, index) for index, entry in self._entries() if entry.name is None]
+        free = [(generation, row) for (row, generation), name in self._entries() if name is None]
         if not free:
             raise Unavailable(f"{MODEL_ROWS} model versions are loaded, which is the limit")
         generation, index = min(free)
@@ -81,37 +76,30 @@ class Directory:
             self._write(slot.row, slot.generation, b"")
 
     def find(self, model: str, version: str) -> Slot | None:
-        for slot, name in self.live().items():
-            if name == (model, version):
-                return slot
-        return None
+        return next((slot for slot, name in self.live().items() if name == (model, version)), None)
 
     def live(self) -> dict[Slot, tuple[str, str]]:
-        return {
-            Slot(index, entry.generation): entry.name
-            for index, entry in self._entries()
-            if entry.name is not None
-        }
+        return {slot: name for slot, name in self._entries() if name is not None}
 
-    def _entries(self) -> list[tuple[int, _Entry]]:
-        return [(index, self._read(index)) for index in range(1, MODEL_ROWS + 1)]
+    def _entries(self) -> Iterator[tuple[Slot, tuple[str, str] | None]]:
+        """Each row in its life of now, with its model and version; None is a free one.
+
+        A record that is being written counts as free; so does one whose engine died while writing it.
+        """
+        for row in range(1, MODEL_ROWS + 1):
+            start = (row - 1) * _RECORD
+            record = bytes(self._view[start : start + _RECORD])
+            generation, checksum, length = _HEAD.unpack_from(record)
+            text = record[_HEAD.size : _HEAD.size + length]
+            written = bool(text) and checksum == _checksum(generation, text)
+            model, _, version = text.decode().partition("\0") if written else ("", "", "")
+            yield Slot(row, generation), (model, version) if written else None
 
     def _write(self, index: int, generation: int, text: bytes) -> None:
         start = (index - 1) * _RECORD
         head = _HEAD.pack(generation, _checksum(generation, text), len(text))
         record = (head + text).ljust(_RECORD, b"\0")
         self._view[start : start + _RECORD] = record
-
-    def _read(self, index: int) -> _Entry:
-        """A record that is being written counts as free; so does one whose engine died while writing it."""
-        start = (index - 1) * _RECORD
-        record = bytes(self._view[start : start + _RECORD])
-        generation, checksum, length = _HEAD.unpack_from(record)
-        text = record[_HEAD.size : _HEAD.size + length]
-        if not text or checksum != _checksum(generation, text):
-            return _Entry(generation, None)
-        model, _, version = text.decode().partition("\0")
-        return _Entry(generation, (model, version))
 
 
 def _checksum(generation: int, text: bytes) -> int:
@@ -146,12 +134,13 @@ class Row:
         """For gauges."""
         self._cells[column] = value
 
-    def observe(self, histogram: Histogram, value: float) -> None:
+    def observe(self, histogram: Histogram, value: float, times: int = 1) -> None:
+        """The same value for each of several requests has the price of one."""
         if not value > 0.0:  # also catches NaN: one of those would stay in the sum for ever
             value = 0.0
         cells = self._cells
-        cells[histogram.first + bisect_left(histogram.bounds, value)] += 1.0
-        cells[histogram.sum] += value
+        cells[histogram.first + bisect_left(histogram.bounds, value)] += times
+        cells[histogram.sum] += value * times
 
     def observe_each(self, histogram: Histogram, values: Iterable[float]) -> None:
         """Several at once, which mostly fall into the same few bounds."""
@@ -166,14 +155,6 @@ class Row:
             if count:
                 cells[place] += count
         cells[histogram.sum] += total
-
-    def observe_repeated(self, histogram: Histogram, value: float, times: int) -> None:
-        """The same value for each of several requests, at the price of one."""
-        if not value > 0.0:
-            value = 0.0
-        cells = self._cells
-        cells[histogram.first + bisect_left(histogram.bounds, value)] += times
-        cells[histogram.sum] += value * times
 
     def add_batch(
         self,
@@ -191,7 +172,7 @@ class Row:
         """
         requests = len(queued)
         self.observe_each(columns.QUEUE_SECONDS, queued)
-        self.observe_repeated(columns.INFER_SECONDS, infer_s, requests)
+        self.observe(columns.INFER_SECONDS, infer_s, requests)
         self.observe(columns.BATCH_SIZE, images)
         cells = self._cells
         cells[columns.INPUT_SECONDS] += input_s * requests
@@ -226,8 +207,6 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class ModelCells:
-    """A model version and its cells, summed over all processes."""
-
     model: str
     version: str
     cells: Cells
@@ -260,28 +239,24 @@ class Table:
         return block
 
     def server(self) -> Cells:
-        return self._merged([0], np.zeros(1))[0]
+        return self._merged([Slot(0, 0)])[0]
 
     def models(self) -> list[ModelCells]:
-        """Every model version that the directory names, in the order of its rows."""
         live = self.directory.live()
-        merged = self._merged(
-            [slot.row for slot in live], np.array([slot.generation for slot in live], np.float64)
-        )
+        merged = self._merged(list(live))
         return [ModelCells(*name, cells) for name, cells in zip(live.values(), merged, strict=True)]
 
     def cells(self, slot: Slot) -> Cells:
-        """One model version's cells, summed over all processes."""
-        return self._merged([slot.row], np.array([slot.generation], np.float64))[0]
+        return self._merged([slot])[0]
 
-    def _merged(self, rows: list[int], generations: npt.NDArray[np.float64]) -> list[list[float]]:
+    def _merged(self, slots: Sequence[Slot]) -> list[list[float]]:
         """The rows over all blocks, without the cells that belong to another generation."""
+        rows = [slot.row for slot in slots]
         cells = self._cells[:, rows, :WIDTH]  # a copy: one look at numbers that others are changing
-        cells[cells[:, :, GENERATION] != generations] = 0.0
+        cells[cells[:, :, GENERATION] != np.array([slot.generation for slot in slots], np.float64)] = 0.0
         total = cells.sum(axis=0)
         total[:, _MAXIMA] = cells[:, :, _MAXIMA].max(axis=0)
-        merged: list[list[float]] = total.tolist()
-        return merged
+        return cast(list[list[float]], total.tolist())
 
 
 _SHEDDING = (Refused, DeadlineExceeded, Unavailable)
@@ -291,26 +266,20 @@ _BACKENDS = (ModelError, DeadlineExceeded)
 
 def count_failure(row: Row, error: BaseException, seconds: float) -> None:
     """Counts one request that ended in `error`, `seconds` after it arrived."""
-    shed = _shed_word(error)
-    row.add(FAILURES[_failure_word(error, shed)])
+    shed = ""  # the reason when the scheduler chose not to run the request
+    if isinstance(error, Replaced):
+        shed = "replaced"
+    elif isinstance(error, _SHEDDING) and error.reason in SHED:
+        shed = error.reason  # by class first: an oversized body and an oversized batch carry the same word
+    if isinstance(error, _UNWANTED):
+        word = "CANCELED"  # the client left, or its own newer frame took the place
+    elif shed or isinstance(error, Refused):
+        word = "REJECTED"
+    elif isinstance(error, _BACKENDS):
+        word = "BACKEND"  # a deadline that is not a shed is an execution that timed out
+    else:
+        word = "OTHER"
+    row.add(FAILURES[word])
     row.add(FAILURE_SECONDS, max(seconds, 0.0))
     if shed:
         row.add(SHED[shed])
-
-
-def _shed_word(error: BaseException) -> str:
-    """The reason when the scheduler chose not to run the request, else nothing."""
-    if isinstance(error, Replaced):
-        return "replaced"
-    # By class first: an oversized body and an oversized batch carry the same word.
-    return error.reason if isinstance(error, _SHEDDING) and error.reason in SHED else ""
-
-
-def _failure_word(error: BaseException, shed: str) -> str:
-    if isinstance(error, _UNWANTED):
-        return "CANCELED"  # the client left, or its own newer frame took the place
-    if shed or isinstance(error, Refused):
-        return "REJECTED"
-    if isinstance(error, _BACKENDS):
-        return "BACKEND"  # a deadline that is not a shed is an execution that timed out
-    return "OTHER"

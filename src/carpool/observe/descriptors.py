@@ -35,8 +35,6 @@ def raise_limit(connections: int) -> None:
 
 
 class Descriptors:
-    """Of this process."""
-
     def __init__(self) -> None:
         self._told_at = -_AGAIN_S
         self._most = 0

@@ -33,34 +33,28 @@ _LIMIT = select.PIPE_BUF
 _CUTS = (_LIMIT, 400, 40)  # characters per value, tried in turn until the line fits
 _KINDS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
 _PAST_THE_LOGGER = "output"
-_MOST_PAST_THE_LOGGER = (
-    500  # lines in an interval: tracebacks are long, and no line of one is another's repetition
-)
+_MOST_PAST_THE_LOGGER = 500  # lines in an interval: those of one traceback are not repetitions
 _UNQUOTED = re.compile(r"[\w.,:;@%+/()\[\]-]+", re.ASCII)
 
 
+@dataclass(frozen=True, slots=True)
 class Event:
     """A logging message that keeps its fields apart."""
 
-    __slots__ = ("fields", "name")
-
-    def __init__(self, name: str, fields: Mapping[str, object]) -> None:
-        self.name = name
-        self.fields = fields
+    name: str
+    fields: Mapping[str, object]
 
     def __str__(self) -> str:
         """What a program sees that embeds Carpool and has its own logging."""
         return _words({"event": self.name, **_scalars(self.fields)}, bare=("event",))
 
 
+@dataclass(frozen=True, slots=True)
 class Logger:
     """Writes events of one part of the server. Not for the hot path: count there instead."""
 
-    __slots__ = ("_fields", "_log")
-
-    def __init__(self, log: logging.Logger, fields: Mapping[str, object]) -> None:
-        self._log = log
-        self._fields = fields
+    _log: logging.Logger
+    _fields: Mapping[str, object]
 
     def bind(self, **fields: object) -> Logger:
         """A logger that adds these to every event, such as the id of a request."""
@@ -95,9 +89,8 @@ def tell(part: str, event: str, /, **fields: object) -> None:
     """A warning that no setting keeps back: for what is done to the log itself."""
     log = logging.getLogger(f"{_ROOT}.{part}")
     record = log.makeRecord(log.name, logging.WARNING, "", 0, Event(event, fields), (), None)
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, LineHandler):
-            handler.emit(record)
+    for handler in _handlers():
+        handler.emit(record)
 
 
 def configure(log_format: str, level: str, fd: int = 2) -> None:
@@ -122,7 +115,6 @@ def switch(*, verbose: bool, info: bool, warning: bool, error: bool) -> None:
 
 
 def stream() -> int:
-    """The file descriptor that this process's lines go to."""
     return next((handler.fd for handler in _handlers()), 2)
 
 
@@ -207,7 +199,10 @@ def _kind_of(record: logging.LogRecord) -> Kind:
 
 
 def _noted(record: logging.LogRecord, word: str, count: int) -> logging.LogRecord:
-    found = without_traceback(record, time.time())
+    """To be written now; where it happened was told with the first one."""
+    found = copy.copy(record)
+    found.exc_info = found.exc_text = found.stack_info = None
+    found.created = time.time()
     name = record.msg.name if isinstance(record.msg, Event) else "message"
     found.msg, found.args = Event(name, {**_fields(found), word: count}), None
     return found
@@ -226,13 +221,12 @@ def line_of(record: logging.LogRecord, as_json: bool) -> bytes:
 
 def _head(record: logging.LogRecord) -> dict[str, Scalar]:
     time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-    event = record.msg.name if isinstance(record.msg, Event) else "message"
     return {
         "time": time.replace("+00:00", "Z"),
         "level": record.levelname.lower(),
         "part": record.name.removeprefix(f"{_ROOT}."),
         "pid": record.process,
-        "event": event,
+        "event": record.msg.name if isinstance(record.msg, Event) else "message",
     }
 
 
@@ -303,7 +297,6 @@ def _word(value: Scalar) -> str:
 
 INTERVAL_S = 10.0
 MOST_OF_A_KIND = 20
-
 _MOST_KINDS = 256
 
 
@@ -339,7 +332,11 @@ class Repeats:
     @property
     def next_at(self) -> float | None:
         """When something that was held back is to be told, if anything was."""
-        held = [window.began for window in self._windows.values() if _holds(window)]
+        held = [
+            window.began
+            for window in self._windows.values()
+            if window.others is not None or any(held.count for held in window.same.values())
+        ]
         return min(held) + INTERVAL_S if held else None
 
     def shows(self, record: logging.LogRecord, kind: Kind, now: float) -> bool:
@@ -373,15 +370,3 @@ class Repeats:
             if window.others is not None:
                 found.append(self._note(window.others.record, "more", window.others.count))
         return found
-
-
-def _holds(window: _Window) -> bool:
-    return window.others is not None or any(held.count for held in window.same.values())
-
-
-def without_traceback(record: logging.LogRecord, created: float) -> logging.LogRecord:
-    """A copy to be written now; where it happened was told with the first one."""
-    again = copy.copy(record)
-    again.exc_info = again.exc_text = again.stack_info = None
-    again.created = created
-    return again

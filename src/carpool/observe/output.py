@@ -64,17 +64,14 @@ class Output:
 
     def _tell(self, line: bytes) -> None:
         text = line.decode(errors="backslashreplace").rstrip()
-        if not text:
-            return
         library = library_of(text)
         if library:
             log.warning("library-output", **self._who, library=library, text=text)
-        else:
+        elif text:
             log.warning("output", **self._who, text=text)
 
 
 def library_of(line: str) -> str:
-    """The name of the library that writes lines like this, if one is known to."""
     return next((name for name, pattern in _LIBRARIES.items() if pattern.search(line)), "")
 
 

@@ -7,50 +7,13 @@ the document. They start again with the engine; everything else goes on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypedDict
+from typing import Any
 
 from carpool.observe import columns
 from carpool.observe.columns import Column, Histogram
 from carpool.observe.counters import Cells, ModelCells
 
-
-class Duration(TypedDict):
-    count: int
-    ns: int
-
-
-class BatchDocument(TypedDict):
-    batch_size: int
-    compute_input: Duration
-    compute_infer: Duration
-    compute_output: Duration
-
-
-class InferenceDocument(TypedDict):
-    success: Duration
-    fail: Duration
-    queue: Duration
-    compute_input: Duration
-    compute_infer: Duration
-    compute_output: Duration
-    cache_hit: Duration
-    cache_miss: Duration
-
-
-class ModelDocument(TypedDict):
-    name: str
-    version: str
-    last_inference: int
-    inference_count: int
-    execution_count: int
-    inference_stats: InferenceDocument
-    response_stats: dict[str, object]
-    batch_stats: list[BatchDocument]
-    memory_usage: list[object]
-
-
-class StatisticsDocument(TypedDict):
-    model_stats: list[ModelDocument]
+Document = dict[str, Any]
 
 
 class BatchStatistics:
@@ -68,7 +31,7 @@ class BatchStatistics:
         size[2] += infer_ns
         size[3] += output_ns
 
-    def document(self) -> list[BatchDocument]:
+    def document(self) -> list[Document]:
         return [
             {
                 "batch_size": batch_size,
@@ -80,41 +43,37 @@ class BatchStatistics:
         ]
 
 
-def model_statistics(row: ModelCells, batches: BatchStatistics) -> ModelDocument:
+def model_statistics(row: ModelCells, batches: BatchStatistics) -> Document:
     cells = row.cells
+    failures = int(sum(cells[column] for column in columns.FAILURES.values()))
+    executed = _count(cells, columns.INFER_SECONDS)
     return {
         "name": row.model,
         "version": row.version,
         "last_inference": int(cells[columns.LAST_INFERENCE_MS]),
         "inference_count": int(cells[columns.BATCH_SIZE.sum]),
         "execution_count": _count(cells, columns.BATCH_SIZE),
-        "inference_stats": _inference(cells),
+        "inference_stats": {
+            "success": _observed(cells, columns.REQUEST_SECONDS),
+            "fail": _duration(failures, cells[columns.FAILURE_SECONDS]),
+            "queue": _observed(cells, columns.QUEUE_SECONDS),
+            "compute_input": _duration(executed, cells[columns.INPUT_SECONDS]),
+            "compute_infer": _observed(cells, columns.INFER_SECONDS),
+            "compute_output": _duration(executed, cells[columns.OUTPUT_SECONDS]),
+            "cache_hit": _duration(0, 0.0),
+            "cache_miss": _duration(0, 0.0),
+        },
         "response_stats": {},
         "batch_stats": batches.document(),
         "memory_usage": [],
     }
 
 
-def statistics(models: Iterable[ModelDocument]) -> StatisticsDocument:
+def statistics(models: Iterable[Document]) -> Document:
     return {"model_stats": list(models)}
 
 
-def _inference(cells: Cells) -> InferenceDocument:
-    failures = int(sum(cells[column] for column in columns.FAILURES.values()))
-    executed = _count(cells, columns.INFER_SECONDS)
-    return {
-        "success": _observed(cells, columns.REQUEST_SECONDS),
-        "fail": _duration(failures, cells[columns.FAILURE_SECONDS]),
-        "queue": _observed(cells, columns.QUEUE_SECONDS),
-        "compute_input": _duration(executed, cells[columns.INPUT_SECONDS]),
-        "compute_infer": _observed(cells, columns.INFER_SECONDS),
-        "compute_output": _duration(executed, cells[columns.OUTPUT_SECONDS]),
-        "cache_hit": _duration(0, 0.0),
-        "cache_miss": _duration(0, 0.0),
-    }
-
-
-def _observed(cells: Cells, histogram: Histogram) -> Duration:
+def _observed(cells: Cells, histogram: Histogram) -> Document:
     return _duration(_count(cells, histogram), cells[histogram.sum])
 
 
@@ -122,36 +81,11 @@ def _count(cells: Cells, histogram: Histogram) -> int:
     return int(sum(cells[histogram.buckets]))
 
 
-def _duration(count: int, seconds: float) -> Duration:
+def _duration(count: int, seconds: float) -> Document:
     return {"count": count, "ns": round(seconds * 1e9)}
 
 
 # ---- as the console reads them: cumulative, so that each reader takes differences of its own ---------------
-
-
-class HistogramDocument(TypedDict):
-    buckets: list[int]  # not cumulative over the bounds; the last one is everything above
-    sum: float
-
-
-class ModelCounts(TypedDict):
-    ok: int
-    failures: dict[str, int]  # only what has happened
-    sheds: dict[str, int]
-    request: HistogramDocument
-    queue: HistogramDocument
-    infer: HistogramDocument
-    batch: HistogramDocument
-    pending: int
-    saturation: float
-    speed_ratio: float  # 0 without a promise
-
-
-class ServerCounts(TypedDict):
-    connections: int
-    bytes_received: int
-    bytes_sent: int
-    restarts: dict[str, int]
 
 
 BOUNDS: Mapping[str, list[float]] = {
@@ -161,10 +95,11 @@ BOUNDS: Mapping[str, list[float]] = {
 """Of all histograms: said once, not once per model."""
 
 
-def model_counts(cells: Cells) -> ModelCounts:
+def model_counts(cells: Cells) -> Document:
+    """A histogram's buckets are not cumulative over the bounds; the last one is everything above."""
     return {
-        "ok": int(sum(cells[columns.REQUEST_SECONDS.buckets])),
-        "failures": _happened(cells, columns.FAILURES),
+        "ok": _count(cells, columns.REQUEST_SECONDS),
+        "failures": _happened(cells, columns.FAILURES),  # only what has happened
         "sheds": _happened(cells, columns.SHED),
         "request": _histogram(cells, columns.REQUEST_SECONDS),
         "queue": _histogram(cells, columns.QUEUE_SECONDS),
@@ -172,11 +107,11 @@ def model_counts(cells: Cells) -> ModelCounts:
         "batch": _histogram(cells, columns.BATCH_SIZE),
         "pending": int(cells[columns.PENDING]),
         "saturation": round(cells[columns.SATURATION], 4),
-        "speed_ratio": round(cells[columns.SPEED_RATIO], 4),
+        "speed_ratio": round(cells[columns.SPEED_RATIO], 4),  # 0 without a promise
     }
 
 
-def server_counts(cells: Cells) -> ServerCounts:
+def server_counts(cells: Cells) -> Document:
     return {
         "connections": int(cells[columns.CONNECTIONS]),
         "bytes_received": int(cells[columns.BYTES_RECEIVED]),
@@ -189,5 +124,5 @@ def _happened(cells: Cells, words: Mapping[str, Column]) -> dict[str, int]:
     return {word: int(cells[column]) for word, column in words.items() if cells[column]}
 
 
-def _histogram(cells: Cells, histogram: Histogram) -> HistogramDocument:
+def _histogram(cells: Cells, histogram: Histogram) -> Document:
     return {"buckets": list(map(int, cells[histogram.buckets])), "sum": round(cells[histogram.sum], 6)}

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
+from carpool.config.model import MAX_DETECTIONS
 from carpool.config.rules import shown
-from carpool.config.toml import MAX_DETECTIONS
 from carpool.errors import InvalidInput
 
 Box = Annotated[

@@ -13,7 +13,6 @@ import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype, InferRequest, InferResponse, RequestedOutput, SharedMemory, Tensor
-from carpool.wire.check import check_form
 from carpool.wire.head import Buffer, TensorHead, write_options, write_shared_memory, wrong
 
 _NO_LABELS: Mapping[str, Sequence[str]] = {}
@@ -81,11 +80,25 @@ def encode_response(
 def as_requested(
     output: RequestedOutput, tensor: Tensor, labels: Sequence[str] = (), *, batched: bool = True
 ) -> Tensor:
-    """The tensor itself, or its best classes."""
     check_form(output, tensor.datatype)
     if output.classification:
         return classify(tensor, output.classification, labels, batched=batched)
     return tensor
+
+
+def check_form(output: RequestedOutput, datatype: Datatype) -> None:
+    """Some datatypes cannot leave as JSON, or be classified."""
+    if output.classification:
+        if datatype is Datatype.BYTES:
+            owner = f"output '{output.name}'"
+            field = f"{owner}.parameters.classification"
+            raise InvalidInput(f"{owner} is BYTES and cannot be classified", field=field)
+    elif not output.binary and datatype.binary_only and output.shared_memory is None:
+        owner = f"output '{output.name}'"
+        raise InvalidInput(
+            f"{owner} is {datatype.value}, which JSON cannot carry: ask for it with binary_data",
+            field=f"{owner}.parameters.binary_data",
+        )
 
 
 def encode_request(request: InferRequest, *, binary: bool = True) -> Encoded:
@@ -101,8 +114,13 @@ def encode_request(request: InferRequest, *, binary: bool = True) -> Encoded:
         parameters["binary_data_output"] = True
     if parameters:
         document["parameters"] = parameters
-    if request.outputs:
-        document["outputs"] = [_list_requested(output) for output in request.outputs]
+    for output in request.outputs:
+        asked: dict[str, Any] = {"binary_data": output.binary}
+        if output.classification:
+            asked["classification"] = output.classification
+        if output.shared_memory is not None:
+            asked = write_shared_memory(output.shared_memory)
+        document.setdefault("outputs", []).append({"name": output.name, "parameters": asked})
     return _join(document, tail)
 
 
@@ -123,7 +141,6 @@ def encode_error(error: CarpoolError) -> bytes:
 
 
 def check_array(tensor: Tensor, kind: str) -> None:
-    """The array must be what the tensor says it is."""
     if tensor.data.shape != tensor.shape or tensor.data.dtype != tensor.datatype.dtype:
         owner = f"{kind} '{tensor.name}'"
         raise blame(kind)(
@@ -158,15 +175,6 @@ def _list_placed(name: str, placed: Placed | None) -> dict[str, Any]:
     }
 
 
-def _list_requested(output: RequestedOutput) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"binary_data": output.binary}
-    if output.classification:
-        parameters["classification"] = output.classification
-    if output.shared_memory is not None:
-        parameters = write_shared_memory(output.shared_memory)
-    return {"name": output.name, "parameters": parameters}
-
-
 def _join(document: dict[str, Any], tail: list[Buffer]) -> Encoded:
     head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     size = len(head) + sum(map(len, tail))
@@ -178,7 +186,9 @@ def _join(document: dict[str, Any], tail: list[Buffer]) -> Encoded:
 
 def classify(tensor: Tensor, k: int, labels: Sequence[str] = (), *, batched: bool = True) -> Tensor:
     """Per batch row, the k highest values in descending order; ties keep the lower index first."""
-    values = _numbers(tensor)
+    values = tensor.data
+    if tensor.datatype is Datatype.BF16:
+        values = (values.astype(np.uint32) << 16).view(np.float32)
     row_shape = values.shape[1:] if batched else values.shape
     row_count = values.shape[0] if batched and values.ndim else 1
     rows = values.reshape(row_count, math.prod(row_shape))
@@ -187,15 +197,11 @@ def classify(tensor: Tensor, k: int, labels: Sequence[str] = (), *, batched: boo
     found = np.empty((row_count, k), dtype=object)
     for row, numbers in enumerate(rows):
         for column, index in enumerate(_best(numbers, k)):
-            found[row, column] = _describe(numbers[index], index, labels)
+            value = numbers[index]
+            number = f"{float(value):f}" if value.dtype.kind == "f" else str(int(value))
+            label = f":{labels[index]}" if index < len(labels) and labels[index] else ""
+            found[row, column] = f"{number}:{index}{label}".encode()
     return Tensor(tensor.name, Datatype.BYTES, shape, found.reshape(shape))
-
-
-def _numbers(tensor: Tensor) -> Array:
-    if tensor.datatype is Datatype.BF16:
-        widened: Array = (tensor.data.astype(np.uint32) << 16).view(np.float32)
-        return widened
-    return tensor.data
 
 
 def _best(numbers: Array, k: int) -> list[int]:
@@ -204,12 +210,6 @@ def _best(numbers: Array, k: int) -> list[int]:
     order = len(keys) - 1 - np.argsort(keys[::-1], kind="stable")[::-1]
     best: list[int] = order[:k].tolist()
     return best
-
-
-def _describe(value: np.generic, index: int, labels: Sequence[str]) -> bytes:
-    number = f"{float(value):f}" if value.dtype.kind == "f" else str(int(value))
-    label = f":{labels[index]}" if index < len(labels) and labels[index] else ""
-    return f"{number}:{index}{label}".encode()
 
 
 # ---- tensor data between its two wire forms, binary and JSON, and numpy arrays ----------------------------
@@ -295,24 +295,16 @@ def from_json(values: list[Any], head: TensorHead, owner: str) -> Array:
     if dtype.kind == "O":
         return _object_array([text.encode() for text in flat], head.shape)
     if dtype.kind == "f":
-        return _floats(flat, head, field)
-    if dtype.kind != "b" and flat:
-        limits = np.iinfo(dtype)
-        if min(flat) < limits.min or max(flat) > limits.max:
-            raise _out_of_range(head.datatype, field)
-    return np.array(flat, dtype).reshape(head.shape)
-
-
-def _floats(flat: list[float], head: TensorHead, field: str) -> Array:
-    with np.errstate(over="ignore"):
-        data = np.array(flat, np.float64).astype(head.datatype.dtype)
-    if not np.isfinite(data).all():
-        raise _out_of_range(head.datatype, field)
+        with np.errstate(over="ignore"):
+            data: Array = np.array(flat, np.float64).astype(dtype)
+        in_range = bool(np.isfinite(data).all())
+    else:
+        limits = np.iinfo(dtype) if dtype.kind != "b" and flat else None
+        in_range = limits is None or (min(flat) >= limits.min and max(flat) <= limits.max)
+        data = np.array(flat if in_range else (), dtype)
+    if not in_range:
+        raise wrong(field, f"holds a value out of range for {head.datatype.value}")
     return data.reshape(head.shape)
-
-
-def _out_of_range(datatype: Datatype, field: str) -> InvalidInput:
-    return wrong(field, f"holds a value out of range for {datatype.value}")
 
 
 def _flatten(values: list[Any], shape: tuple[int, ...], field: str) -> list[Any]:
@@ -324,7 +316,12 @@ def _flatten(values: list[Any], shape: tuple[int, ...], field: str) -> list[Any]
         return values
     levels = _levels(values, field)
     if levels > len(shape):
-        return _flattened(values, levels, field)
+        # Each pass looks at the lists of one level: together they cost no more than reading the JSON did.
+        for depth in range(1, levels):
+            if any(type(item) is not list for item in values):
+                raise wrong(field, f"is nested unevenly at depth {depth}")
+            values = list(chain.from_iterable(values))
+        return values
     level = [values]
     for depth, dim in enumerate(shape):
         if any(type(row) is not list or len(row) != dim for row in level):
@@ -346,15 +343,6 @@ def _levels(values: list[Any], field: str) -> int:
             break
         first = first[0]
     return levels
-
-
-def _flattened(values: list[Any], levels: int, field: str) -> list[Any]:
-    """Each pass looks at the lists of one level: together they cost no more than reading the JSON did."""
-    for depth in range(1, levels):
-        if any(type(item) is not list for item in values):
-            raise wrong(field, f"is nested unevenly at depth {depth}")
-        values = list(chain.from_iterable(values))
-    return values
 
 
 def to_binary(tensor: Tensor) -> Buffer:

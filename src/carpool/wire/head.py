@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import orjson
@@ -162,19 +162,13 @@ def _place_data(head: TensorHead, entry: dict[str, Any], elements: int, owner: s
         field = f"{owner}.parameters.binary_data_size"
         head.size = read_uint(parameters["binary_data_size"], field)
         check_size(head, head.size, elements, field, model)
+    elif head.datatype.binary_only:
+        sentence = f"{owner} is {head.datatype.value}, which JSON cannot carry: send it as binary"
+        raise InvalidInput(sentence, field=f"{owner}.data")
+    elif type(entry["data"]) is not list:
+        raise wrong(f"{owner}.data", "must be a JSON array")
     else:
-        head.data = _read_data(entry["data"], head.datatype, owner)
-
-
-def _read_data(data: Any, datatype: Datatype, owner: str) -> list[Any]:
-    field = f"{owner}.data"
-    if datatype.binary_only:
-        raise InvalidInput(
-            f"{owner} is {datatype.value}, which JSON cannot carry: send it as binary", field=field
-        )
-    if type(data) is not list:
-        raise wrong(field, "must be a JSON array")
-    return data
+        head.data = entry["data"]
 
 
 def check_size(head: TensorHead, size: int, elements: int, field: str, model: str) -> None:
@@ -205,7 +199,6 @@ def _read_name(entry: Any, kind: str) -> str:
 
 
 def _read_shape(dims: Any, name: str, kind: str) -> tuple[tuple[int, ...], int]:
-    """The shape and the number of elements in it."""
     if type(dims) is not list or len(dims) > MAX_RANK:
         raise _bad_shape(name, kind, f"must be a list of at most {MAX_RANK} integers")
     extent, empty = 1, False
@@ -298,10 +291,6 @@ def read_object(value: Any, field: str) -> dict[str, Any]:
     return value
 
 
-def _read_timeout(value: Any, field: str) -> float | None:
-    return read_uint(value, field) / 1e6 or None  # the wire's microseconds; 0 means none
-
-
 def read_source(value: Any, field: str) -> str:
     """Who asks: the same rule for the parameter and for the header."""
     if type(value) is not str or len(value) > MAX_SOURCE_CHARS or not value.isprintable():
@@ -309,16 +298,12 @@ def read_source(value: Any, field: str) -> str:
     return value
 
 
-def _read_sequence_id(value: Any, field: str) -> int | str:
-    return value if type(value) is str else read_uint(value, field)
-
-
 _OPTIONS: Mapping[str, Callable[[Any, str], Any]] = {
     "priority": read_uint,
-    "timeout": _read_timeout,
+    "timeout": lambda value, field: read_uint(value, field) / 1e6 or None,  # in microseconds; 0 means none
     "source": read_source,
     "latest": read_bool,
-    "sequence_id": _read_sequence_id,
+    "sequence_id": lambda value, field: value if type(value) is str else read_uint(value, field),
     "sequence_start": read_bool,
     "sequence_end": read_bool,
 }
@@ -351,8 +336,7 @@ def _read_custom(key: str, value: Any) -> Scalar:
         raise InvalidInput(
             f"parameter {shorten(key)} must be a string, a number or a bool", field=f"parameters.{key[:80]}"
         )
-    scalar: Scalar = value
-    return scalar
+    return cast(Scalar, value)
 
 
 def write_options(options: RequestOptions) -> dict[str, Scalar]:
@@ -366,18 +350,15 @@ def write_options(options: RequestOptions) -> dict[str, Scalar]:
 
 
 def read_shared_memory(parameters: dict[str, Any], owner: str) -> SharedMemory:
-    region = parameters["shared_memory_region"]
+    region, field = parameters["shared_memory_region"], f"{owner}.parameters.shared_memory"
     if type(region) is not str or not region:
-        field = f"{owner}.parameters.shared_memory_region"
-        raise wrong(field, "must be the name of a region")
+        raise wrong(f"{field}_region", "must be the name of a region")
     if "shared_memory_byte_size" not in parameters:
-        field = f"{owner}.parameters.shared_memory_byte_size"
-        raise wrong(field, "is missing")
-    byte_size = read_uint(
-        parameters["shared_memory_byte_size"], f"{owner}.parameters.shared_memory_byte_size"
+        raise wrong(f"{field}_byte_size", "is missing")
+    byte_size = read_uint(parameters["shared_memory_byte_size"], f"{field}_byte_size")
+    return SharedMemory(
+        region, byte_size, read_uint(parameters.get("shared_memory_offset", 0), f"{field}_offset")
     )
-    offset = read_uint(parameters.get("shared_memory_offset", 0), f"{owner}.parameters.shared_memory_offset")
-    return SharedMemory(region, byte_size, offset)
 
 
 def write_shared_memory(place: SharedMemory) -> dict[str, Scalar]:

@@ -12,8 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from carpool.frontend.access.guard import Guard, Names
 from carpool.frontend.access.route_rules import RULES, Kind, rule_of
-from carpool.frontend.grpc.grpc_calls import CALLS
-from carpool.frontend.grpc.grpc_handlers import HEALTH, SERVICE
+from carpool.frontend.grpc.grpc_handlers import CALLS, HEALTH, SERVICE
 from carpool.frontend.http.app import ROUTES, MetricsApp
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.pages import SharedPage

@@ -29,7 +29,7 @@ from carpool.errors import (
     Unavailable,
     Unsupported,
 )
-from carpool.frontend.grpc.statuses import STATUSES
+from carpool.frontend.grpc.grpc_service import STATUSES
 from carpool.types import Datatype
 from frontend.fake_door import echo
 from frontend.grpc.front_end import (

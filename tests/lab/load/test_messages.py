@@ -22,7 +22,8 @@ from carpool.lab.load.messages import (
 )
 from carpool.lab.load.tally import Ticket
 from carpool.types import Datatype, Signature, Tensor, TensorSpec
-from carpool.wire.v2 import decode_request, read_header_length
+from carpool.wire.v2 import read_header_length
+from wire.samples import decode_request
 
 SIGNATURE = Signature("m", (TensorSpec("x", Datatype.UINT8, (1000,)),), (), 64)
 ASKING = Asking("host:1", "/v2/models/m/infer", (("Authorization", "Bearer x"),), deadline_ms=12.5)

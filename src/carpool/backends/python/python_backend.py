@@ -26,13 +26,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from carpool.backends.backend import Backend, Placement, aborted
-from carpool.backends.python.worker_channel import Channel
+from carpool.backends.python.python_worker import Channel
 from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorConfig, TensorSignature
 from carpool.config.repository import ModelVersion
 from carpool.config.rules import MAX_BATCH, check_dims, complete, nearest
@@ -69,14 +69,26 @@ def read_declarations(file: Path | None) -> Declarations:
     """The declarations of one file; none of them where there is no file."""
     if file is None:
         return Declarations()
-    module = _parse(file)
+    try:
+        module = ast.parse(file.read_bytes(), str(file))
+    except SyntaxError as error:
+        raise ModelError(f"{file}:{error.lineno or 1}: not a Python file: {error.msg}") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file}: cannot be read as Python: {error}") from None
     _check_not_tritons(module, file)
-    found = {name: (value, f"{file}:{value.lineno}: {name}") for name, value in _assignments(module)}
-    return Declarations(
-        _tensors(*found["INPUTS"]) if "INPUTS" in found else (),
-        _tensors(*found["OUTPUTS"]) if "OUTPUTS" in found else (),
-        _max_batch(*found["MAX_BATCH"]) if "MAX_BATCH" in found else None,
-    )
+    told: dict[str, ast.expr] = {}
+    for statement in module.body:
+        match statement:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ) if name in _READERS:
+                told[name] = value
+    found: dict[str, Any] = {}
+    for name, value in told.items():
+        where = f"{file}:{value.lineno}: {name}"
+        found[name] = _READERS[name](_literal(value, where), where)
+    return Declarations(found.get("INPUTS", ()), found.get("OUTPUTS", ()), found.get("MAX_BATCH"))
 
 
 def _check_not_tritons(module: ast.Module, file: Path) -> None:
@@ -98,24 +110,6 @@ def _check_not_tritons(module: ast.Module, file: Path) -> None:
         )
 
 
-def _assignments(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    for statement in module.body:
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                yield name, value
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                yield name, value
-
-
-def _parse(file: Path) -> ast.Module:
-    try:
-        return ast.parse(file.read_bytes(), str(file))
-    except SyntaxError as error:
-        raise ModelError(f"{file}:{error.lineno or 1}: not a Python file: {error.msg}") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file}: cannot be read as Python: {error}") from None
-
-
 def _literal(value: ast.expr, where: str) -> Any:
     try:
         return ast.literal_eval(value)
@@ -123,8 +117,7 @@ def _literal(value: ast.expr, where: str) -> Any:
         raise ConfigError(f"{where}: must be written out as a plain value, without names or calls") from None
 
 
-def _tensors(value: ast.expr, where: str) -> tuple[TensorSignature, ...]:
-    declared = _literal(value, where)
+def _tensors(declared: object, where: str) -> tuple[TensorSignature, ...]:
     if not isinstance(declared, dict) or not all(isinstance(name, str) and name for name in declared):
         raise ConfigError(f"{where}: must look like {_FORM}")
     return tuple(_tensor(name, spec, f'{where}: "{name}"') for name, spec in declared.items())
@@ -141,11 +134,17 @@ def _tensor(name: str, spec: object, where: str) -> TensorSignature:
     return TensorSignature(name, datatype, check_dims(dims, where))
 
 
-def _max_batch(value: ast.expr, where: str) -> int:
-    number = _literal(value, where)
+def _max_batch(number: object, where: str) -> int:
     if type(number) is not int or not 0 <= number <= MAX_BATCH:
         raise ConfigError(f"{where}: must be a whole number from 0 to {MAX_BATCH}")
     return number
+
+
+_READERS: Mapping[str, Callable[[Any, str], Any]] = {
+    "INPUTS": _tensors,
+    "OUTPUTS": _tensors,
+    "MAX_BATCH": _max_batch,
+}
 
 
 # ---- the process of one Python model, seen from the server: started, watched, ended
@@ -181,7 +180,8 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a model prints is log, and belongs where the server's log goes
                 pass_fds=fds,
-                env=_environment(threads),
+                # The model's share of the cores, unless the user chose one.
+                env=dict.fromkeys(() if threads is None else _THREAD_VARIABLES, str(threads)) | os.environ,
                 start_new_session=True,
             )
         except BaseException:
@@ -259,13 +259,6 @@ def _readable(fd: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1e3))
 
 
-def _environment(threads: int | None) -> dict[str, str]:
-    """The server's own, and the model's share of the cores unless the user chose one."""
-    if threads is None:
-        return dict(os.environ)
-    return dict.fromkeys(_THREAD_VARIABLES, str(threads)) | os.environ
-
-
 # ---- the model, one instance for each process
 
 SETUP_TIMEOUT = 300.0  # seconds for importing the file and its `setup`: weights may be large and disks slow
@@ -304,10 +297,6 @@ class PythonBackend:
     @property
     def alive(self) -> bool:
         return not self._aborted and self._process.alive
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
         if not self.alive:
@@ -364,7 +353,6 @@ class PythonBackend:
 
 
 def _settings(config: ModelConfig, version: ModelVersion, placement: Placement) -> dict[str, Any]:
-    """What the model's `setup` gets."""
     return {
         "name": config.name,
         "version": version.number,

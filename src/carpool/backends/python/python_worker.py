@@ -1,14 +1,16 @@
-"""The process in which one Python model lives; the server starts it and talks to it (worker_process.py)."""
+"""The process in which one Python model lives; the server starts it and talks to it (python_backend.py)."""
 
 from __future__ import annotations
 
 import fcntl
 import importlib.util
 import inspect
+import json
 import os
 import select
 import signal
 import socket
+import struct
 import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping
@@ -18,10 +20,52 @@ from typing import Any
 
 import numpy as np
 
-from carpool.backends.python.worker_channel import Channel
 from carpool.errors import ModelError
 from carpool.memory.batch_region import BatchRegion
 from carpool.types import DATATYPES, Array, Datatype
+
+# ---- small messages between the server and a model's process: JSON behind its length, on a Unix socket
+
+MAX_MESSAGE = 1 << 20
+_LENGTH = struct.Struct("<I")
+
+
+class Channel:
+    """`wait` is called before every read; it may raise to give up on the other side."""
+
+    def __init__(self, sock: socket.socket, wait: Callable[[], None] = lambda: None) -> None:
+        self._socket = sock
+        self._wait = wait
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        data = json.dumps(message, separators=(",", ":")).encode()
+        if len(data) > MAX_MESSAGE:
+            raise ValueError(f"a message of {len(data)} bytes is longer than {MAX_MESSAGE}")
+        self._socket.sendall(_LENGTH.pack(len(data)) + data)
+
+    def receive(self) -> dict[str, Any]:
+        """The next message; EOFError when the other side is gone, ValueError when it sends nonsense."""
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        if length > MAX_MESSAGE:
+            raise ValueError(f"a message of {length} bytes is longer than {MAX_MESSAGE}")
+        message = json.loads(self._read(length))
+        if not isinstance(message, dict):
+            raise ValueError("a message must be an object")
+        return message
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            self._wait()
+            part = self._socket.recv(size - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return data
+
 
 # ---- the user's file: what to call, how inputs are handed over, arrays of the answer
 
@@ -39,12 +83,15 @@ class UserModel:
         self._batched = settings["max_batch"] != 0
         self._outputs = {tensor["name"]: DATATYPES[tensor["datatype"]] for tensor in settings["outputs"]}
         module = _import(Path(settings["file"]))
-        self._predict, setup = _entry_points(module)
-        self._spread = _spreads(self._predict, [tensor["name"] for tensor in settings["inputs"]])
-        if self._spread:
-            _check_defaults(
-                self._predict, [tensor["name"] for tensor in settings["inputs"] if tensor["optional"]]
-            )
+        # Both of the class Model, or else of the file itself.
+        home = module.Model() if hasattr(module, "Model") else module
+        predict, setup = getattr(home, "predict", None), getattr(home, "setup", None)
+        if not callable(predict):
+            raise ModelError("it has neither a class Model with a method predict nor a function predict")
+        self._predict: Callable[..., Any] = predict
+        self._spread = _spreads(
+            self._predict, {tensor["name"]: tensor["optional"] for tensor in settings["inputs"]}
+        )
         if setup is not None:
             setup(dict(settings))
 
@@ -104,44 +151,31 @@ def _import(file: Path) -> ModuleType:
     return module
 
 
-def _entry_points(module: ModuleType) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
-    """`predict` and `setup` of the class Model, or else of the file itself."""
-    home = module.Model() if hasattr(module, "Model") else module
-    predict = getattr(home, "predict", None)
-    if not callable(predict):
-        raise ModelError("it has neither a class Model with a method predict nor a function predict")
-    return predict, getattr(home, "setup", None)
+def _spreads(predict: Callable[..., Any], inputs: Mapping[str, bool]) -> bool:
+    """True when the parameters are the inputs, False when one parameter takes the dict of all inputs.
 
-
-def _spreads(predict: Callable[..., Any], inputs: Collection[str]) -> bool:
-    """True when the parameters are the inputs, False when one parameter takes the dict of all inputs."""
+    `inputs` tells which are optional: a parameter for one of those needs a default.
+    """
     parameters = inspect.signature(predict).parameters
-    required = [name for name, parameter in parameters.items() if _is_required(parameter)]
+    required = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
     named = [name for name in parameters if name in inputs]
     if named:
         strangers = ", ".join(sorted({*required, *inputs} - {*named}))
         if strangers:
             raise ModelError(f"the parameters of predict and the model's inputs differ in {strangers}")
+        for name in (name for name, optional in inputs.items() if optional and name in required):
+            raise ModelError(
+                f"the input {name!r} is optional: give its parameter of predict a default, like {name}=None"
+            )
         return True
     if len(required) > 1 or not parameters:
         raise ModelError("predict must take one argument, the dict of inputs, or one named like each input")
     return False
-
-
-def _check_defaults(predict: Callable[..., Any], optional: Collection[str]) -> None:
-    parameters = inspect.signature(predict).parameters
-    for name in optional:
-        if name in parameters and _is_required(parameters[name]):
-            raise ModelError(
-                f"the input {name!r} is optional: give its parameter of predict a default, like {name}=None"
-            )
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    return parameter.default is parameter.empty and parameter.kind not in (
-        parameter.VAR_POSITIONAL,
-        parameter.VAR_KEYWORD,
-    )
 
 
 def explain(error: BaseException, file: Path) -> str:
@@ -163,7 +197,7 @@ def main(arguments: list[str]) -> int:
     tie_to_server(lifeline)
     channel = Channel(socket.socket(fileno=control))
     try:
-        return Worker(channel, BatchRegion(inputs), BatchRegion(outputs)).serve()
+        return serve(channel, BatchRegion(inputs), BatchRegion(outputs))
     except (EOFError, OSError):  # the server closed the instance, or is gone
         return 0
 
@@ -181,40 +215,35 @@ def tie_to_server(lifeline: int) -> None:
         os._exit(1)
 
 
-class Worker:
-    def __init__(self, channel: Channel, inputs: BatchRegion, outputs: BatchRegion) -> None:
-        self._channel = channel
-        self._inputs = inputs
-        self._outputs = outputs
-        self._logged = ""
+def serve(channel: Channel, inputs: BatchRegion, outputs: BatchRegion) -> int:
+    settings = channel.receive()
+    file = Path(settings["file"])
+    logged = ""
 
-    def serve(self) -> int:
-        settings = self._channel.receive()
-        file = Path(settings["file"])
-        try:
-            model = UserModel(settings)
-        except BaseException as error:
-            self._channel.send({"error": self._report(error, file)})
-            return 1
-        self._channel.send({})
-        while True:
-            request = self._channel.receive()
-            self._channel.send(self._answer(model, request, file))
-
-    def _answer(self, model: UserModel, request: dict[str, Any], file: Path) -> dict[str, Any]:
-        try:
-            outputs = model.run(self._inputs.read(request["inputs"]), request["wanted"])
-            return {"outputs": self._outputs.write(outputs)}
-        except BaseException as error:  # a model that calls sys.exit has failed this batch, not the server
-            return {"error": self._report(error, file)}
-
-    def _report(self, error: BaseException, file: Path) -> str:
+    def report(error: BaseException) -> dict[str, Any]:
         """The cause in one line; the whole traceback goes to the log, once for a row of equal errors."""
+        nonlocal logged
         text = explain(error, file)
-        if text != self._logged:
-            self._logged = text
+        if text != logged:
+            logged = text
             traceback.print_exception(error)
-        return text
+        return {"error": text}
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            answered = model.run(inputs.read(request["inputs"]), request["wanted"])
+            return {"outputs": outputs.write(answered)}
+        except BaseException as error:  # a model that calls sys.exit has failed this batch, not the server
+            return report(error)
+
+    try:
+        model = UserModel(settings)
+    except BaseException as error:
+        channel.send(report(error))
+        return 1
+    channel.send({})
+    while True:
+        channel.send(answer(channel.receive()))
 
 
 if __name__ == "__main__":

@@ -37,9 +37,12 @@ class Ledger:
     def check(self, model: str, needed: int, what: str) -> None:
         """Raises with the numbers where so much more does not fit."""
         if needed > self.room:
+            holders = sorted(self.by_model().items())
+            held = ", ".join(f"{name} {in_words(size)}" for name, size in holders) or "no other model"
             raise ModelError(
-                f"{model}: {what} {in_words(needed)} on {self.device}, and {self._left()}; unload another "
-                "model, lower max_batch, or allow more (device_memory_gb)",
+                f"{model}: {what} {in_words(needed)} on {self.device}, and {in_words(self.room)} of the "
+                f"budget of {in_words(self.most)} is left ({held} in use); unload another model, lower "
+                "max_batch, or allow more (device_memory_gb)",
                 reason="device-memory",
             )
 
@@ -57,13 +60,6 @@ class Ledger:
             for model, size in self._held.values():
                 sizes[model] = sizes.get(model, 0) + size
             return sizes
-
-    def _left(self) -> str:
-        held = ", ".join(f"{model} {in_words(size)}" for model, size in sorted(self.by_model().items()))
-        return (
-            f"{in_words(self.room)} of the budget of {in_words(self.most)} is left "
-            f"({held or 'no other model'} in use)"
-        )
 
 
 _ledgers: dict[str, Ledger] = {}
@@ -86,12 +82,6 @@ def ledger_of(device: Any) -> Ledger:
             device.limit(device.allocated() + most)
             ledger = _ledgers[device.name] = Ledger(device.name, most)
         return ledger
-
-
-def forget_ledgers() -> None:
-    """For tests, whose devices come and go."""
-    with _lock:
-        _ledgers.clear()
 
 
 def in_words(size: int) -> str:

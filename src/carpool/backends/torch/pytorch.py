@@ -5,35 +5,28 @@ from __future__ import annotations
 import importlib
 import logging
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from carpool.backends.backend import Backend, Placement
-from carpool.config.model import Kind, ModelConfig, ModelSignature, PytorchSettings
+from carpool.config.model import Kind, ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
 from carpool.config.rules import complete
 from carpool.errors import ConfigError, Unsupported
-
-if TYPE_CHECKING:
-    from carpool.backends.torch import torch_backend
-
-_HALF = ("fp16", "bf16")
 
 _log = logging.getLogger(__name__)
 
 
 def load(config: ModelConfig, version: ModelVersion, placement: Placement) -> Backend:
-    home = _home(config, "torch_backend")
-    return cast("torch_backend.TorchBackend", home.load(config, cast(Path, version.file), placement))
+    return cast(Backend, _home(config, "torch_backend").load(config, version.file, placement))
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
-    return cast(ModelSignature, _home(config, "torch_network").signature_of(config, cast(Path, version.file)))
+    return cast(ModelSignature, _home(config, "torch_network").signature_of(config, version.file))
 
 
 def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     """Complete, and with nothing left to be chosen about the device, the batch sizes and the precision."""
-    config = _home(config, "torch_network").assumed(config, cast(Path, version.file))
+    config = _home(config, "torch_network").assumed(config, version.file)
     config = complete(config, read_signature(config, version))
     for tensor in config.inputs + config.outputs:
         if tensor.datatype == "BYTES" or tensor.optional:
@@ -46,7 +39,13 @@ def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
                 f'{config.name}: "{tensor.name}" has a reshape, which PyTorch models do not take: give the'
                 " shape that the network has, or reshape in the network itself"
             )
-    return replace(config, pytorch=_settled(config))
+    used, device = config.pytorch, _device(config)
+    on_gpu = device != "cpu"
+    graphs = on_gpu if used.graphs is None else used.graphs
+    last = on_gpu and used.precision in ("fp16", "bf16") if used.channels_last is None else used.channels_last
+    buckets = _buckets(config, graphs)
+    settled = replace(used, device=device, channels_last=last, graphs=graphs, buckets=buckets)
+    return replace(config, pytorch=settled)
 
 
 def devices(config: ModelConfig) -> tuple[int, ...]:
@@ -62,22 +61,6 @@ def device_names(config: ModelConfig) -> tuple[str, ...]:
     import torch
 
     return tuple(torch.cuda.get_device_name(index) for index in devices(config))
-
-
-def _settled(config: ModelConfig) -> PytorchSettings:
-    used = config.pytorch
-    device = _device(config)
-    on_gpu = device != "cpu"
-    graphs = on_gpu if used.graphs is None else used.graphs
-    return replace(
-        used,
-        device=device,
-        channels_last=(on_gpu and used.precision in _HALF)
-        if used.channels_last is None
-        else used.channels_last,
-        graphs=graphs,
-        buckets=_buckets(config, graphs),
-    )
 
 
 def _device(config: ModelConfig) -> str:

@@ -19,13 +19,7 @@ import numpy as np
 
 from carpool.backends.backend import FillPictures, Placement, aborted, check_wanted
 from carpool.backends.torch.device_sharing import in_words, ledger_of
-from carpool.backends.torch.torch_device import (
-    CudaDevice,
-    Device,
-    as_tensor,
-    is_out_of_memory,
-    lies_well,
-)
+from carpool.backends.torch.torch_device import CudaDevice, Device, as_tensor, is_out_of_memory, lies_well
 from carpool.backends.torch.torch_files import in_one_line
 from carpool.backends.torch.torch_programs import Answers, Inputs, Part, Programs
 from carpool.config.model import ModelConfig, ModelSignature
@@ -70,20 +64,17 @@ class TorchBackend:
         failure: Exception | None = None
         try:
             with nullcontext() if self._ledger is None else self._ledger.loading:
-                self._open(config, file, placement)
+                self._programs = programs = Programs(config, file, device, self._ledger, placement)
+                if placement.fill is not None and not programs.varying:
+                    self._fill = placement.fill(device.place)
+                if self._ledger is not None:
+                    self._ledger.hold(self, self._model, programs.bytes)
         except Exception as error:
             failure = self._not_loaded(error)
             clear_frames(error.__traceback__)  # they would hold on to memory that is to be given back
         if failure is not None:
             self.close()
             raise failure
-
-    def _open(self, config: ModelConfig, file: Path, placement: Placement) -> None:
-        self._programs = Programs(config, file, self._device, self._ledger, placement)
-        if placement.fill is not None and not self._programs.varying:
-            self._fill = placement.fill(self._device.place)
-        if self._ledger is not None:
-            self._ledger.hold(self, self._model, self._programs.bytes)
 
     def _not_loaded(self, error: Exception) -> Exception:
         if isinstance(error, CarpoolError):
@@ -104,14 +95,7 @@ class TorchBackend:
 
     @property
     def notes(self) -> Sequence[str]:
-        if self._programs is None:
-            return ()
-        return (self._programs.said(),)
-
-    @property
-    def footprint(self) -> Mapping[int, int]:
-        """What each batch size was seen to take of the device's memory, in bytes."""
-        return {} if self._programs is None else self._programs.footprint
+        return () if self._programs is None else (self._programs.said(),)
 
     # ---- batches ----------------------------------------------------------------------------------------
 
@@ -174,10 +158,7 @@ class TorchBackend:
     # ---- when memory does not suffice -------------------------------------------------------------------
 
     def _fitting(
-        self,
-        units: Sequence[T],
-        sizes: Sequence[int],
-        once: Callable[[Sequence[T], int], Outputs],
+        self, units: Sequence[T], sizes: Sequence[int], once: Callable[[Sequence[T], int], Outputs]
     ) -> list[Outputs]:
         """In one piece, or in two where a batch like this did not fit into memory before, or does not now."""
         count = sum(sizes)

@@ -46,7 +46,6 @@ def as_tensor(array: Array | torch.Tensor) -> torch.Tensor:
 
 
 def lies_well(array: Array) -> bool:
-    """A tensor can be made over it."""
     return array.flags.carray
 
 
@@ -73,8 +72,6 @@ class Program(Protocol):
 
 
 class Called:
-    """Calls the model each time."""
-
     def __init__(self, run: Run) -> None:
         self._run = run
         self.outputs: Mapping[str, torch.Tensor] = {}
@@ -135,7 +132,6 @@ class Device:
         return Called(run)
 
     def call(self, run: Run) -> Program:
-        """Not captured: run anew each time."""
         return Called(run)
 
     def launch(self, program: Program, images: int) -> None:  # noqa: ARG002 - it runs here and now

@@ -55,8 +55,7 @@ def _open(config: ModelConfig, file: Path, place: torch.device) -> tuple[torch.n
     if kind == "script":
         with warnings.catch_warnings():  # which form a model comes in is not for us to judge
             warnings.simplefilter("ignore", DeprecationWarning)
-            script: torch.nn.Module = torch.jit.load(str(file), map_location="cpu")  # type: ignore[no-untyped-call]
-        return script.eval(), None
+            return torch.jit.load(str(file), map_location="cpu").eval(), None  # type: ignore[no-untyped-call]
     if kind == "exported":
         _check_no_pickles(config, file)
         return _exported(file, place)
@@ -108,10 +107,9 @@ def _check_no_pickles(config: ModelConfig, file: Path) -> None:
     with zipfile.ZipFile(file) as archive:
         for name in _suspects(archive):
             data = archive.read(name)
-            if not data:
-                continue
             try:
-                torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+                if data:
+                    torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
             except Exception:  # any failure means that it is not only that
                 raise ModelError(
                     f"{config.name}: {file.name} holds Python objects as a pickle ({name}), which could run "
@@ -152,25 +150,13 @@ def _built(config: ModelConfig, file: Path, module: str) -> torch.nn.Module:
     code = file.parent / name
     if not code.is_file():
         raise ConfigError(f"{config.name}: pytorch.module names {name}, which is not in {file.parent}")
-    network = _build(config, code, function)
-    if code != file:
-        try:
-            network.load_state_dict(dict(_weights(config, file)))
-        except RuntimeError as error:
-            raise ModelError(
-                f"{config.name}: the weights of {file.name} do not fit the network: {in_one_line(error)}"
-            ) from None
-    return network
-
-
-def _build(config: ModelConfig, code: Path, function: str) -> torch.nn.Module:
     spec = importlib.util.spec_from_file_location(f"carpool_network_{config.name}", code)
     assert spec is not None  # for its name ends with .py
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    built = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-        build = getattr(module, function, None)
+        spec.loader.exec_module(built)
+        build = getattr(built, function, None)
         if not callable(build):
             raise ModelError(f"it has no function {function}()")
         network = build()
@@ -178,6 +164,13 @@ def _build(config: ModelConfig, code: Path, function: str) -> torch.nn.Module:
             raise ModelError(f"{function}() returned a {type(network).__name__} instead of a torch.nn.Module")
     except Exception as error:  # a user's code may raise anything
         raise ModelError(f"{config.name}: {code}: {explain(error, code)}") from None
+    if code != file:
+        try:
+            network.load_state_dict(dict(_weights(config, file)))
+        except RuntimeError as error:
+            raise ModelError(
+                f"{config.name}: the weights of {file.name} do not fit the network: {in_one_line(error)}"
+            ) from None
     return network
 
 
@@ -189,8 +182,7 @@ def _weights(config: ModelConfig, file: Path) -> Mapping[str, torch.Tensor]:
             raise Unsupported(
                 f"{config.name}: needs safetensors (pip install safetensors): {error}"
             ) from None
-        tensors: Mapping[str, torch.Tensor] = load_file(str(file))
-        return tensors
+        return dict(load_file(str(file)))
     try:
         held = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # its own error is long, and speaks of switches that are not ours

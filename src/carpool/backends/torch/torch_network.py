@@ -11,13 +11,7 @@ from typing import Any
 
 import torch
 
-from carpool.backends.torch.torch_device import (
-    DATATYPE_OF,
-    FLOATS,
-    PRECISIONS,
-    TORCH_TYPES,
-    carried,
-)
+from carpool.backends.torch.torch_device import DATATYPE_OF, FLOATS, PRECISIONS, TORCH_TYPES, carried
 from carpool.backends.torch.torch_files import in_one_line, open_module
 from carpool.config.model import (
     DYNAMIC,
@@ -85,7 +79,6 @@ def exported_inputs(model: str, exported: Any) -> tuple[list[str], list[str]]:
 
 
 def _parameters(module: torch.nn.Module) -> tuple[list[str], set[str]]:
-    """All parameters of the network's forward, and those that must be given."""
     if isinstance(module, torch.jit.ScriptModule):
         forward: Any = module.forward
         arguments = forward.schema.arguments[1:]
@@ -232,10 +225,9 @@ _CHANNELS = 3
 
 def signature_of(config: ModelConfig, file: Path) -> ModelSignature:
     """Empty where the settings declare everything and the file says nothing more."""
-    if config.inputs and config.outputs and not is_exported(config, file):
-        return ModelSignature()
-    if not config.inputs and not is_exported(config, file) and assumed_input(config) is None:
-        return ModelSignature()  # it is then said that they must be declared
+    nothing_to_try = config.outputs if config.inputs else assumed_input(config) is None
+    if nothing_to_try and not is_exported(config, file):
+        return ModelSignature()  # where inputs are missing, it is then said that they must be declared
     module, exported = open_module(config, file)
     if exported is not None:
         return _exported(config, exported)
@@ -270,20 +262,15 @@ def _exported(config: ModelConfig, exported: Any) -> ModelSignature:
     answered = next(node for node in exported.graph.nodes if node.op == "output").args[0]
     count = len(exported.graph_signature.user_outputs)
     values = [node.meta["val"] for node in list(answered)[-count:] if isinstance(node, torch.fx.Node)]
-    names = _exported_outputs(exported, len(values))
-    outputs = [_found(config, name, value) for name, value in zip(names, values, strict=True)]
+    # The keys of a dict; nodes of the graph have names too, but they say nothing to anybody.
+    spec = exported.call_spec.out_spec
+    keys = spec.context if spec.type is dict else ()
+    if len(keys) != len(values) or not all(isinstance(key, str) for key in keys):
+        keys = [OUTPUT.format(number) for number in range(len(values))]
+    outputs = [_found(config, name, value) for name, value in zip(keys, values, strict=True)]
     return ModelSignature(
         _as_declared(config, config.inputs, inputs), _as_declared(config, config.outputs, outputs)
     )
-
-
-def _exported_outputs(exported: Any, count: int) -> list[str]:
-    """The keys of a dict; nodes of the graph have names too, but they say nothing to anybody."""
-    spec = exported.call_spec.out_spec
-    keys = spec.context if spec.type is dict else ()
-    if len(keys) == count and all(isinstance(key, str) for key in keys):
-        return list(keys)
-    return [OUTPUT.format(number) for number in range(count)]
 
 
 def _found(config: ModelConfig, name: str, value: Any) -> TensorSignature:

@@ -12,7 +12,7 @@ import ctypes
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -80,7 +80,7 @@ class Nvjpeg:
         self._library = library
         self._device = device
         self._handle, self._state = c_void_p(), c_void_p()
-        with _current(device):
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             if library.nvjpegCreateEx(_HARDWARE, None, None, 0, byref(self._handle)) != _OK:
                 raise NoDecoder("the device has no engine for JPEGs")
             if library.nvjpegJpegStateCreate(self._handle, byref(self._state)) != _OK:
@@ -110,7 +110,6 @@ class Nvjpeg:
         return pictures
 
     def _size(self, address: int, length: int) -> tuple[int, int]:
-        """Height and width of a picture in colour."""
         found = (byref(self._components), byref(self._sampling), self._widths, self._heights)
         self._check(self._library.nvjpegGetImageInfo(self._handle, address, length, *found))
         if self._components.value != _COLOURS:
@@ -140,10 +139,6 @@ class Nvjpeg:
             raise RuntimeError(f"nvJPEG answered {status}")
 
 
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
 def _destroy(library: Any, handle: c_void_p, state: c_void_p) -> None:
     library.nvjpegJpegStateDestroy(state)
     library.nvjpegDestroy(handle)
@@ -152,19 +147,19 @@ def _destroy(library: Any, handle: c_void_p, state: c_void_p) -> None:
 # ---- pictures of any size into rows of the input: on a CPU, or without the fused kernel
 
 
+@dataclass(frozen=True, slots=True)
 class CpuResize:
-    def __init__(self, form: PictureForm, place: Place) -> None:
-        self._form = form
-        self._place = place
+    form: PictureForm
+    place: Place
 
     def __call__(self, sources: Sequence[torch.Tensor], rows: Sequence[int], into: torch.Tensor) -> None:
         """Sources are uint8 [3, h, w], each for the row of `into` with its number."""
         import cv2
 
         kernels = {"area": cv2.INTER_AREA, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
-        form = self._form
+        form = self.form
         for source, row in zip(sources, rows, strict=True):
-            at = self._place(source.shape[2], source.shape[1])
+            at = self.place(source.shape[2], source.shape[1])
             part = source[:, at.top : at.top + at.height, at.left : at.left + at.width].permute(1, 2, 0)
             pixels = part.cpu().contiguous().numpy()
             small = cv2.resize(pixels, (at.into_width, at.into_height), interpolation=kernels[at.kernel])
@@ -200,7 +195,11 @@ class DevicePictures:
         self._device = torch.device(device)
         self._decode = decode
         self._ways = ways or (_chip_decoders(self._device) if can_decode(self._device) else ())
-        self._resize = _resizer(form, self._device, place)
+        self._resize: Resize = CpuResize(form, place)
+        if self._device.type == "cuda" and find_spec("triton") is not None:
+            from carpool.backends.torch.triton_resize import FusedResize  # with a compiler's runtime
+
+            self._resize = FusedResize(form, self._device, place)
         self._failures = 0
 
     def fill(self, pictures: Sequence[Array], into: torch.Tensor) -> dict[int, CarpoolError]:
@@ -225,7 +224,15 @@ class DevicePictures:
         and a client who sends bad ones costs the others little.
         """
         if not ways:
-            return self._decoded_on_cpu(pictures, first, errors)
+            decoded = []
+            for number, picture in enumerate(pictures, first):
+                try:
+                    pixels = torch.from_numpy(self._decode(picture))
+                except CarpoolError as error:
+                    errors[number] = error
+                else:
+                    decoded.append(pixels.to(self._device).permute(2, 0, 1))
+            return decoded
         try:
             return ways[0]([torch.from_numpy(picture) for picture in pictures])
         except torch.cuda.OutOfMemoryError:
@@ -238,19 +245,6 @@ class DevicePictures:
                 left = self._decoded(pictures[:half], first, errors, ways)
                 return left + self._decoded(pictures[half:], first + half, errors, ways)
         return self._decoded(pictures, first, errors, ways[1:])
-
-    def _decoded_on_cpu(
-        self, pictures: Sequence[Array], first: int, errors: dict[int, CarpoolError]
-    ) -> list[torch.Tensor]:
-        decoded = []
-        for number, picture in enumerate(pictures, first):
-            try:
-                pixels = torch.from_numpy(self._decode(picture))
-            except CarpoolError as error:
-                errors[number] = error
-            else:
-                decoded.append(pixels.to(self._device).permute(2, 0, 1))
-        return decoded
 
     def _failed(self, way: DecodeAll, why: NoDecoder) -> None:
         """It may be the first attempt only; what goes on failing is not asked again."""
@@ -276,14 +270,6 @@ def _torchvision(device: torch.device) -> DecodeAll:
         return decoded
 
     return decode_all
-
-
-def _resizer(form: PictureForm, device: torch.device, place: Place) -> Resize:
-    if device.type == "cuda" and find_spec("triton") is not None:
-        from carpool.backends.torch.triton_resize import FusedResize  # with a compiler's runtime
-
-        return FusedResize(form, device, place)
-    return CpuResize(form, place)
 
 
 # ---- raw detector outputs → the boxes that stay, on the device, for a whole batch
@@ -324,11 +310,9 @@ class KeptBoxes:
     def __call__(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         with torch.inference_mode():
             sources = [outputs[name].float() for name in self._form.sources]
-            return {**outputs, self._form.output: self._kept(sources)}
-
-    def _kept(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-        parts = [torch.split(part, _TOGETHER) for part in candidates(sources, self._form)]
-        return torch.cat([self._settle(*some) for some in zip(*parts, strict=True)])
+            parts = [torch.split(part, _TOGETHER) for part in candidates(sources, self._form)]
+            kept = torch.cat([self._settle(*some) for some in zip(*parts, strict=True)])
+            return {**outputs, self._form.output: kept}
 
     def _settle(self, boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         """Boxes [n, anchors, 4], scores and classes [n, anchors]; a score of −1 does not count."""

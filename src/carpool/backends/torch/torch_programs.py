@@ -51,14 +51,6 @@ class Inputs(Protocol):
         """The inputs of these requests, one behind the other, into those rows."""
 
 
-def bytes_of(tensors: Sequence[TensorConfig], largest: int | None) -> int:
-    """What the inputs of the largest batch take."""
-    return sum(
-        (largest or 1) * math.prod(tensor.dims) * carried(DATATYPES[tensor.datatype]).itemsize
-        for tensor in tensors
-    )
-
-
 class FixedInputs:
     """One buffer on the device for the largest batch, whose first rows serve the smaller ones, and one to
     gather in. Rows behind the batch keep what an earlier one left there: they are computed and dropped."""
@@ -269,12 +261,7 @@ class Programs:
     the device's memory, in bytes."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        file: Path,
-        device: Device,
-        ledger: Ledger | None,
-        placement: Placement,
+        self, config: ModelConfig, file: Path, device: Device, ledger: Ledger | None, placement: Placement
     ) -> None:
         """In a `hurry` nothing is compiled, warmed or captured: sizes run as they come, as plain calls. Those
         that are only `plain` are warmed and captured."""
@@ -299,7 +286,10 @@ class Programs:
             self.sizes = ()
             return
         largest = config.max_batch or None
-        buffers = bytes_of(config.inputs, largest)
+        buffers = sum(
+            (largest or 1) * math.prod(tensor.dims) * carried(DATATYPES[tensor.datatype]).itemsize
+            for tensor in config.inputs
+        )
         if ledger is not None:
             ledger.check(config.name, buffers, f"its inputs for batches of {largest or 1} take")
         self.inputs = FixedInputs(device, config.inputs, largest)
@@ -307,7 +297,11 @@ class Programs:
             self.bytes = buffers
             return
         self._warm(ledger, buffers, placement.tell)
-        self._capture(placement.tell)
+        device.release()  # what warming up took is not needed beside the graphs
+        for size in sorted(self.sizes, reverse=True):  # the smaller ones find room where the largest had it
+            placement.tell(f"preparing batches of {size}")
+            self._ready[size] = self._program(size)
+        device.release()
         self.bytes = device.allocated() - before
 
     def _warm(self, ledger: Ledger | None, buffers: int, tell: Tell) -> None:
@@ -322,13 +316,6 @@ class Programs:
                 self._network.compile_for(rows, size, tell)
             self.footprint[size] = buffers + self._device.warm(self._runs(rows, size))
             seen.append((size, self.footprint[size]))
-
-    def _capture(self, tell: Tell) -> None:
-        self._device.release()  # what warming up took is not needed beside the graphs
-        for size in sorted(self.sizes, reverse=True):  # the smaller ones find room where the largest had it
-            tell(f"preparing batches of {size}")
-            self._ready[size] = self._program(size)
-        self._device.release()
 
     def _runs(self, rows: Sequence[torch.Tensor], size: int) -> Run:
         run, finish = self._network.runs(rows, size, plain=self._plain), self._finish
@@ -348,7 +335,6 @@ class Programs:
             return self._device.call(run)
 
     def said(self) -> str:
-        """What was settled, and what it takes, in words."""
         used, device = self._config.pytorch, self._device
         form = ", channels last" if used.channels_last else ""
         how = f"On {device.name} in {used.precision}{form}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from carpool import backends
-from carpool.backends.backend import Backend, Finish, OnDevice
+from carpool.backends.backend import Backend, Finish, OnDevice, Placement
 from carpool.clock import now as monotonic
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
@@ -204,18 +204,9 @@ class Loading:
         """One more instance; how many threads it has was found out at the first."""
         threads = self._threads or backends.default_threads(count, _cores())
         gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
-        return backends.load(
-            config,
-            self._version,
-            instance=index,
-            threads=threads,
-            gpu=gpu,
-            fill=filling(config, self._vision),
-            finish=self._finish,
-            tell=tell,
-            hurry=hurry,
-            plain=plain,
-        )
+        fill = filling(config, self._vision)
+        placement = Placement(index, threads, gpu, fill, self._finish, tell, hurry, plain)
+        return backends.load(config, self._version, placement)
 
     # ---- instances --------------------------------------------------------------------------------------
 

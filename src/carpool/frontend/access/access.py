@@ -16,18 +16,20 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
+from carpool.config.rules import read_bytes
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
-from carpool.frontend.access.guard import Guard, guard_of, restrictions_of
+from carpool.frontend.access.guard import Guard, Names, restrictions_of
 from carpool.frontend.access.keys import read_keys
 from carpool.observe.logs import logger
 
 log = logger("access")
 
 _MOST_BYTES = 1 << 20
+_TOO_LONG = f"over {_MOST_BYTES} bytes is no certificate"
 _MOST_STEPS = 10  # of a handshake, there and back
-
 _EVERY_S = 1.0
 
 
@@ -46,44 +48,34 @@ class Tls:
     def __init__(self, cert_file: str, key_file: str, client_ca_file: str = "") -> None:
         """Raises `ConfigError` for files that will not do."""
         self._files = cert_file, key_file, client_ca_file
-        self.pair, until = read_pair(*self._files)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        _use(self.context, self.pair)
-        log.info("certificate-read", file=cert_file, until=until)
+        self._read()
         if Path(key_file).stat().st_mode & stat.S_IROTH:
             log.warning("private-key-readable", file=key_file, why="everybody on this machine can read it")
 
     def reload(self) -> None:
         """The files have changed. Connections that are open keep what they began with."""
         try:
-            self.pair, until = read_pair(*self._files)
+            self._read()
         except ConfigError as error:
             log.error("certificate-not-read", error=error.message, keeps="the one before")
-            return
+
+    def _read(self) -> None:
+        self.pair, until = read_pair(*self._files)
         _use(self.context, self.pair)
         log.info("certificate-read", file=self._files[0], until=until)
 
 
 def read_pair(cert_file: str, key_file: str, client_ca_file: str = "") -> tuple[Pair, str]:
     """With the time until when it is valid; raises `ConfigError`."""
-    client_ca = _bytes_of(client_ca_file) if client_ca_file else b""
-    pair = Pair(_bytes_of(cert_file), _bytes_of(key_file), client_ca)
+    files = [file for file in (cert_file, key_file, client_ca_file) if file]
+    pair = Pair(*(read_bytes(Path(file), _MOST_BYTES, _TOO_LONG) for file in files))
+    client_ca = pair.client_ca
     if client_ca:
         with _in_words(client_ca_file):
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=_text(client_ca))
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=client_ca.decode("ascii"))
     with _in_words(f"{cert_file} with {key_file}"):
         return pair, _tried(pair)
-
-
-def _bytes_of(file: str) -> bytes:
-    try:
-        with Path(file).open("rb") as opened:
-            content = opened.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from None
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{file}: over {_MOST_BYTES} bytes is no certificate")
-    return content
 
 
 @contextlib.contextmanager
@@ -97,10 +89,6 @@ def _in_words(files: str) -> Iterator[None]:
         raise ConfigError(f"{files}: not a certificate and its key: {why}") from None
 
 
-def _text(pem: bytes) -> str:
-    return pem.decode("ascii", "strict")
-
-
 def _use(context: ssl.SSLContext, pair: Pair) -> None:
     """For the handshakes from now on. The bytes were tried before: what is in the files may be newer."""
     with _file_of(pair.cert) as cert, _file_of(pair.key) as key:
@@ -108,7 +96,7 @@ def _use(context: ssl.SSLContext, pair: Pair) -> None:
     context.set_alpn_protocols(["http/1.1"])
     if pair.client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=_text(pair.client_ca))
+        context.load_verify_locations(cadata=pair.client_ca.decode("ascii"))
 
 
 def _no_password() -> str:
@@ -134,24 +122,16 @@ def _tried(pair: Pair) -> str:
     client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client_side.check_hostname = False
     client_side.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    client_side.load_verify_locations(cadata=_text(pair.cert))
+    client_side.load_verify_locations(cadata=pair.cert.decode("ascii"))
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = server_side.wrap_bio(to_server, to_client, server_side=True)
     client = client_side.wrap_bio(to_client, to_server)
     for _ in range(_MOST_STEPS):
-        done = [_step(side) for side in (client, server)]
-        if all(done):
-            break
+        for side in (client, server):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
     found = client.getpeercert() or {}
     return str(found.get("notAfter", ""))
-
-
-def _step(side: ssl.SSLObject) -> bool:
-    try:
-        side.do_handshake()
-    except ssl.SSLWantReadError:
-        return False
-    return True
 
 
 class FileWatch:
@@ -209,8 +189,14 @@ class Access:
         if keys:
             self._watches.append(FileWatch(keys, lambda: self.guard.reload()))
         if certificates:
-            self._watches.append(FileWatch(certificates, self._reload_certificates))
-        self.guard: Guard = guard_of(settings, loopback=loopback, over_grpc=over_grpc)
+            self._watches.append(FileWatch(certificates, lambda: cast(Tls, self.tls).reload()))
+        self.guard = Guard(
+            Names(loopback=loopback, allowed=settings.allowed_hosts),
+            api_key_file=settings.api_key_file,
+            admin_key_file=settings.admin_key_file,
+            metrics_key=settings.metrics_key,
+            restricted=restrictions_of(settings, over_grpc=over_grpc),
+        )
         self.tls: Tls | None = None
         if settings.tls_cert:
             self.tls = Tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
@@ -228,10 +214,6 @@ class Access:
         for watch in self._watches:
             watch.close()
 
-    def _reload_certificates(self) -> None:
-        if self.tls is not None:
-            self.tls.reload()
-
 
 def check_files(settings: ServerSettings) -> None:
     """Before anything is started; raises `ConfigError` that names the file."""
@@ -243,7 +225,6 @@ def check_files(settings: ServerSettings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is of this machine alone."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError:
@@ -252,6 +233,5 @@ def is_loopback(host: str) -> bool:
 
 
 def all_loopback(sockets: Iterable[socket.socket]) -> bool:
-    """Whether they can only be reached from this machine."""
     addresses = [ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]) for sock in sockets]
     return bool(addresses) and all(address.is_loopback for address in addresses)

@@ -36,7 +36,6 @@ _PORTS = {"http": "80", "https": "443"}
 _OWN = (b"same-origin", b"none")
 _LONGEST_SHOWN = 80
 log = logger("access")
-
 AUTHORIZATION, API_KEY = "authorization", "x-api-key"
 
 _OPEN = (Kind.HEALTH, Kind.PAGE)
@@ -78,16 +77,6 @@ def read_restrictions(given: Sequence[str], option: str, prefix: str = "") -> Re
     return found
 
 
-def check_restricted(restrictions: Restrictions, api: str, field: Callable[[str], bytes | None]) -> None:
-    """Raise `Forbidden`, in Triton's words, unless the header is there; `field` finds one by its name."""
-    wanted = restrictions.get(api)
-    if wanted is None:
-        return
-    value = field(wanted.header)
-    if value is None or not hmac.compare_digest(value, wanted.value):
-        raise Forbidden(f"This API is restricted, expecting header '{wanted.header}'")
-
-
 class Names:
     """By which a server may be called. `loopback`: it listens on this machine's own addresses only."""
 
@@ -110,12 +99,9 @@ class Names:
 
     def check_site(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise `Forbidden` when a browser says that another site's page sends this."""
-        site = headers.get(b"sec-fetch-site")
-        if site is not None and site not in _OWN:
-            raise _another_site()
-        origin = headers.get(b"origin")
-        if origin is not None and not self._is_own(origin, headers.get(b"host", b"")):
-            raise _another_site()
+        site, origin = headers.get(b"sec-fetch-site", _OWN[0]), headers.get(b"origin")
+        if site not in _OWN or (origin is not None and not self._is_own(origin, headers.get(b"host", b""))):
+            raise Forbidden("a browser sends this for a page of another site, which may change nothing here")
 
     def _is_own(self, origin: bytes, host: bytes) -> bool:
         scheme, _, authority = origin.decode("ascii", "replace").partition("://")
@@ -146,10 +132,6 @@ def _split(authority: str) -> tuple[str, str]:
 
 def _plain(name: str) -> str:
     return name.lower().removesuffix(".").removeprefix("[").removesuffix("]")
-
-
-def _another_site() -> Forbidden:
-    return Forbidden("a browser sends this for a page of another site, which may change nothing here")
 
 
 class Guard:
@@ -227,11 +209,13 @@ class Guard:
         return who
 
     def check_restricted(self, rule: Rule, field: Callable[[str], bytes | None], what: str) -> None:
-        try:
-            check_restricted(self._restricted, rule.api, field)
-        except Forbidden as error:
+        """Raise `Forbidden`, in Triton's words, unless the header is there; `field` finds one by its name."""
+        wanted = self._restricted.get(rule.api)
+        value = None if wanted is None else field(wanted.header)
+        if wanted is not None and not hmac.compare_digest(value or b"", wanted.value):
+            error = Forbidden(f"This API is restricted, expecting header '{wanted.header}'")
             self._tell_refused(error, what)
-            raise
+            raise error
 
     # ---- both doors -------------------------------------------------------------------------------------
 
@@ -253,19 +237,15 @@ class Guard:
         if rule.kind in _OPEN:
             return who
         if who is None:
-            if not self._needs_key(rule.kind):
+            # Keys for inference alone close control to all; keys for control alone leave inference open.
+            needed = rule.kind is Kind.CONTROL or self.asks_for_keys
+            if not (self._metrics_key if rule.kind is Kind.METRICS else needed):
                 return None
             sentence = "a key is needed: " if key is None else "this key is not known: "
             raise Unauthenticated(f"{sentence}send one as 'Authorization: Bearer …' or 'X-API-Key: …'")
         if rule.kind is Kind.CONTROL and not who.admin:
             raise Forbidden(f"the key of {who.name} is for inference: this takes a key of --admin-key-file")
         return who
-
-    def _needs_key(self, kind: Kind) -> bool:
-        """Keys for inference alone close control to all; keys for control alone leave inference open."""
-        if kind is Kind.METRICS:
-            return self._metrics_key
-        return kind is Kind.CONTROL or self.asks_for_keys
 
     def _tell_refused(self, error: CarpoolError, what: str) -> None:
         """Not once for each: whoever tries keys out must not fill the disk."""
@@ -278,7 +258,6 @@ class Guard:
 
 
 def tell_change(what: str, model: str, who: Principal | None) -> None:
-    """Into the log: what somebody is about to change, and with whose key."""
     fields = {"model": model} if model else {}
     log.info("control", what=what, **fields, by="anybody" if who is None else who.name)
 
@@ -305,14 +284,3 @@ def restrictions_of(settings: ServerSettings, *, over_grpc: bool) -> Restriction
         given = settings.grpc_restricted_protocol
         return read_restrictions(given, "grpc_restricted_protocol", GRPC_PREFIX)
     return read_restrictions(settings.http_restricted_api, "http_restricted_api")
-
-
-def guard_of(settings: ServerSettings, *, loopback: bool, over_grpc: bool = False) -> Guard:
-    """`loopback`: the sockets are this machine's own addresses."""
-    return Guard(
-        Names(loopback=loopback, allowed=settings.allowed_hosts),
-        api_key_file=settings.api_key_file,
-        admin_key_file=settings.admin_key_file,
-        metrics_key=settings.metrics_key,
-        restricted=restrictions_of(settings, over_grpc=over_grpc),
-    )

@@ -31,8 +31,6 @@ _pepper = secrets.token_bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who holds a key, and what it is good for."""
-
     name: str
     digest: bytes
     admin: bool = False
@@ -74,22 +72,25 @@ def read_keys(api_file: str, admin_file: str) -> Keys:
     found: list[Principal] = []
     for file, admin in ((api_file, False), (admin_file, True)):
         if file:
-            found += _principals(file, admin)
+            principals = list(_parsed(file, _text(file), admin))
+            if not principals:
+                raise ConfigError(f"{file}: there is no key in it: one 'name key' a line")
+            found += principals
             _check_unique(found, file)
     return Keys(found)
-
-
-def _principals(file: str, admin: bool) -> list[Principal]:
-    principals = list(_parsed(file, _text(file), admin))
-    if not principals:
-        raise ConfigError(f"{file}: there is no key in it: one 'name key' a line")
-    return principals
 
 
 def _text(file: str) -> str:
     try:
         with Path(file).open("rb") as opened:
-            check_private(file, os.fstat(opened.fileno()))
+            mode = os.fstat(opened.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise ConfigError(f"{file}: is not a file")
+            if mode & (stat.S_IROTH | stat.S_IWOTH):
+                raise ConfigError(
+                    f"{file}: everybody on this machine can read or write it: chmod o-rw {file}"
+                    " (a secret of Kubernetes: defaultMode 0440)"
+                )
             content = opened.read(_MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from None
@@ -99,16 +100,6 @@ def _text(file: str) -> str:
         return content.decode("ascii")
     except UnicodeDecodeError:
         raise ConfigError(f"{file}: holds bytes that are not ASCII") from None
-
-
-def check_private(file: str, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"{file}: is not a file")
-    if status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
-        raise ConfigError(
-            f"{file}: everybody on this machine can read or write it: chmod o-rw {file}"
-            " (a secret of Kubernetes: defaultMode 0440)"
-        )
 
 
 def _parsed(file: str, text: str, admin: bool) -> Iterator[Principal]:
@@ -144,15 +135,10 @@ def _options(where: str, words: list[str]) -> tuple[int, tuple[str, ...]]:
                     f"{where}: models must be names or patterns like yolo*, with commas between"
                 )
         else:
-            priority = _priority(where, value)
+            priority = int(value) if value.isdigit() and len(value) < 11 else 0
+            if not _HIGHEST_PRIORITY <= priority < _LOWEST_PRIORITY:
+                raise ConfigError(f"{where}: priority must be a whole number from 1, the most urgent")
     return priority, models
-
-
-def _priority(where: str, value: str) -> int:
-    priority = int(value) if value.isdigit() and len(value) < 11 else 0
-    if not _HIGHEST_PRIORITY <= priority < _LOWEST_PRIORITY:
-        raise ConfigError(f"{where}: priority must be a whole number from 1, the most urgent")
-    return priority
 
 
 def _check_unique(principals: Iterable[Principal], file: str) -> None:
@@ -162,8 +148,7 @@ def _check_unique(principals: Iterable[Principal], file: str) -> None:
         if principal.name in names:
             raise ConfigError(f"{file}: the name {principal.name} is there twice")
         if principal.digest in digests:
-            raise ConfigError(
-                f"{file}: {digests[principal.digest]} and {principal.name} have the same key, and need two"
-            )
+            both = f"{digests[principal.digest]} and {principal.name}"
+            raise ConfigError(f"{file}: {both} have the same key, and need two")
         names.add(principal.name)
         digests[principal.digest] = principal.name

@@ -1,25 +1,31 @@
-"""How a call finds its handler. Messages come and go as bytes: what is hot reads and writes them itself."""
+"""How a call finds its handler, and the calls that are not inferences: these take the service and a request,
+and return a JSON document. Messages come and go as bytes: what is hot reads and writes them itself."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, cast
 
 import grpc
 from google.protobuf.json_format import ParseDict
-from google.protobuf.message import DecodeError
 
-from carpool.errors import CarpoolError, InvalidInput, NotFound, without_stack
+from carpool import __version__
+from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported, without_stack
+from carpool.frontend import documents
 from carpool.frontend.access.guard import API_KEY, AUTHORIZATION, Guard, check_model, presented, tell_change
-from carpool.frontend.access.keys import Principal
+from carpool.frontend.access.keys import Principal, told
 from carpool.frontend.access.route_rules import Kind, rule_of
-from carpool.frontend.grpc.grpc_calls import CALLS, Call
+from carpool.frontend.front_service import is_model_ready
 from carpool.frontend.grpc.grpc_infer import Metadata, Stream, UnaryInfer
-from carpool.frontend.grpc.grpc_service import Service, log, too_many_messages
-from carpool.frontend.grpc.statuses import refuse
+from carpool.frontend.grpc.grpc_service import Service, log, refuse, too_many_messages
+from carpool.frontend.grpc.infer_messages import parse
+from carpool.wire.head import shorten
 from carpool.wire.proto import message_class
+
+Document = Mapping[str, Any]
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
@@ -27,9 +33,170 @@ HEALTH = "grpc.health.v1.Health"
 _INFER = f"/{SERVICE}/ModelInfer"
 _STREAM = f"/{SERVICE}/ModelStreamInfer"
 _LOOK_S = 0.1
+_FILE = "file:"
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
 _HealthCheckRequest = message_class("HealthCheckRequest", HEALTH.rpartition(".")[0])
 _HealthCheckResponse = message_class("HealthCheckResponse", HEALTH.rpartition(".")[0])
+
+
+class Call(NamedTuple):
+    """The names of its messages follow from its own."""
+
+    name: str
+    answer: Callable[..., Document | Awaitable[Document]]
+    told_who: bool = False  # `answer` also takes whose key the call brings
+
+
+def _model_ready(service: Service, request: Any) -> Document:
+    """A model that is not there is not ready, and that is all: as in Triton."""
+    try:
+        entry = service.look_up(request.name, request.version)
+    except (NotFound, Unavailable):
+        return {"ready": False}
+    return {"ready": is_model_ready(service.door, entry)}
+
+
+def _model_metadata(service: Service, request: Any) -> Document:
+    entry = service.look_up(request.name, request.version)
+    return documents.model_metadata(service.door.catalog, entry)
+
+
+async def _model_statistics(service: Service, request: Any) -> Document:
+    if request.name:
+        service.look_up(request.name, request.version)
+    asked = {"name": request.name, "version": request.version}
+    return cast(Document, await service.door.ask("statistics", asked))
+
+
+# ---- the repository ----------------------------------------------------------------------------------------
+
+
+def _repository_index(service: Service, request: Any) -> Document:
+    _only_repository(request)
+    return {"models": documents.index(service.door.catalog.index, only_ready=request.ready)}
+
+
+async def _load(service: Service, request: Any) -> Document:
+    _only_repository(request)
+    asked: dict[str, Any] = {"model": request.model_name}
+    for name, parameter in request.parameters.items():
+        if name == "config":
+            asked["config"] = _value(parameter, name, "string_param")
+        elif name.startswith(_FILE):
+            content = _value(parameter, name, "bytes_param")
+            encoded = await service.aside(len(content), base64.b64encode, content)
+            asked.setdefault("files", {})[name.removeprefix(_FILE)] = encoded.decode()
+        else:
+            raise _wrong(
+                name, f"unknown parameter {shorten(name)}; known are config and file:<version>/<name>"
+            )
+    await service.door.ask("load", asked)
+    return {}
+
+
+async def _unload(service: Service, request: Any) -> Document:
+    _only_repository(request)
+    dependents = False
+    for name, parameter in request.parameters.items():
+        if name != "unload_dependents":
+            raise _wrong(name, f"unknown parameter {shorten(name)}; known are unload_dependents")
+        dependents = _value(parameter, name, "bool_param")
+    await service.door.ask("unload", {"model": request.model_name, "dependents": dependents})
+    return {}
+
+
+def _only_repository(request: Any) -> None:
+    if request.repository_name:
+        raise Unsupported(
+            "naming one of several repositories is not available on this server", field="repository_name"
+        )
+
+
+def _value(parameter: Any, name: str, kind: str) -> Any:
+    if parameter.WhichOneof("parameter_choice") != kind:
+        raise _wrong(name, f"parameter {shorten(name)} must be a {kind}")
+    return getattr(parameter, kind)
+
+
+def _wrong(name: str, sentence: str) -> InvalidInput:
+    return InvalidInput(sentence, field=f"parameters.{name[:80]}")
+
+
+# ---- shared memory -----------------------------------------------------------------------------------------
+
+
+def _memory_status(service: Service, request: Any) -> Document:
+    regions = documents.region_status(service.door.catalog, request.name)
+    return {"regions": {region["name"]: region for region in regions}}
+
+
+def _order(what: str, *names: str) -> Callable[[Service, Any], Awaitable[Document]]:
+    """Passed on to the engine, with these fields of the request."""
+
+    async def answer(service: Service, request: Any) -> Document:
+        await service.door.ask(what, {name: getattr(request, name) for name in names})
+        return {}
+
+    return answer
+
+
+def _cuda_register(_service: Service, _request: Any) -> Document:
+    raise Unsupported(
+        "CUDA shared memory is not offered on this server: register system shared memory instead"
+    )
+
+
+# ---- settings ----------------------------------------------------------------------------------------------
+
+
+async def _trace_setting(service: Service, request: Any) -> Document:
+    """A setting without a value is cleared."""
+    changes = {name: list(setting.value) or None for name, setting in request.settings.items()}
+    asked = {"model": request.model_name, "settings": changes}
+    in_force = await service.door.ask("trace-settings", asked)
+    told = {name: value if isinstance(value, list | tuple) else [value] for name, value in in_force.items()}
+    return {"settings": {name: {"value": list(map(str, values))} for name, values in told.items()}}
+
+
+async def _log_settings(service: Service, request: Any, who: Principal | None) -> Document:
+    changes = {}
+    for name, setting in request.settings.items():
+        kind = setting.WhichOneof("parameter_choice")
+        if kind is None:
+            raise InvalidInput(f"log setting {shorten(name)} has no value", field=f"settings.{name[:80]}")
+        changes[name] = getattr(setting, kind)
+    in_force = await service.door.ask("log-settings", {"settings": changes, **told(who)})
+    return {"settings": {name: {_kind(value): value} for name, value in in_force.items()}}
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, bool):
+        return "bool_param"
+    return "uint32_param" if isinstance(value, int) else "string_param"
+
+
+CALLS = (
+    Call("ServerLive", lambda _service, _request: {"live": True}),
+    Call("ServerReady", lambda service, _: {"ready": service.ready}),
+    Call("ServerMetadata", lambda service, _: documents.server_metadata(__version__, service.door.catalog)),
+    Call("ModelReady", _model_ready),
+    Call("ModelMetadata", _model_metadata),
+    Call("ModelConfig", lambda service, of: {"config": service.look_up(of.name, of.version).config}),
+    Call("ModelStatistics", _model_statistics),
+    Call("RepositoryIndex", _repository_index),
+    Call("RepositoryModelLoad", _load),
+    Call("RepositoryModelUnload", _unload),
+    Call("SystemSharedMemoryStatus", _memory_status),
+    Call("SystemSharedMemoryRegister", _order("register-memory", "name", "key", "offset", "byte_size")),
+    Call("SystemSharedMemoryUnregister", _order("unregister-memory", "name")),
+    # There is never any CUDA memory to show or to let go, which clients ask for when they start.
+    Call("CudaSharedMemoryStatus", lambda _service, _request: {}),
+    Call("CudaSharedMemoryRegister", _cuda_register),
+    Call("CudaSharedMemoryUnregister", lambda _service, _request: {}),
+    Call("TraceSetting", _trace_setting),
+    Call("LogSettings", _log_settings, told_who=True),
+)
+"""With ModelInfer and ModelStreamInfer, all of the service."""
 
 
 class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -52,7 +219,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             except CarpoolError as error:
                 return _refusing(error)
         if method == _INFER and self._service.is_full():
-            return grpc.stream_unary_rpc_method_handler(_too_many)  # one that does not wait for its message
+            return _refusing(too_many_messages())
         if method == _INFER:
             infer = UnaryInfer(self._service, details.invocation_metadata, who)
             return grpc.unary_unary_rpc_method_handler(infer.run)
@@ -81,7 +248,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         status = self._health(name)
         if status == _SERVICE_UNKNOWN:
             return refuse(context, NotFound("this server has no service of that name", field="service"))
-        return _health_answer(status)
+        return bytes(_HealthCheckResponse(status=status).SerializeToString())
 
     async def _watch(self, message: bytes, context: Any) -> None:
         """Tell the status now and whenever it changes, until the server stops."""
@@ -90,7 +257,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         while name is not None:
             status = self._health(name)
             if status != sent:
-                await context.write(_health_answer(status))
+                await context.write(_HealthCheckResponse(status=status).SerializeToString())
                 sent = status
             if self._service.stopping.is_set():
                 return
@@ -104,22 +271,13 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return _SERVING if self._service.ready else _NOT_SERVING
 
 
-def _health_answer(status: int) -> bytes:
-    return bytes(_HealthCheckResponse(status=status).SerializeToString())
-
-
-async def _too_many(_messages: object, context: Any) -> bytes:
-    return refuse(context, too_many_messages())
-
-
 def _service_asked_for(message: bytes, context: Any) -> str | None:
     """None if it was refused."""
     try:
-        name: str = _HealthCheckRequest.FromString(message).service
-    except DecodeError:
-        refuse(context, InvalidInput("the message is not a HealthCheckRequest", field="body"))
+        return str(parse(_HealthCheckRequest, message).service)
+    except InvalidInput as error:
+        refuse(context, error)
         return None
-    return name
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:
@@ -135,10 +293,6 @@ def _refusing(error: CarpoolError) -> grpc.RpcMethodHandler:
     return grpc.stream_stream_rpc_method_handler(run)
 
 
-def _handler(service: Service, call: Call, who: Principal | None) -> grpc.RpcMethodHandler:
-    return grpc.unary_unary_rpc_method_handler(_answering(service, call, who))
-
-
 def _check_concerned(call: Call, request: Any, who: Principal | None) -> None:
     """Whether the key is for what the message names, and a word in the log before anything changes."""
     rule = rule_of(call.name)
@@ -149,19 +303,16 @@ def _check_concerned(call: Call, request: Any, who: Principal | None) -> None:
         tell_change(call.name, model, who)
 
 
-def _answering(
-    service: Service, call: Call, who: Principal | None
-) -> Callable[[bytes, Any], Awaitable[bytes]]:
+def _handler(service: Service, call: Call, who: Principal | None) -> grpc.RpcMethodHandler:
     request_class = message_class(f"{call.name}Request")
     response_class = message_class(f"{call.name}Response")
 
     async def answered(message: bytes) -> bytes:
-        try:
-            request = request_class.FromString(message)
-        except DecodeError:
-            raise InvalidInput(f"the message is not a {call.name}Request", field="body") from None
+        request = parse(request_class, message)
         _check_concerned(call, request, who)
-        document = await call.answer(service, request, *((who,) if call.told_who else ()))
+        document = call.answer(service, request, *((who,) if call.told_who else ()))
+        if isinstance(document, Awaitable):
+            document = await document
         return bytes(ParseDict(document, response_class()).SerializeToString())
 
     async def handle(message: bytes, context: Any) -> bytes:
@@ -176,4 +327,4 @@ def _answering(
                 error = CarpoolError(f"the server failed on this request: {type(unknown).__name__}")
             return refuse(context, error)
 
-    return handle
+    return grpc.unary_unary_rpc_method_handler(handle)

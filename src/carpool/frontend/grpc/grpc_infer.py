@@ -22,28 +22,11 @@ from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.call import ClientCall, Times, stopping
 from carpool.frontend.front_service import not_serving
-from carpool.frontend.grpc.answers import encode_answer, final_parameter, in_stream, list_outputs
-from carpool.frontend.grpc.grpc_service import Service
-from carpool.frontend.grpc.infer_messages import (
-    Family,
-    Parts,
-    check_text,
-    parse_rest,
-    parse_whole,
-    read_family,
-    take_apart,
-)
-from carpool.frontend.grpc.statuses import Failure, details_of, metadata_of, refuse
+from carpool.frontend.grpc import infer_messages as messages
+from carpool.frontend.grpc.grpc_service import Failure, Service, details_of, metadata_of, refuse
+from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Family, Parts
 from carpool.frontend.pictures.sent_pictures import TensorPictures, check_pictures, sends_pictures
-from carpool.link.asked_fields import (
-    DEADLINE,
-    LATEST,
-    SOURCE,
-    Sender,
-    read_budget,
-    read_latest,
-    read_source,
-)
+from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE, Sender, read_budget, read_latest, read_source
 from carpool.link.door import Answer, ModelEntry
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
@@ -56,17 +39,17 @@ MOST_UNANSWERED = 256
 _DEADLINE = DEADLINE.lower()
 _SOURCE = SOURCE.lower()
 _LATEST = LATEST.lower()
-_ALGORITHMS = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
+_ALGORITHMS: dict[Any, Any] = {
+    "gzip": grpc.Compression.Gzip,
+    "deflate": grpc.Compression.Deflate,
+}
 _ModelStreamInferResponse = message_class("ModelStreamInferResponse")
-_FINAL = final_parameter()
 
 Metadata = Iterable[tuple[str, str | bytes]]
 Reply = Callable[[bytes | Failure], None]
 
 
 class Asked(NamedTuple):
-    """What a call says in its metadata."""
-
     budget: float = INFINITY  # seconds from its head to the client's deadline
     sender: Sender = Sender()
     compression: grpc.Compression | None = None  # of its answers
@@ -92,16 +75,10 @@ def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
         elif key == _LATEST:
             latest = read_latest(field)
         elif key == COMPRESSION:
-            compression = _algorithm(value)
+            if value != "identity" and value not in _ALGORITHMS:
+                raise InvalidInput(f"{COMPRESSION} must be gzip, deflate or identity", field=COMPRESSION)
+            compression = _ALGORITHMS.get(value)
     return Asked(budget, Sender(source, latest, 0 if who is None else who.priority), compression)
-
-
-def _algorithm(value: Any) -> grpc.Compression | None:
-    if value == "identity":
-        return None
-    if value not in _ALGORITHMS:
-        raise InvalidInput(f"{COMPRESSION} must be gzip, deflate or identity", field=COMPRESSION)
-    return _ALGORITHMS[value]
 
 
 class GrpcCall(ClientCall):
@@ -135,9 +112,9 @@ class GrpcCall(ClientCall):
         try:
             if not service.door.serving:
                 raise not_serving()
-            parts = take_apart(message)
+            parts = messages.take_apart(message)
             if parts is None:
-                parts = await service.aside(len(message), parse_whole, message)
+                parts = await service.aside(len(message), messages.parse_whole, message)
             self._family = family = await self._understood(parts)
             check_model(self._who, family.model)
             head = family.head
@@ -166,11 +143,13 @@ class GrpcCall(ClientCall):
         self.id = parts.id
         family = service.families.find(parts)
         if not self.id.isascii():
-            check_text(self.id)
+            messages.check_text(self.id)
         if family is None:
-            request = await service.aside(len(parts.rest), parse_rest, parts)
+            request = await service.aside(
+                len(parts.rest), messages.parse, messages.ModelInferRequest, parts.rest
+            )
             self._look_up(request.model_name, request.model_version)
-            family = await service.aside(len(parts.rest), read_family, request, parts.contents)
+            family = await service.aside(len(parts.rest), messages.read_family, request, parts.contents)
             self._check(family)
             service.families.keep(parts, family)
         elif family.catalog is not service.door.catalog:
@@ -179,7 +158,6 @@ class GrpcCall(ClientCall):
         return family
 
     def _check(self, family: Family) -> None:
-        """Against the model as it is now."""
         family.entry, family.row = self._look_up(family.model, family.version)
         if sends_pictures(family.entry, family.head):
             check_pictures(family.entry, family.head)
@@ -207,8 +185,8 @@ class GrpcCall(ClientCall):
         return {"id": self.id.decode(errors="replace")[:80]}
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
-        listed = list_outputs(self.entry, self.head.outputs, answer.outputs, placed)
-        response = encode_answer(self.entry, self.id, listed, self._times(answer.timing), self._more)
+        listed = messages.list_outputs(self.entry, self.head.outputs, answer.outputs, placed)
+        response = messages.encode_answer(self.entry, self.id, listed, self._times(answer.timing), self._more)
         self.service.server_row.add(BYTES_SENT, len(response))
         self._reply(response)
 
@@ -319,10 +297,10 @@ class Stream:
     async def _begin(self, message: bytes, sender: Sender, deadline: float) -> None:
         def reply(result: bytes | Failure) -> None:
             self._waiting.discard(call)
-            answer = _failed(result, call.id) if isinstance(result, Failure) else in_stream(result)
+            answer = _failed(result, call.id) if isinstance(result, Failure) else messages.in_stream(result)
             self._answers.put_nowait(answer)
 
-        call = GrpcCall(self._service, sender, deadline, self._who, reply, _FINAL)
+        call = GrpcCall(self._service, sender, deadline, self._who, reply, FINAL_PARAMETER)
         self._waiting.add(call)
         await call.begin(message)
 
@@ -342,5 +320,5 @@ def _failed(failure: Failure, request_id: bytes) -> bytes:
     response.id = request_id.decode(errors="replace")
     for name, value in metadata_of(failure.error, failure.times):
         response.parameters[name.replace("-", "_")].string_param = value
-    response.MergeFromString(_FINAL)
+    response.MergeFromString(FINAL_PARAMETER)
     return bytes(message.SerializeToString())

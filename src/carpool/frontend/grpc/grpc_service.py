@@ -1,13 +1,19 @@
-"""What all calls of the gRPC front end share, besides what every front end has: what is under way."""
+"""What all calls of the gRPC front end share, besides what every front end has: what is under way, and errors
+as statuses."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
+from urllib.parse import quote
 
-from carpool.errors import CarpoolError, Unavailable
+from grpc import StatusCode
+
+from carpool import errors
+from carpool.errors import CarpoolError, Unavailable, retry_after, without_stack
+from carpool.frontend.call import Times
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.grpc.infer_messages import Families
 from carpool.frontend.packing import AT_ONCE
@@ -80,3 +86,75 @@ class Service(FrontService):
 
 def too_many_messages() -> Unavailable:
     return Unavailable("too many messages are under way at once; try again", reason="busy")
+
+
+# ---- errors as gRPC statuses: the one table, and the metadata that goes with them -------------------------
+
+STATUSES: dict[type[CarpoolError], StatusCode] = {
+    errors.InvalidInput: StatusCode.INVALID_ARGUMENT,
+    errors.ConfigError: StatusCode.INVALID_ARGUMENT,
+    errors.TooLarge: StatusCode.INVALID_ARGUMENT,
+    errors.Cancelled: StatusCode.CANCELLED,
+    errors.Unauthenticated: StatusCode.UNAUTHENTICATED,
+    errors.Forbidden: StatusCode.PERMISSION_DENIED,
+    errors.NotFound: StatusCode.NOT_FOUND,
+    errors.Replaced: StatusCode.ABORTED,
+    errors.Refused: StatusCode.RESOURCE_EXHAUSTED,
+    errors.Unsupported: StatusCode.UNIMPLEMENTED,
+    errors.Unavailable: StatusCode.UNAVAILABLE,
+    errors.DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
+}
+"""Everything else is the server's or the model's fault: INTERNAL."""
+
+_PRINTABLE = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+_LONGEST = 1024  # bytes: everything but the data of a call must fit some KiB
+_TIMING = 'decode;dur={:.3f}, queue;dur={:.3f}, infer;dur={:.3f}, post;dur={:.3f}, batch;desc="{}"'
+
+
+class Failure(Exception):
+    """How a request failed, and where its time went if it has been to the engine."""
+
+    def __init__(self, error: CarpoolError, times: Times | None = None) -> None:
+        super().__init__(error.message)
+        self.error = without_stack(error)
+        self.times = times
+
+
+def status_of(error: CarpoolError) -> StatusCode:
+    known = (STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
+    return next(known, StatusCode.INTERNAL)
+
+
+def details_of(error: CarpoolError) -> str:
+    """The sentence; text from outside may hold what UTF-8 cannot."""
+    return error.message.encode(errors="replace")[:_LONGEST].decode(errors="ignore")
+
+
+def metadata_of(error: CarpoolError, times: Times | None = None) -> tuple[tuple[str, str], ...]:
+    found = [("carpool-reason", error.reason)]
+    if error.field is not None:
+        # Metadata is printable ASCII: the rest is escaped as gRPC escapes its own messages.
+        found.append(("carpool-field", quote(error.field[:256], _PRINTABLE, errors="replace")))
+    predicted = getattr(error, "predicted_ms", None)
+    if predicted is not None:
+        found.append(("carpool-predicted-ms", f"{predicted:.3f}"))
+    found += [(f"carpool-{name.replace('_', '-')}", f"{value:.12g}") for name, value in error.numbers.items()]
+    wait = retry_after(error)
+    if wait is not None:
+        found.append(("retry-after", str(wait)))
+    if times is not None:
+        found.append(("server-timing", _TIMING.format(*times)))
+    return tuple(found)
+
+
+def refuse(context: Any, error: CarpoolError, times: Times | None = None) -> bytes:
+    """End the call with this error; returns what its handler has to return, which is not sent.
+
+    Not by `context.abort`: it raises an error that the context keeps, whose stack leads to the message and
+    back to the context, and so messages would stay until the collector comes.
+    """
+    context.set_code(status_of(error))
+    context.set_details(details_of(error))
+    context.set_trailing_metadata(metadata_of(error, times))
+    without_stack(error)
+    return b""

@@ -1,21 +1,26 @@
 """Infer requests as gRPC messages: taken apart, found again by their bytes if one like it came before, and
-else understood. Whether they fit a model is for others to say.
+else understood. Whether they fit a model is for others to say. And the answers to them.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from carpool.errors import InvalidInput
+from carpool.errors import InvalidInput, ModelError
+from carpool.frontend.call import Times
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.counters import Row
-from carpool.types import Datatype, Scalar
+from carpool.types import Datatype, RequestedOutput, Scalar, Tensor
+from carpool.wire.codec import check_array, to_binary
 from carpool.wire.head import (
     MAX_TENSORS,
     begin_tensor,
@@ -25,9 +30,10 @@ from carpool.wire.head import (
     read_options,
     read_shared_memory,
     shorten,
+    write_shared_memory,
 )
 from carpool.wire.proto import message_class
-from carpool.wire.v2 import Buffer, RequestHead, TensorHead
+from carpool.wire.v2 import Buffer, Placed, RequestHead, TensorHead, as_requested
 
 ModelInferRequest = message_class("ModelInferRequest")
 
@@ -39,24 +45,18 @@ _LONGEST_SHIFT = 28  # of a length, in five bytes
 _CACHED_BYTES = 4096
 _CACHED = 512
 _NUMBERS = ("priority", "timeout")  # some clients write them as text
+_WHOLE_NUMBER = re.compile("[0-9]{1,19}")
 
 Key = tuple[bytes, tuple[int, ...]]
 
 _LENGTH = struct.Struct("<I")
-_INT, _UINT = "int_contents", "uint_contents"
 _TYPED: Mapping[Datatype, str] = {
-    Datatype.BOOL: "bool_contents",
-    Datatype.INT8: _INT,
-    Datatype.INT16: _INT,
-    Datatype.INT32: _INT,
-    Datatype.INT64: "int64_contents",
-    Datatype.UINT8: _UINT,
-    Datatype.UINT16: _UINT,
-    Datatype.UINT32: _UINT,
-    Datatype.UINT64: "uint64_contents",
-    Datatype.FP32: "fp32_contents",
-    Datatype.FP64: "fp64_contents",
-    Datatype.BYTES: "bytes_contents",
+    **dict.fromkeys((Datatype.INT8, Datatype.INT16, Datatype.INT32), "int_contents"),
+    **dict.fromkeys((Datatype.UINT8, Datatype.UINT16, Datatype.UINT32), "uint_contents"),
+    **{
+        Datatype[name]: f"{name.lower()}_contents"
+        for name in ("BOOL", "INT64", "UINT64", "FP32", "FP64", "BYTES")
+    },
 }
 """FP16 and BF16 have no typed form."""
 
@@ -109,10 +109,7 @@ def take_apart(message: bytes) -> Parts | None:
 
 def parse_whole(message: bytes) -> Parts:
     """The same for any message that is a request at all."""
-    try:
-        request = ModelInferRequest.FromString(message)
-    except DecodeError:
-        raise InvalidInput("the message is not a ModelInferRequest", field="body") from None
+    request = parse(ModelInferRequest, message)
     contents = list(request.raw_input_contents)
     request_id: str = request.id
     request.ClearField("raw_input_contents")
@@ -131,28 +128,22 @@ def check_text(request_id: bytes) -> None:
 # ── requests that are alike ──
 
 
+@dataclass(slots=True, eq=False)
 class Family:
     """What requests with the same `rest` and the same sizes ask for.
 
     The head is the same object for all of them, because that is how the link knows them again.
     """
 
-    __slots__ = ("catalog", "contents", "entry", "head", "model", "row", "version")
-
-    entry: ModelEntry  # with the row, right while `catalog` is the one in force
-    row: Row
-
-    def __init__(
-        self, model: str, version: str, head: RequestHead, contents: Sequence[Buffer] | None
-    ) -> None:
-        self.model = model
-        self.version = version
-        self.head = head
-        self.contents = contents  # where they were not raw: made so
-        self.catalog: Catalog | None = None
+    model: str
+    version: str
+    head: RequestHead
+    contents: Sequence[Buffer] | None  # where they were not raw: made so
+    catalog: Catalog | None = None
+    entry: ModelEntry = field(init=False)  # with the row, right while `catalog` is the one in force
+    row: Row = field(init=False)
 
     def tensor_bytes(self, parts: Parts) -> Sequence[Buffer]:
-        """Those of one of them."""
         return parts.contents if self.contents is None else self.contents
 
 
@@ -180,12 +171,12 @@ def _key(parts: Parts) -> Key:
     return parts.rest, tuple(map(len, parts.contents))
 
 
-def parse_rest(parts: Parts) -> Any:
-    """A ModelInferRequest without its raw contents. Safe in any thread, as the next one."""
+def parse(kind: Any, message: bytes) -> Any:
+    """A message of this class. Safe in any thread, as the next one."""
     try:
-        return ModelInferRequest.FromString(parts.rest)
+        return kind.FromString(message)
     except DecodeError:
-        raise InvalidInput("the message is not a ModelInferRequest", field="body") from None
+        raise InvalidInput(f"the message is not a {kind.DESCRIPTOR.name}", field="body") from None
 
 
 def read_family(request: Any, raw: Sequence[Buffer]) -> Family:
@@ -194,9 +185,12 @@ def read_family(request: Any, raw: Sequence[Buffer]) -> Family:
         raise InvalidInput(f"'inputs' lists more than {MAX_TENSORS} tensors", field="inputs")
     options, _ = read_options(_parameters(request, "parameters"))
     inputs, contents = _inputs(request, raw)
-    outputs = parse_requested([_requested(output) for output in request.outputs]) or ()
+    requested = []
+    for output in request.outputs:
+        parameters = _parameters(output, f"output {shorten(output.name)}.parameters")
+        requested.append({"name": output.name, "parameters": {**parameters, "binary_data": True}})
     tail_size = sum(tensor.size for tensor in inputs)
-    head = RequestHead("", inputs, outputs, options, True, tail_size)
+    head = RequestHead("", inputs, parse_requested(requested), options, True, tail_size)
     return Family(request.model_name, request.model_version, head, contents)
 
 
@@ -259,11 +253,6 @@ def _place(
     return size
 
 
-def _requested(output: Any) -> dict[str, Any]:
-    parameters = _parameters(output, f"output {shorten(output.name)}.parameters")
-    return {"name": output.name, "parameters": {**parameters, "binary_data": True}}
-
-
 def _parameters(owner: Any, field: str) -> dict[str, Scalar]:
     """The values of a map of InferParameter, as the JSON of HTTP would have them."""
     found: dict[str, Scalar] = {}
@@ -272,12 +261,10 @@ def _parameters(owner: Any, field: str) -> dict[str, Scalar]:
         if kind is None:
             raise InvalidInput(f"parameter {shorten(key)} has no value", field=f"{field}.{key[:80]}")
         value: Scalar = getattr(parameter, kind)
-        found[key] = int(value) if key in _NUMBERS and _is_number(value) else value
+        if key in _NUMBERS and isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
+            value = int(value)
+        found[key] = value
     return found
-
-
-def _is_number(value: Scalar) -> bool:
-    return isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20
 
 
 # ── tensors in the typed fields of `contents`, for clients that do not send raw bytes ──
@@ -305,20 +292,140 @@ def _to_bytes(head: TensorHead, elements: int, contents: Any) -> bytes:
             f" but shape {list(head.shape)} needs {elements}",
             field=f"{owner}.contents.{field}",
         )
-    return _strings(values) if head.datatype is Datatype.BYTES else _numbers(head, values, field)
-
-
-def _strings(values: Sequence[bytes]) -> bytes:
-    return b"".join(piece for value in values for piece in (_LENGTH.pack(len(value)), value))
-
-
-def _numbers(head: TensorHead, values: Sequence[Any], field: str) -> bytes:
+    if head.datatype is Datatype.BYTES:
+        return b"".join(piece for value in values for piece in (_LENGTH.pack(len(value)), value))
     dtype = head.datatype.dtype
     if dtype.kind in "iu" and dtype.itemsize < 4 and values:  # wider ones fill their field
         limits = np.iinfo(dtype)
         if min(values) < limits.min or max(values) > limits.max:
             raise InvalidInput(
-                f"input '{head.name}' holds a value out of range for {head.datatype.value}",
-                field=f"input '{head.name}'.contents.{field}",
+                f"{owner} holds a value out of range for {head.datatype.value}",
+                field=f"{owner}.contents.{field}",
             )
     return np.fromiter(values, dtype, len(values)).tobytes()
+
+
+# ── answers as bytes, put together by hand: heads repeat, and tensors are copied once ──
+
+TIMES = ("carpool_decode_ms", "carpool_queue_ms", "carpool_infer_ms", "carpool_post_ms")
+BATCH = "carpool_batch"
+FINAL = "triton_final_response"
+
+_ModelInferResponse = message_class("ModelInferResponse")
+_OutputTensor = message_class("ModelInferResponse.InferOutputTensor")
+
+_ANSWER_ID, _OUTPUTS, _ANSWER_RAW = 0x1A, 0x2A, 0x32  # tags of ModelInferResponse
+_INFER_RESPONSE = 0x12  # of ModelStreamInferResponse
+
+
+def framing(tag: int, size: int) -> bytes:
+    """What stands before a field of `size` bytes."""
+    out = bytearray((tag,))
+    while size > 0x7F:
+        out.append(size & 0x7F | 0x80)
+        size >>= 7
+    out.append(size)
+    return bytes(out)
+
+
+def encode_answer(
+    entry: ModelEntry,
+    request_id: bytes,
+    listed: Sequence[tuple[bytes, Buffer]],
+    times: Times,
+    more: bytes = b"",
+) -> bytes:
+    """A ModelInferResponse; `listed` has the head and the bytes of each output, `more` is appended."""
+    pieces: list[Buffer] = [_prefix(entry.name, entry.version)]
+    if request_id:
+        pieces += (framing(_ANSWER_ID, len(request_id)), request_id)
+    decode, queue, infer, post, batch = times
+    pieces += (_TIMES.pack(_C0, decode, _C1, queue, _C2, infer, _C3, post), _batch(batch))
+    pieces += (head for head, _ in listed)
+    for _, data in listed:
+        pieces += (framing(_ANSWER_RAW, len(data)), data)
+    pieces.append(more)
+    return b"".join(pieces)
+
+
+def in_stream(response: bytes) -> bytes:
+    return framing(_INFER_RESPONSE, len(response)) + response
+
+
+def list_outputs(
+    entry: ModelEntry,
+    outputs: Sequence[RequestedOutput],
+    tensors: Sequence[Tensor],
+    placed: Mapping[str, Placed],
+) -> list[tuple[bytes, Buffer]]:
+    """Each output that was asked for, in that order: its head and its bytes.
+
+    One that was written to a client's memory has no bytes, but still its place among them: clients count.
+    """
+    if not outputs:
+        return [_listed(tensor) for tensor in tensors]
+    produced = {tensor.name: tensor for tensor in tensors}
+    batched = entry.signature.max_batch > 0
+    listed: list[tuple[bytes, Buffer]] = []
+    for output in outputs:
+        name = output.name
+        if name in placed:
+            listed.append((_placed_head(name, placed[name]), b""))
+        elif name in produced:
+            labels = entry.labels.get(name, ())
+            listed.append(_listed(as_requested(output, produced[name], labels, batched=batched)))
+        else:
+            raise ModelError(f"the model gave no output '{name}'", field=f"output '{name}'")
+    return listed
+
+
+def _listed(tensor: Tensor) -> tuple[bytes, Buffer]:
+    check_array(tensor, "output")
+    return _output_head(tensor.name, tensor.datatype.value, tensor.shape), to_binary(tensor)
+
+
+@lru_cache(maxsize=256)
+def _prefix(name: str, version: str) -> bytes:
+    return bytes(_ModelInferResponse(model_name=name, model_version=version).SerializeToString())
+
+
+@lru_cache(maxsize=1024)
+def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    return _framed_output(_OutputTensor(name=name, datatype=datatype, shape=shape))
+
+
+def _placed_head(name: str, placed: Placed) -> bytes:
+    output = _OutputTensor(name=name, datatype=placed.datatype.value, shape=placed.shape)
+    for key, value in write_shared_memory(placed.place).items():
+        setattr(output.parameters[key], "string_param" if isinstance(value, str) else "int64_param", value)
+    return _framed_output(output)
+
+
+def _framed_output(output: Any) -> bytes:
+    head: bytes = output.SerializeToString()
+    return framing(_OUTPUTS, len(head)) + head
+
+
+# ---- parameters of an answer -------------------------------------------------------------------------------
+
+
+def _parameter(name: str, kind: str, value: object) -> bytes:
+    response = _ModelInferResponse()
+    setattr(response.parameters[name], kind, value)
+    return bytes(response.SerializeToString())
+
+
+# Doubles have a fixed size, so that everything around the four of them is constant.
+_C0, _C1, _C2, _C3 = (
+    _parameter(name, "double_param", 1.0).removesuffix(struct.pack("<d", 1.0)) for name in TIMES
+)
+_TIMES = struct.Struct("<" + "".join(f"{len(constant)}sd" for constant in (_C0, _C1, _C2, _C3)))
+
+
+@lru_cache(maxsize=4096)
+def _batch(images: int) -> bytes:
+    return _parameter(BATCH, "int64_param", images)
+
+
+FINAL_PARAMETER = _parameter(FINAL, "bool_param", True)
+"""Says in a stream that nothing more comes for a request."""
