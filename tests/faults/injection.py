@@ -320,7 +320,7 @@ async def story(folder: Path, point: Point, most: int) -> int:
         if not await chapter(server, point, at):
             break
         made += 1
-    await over(lambda: _more(files) <= 1, f"files are open that were not: {open_files() - files}")
+    await over(lambda: _more(files) <= 0, f"files are open that were not: {open_files() - files}")
     await server.close()
     await engine.stop()
     return made

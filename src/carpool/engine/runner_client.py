@@ -18,14 +18,12 @@ from carpool.engine.hosted_model import HostedInstance, HostedLoading
 from carpool.engine.models.loading import ReportStep
 from carpool.engine.runner_documents import Failure, cache_folders, imported_names
 from carpool.errors import ModelError, Unavailable
-from carpool.link.child_process import Child, Message
+from carpool.link.child_process import Child, Guard, Message
 from carpool.link.link_failures import read_failure
 from carpool.link.typed_json import as_file, from_file
 from carpool.memory.arena import create_memory, map_memory
-from carpool.memory.pulse import STALE_S, START_S, Beats, Pulses, Watch, pulse_bytes
+from carpool.memory.pulse import Beats, Pulses, Watch, pulse_bytes
 from carpool.observe.logs import logger
-
-"""Whose models run there: they hold the interpreter lock between calls into their device."""
 
 T = TypeVar("T")
 _log = logger("runner")
@@ -62,7 +60,7 @@ class Runner:
         self._serving: dict[int, HostedInstance] = {}
         self._pulse_file = create_memory("carpool-runner-pulse", pulse_bytes(1))
         self._pulses = Pulses(map_memory(self._pulse_file))
-        self._life: Watch | None = None
+        self._guard: Guard | None = None
         self._beats: Beats | None = None
         self.stalled = False  # it shows no sign of life, and is killed if that lasts
         self.stall_changed: Callable[[], None] = lambda: None
@@ -183,10 +181,11 @@ class Runner:
         if self._lives > 1:
             self._restarted()
         self._pulses.clear(0)
-        self._life = Watch(partial(self._pulses.read, 0))
+        settings = self._settings
+        watch = Watch(partial(self._pulses.read, 0))
+        self._guard = Guard(child, watch, settings.watchdog_s, _log, "runner")
         if self._beats is None:
             self._beats = Beats(self._look)
-        settings = self._settings
         self._say(
             "start",
             [self._pulse_file],
@@ -206,22 +205,13 @@ class Runner:
         _log.info("runner-started", pid=child.pid)
 
     def _look(self) -> None:
-        """Every beat. While it loads it may hold its interpreter lock for long, in somebody's library."""
-        if self._life is None or self._child is None:
-            return
-        still = self._life.look()
-        self._set_stalled(self._life.begun and still >= STALE_S and not self._asks)
-        kill_after = self._settings.watchdog_s
-        limit = max(kill_after, START_S) if self._asks or not self._life.begun else kill_after
-        if kill_after and still >= limit:
-            _log.error("runner-hangs", pid=self._child.pid, still_s=round(still, 1))
-            self._child.kill()
-            self._life = None  # said once; its end may take a while to be seen
+        if self._guard is not None:
+            self._guard.look(patient=bool(self._asks))
+            self._set_stalled(self._guard.stalled)
 
     def _set_stalled(self, stalled: bool) -> None:
         if stalled != self.stalled:
             self.stalled = stalled
-            _log.warning("runner-stalled" if stalled else "runner-moves-again")
             self.stall_changed()
 
     async def _watch(self, child: Child) -> None:
@@ -230,7 +220,7 @@ class Runner:
             self._standby = None
             return
         self._child = None
-        self._life = None
+        self._guard = None
         self._set_stalled(False)
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         if not self._closed:

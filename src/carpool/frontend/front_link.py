@@ -275,7 +275,10 @@ class FrontLink(asyncio.Protocol):
         self._door.lost(self, self._error)
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            call.finish(_lost())
+            try:
+                call.finish(_lost())
+            except Exception:  # the others wait as well
+                _log.exception("answer-failed")
         asks, self._asks = self._asks, {}
         for future in asks.values():
             if not future.done():

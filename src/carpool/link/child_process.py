@@ -21,7 +21,8 @@ from typing import Any
 
 import orjson
 
-from carpool.observe.logs import logger, stream
+from carpool.memory.pulse import STALE_S, START_S, Watch
+from carpool.observe.logs import Logger, logger, stream
 from carpool.observe.output import Output, read_some
 
 _LONGEST = 1 << 15  # of a message as such; the kernel's buffer is several times that
@@ -248,3 +249,36 @@ class Child:
         self._loop.remove_reader(self._written)
         os.close(self._written)
         self._output.close()
+
+
+class Guard:
+    """Looks at one process's signs of life: says when it stalls, and kills it when that lasts for `kill_after`
+    seconds; 0: never. It is called `what` in the log, and told apart by `fields`."""
+
+    def __init__(
+        self, child: Child, watch: Watch, kill_after: float, log: Logger, what: str, **fields: object
+    ) -> None:
+        self._child = child
+        self._watch = watch
+        self._kill_after = kill_after
+        self._log = log
+        self._what = what
+        self._fields = {**fields, "child": child.pid}
+        self._killed = False
+        self.stalled = False
+
+    def look(self, *, patient: bool) -> None:
+        """To be called every `BEAT_S`. `patient`: what it imports or loads may hold its interpreter lock."""
+        still = self._watch.look()
+        patient = patient or not self._watch.begun
+        if (still >= STALE_S and not patient) != self.stalled:
+            self.stalled = not self.stalled
+            if self.stalled:
+                self._log.warning(f"{self._what}-stalled", **self._fields)
+            else:
+                self._log.info(f"{self._what}-moves-again", **self._fields)
+        limit = max(self._kill_after, START_S) if patient else self._kill_after
+        if self._kill_after and still >= limit and not self._killed:
+            self._killed = True  # said once; its end may take a while to be seen
+            self._log.error(f"{self._what}-hangs", **self._fields, still_s=round(still, 1))
+            self._child.kill()
