@@ -14,8 +14,7 @@ from carpool.engine.hardware import Hardware, Steal, hardware
 from carpool.engine.profile import profile_store
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
-from carpool.engine.profile.model_profile import Profile
-from carpool.engine.profile.profile_store import Key, ProfileStore, profile_key
+from carpool.engine.profile.model_profile import Key, Profile, ProfileStore, profile_key
 
 PROFILE = Profile(Layout(1, 2), "tried", Measured((Point(1, 0.01, 0.1, 5),), ""), "2026-01-01")
 MACHINE = Hardware("A Processor", 2)

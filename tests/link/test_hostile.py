@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from carpool.errors import Unavailable
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.catalogs import write_catalog
+from carpool.link.door import write_catalog
 from carpool.link.records import (
     ASK,
     CANCEL,

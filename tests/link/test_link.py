@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from carpool.core.job import INFINITY
-from carpool.engine.work import Work
+from carpool.engine.batch import Work
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -25,8 +25,7 @@ from carpool.errors import (
     Unavailable,
 )
 from carpool.frontend.front_link import RemoteCall, expiry
-from carpool.link.asked_fields import Sender
-from carpool.link.door import Answer
+from carpool.link.door import Answer, Sender
 from carpool.link.records import MAX_SOURCES, MAX_TEMPLATES, to_frontend
 from carpool.memory.arena import ArenaSlot
 from carpool.memory.layout import ENCODED, FILE_AT, write_file

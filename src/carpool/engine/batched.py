@@ -19,10 +19,9 @@ from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.engine.batch import BatchResult, Executor
+from carpool.engine.batch import BatchResult, Executor, Outcome, Work
 from carpool.engine.driver import Driver
 from carpool.engine.profile.measuring import sizes
-from carpool.engine.work import Outcome, Work
 from carpool.errors import CarpoolError, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec
 

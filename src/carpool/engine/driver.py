@@ -12,8 +12,7 @@ from carpool.core.instance import Batch, Instance
 from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job, Reason
 from carpool.core.refusal_words import dropped, turned_away
 from carpool.core.scheduler import Scheduler
-from carpool.engine.batch import BatchResult, Executes
-from carpool.engine.work import Outcome, Work
+from carpool.engine.batch import BatchResult, Executes, Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
 from carpool.observe.logs import logger
 from carpool.types import Timing

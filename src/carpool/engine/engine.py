@@ -15,15 +15,15 @@ from carpool.clock import now
 from carpool.config.model import ModelConfig
 from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY
+from carpool.engine.batch import Outcome, Work, check_inputs, only_input, shape_key
 from carpool.engine.hardware import gpu_count
 from carpool.engine.models.candidate import Override
 from carpool.engine.models.control import ModelControl, Progress, silent
 from carpool.engine.models.fleet import Fleet
 from carpool.engine.models.loading import ModelHost
 from carpool.engine.models.served import Served, State
-from carpool.engine.profile.profile_store import ProfileStore
+from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.route import newest
-from carpool.engine.work import Outcome, Work, check_inputs, only_input, shape_key
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.link.door import UNLOADED, IndexEntry
 from carpool.observe.counters import Block, Table, table_bytes

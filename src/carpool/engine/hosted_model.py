@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from time import monotonic
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.engine.batch import BatchResult
+from carpool.engine.batch import BatchResult, Outcome, Work
 from carpool.engine.models.loading import InstanceEvents, Ready, ReportStep
-from carpool.engine.runner_documents import LoadOrder, OpenedAs, Opening, Prepared
-from carpool.engine.work import Outcome, Work
 from carpool.errors import ModelError
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
@@ -37,6 +37,83 @@ from carpool.link.records import (
 from carpool.link.request_place import RequestPlace
 from carpool.observe.logs import logger
 from carpool.types import Timing
+
+if TYPE_CHECKING:
+    from carpool.engine.runner_client import Runner
+
+
+_MOST = 256
+_DEEP = ("torch._dynamo", "torch._inductor.compile_fx", "torch.export", "triton")
+"""Beyond the packages themselves: what torch imports when something is compiled, which takes seconds."""
+
+
+def imported_packages() -> list[str]:
+    """Installed ones only: what lies beside a model belongs to the model, and is read when that is loaded."""
+    names = sorted({name.partition(".")[0] for name in list(sys.modules)})
+    installed = [name for name in names if name != "carpool" and _is_installed(name)]
+    return [*installed[:_MOST], *(name for name in _DEEP if name in sys.modules)]
+
+
+def _is_installed(name: str) -> bool:
+    if name in sys.stdlib_module_names or not name.isidentifier() or name.startswith("_"):
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return isinstance(file, str) and bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+
+
+def imported_names(said: object) -> list[str]:
+    """What another process says that it has imported, as far as it can be passed on."""
+    names = said if isinstance(said, list | tuple) else ()
+    good = [name for name in names if isinstance(name, str) and name.replace(".", "_").isidentifier()]
+    return good[: 2 * _MOST]
+
+
+def cache_folders(cache_dir: Path | None) -> dict[str, str]:
+    """Where compilers keep what they made, so that the next process need not make it again."""
+    if cache_dir is None:
+        return {}
+    kept = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    return {variable: str(cache_dir / name) for variable, name in kept.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """Which version to load."""
+
+    config: ModelConfig
+    version: ModelVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """One more instance of what was loaded before, with what was found out then."""
+
+    asked: LoadOrder
+    ready: Ready
+    threads: int | None  # of an instance
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedAs:
+    number: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    ready: Ready
+    threads: int | None
+    opened: list[OpenedAs]
+    packages: list[str]  # that were imported
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """As `link_failures` writes it."""
+
+    status: int
+    text: str
+
 
 _READ_BYTES = 1 << 18
 
@@ -112,7 +189,6 @@ class Wire:
             self._gone()
 
 
-T = TypeVar("T")
 _log = logger("runner")
 _LISTS_BYTES = 64 << 20  # beside the outputs that do not fit their slots: failures, lists
 _SPIN_S = 0.001
@@ -122,35 +198,10 @@ _ABORT_S = 30.0
 _pack_place = RUN_PLACE.pack
 
 
-class RunnerProcessLike(Protocol):
-    """The process that models run in, as `Runner` keeps it."""
-
-    max_answer_bytes: int
-    stalled: bool
-
-    def wait_for(
-        self, word: str, kind: type[T], document: object, tell: ReportStep = ..., **fields: int
-    ) -> T: ...
-
-    def stand_by_with(self, packages: object) -> None: ...
-
-    def serve(self, instance: HostedInstance, piece: int, sock: socket.socket) -> None: ...
-
-    def abort(self, instance: HostedInstance) -> None: ...
-
-    def drop(self, instance: HostedInstance) -> None: ...
-
-    def left(self, instance: HostedInstance) -> None: ...
-
-    def kill(self) -> None: ...
-
-
 class HostedLoading:
     """Implements `Loads`: one version, loaded in the runner. Its methods wait, and are not for the loop."""
 
-    def __init__(
-        self, runner: RunnerProcessLike, number: int, config: ModelConfig, version: ModelVersion
-    ) -> None:
+    def __init__(self, runner: Runner, number: int, config: ModelConfig, version: ModelVersion) -> None:
         self._runner = runner
         self._number = number
         self._asked = LoadOrder(config, version)
@@ -178,7 +229,7 @@ class HostedLoading:
 class HostedInstance:
     """Implements `HostedBackend` and, once it serves, `Executes`."""
 
-    def __init__(self, runner: RunnerProcessLike, model: str, number: int, device: str) -> None:
+    def __init__(self, runner: Runner, model: str, number: int, device: str) -> None:
         self._runner = runner
         self._model = model
         self.number = number

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from carpool.engine.batch import Work
 from carpool.engine.driver import Driver
-from carpool.engine.work import Work
 
 
 class Direct:

@@ -14,9 +14,8 @@ from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.server import ServerSettings
-from carpool.engine.hosted_model import HostedInstance, HostedLoading
+from carpool.engine.hosted_model import Failure, HostedInstance, HostedLoading, cache_folders, imported_names
 from carpool.engine.models.loading import ReportStep
-from carpool.engine.runner_documents import Failure, cache_folders, imported_names
 from carpool.errors import ModelError, Unavailable
 from carpool.link.child_process import Child, Guard, Message
 from carpool.link.link_failures import read_failure

@@ -12,9 +12,7 @@ import orjson
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
-from carpool.link.asked_fields import Sender
-from carpool.link.catalogs import read_catalog
-from carpool.link.door import Answer, Catalog, ModelEntry, Slot
+from carpool.link.door import Answer, Catalog, ModelEntry, Sender, Slot, read_catalog
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,

@@ -252,7 +252,7 @@ class Child:
 
 
 class Guard:
-    """Looks at one process's signs of life: says when it stalls, and kills it when that lasts for `kill_after`
+    """Looks at one process's signs of life: says when it stalls, kills it when that lasts for `kill_after`
     seconds; 0: never. It is called `what` in the log, and told apart by `fields`."""
 
     def __init__(

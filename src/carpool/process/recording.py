@@ -19,8 +19,7 @@ import orjson
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError, DeadlineExceeded, Refused, Unavailable
-from carpool.link.asked_fields import NOBODY, Sender
-from carpool.link.door import Answer, Call, Catalog, Door, ModelEntry, Slot
+from carpool.link.door import NOBODY, Answer, Call, Catalog, Door, ModelEntry, Sender, Slot
 from carpool.observe.logs import logger
 from carpool.process.children import Frontend
 from carpool.wire.v2 import RequestHead

@@ -23,13 +23,14 @@ from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.link.child_process import Child, Guard, Message
+from carpool.link.typed_json import write_document
 from carpool.memory.arena import create_memory, map_memory
 from carpool.memory.gates import GATE_BYTES
 from carpool.memory.pulse import Beats, Pulses, Watch, pulse_bytes
 from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.logs import logger
-from carpool.process.children import ENGINE_BLOCK, EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED, written
+from carpool.process.children import ENGINE_BLOCK, EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
 from carpool.process.shared_settings import apply_log_settings
 
 _log = logger("supervisor")
@@ -235,7 +236,8 @@ class Supervisor:
                 _connect(engine, frontend)
 
     def _brief(self, child: Child, post: Post, files: Sequence[int], **fields: object) -> None:
-        common = {"settings": written(self._settings), "block": post.block, "began": self._began}
+        settings = write_document(self._settings).decode()
+        common = {"settings": settings, "block": post.block, "began": self._began}
         child.control.send("start", files, **common, **fields)
 
     def _hear(self, post: Post, message: Message) -> None:

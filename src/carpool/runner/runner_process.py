@@ -26,9 +26,9 @@ from weakref import WeakSet, WeakValueDictionary
 
 from carpool.backends.backend import Backend, SharesDevice
 from carpool.backends.torch.device_sharing import limit_device_memory
+from carpool.engine.hosted_model import Failure, LoadOrder, OpenedAs, Opening, Prepared, imported_packages
 from carpool.engine.models.loading import Loading, Ready, ReportStep
-from carpool.engine.profile.profile_store import ProfileStore
-from carpool.engine.runner_documents import Failure, LoadOrder, OpenedAs, Opening, Prepared, imported_packages
+from carpool.engine.profile.model_profile import ProfileStore
 from carpool.errors import CarpoolError, ModelError
 from carpool.link.child_process import Control, Message, belong_to_parent, spare_the_collector, switch_often
 from carpool.link.door import ModelEntry
@@ -39,8 +39,7 @@ from carpool.memory.pulse import Beats, Pulses
 from carpool.observe.logs import configure, finish, logger
 from carpool.observe.output import keep_stream
 from carpool.process.shared_settings import apply_log_settings
-from carpool.runner.runner_instance import RunnerInstance
-from carpool.runner.runner_memory import Arenas
+from carpool.runner.runner_instance import Arenas, RunnerInstance
 from carpool.vision.settings import write as write_vision
 
 _log = logger("runner")

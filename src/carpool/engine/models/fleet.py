@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import ModelVersion
+from carpool.engine.batch import Route
 from carpool.engine.models.candidate import Upload
 from carpool.engine.models.loading import ModelHost
 from carpool.engine.models.placing import Devices
 from carpool.engine.models.served import Served
-from carpool.engine.profile.profile_store import ProfileStore
+from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.route import Direct
-from carpool.engine.work import Route
 from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
 

@@ -17,14 +17,20 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, promised_batch
 from carpool.core.policy import Promise
-from carpool.engine.batch import BatchResult, Executes
+from carpool.engine.batch import BatchResult, Executes, signature_of
 from carpool.engine.models.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
 from carpool.engine.models.placing import choose_on_cpu, choose_on_gpus, instance_count, places
 from carpool.engine.profile.instance_layout import Chosen, Layout
 from carpool.engine.profile.measuring import FOR_DEVICES, FOR_SERVING, Effort, Measured, Measuring, sizes
-from carpool.engine.profile.model_profile import Profile, best_piece, choices, keepable
-from carpool.engine.profile.profile_store import Key, ProfileStore, profile_key
-from carpool.engine.work import signature_of
+from carpool.engine.profile.model_profile import (
+    Key,
+    Profile,
+    ProfileStore,
+    best_piece,
+    choices,
+    keepable,
+    profile_key,
+)
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
 from carpool.types import Signature

@@ -25,8 +25,7 @@ from carpool.engine.models.candidate import Upload
 from carpool.engine.models.loading import HostedBackend, Loading, Loads, ModelHost, Ready
 from carpool.engine.models.placing import Devices
 from carpool.engine.profile.measuring import RecentBatches
-from carpool.engine.profile.model_profile import Profile
-from carpool.engine.profile.profile_store import ProfileStore
+from carpool.engine.profile.model_profile import Profile, ProfileStore
 from carpool.errors import CarpoolError, Unavailable
 from carpool.observe import columns
 from carpool.observe.counters import Row, Slot

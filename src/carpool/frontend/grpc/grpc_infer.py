@@ -35,16 +35,17 @@ from carpool.frontend.grpc.infer_messages import (
 )
 from carpool.frontend.grpc.statuses import Failure, details_of, metadata_of, refuse
 from carpool.frontend.pictures.sent_pictures import TensorPictures, check_pictures, sends_pictures
-from carpool.link.asked_fields import (
+from carpool.link.door import (
     DEADLINE,
     LATEST,
     SOURCE,
+    Answer,
+    ModelEntry,
     Sender,
     read_budget,
     read_latest,
     read_source,
 )
-from carpool.link.door import Answer, ModelEntry
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.wire.proto import message_class
