@@ -204,8 +204,8 @@ class Calls:
             self._works.pop(call, None)
             self._outbox.failed(f"an answer cannot be given: {error}")
         # A queue may remember a work that was answered: that must not keep the memory of a front end that is
-        # gone.
-        work.inputs = NO_INPUTS
+        # gone, nor may what raised in its batch, whose frames hold its inputs.
+        work.inputs, work.held = NO_INPUTS, None
         place.forget()
 
     def _trouble(self, place: RequestPlace, outcome: Outcome) -> CarpoolError | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.batch import BatchResult, Outcome, Work
-from carpool.engine.models.loading import InstanceEvents, Ready, ReportStep
+from carpool.engine.models.loading import Ready, ReportStep
 from carpool.errors import ModelError
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
@@ -39,6 +39,7 @@ from carpool.observe.logs import logger
 from carpool.types import Timing
 
 if TYPE_CHECKING:
+    from carpool.engine.driver import Driver
     from carpool.engine.runner_client import Runner
 
 
@@ -199,7 +200,7 @@ _pack_place = RUN_PLACE.pack
 
 
 class HostedLoading:
-    """Implements `Loads`: one version, loaded in the runner. Its methods wait, and are not for the loop."""
+    """As `Loading`, for one version in the runner. Its methods wait, and are not for the loop."""
 
     def __init__(self, runner: Runner, number: int, config: ModelConfig, version: ModelVersion) -> None:
         self._runner = runner
@@ -213,9 +214,8 @@ class HostedLoading:
         self._found = found.ready, found.threads
         return replace(found.ready, backends=[self._instance(which) for which in found.opened])
 
-    def backend(self, config: ModelConfig, index: int, count: int) -> HostedInstance:
+    def backend(self, index: int, count: int) -> HostedInstance:
         """A runner that was started anew learns first what the last one had found out."""
-        del config  # what was found goes along
         assert self._found is not None
         document = Opening(self._asked, *self._found)
         number = self._number
@@ -227,7 +227,7 @@ class HostedLoading:
 
 
 class HostedInstance:
-    """Implements `HostedBackend` and, once it serves, `Executes`."""
+    """An instance in the runner. Once it serves, it implements `Executes`."""
 
     def __init__(self, runner: Runner, model: str, number: int, device: str) -> None:
         self._runner = runner
@@ -247,8 +247,9 @@ class HostedInstance:
     def responsive(self) -> bool:
         return not self._runner.stalled
 
-    def serve(self, piece: int, hearer: InstanceEvents) -> HostedInstance:
-        self._hearer = hearer
+    def serve(self, piece: int, driver: Driver) -> HostedInstance:
+        """From here on it takes batches, and runs one that is larger than `piece` in pieces."""
+        self._driver = driver
         self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         self._wire = Wire(ours, self._loop, self._heard, self._gone)
@@ -312,7 +313,7 @@ class HostedInstance:
                 outcomes.append(Outcome(error=read_failure(status, said)))
         timing = Timing(0.0, input_s, infer_s, output_s, int(images))
         clean = bool(int(flags) & CLEAN)
-        self._hearer.ended(self, BatchResult(outcomes, seconds, timing, clean, int(short)))
+        self._driver.ended(self, BatchResult(outcomes, seconds, timing, clean, int(short)))
 
     # ---- the end ----------------------------------------------------------------------------------------
 
@@ -351,14 +352,14 @@ class HostedInstance:
         self.settled()
         works, self._works = self._works, None
         if works is None:
-            self._hearer.lost(self)
+            self._driver.lost(self)
             return
         for work in works:
             _place(work).held = False
         error = ModelError(f"{self._model}: the process that runs it died", reason="model-died")
         outcomes = [Outcome(error=error) for _ in works]
         timing = Timing(batch=sum(work.images for work in works))
-        self._hearer.ended(self, BatchResult(outcomes, 0.0, timing, clean=False))
+        self._driver.ended(self, BatchResult(outcomes, 0.0, timing, clean=False))
 
 
 def _place(work: Work) -> RequestPlace:

@@ -37,7 +37,7 @@ class _Died(Exception):
 
 
 class Runner:
-    """Implements `ModelHost`. Belongs to the loop's thread, but for `wait_for` and `drop`."""
+    """Keeps the process that models run in. Belongs to the loop's thread, but for `wait_for` and `drop`."""
 
     def __init__(self, settings: ServerSettings, restarted: Callable[[], None] = lambda: None) -> None:
         self.max_answer_bytes = settings.max_body_bytes
@@ -69,6 +69,7 @@ class Runner:
         return None if self._child is None else self._child.pid
 
     def loading(self, config: ModelConfig, version: ModelVersion) -> HostedLoading | None:
+        """None for a model that runs in the engine's own process."""
         if kind_of(config.backend).process != "runner":
             return None
         return HostedLoading(self, next(self._loadings), config, version)
@@ -153,28 +154,23 @@ class Runner:
             self._stand_by_later()
             return
         try:
-            self._standby = standby = self._new_child()
+            self._standby = self._new_child()
         except OSError as error:
             _log.warning("no-standby", error=str(error))
-            return
-        task = self._loop.create_task(self._watch(standby))
-        self._watches.add(task)
-        task.add_done_callback(self._watches.discard)
-        _log.info("runner-stands-by", pid=standby.pid)
+        else:
+            _log.info("runner-stands-by", pid=self._standby.pid)
 
     def _new_child(self) -> Child:
         folders = cache_folders(self._settings.cache_dir)
-        return Child(_MODULE, *self._packages, called="runner", environment=folders)
+        child = Child(_MODULE, *self._packages, called="runner", environment=folders)
+        task = self._loop.create_task(self._watch(child))
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+        return child
 
     def _start(self) -> None:
         """The one that stands by, or a fresh one."""
-        if self._standby is not None:
-            child, self._standby = self._standby, None
-        else:
-            child = self._new_child()
-            task = self._loop.create_task(self._watch(child))
-            self._watches.add(task)
-            task.add_done_callback(self._watches.discard)
+        child, self._standby = self._standby or self._new_child(), None
         self._child = child
         self._lives += 1
         if self._lives > 1:

@@ -179,15 +179,15 @@ def _open(
     q: ProfileQuestion, config: ModelConfig, version: ModelVersion, signature: Signature, tell: Tell
 ) -> Chosen:
     """As asked, else as the server would."""
-    loading = Loading(config, version)
+    loading = Loading(config, version, signature=signature)
     if q.instances is None and q.threads is None:
-        chosen = loading.choose(config, signature, tell)
+        chosen = loading.choose(tell)
     else:
         count = q.instances or 1
         cores = hardware().cores
         chosen = Chosen(Layout(count, q.threads or backends.default_threads(count, cores)))
     tell(f"loading {config.name}")
-    return replace(chosen, backends=chosen.backends or loading.open(config, chosen.layout))
+    return replace(chosen, backends=chosen.backends or loading.open(chosen.layout))
 
 
 def _row(point: Point, off_line: float, instances: int) -> BatchRow:

@@ -266,15 +266,11 @@ class RunnerInstance:
         ended: Callable[[], None],
     ) -> None:
         """A batch runs in pieces of `piece` images; `most` are the bytes that an answer may take."""
-        self._backend = backend
         self._on_device = isinstance(backend, SharesDevice) and bool(backend.device)
         self._spins_until = 0.0
-        self._breaks = backend if isinstance(backend, BreaksProcess) else None
-        self._view: View = backend.view if isinstance(backend, Gathers) else _as_they_are
         self._delivery = Delivery(entry.name, most)
-        largest = max(1, entry.signature.max_batch)
-        self._shape = (entry.signature, largest, piece)
-        self._batches = BatchRun(backend, *self._shape, self._delivery)
+        self._shape = (entry.signature, max(1, entry.signature.max_batch), piece)
+        self._use(backend)
         self._next_backend: Backend | None = None
         self._swapping = threading.Lock()
         self._over = False
@@ -301,11 +297,15 @@ class RunnerInstance:
         with self._swapping:
             backend, self._next_backend = self._next_backend, None
         if backend is not None:
-            old, self._backend = self._backend, backend
-            self._batches = BatchRun(backend, *self._shape, self._delivery)
-            self._breaks = backend if isinstance(backend, BreaksProcess) else None
-            self._view = backend.view if isinstance(backend, Gathers) else _as_they_are
+            old = self._backend
+            self._use(backend)
             old.close()
+
+    def _use(self, backend: Backend) -> None:
+        self._backend = backend
+        self._batches = BatchRun(backend, *self._shape, self._delivery)
+        self._breaks = backend if isinstance(backend, BreaksProcess) else None
+        self._view: View = backend.view if isinstance(backend, Gathers) else _as_they_are
 
     def abort(self) -> None:
         """From another thread: returns when nothing will be written any more, however long the batch runs."""

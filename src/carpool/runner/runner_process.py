@@ -175,12 +175,8 @@ class RunnerProcess:
     # ---- loading, in threads ----------------------------------------------------------------------------
 
     def _work(self, message: Message, kind: type[T], what: Work[T]) -> None:
-        thread = threading.Thread(target=self._do, args=(message, kind, what), name="loader", daemon=True)
+        thread = threading.Thread(target=self._answer, args=(message, kind, what), name="loader", daemon=True)
         thread.start()
-
-    def _do(self, message: Message, kind: type[T], what: Work[T]) -> None:
-        with self._later.held():
-            self._answer(message, kind, what)
 
     def _answer(self, message: Message, kind: type[T], what: Work[T]) -> None:
         ask = message.body["ask"]
@@ -188,14 +184,15 @@ class RunnerProcess:
         def tell(step: str) -> None:
             self._loop.call_soon_threadsafe(partial(self._control.send, "step", ask=ask, step=step))
 
-        try:
-            word, document = "answer", what(message.body, from_file(kind, message.files[0]), tell)
-        except CarpoolError as error:
-            word, document = "failure", _failure(error)
-        except BaseException as error:  # a model's code may raise anything, and somebody waits
-            _log.exception("load-failed")
-            word, document = "failure", _failure(ModelError(f"{type(error).__name__}: {error}"))
-        self._loop.call_soon_threadsafe(self._reply, word, ask, document)
+        with self._later.held():
+            try:
+                word, document = "answer", what(message.body, from_file(kind, message.files[0]), tell)
+            except CarpoolError as error:
+                word, document = "failure", _failure(error)
+            except BaseException as error:  # a model's code may raise anything, and somebody waits
+                _log.exception("load-failed")
+                word, document = "failure", _failure(ModelError(f"{type(error).__name__}: {error}"))
+            self._loop.call_soon_threadsafe(self._reply, word, ask, document)
 
     def _reply(self, word: str, ask: int, document: object) -> None:
         with as_file(document) as file:
@@ -218,7 +215,7 @@ class RunnerProcess:
             loading.resume(ready.config, opening.threads)
             self._loadings[fields["loading"]] = loading
             self._resumed.add(loading)
-        place = (ready.config, fields["index"], fields["count"])
+        place = (fields["index"], fields["count"])
         hurry = loading in self._resumed
         backend = loading.backend(*place, tell, hurry=hurry)
         kept = self._keep(backend, ready, loading)

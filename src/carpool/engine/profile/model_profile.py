@@ -29,6 +29,7 @@ from carpool.engine.hardware import Hardware, hardware
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.errors import ConfigError
+from carpool.link.typed_json import as_json, from_json
 from carpool.observe.logs import logger
 
 LEAST = 2.2
@@ -60,6 +61,7 @@ def _rounded_up(seconds: float) -> float:
     return ceil(seconds / step) * step
 
 
+_MOST_COUNT = 1 << 20
 _WORTH_IT = 0.85  # a piece must be this much cheaper per image before large batches are run in pieces
 
 
@@ -77,43 +79,15 @@ class Profile:
     def points(self) -> tuple[Point, ...]:
         return self.measured.points
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "instances": self.layout.instances,
-            "threads": self.layout.threads,
-            "layout_reason": self.layout_reason,
-            "points": [[point.size, point.seconds, point.spread, point.runs] for point in self.points],
-            "ended": self.measured.ended,
-            "measured_at": self.measured_at,
-        }
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Profile:
-        """Raises ValueError, KeyError or TypeError for what cannot be right."""
-        points = tuple(_point(*entry) for entry in document["points"])
-        BatchCurve.measured([(point.size, point.seconds) for point in points])
-        layout = Layout(_whole(document["instances"]), _whole(document["threads"]))
-        texts = [document[name] for name in ("layout_reason", "ended", "measured_at")]
-        if any(not isinstance(text, str) or len(text) > 1000 for text in texts):
-            raise ValueError("texts must be short")
-        return cls(layout, texts[0], Measured(points, texts[1]), texts[2])
-
-    def after_check(self, found: str) -> Profile:
-        return replace(self, reused=found)
-
-
-def _point(size: object, seconds: object, spread: object, runs: object) -> Point:
-    if not isinstance(seconds, int | float) or not isinstance(spread, int | float):
-        raise TypeError("times are numbers")
-    if not 0 < seconds < 1e6 or not 0 <= spread < 1e6:
-        raise ValueError("times are above 0")
-    return Point(_whole(size), float(seconds), float(spread), _whole(runs))
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 20:
-        raise ValueError("counts are whole numbers above 0")
-    return value
+def read_profile(document: object) -> Profile:
+    """What `as_json` made of one. Raises ValueError, KeyError or TypeError for what cannot be right."""
+    profile: Profile = from_json(Profile, document)
+    counts = [profile.layout.instances, profile.layout.threads, *(point.size for point in profile.points)]
+    if not all(1 <= count <= _MOST_COUNT for count in counts):
+        raise ValueError("a count that cannot be")
+    BatchCurve.measured([(point.size, point.seconds) for point in profile.points])
+    return profile
 
 
 def best_piece(curve: BatchCurve) -> int:
@@ -179,7 +153,7 @@ def _promised(curve: BatchCurve, slo: float, instances: int) -> list[str]:
 
 log = logger("engine")
 
-FORMAT = 2
+FORMAT = 3
 MOST_FILES = 256
 _MOST_BYTES = 1 << 18
 _SUFFIX = ".profile.json"
@@ -259,7 +233,7 @@ class ProfileStore:
             document = json.loads(file.read_text("utf-8"))
             if document["key"] != key:
                 raise ValueError("it was made for something else")
-            return Profile.from_json(document["profile"])
+            return read_profile(document["profile"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -269,7 +243,7 @@ class ProfileStore:
     def write(self, key: Key, profile: Profile) -> None:
         """The whole file at once: whoever reads meanwhile sees the old one or the new one."""
         file = self._file(key)
-        text = json.dumps({"key": key, "profile": profile.as_json()}, indent=1)
+        text = json.dumps({"key": key, "profile": as_json(profile)}, indent=1)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._folder, suffix=".part", delete=False) as part:
