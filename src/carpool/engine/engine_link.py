@@ -17,37 +17,10 @@ import orjson
 from carpool.core.job import NEW, OFFERED
 from carpool.engine.batch import NO_INPUTS, Outcome, Work
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
+from carpool.link import records
 from carpool.link.door import Catalog, ModelEntry, write_catalog
 from carpool.link.link_failures import write_failure
-from carpool.link.records import (
-    ADMITTED,
-    ANSWER,
-    ASK,
-    CANCEL,
-    CATALOG,
-    COMING,
-    DONE,
-    GONE,
-    LATEST,
-    MAX_ASK_BYTES,
-    MAX_ASKS,
-    MAX_TEMPLATES,
-    OK,
-    READY,
-    RESET,
-    SEEN,
-    SOURCE,
-    SUBMIT,
-    TEMPLATE,
-    TO_ENGINE,
-    TO_FRONTEND,
-    Fields,
-    HeardSources,
-    Outbox,
-    ProtocolError,
-    RecordReader,
-    to_frontend,
-)
+from carpool.link.records import Fields, HeardSources, Outbox, ProtocolError, RecordReader, to_frontend
 from carpool.link.request_place import RequestPlace
 from carpool.link.templates import ServedTemplate, read_template
 from carpool.memory.arena import map_memory
@@ -63,7 +36,7 @@ _log = logger("link")
 _SMALLEST_SLOT = 4096
 _MOST_OUTSIDE_S = 10.0  # whatever a front end says
 _WRITING_S = 0.001  # until the next look at an answer that is still being written
-_pack_answer = TO_FRONTEND.pack
+_pack_answer = records.TO_FRONTEND.pack
 
 
 class Calls:
@@ -128,9 +101,9 @@ class Calls:
         work.priority = priority
         if source:
             work.source = self.sources.name(source)
-        if flags & LATEST:
+        if flags & records.LATEST:
             work.latest = True
-        if flags & COMING:
+        if flags & records.COMING:
             work.ready_at = now + coming
         self._works[call] = work
         if self._taken and template.key != self._key:
@@ -153,7 +126,7 @@ class Calls:
                     self._done(work, Outcome(error=ModelError(f"the engine failed: {error}")))
         for work in works:
             if work.state is OFFERED and work.place is not None:
-                self._outbox.put(to_frontend(ADMITTED, work.place.call, OK))
+                self._outbox.put(to_frontend(records.ADMITTED, work.place.call, records.OK))
 
     def ready(self, call: int) -> None:
         """Too late for one that was given up while the word was on its way."""
@@ -196,7 +169,7 @@ class Calls:
             del self._works[call]
             if call in self._cancelled:
                 self._cancelled.discard(call)
-                self._outbox.put(to_frontend(DONE, call, GONE))
+                self._outbox.put(to_frontend(records.DONE, call, records.GONE))
             else:
                 self._outbox.put(_answer(place, outcome.timing, error))
         except Exception as error:
@@ -222,13 +195,13 @@ class Calls:
 
     def _refuse(self, call: int, error: CarpoolError) -> None:
         status, payload = write_failure(error)
-        self._outbox.put(to_frontend(DONE, call, status, payload))
+        self._outbox.put(to_frontend(records.DONE, call, status, payload))
 
 
 def _answer(place: RequestPlace, timing: Timing, error: CarpoolError | None) -> bytes:
-    status, payload = (OK, place.payload) if error is None else write_failure(error)
+    status, payload = (records.OK, place.payload) if error is None else write_failure(error)
     record = _pack_answer(
-        DONE,
+        records.DONE,
         len(payload),
         place.call,
         status,
@@ -249,7 +222,7 @@ def _check_options(
     if not (deadline >= 0.0 and 0.0 <= timeout < inf):
         raise ProtocolError(f"call {call} has no deadline or timeout that is a number")
     # Of inputs that are to come nothing may be looked at before they are there.
-    if flags & COMING and not (template.plain and not template.encoded and 0.0 <= coming < inf):
+    if flags & records.COMING and not (template.plain and not template.encoded and 0.0 <= coming < inf):
         raise ProtocolError(f"call {call} cannot be offered before its inputs")
 
 
@@ -268,7 +241,7 @@ class EngineLink(asyncio.Protocol):
         self.arena = arena  # its number among all that this engine ever mapped
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._reader = RecordReader(TO_ENGINE, MAX_ASK_BYTES)
+        self._reader = RecordReader(records.TO_ENGINE, records.MAX_ASK_BYTES)
         self._outbox = Outbox(loop, self._drop)
         self._calls = Calls(side.engine, frontend, memory, arena, side.max_answer_bytes, self._outbox, loop)
         self._questions: set[asyncio.Task[None]] = set()  # that are open
@@ -289,7 +262,7 @@ class EngineLink(asyncio.Protocol):
     def publish(self, number: int, catalog: bytes) -> None:
         if self._outbox.full:
             self._drop("it does not listen")
-        self._outbox.put(to_frontend(CATALOG, number, OK, catalog))
+        self._outbox.put(to_frontend(records.CATALOG, number, records.OK, catalog))
 
     # The connection.
 
@@ -330,30 +303,30 @@ class EngineLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            records = self._reader.feed(data)
+            said = self._reader.feed(data)
         except ProtocolError as error:
             self._drop(str(error))
         else:
-            self._hear(records)
+            self._hear(said)
 
     def _go_on(self) -> None:
-        records, self._unheard = self._unheard, []
-        if records and self._transport is not None:
-            self._hear(records)
+        said, self._unheard = self._unheard, []
+        if said and self._transport is not None:
+            self._hear(said)
             self._listen()
 
-    def _hear(self, records: list[tuple[Fields, bytes]]) -> None:
+    def _hear(self, said: list[tuple[Fields, bytes]]) -> None:
         """So many in one turn: batches that end, and other front ends, are not to wait for all of a flood."""
         now, templates, take = monotonic(), self._templates, self._calls.take
         try:
-            for fields, payload in records[:_AT_ONCE]:
-                if fields[0] == SUBMIT:
+            for fields, payload in said[:_AT_ONCE]:
+                if fields[0] == records.SUBMIT:
                     take(fields, templates.get(fields[3]), now)
                 else:
                     self._calls.submit()
                     self._obey(fields, payload)
-            if len(records) > _AT_ONCE:
-                self._unheard = records[_AT_ONCE:]
+            if len(said) > _AT_ONCE:
+                self._unheard = said[_AT_ONCE:]
                 self._listen()
                 self._loop.call_soon(self._go_on)
         except ProtocolError as error:
@@ -373,30 +346,30 @@ class EngineLink(asyncio.Protocol):
 
     def _obey(self, fields: Fields, payload: bytes) -> None:
         kind, number = fields[0], fields[2]
-        if kind == TEMPLATE:
-            if len(self._templates) >= MAX_TEMPLATES or number in self._templates:
+        if kind == records.TEMPLATE:
+            if len(self._templates) >= records.MAX_TEMPLATES or number in self._templates:
                 raise ProtocolError(f"template {number} cannot be new")
             self._templates[number] = read_template(payload, self._side.entries.get)
-        elif kind == READY:
+        elif kind == records.READY:
             self._calls.ready(number)
-        elif kind == CANCEL:
+        elif kind == records.CANCEL:
             self._calls.cancel(number)
-        elif kind == SOURCE:
+        elif kind == records.SOURCE:
             self._calls.sources.hear(number, payload)
-        elif kind == SEEN:
+        elif kind == records.SEEN:
             self.seen = max(self.seen, number)
             self._side.acknowledged()
-        elif kind == ASK:
+        elif kind == records.ASK:
             self._ask(number, payload)
-        elif kind == RESET:
+        elif kind == records.RESET:
             self._templates.clear()
         else:
             raise ProtocolError(f"a record of kind {kind}")
 
     def _ask(self, number: int, payload: bytes) -> None:
         """Questions are answered in whatever order they end."""
-        if len(self._questions) >= MAX_ASKS:
-            raise ProtocolError(f"more than {MAX_ASKS} open questions")
+        if len(self._questions) >= records.MAX_ASKS:
+            raise ProtocolError(f"more than {records.MAX_ASKS} open questions")
         task = self._loop.create_task(self._settle(number, payload))
         self._questions.add(task)
         task.add_done_callback(self._questions.discard)
@@ -405,13 +378,13 @@ class EngineLink(asyncio.Protocol):
         try:
             what, arguments = orjson.loads(payload)
             answer = orjson.dumps(await self._side.answer(what, arguments))
-            status = OK
+            status = records.OK
         except CarpoolError as error:
             status, answer = write_failure(error)
         except Exception as error:
             _log.exception("ask-failed", frontend=self._frontend)
             status, answer = write_failure(CarpoolError(f"the engine failed: {error}"))
-        self._outbox.put(to_frontend(ANSWER, number, status, answer))
+        self._outbox.put(to_frontend(records.ANSWER, number, status, answer))
 
 
 _SEEN_WITHIN_S = 5.0  # a front end that takes longer is stuck; it must not hold up an operator

@@ -18,22 +18,9 @@ from carpool.config.repository import ModelVersion
 from carpool.engine.batch import BatchResult, Outcome, Work
 from carpool.engine.models.loading import Ready, ReportStep
 from carpool.errors import ModelError
+from carpool.link import records
 from carpool.link.link_failures import read_failure
-from carpool.link.records import (
-    ALIVE,
-    CLEAN,
-    FROM_RUNNER,
-    MAX_RUNNER_TEMPLATES,
-    OK,
-    RESET,
-    RUN,
-    RUN_PLACE,
-    TEMPLATE,
-    TO_RUNNER,
-    ProtocolError,
-    RecordReader,
-    read_endings,
-)
+from carpool.link.records import ProtocolError, RecordReader, read_endings
 from carpool.link.request_place import RequestPlace
 from carpool.observe.logs import logger
 from carpool.types import Timing
@@ -196,7 +183,7 @@ _SPIN_S = 0.001
 """So long the loop does not sleep for a lone image on a device, which is done by then: waking up would take a
 good part of the time that it took."""
 _ABORT_S = 30.0
-_pack_place = RUN_PLACE.pack
+_pack_place = records.RUN_PLACE.pack
 
 
 class HostedLoading:
@@ -239,7 +226,7 @@ class HostedInstance:
         self._works: Sequence[Work] | None = None
         self._unsettled: Sequence[Work] = ()
         self._freed = threading.Event()
-        self._reader = RecordReader(FROM_RUNNER, runner.max_answer_bytes + _LISTS_BYTES)
+        self._reader = RecordReader(records.FROM_RUNNER, runner.max_answer_bytes + _LISTS_BYTES)
         self._wire: Wire | None = None
         self._spins_until = 0.0
 
@@ -264,9 +251,9 @@ class HostedInstance:
         self._works = works
         said: list[bytes] = []
         places: list[bytes] = []
-        if len(self._known) >= MAX_RUNNER_TEMPLATES:
+        if len(self._known) >= records.MAX_RUNNER_TEMPLATES:
             self._known.clear()
-            said.append(TO_RUNNER.pack(RESET, 0, 0))
+            said.append(records.TO_RUNNER.pack(records.RESET, 0, 0))
         known = self._known
         for work in works:
             place = _place(work)
@@ -274,10 +261,13 @@ class HostedInstance:
             identity = template.identity
             if identity not in known:
                 known.add(identity)
-                said += (TO_RUNNER.pack(TEMPLATE, len(template.payload), identity), template.payload)
+                said += (
+                    records.TO_RUNNER.pack(records.TEMPLATE, len(template.payload), identity),
+                    template.payload,
+                )
             place.held = True
             places.append(_pack_place(place.arena, identity, place.offset, place.output, place.capacity))
-        said.append(TO_RUNNER.pack(RUN, len(places) * RUN_PLACE.size, 0))
+        said.append(records.TO_RUNNER.pack(records.RUN, len(places) * records.RUN_PLACE.size, 0))
         self._wire.send(b"".join(said + places))
         if self.device and len(works) == 1:
             self._spins_until = monotonic() + _SPIN_S
@@ -301,18 +291,18 @@ class HostedInstance:
         works, self._works = self._works, None
         if works is None:
             return  # it was aborted, and its riders were told
-        self.alive = bool(int(flags) & ALIVE)
+        self.alive = bool(int(flags) & records.ALIVE)
         outcomes: list[Outcome] = []
         for work, (status, form, said) in zip(works, read_endings(payload, len(works)), strict=True):
             place = _place(work)
             place.held = False
-            if status == OK:
+            if status == records.OK:
                 place.form, place.payload = form, said
                 outcomes.append(Outcome())
             else:
                 outcomes.append(Outcome(error=read_failure(status, said)))
         timing = Timing(0.0, input_s, infer_s, output_s, int(images))
-        clean = bool(int(flags) & CLEAN)
+        clean = bool(int(flags) & records.CLEAN)
         self._driver.ended(self, BatchResult(outcomes, seconds, timing, clean, int(short)))
 
     # ---- the end ----------------------------------------------------------------------------------------

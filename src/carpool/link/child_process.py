@@ -15,15 +15,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 
 from carpool.memory.pulse import STALE_S, START_S, Watch
-from carpool.observe.logs import Logger, logger, stream
-from carpool.observe.output import Output, read_some
+from carpool.observe.logs import Logger, finish, logger, stream
+from carpool.observe.output import Output, keep_stream, read_some
 
 _LONGEST = 1 << 15  # of a message as such; the kernel's buffer is several times that
 _MOST_FILES = 64
@@ -141,6 +141,31 @@ def belong_to_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
+
+
+def live_as_child(
+    part: str,
+    fd: int,
+    live: Callable[[Control, int], Coroutine[Any, Any, int]],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> NoReturn:
+    """All that a process does which a `Child` started: `live` gets its control and the stream of its log."""
+    belong_to_parent()
+    stream = keep_stream()
+    os.set_inheritable(fd, False)
+
+    async def living() -> int:
+        return await live(Control(socket.socket(fileno=fd)), stream)
+
+    try:
+        code = asyncio.Runner(loop_factory=loop_factory).run(living())
+    except Exception:
+        logger(part).exception("process-failed")
+        code = 1
+    finish()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # neither a thread that is stuck in a model nor a link that is open may keep us
 
 
 _LAST_READS = 64  # of what a process wrote before it ended: more than a pipe holds

@@ -24,7 +24,7 @@ from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError
 from carpool.frontend.documents import picture_tasks, promises
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.child_process import Control, Message, belong_to_parent, spare_the_collector, switch_often
+from carpool.link.child_process import Control, Message, live_as_child, spare_the_collector, switch_often
 from carpool.link.door import Catalog
 from carpool.link.typed_json import read_document
 from carpool.memory.arena import Arena, map_memory
@@ -33,8 +33,7 @@ from carpool.memory.pulse import Beats, Pulses, Watch
 from carpool.observe.columns import UP
 from carpool.observe.counters import Table
 from carpool.observe.descriptors import Descriptors
-from carpool.observe.logs import configure, finish, logger
-from carpool.observe.output import keep_stream
+from carpool.observe.logs import configure, logger
 from carpool.process.shared_settings import apply_log_settings
 
 if TYPE_CHECKING:
@@ -242,8 +241,7 @@ class FrontendProcess:
         return 0.0
 
 
-async def _live(role: str, fd: int, stream: int) -> int:
-    control = Control(socket.socket(fileno=fd))
+async def _live(role: str, control: Control, stream: int) -> int:
     first = await control.receive()
     if first is None:
         return 0
@@ -259,21 +257,5 @@ async def _live(role: str, fd: int, stream: int) -> int:
         watching.cancel()
 
 
-def main(arguments: Sequence[str]) -> int:
-    role, fd = arguments[0], int(arguments[1])
-    belong_to_parent()
-    stream = keep_stream()
-    os.set_inheritable(fd, False)
-    try:
-        return asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_live(role, fd, stream))
-    except Exception:
-        logger(role).exception("process-failed")
-        return EXIT_FAILED
-
-
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    finish()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # neither a thread that is stuck in a model nor a link that is open may keep us
+    live_as_child(sys.argv[1], int(sys.argv[2]), partial(_live, sys.argv[1]), uvloop.new_event_loop)

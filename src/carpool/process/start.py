@@ -1,4 +1,4 @@
-"""What runs in the engine's process: the models, behind links to the front ends. With `--frontends 0` all of it
+"""What runs in the engine's process: the models, behind links to the front ends. With `--frontends 0` all
 runs in one process: the same front ends and engine, and a link between them."""
 
 from __future__ import annotations

@@ -16,26 +16,10 @@ import numpy as np
 from carpool.backends.backend import Backend, BreaksProcess, Gathers, SharesDevice, aborted
 from carpool.engine.batch import BatchResult, BatchRun, Outcome
 from carpool.errors import CarpoolError, ModelError, Unavailable
+from carpool.link import records
 from carpool.link.door import ModelEntry
 from carpool.link.link_failures import write_failure
-from carpool.link.records import (
-    ALIVE,
-    AS_EXPECTED,
-    CLEAN,
-    FROM_RUNNER,
-    MAX_TEMPLATE_BYTES,
-    OK,
-    RAN,
-    RESET,
-    RUN,
-    RUN_PLACE,
-    TEMPLATE,
-    TO_RUNNER,
-    Ending,
-    ProtocolError,
-    RecordReader,
-    write_endings,
-)
+from carpool.link.records import Ending, ProtocolError, RecordReader, write_endings
 from carpool.link.request_place import COPIED_AT_ONCE, RequestPlace
 from carpool.link.templates import ServedTemplate, read_template
 from carpool.memory.layout import find_file
@@ -131,7 +115,7 @@ Slot: TypeAlias = tuple[int, int]
 class Placed(Outcome):
     """Outputs that are on their way to the front end."""
 
-    ending: Ending = AS_EXPECTED
+    ending: Ending = records.AS_EXPECTED
 
 
 _AS_EXPECTED = Placed()  # shared: so end nearly all
@@ -228,7 +212,7 @@ def _rows_of(template: ServedTemplate, outputs: Mapping[str, Array], first: int 
 def _outcome(place: RequestPlace) -> Outcome:
     if place.form is None:
         return Outcome(error=place.error)
-    return Placed(ending=Ending(OK, place.form, place.payload))
+    return Placed(ending=Ending(records.OK, place.form, place.payload))
 
 
 def _layout(template: ServedTemplate, outputs: Mapping[str, Array]) -> tuple[list[_Part], int]:
@@ -314,7 +298,7 @@ class RunnerInstance:
             time.sleep(_WRITING_S)
 
     def _serve(self) -> None:
-        reader = RecordReader(TO_RUNNER, MAX_TEMPLATE_BYTES)
+        reader = RecordReader(records.TO_RUNNER, records.MAX_TEMPLATE_BYTES)
         try:
             while data := self._next():
                 for (kind, _, number), payload in reader.feed(data):
@@ -340,13 +324,13 @@ class RunnerInstance:
         return self._socket.recv(_READ_BYTES)
 
     def _obey(self, kind: int, number: int, payload: bytes) -> None:
-        if kind == RUN:
+        if kind == records.RUN:
             if self._next_backend is not None:
                 self._take_next_backend()
             self._run(payload)
-        elif kind == TEMPLATE:
+        elif kind == records.TEMPLATE:
             self._templates[number] = read_template(payload, lambda _key: self._entry)
-        elif kind == RESET:
+        elif kind == records.RESET:
             self._templates.clear()
         else:
             raise ProtocolError(f"a record of kind {kind}")
@@ -356,7 +340,9 @@ class RunnerInstance:
         slots: list[Slot] = []
         wrong: dict[int, CarpoolError] = {}
         find, templates, view = self._arenas.find, self._templates, self._view
-        for index, (arena, number, offset, output, capacity) in enumerate(RUN_PLACE.iter_unpack(payload)):
+        for index, (arena, number, offset, output, capacity) in enumerate(
+            records.RUN_PLACE.iter_unpack(payload)
+        ):
             try:
                 riders.append(find(arena).find(number, templates[number], offset, view))
                 slots.append((output, capacity))
@@ -378,12 +364,12 @@ class RunnerInstance:
         timing = result.timing
         payload = write_endings(endings)
         alive = self._backend.alive
-        record = FROM_RUNNER.pack(
-            RAN,
+        record = records.FROM_RUNNER.pack(
+            records.RAN,
             len(payload),
             timing.batch,
             result.out_of_memory,
-            CLEAN * clean | ALIVE * alive,
+            records.CLEAN * clean | records.ALIVE * alive,
             result.seconds,
             timing.input,
             timing.infer,

@@ -30,14 +30,13 @@ from carpool.engine.hosted_model import Failure, LoadOrder, OpenedAs, Opening, P
 from carpool.engine.models.loading import Loading, Ready, ReportStep
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.errors import CarpoolError, ModelError
-from carpool.link.child_process import Control, Message, belong_to_parent, spare_the_collector, switch_often
+from carpool.link.child_process import Control, Message, live_as_child, spare_the_collector, switch_often
 from carpool.link.door import ModelEntry
 from carpool.link.link_failures import write_failure
 from carpool.link.typed_json import as_file, from_file
 from carpool.memory.arena import map_memory
 from carpool.memory.pulse import Beats, Pulses
-from carpool.observe.logs import configure, finish, logger
-from carpool.observe.output import keep_stream
+from carpool.observe.logs import configure, logger
 from carpool.process.shared_settings import apply_log_settings
 from carpool.runner.runner_instance import Arenas, RunnerInstance
 from carpool.vision.settings import write as write_vision
@@ -307,8 +306,7 @@ def _as_runner(record: logging.LogRecord) -> bool:
     return True
 
 
-async def _live(fd: int, names: Sequence[str], stream: int) -> None:
-    control = Control(socket.socket(fileno=fd))
+async def _live(names: Sequence[str], control: Control, stream: int) -> int:
     # Before anybody says what for: one that stands by has this behind it when it is needed. What is made at
     # import stays for ever.
     for name in ("torch", *names):
@@ -317,7 +315,7 @@ async def _live(fd: int, names: Sequence[str], stream: int) -> None:
     spare_the_collector()
     first = await control.receive()
     if first is None:
-        return
+        return 0
     configure(first.body["log_format"], first.body["log_level"], stream)
     logging.getLogger("carpool.engine").addFilter(_as_runner)  # the code that loads is the engine's as well
     (pulse_file,) = first.files
@@ -326,26 +324,9 @@ async def _live(fd: int, names: Sequence[str], stream: int) -> None:
     beats = Beats(lambda: pulses.beat(0))
     await RunnerProcess(control, first).run()
     beats.stop()
-
-
-def main(arguments: list[str]) -> int:
-    *names, last = arguments
-    fd = int(last)
-    belong_to_parent()
-    stream = keep_stream()
-    os.set_inheritable(fd, False)
-    switch_often()
-    try:
-        asyncio.run(_live(fd, names, stream))
-    except Exception:
-        _log.exception("process-failed")
-        return 1
     return 0
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    finish()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # no thread that is stuck in a model may keep us
+    switch_often()
+    live_as_child("runner", int(sys.argv[-1]), partial(_live, sys.argv[1:-1]))
