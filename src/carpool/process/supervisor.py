@@ -160,6 +160,8 @@ class Supervisor:
             code = await child.watch(lambda message: self._hear(post, message))
             post.child, post.guard, post.is_up = None, None, False
             self._pulses.clear(post.block)  # what it left there says nothing about the next
+            if post is self._engine:
+                self._block.server.set(UP, 0.0)  # with the engine's own cell, which goes next
             self._table.block(post.block)  # its gauges are not true any more
             if self._stopping.is_set():
                 self._cut_off |= code != 0

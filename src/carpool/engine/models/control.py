@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -297,7 +297,9 @@ class ModelControl:
         """
         await self.find()
         places = {model.name: model.places for model in self._models.values()}
-        seen = await asyncio.to_thread(_fingerprints, places)
+        seen = await asyncio.to_thread(
+            lambda: {name: fingerprint_of(found) for name, found in places.items()}
+        )
         for name, fingerprint in seen.items():
             model = self._models.get(name)
             if model is None:
@@ -451,10 +453,6 @@ class ModelControl:
         model.now_serves({})
         model.kept = None
         self._fleet.swap((), going)
-
-
-def _fingerprints(places: Mapping[str, Sequence[Path]]) -> dict[str, Fingerprint]:
-    return {name: fingerprint_of(found) for name, found in places.items()}
 
 
 async def _outcome(task: asyncio.Task[None]) -> None:
