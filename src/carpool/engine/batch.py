@@ -136,7 +136,10 @@ def check_inputs(signature: Signature, given: Mapping[str, Array]) -> tuple[dict
         if spec.name not in given:
             raise InvalidInput(f"{signature.model} needs the input {spec.name!r}", field=spec.name)
         array = np.asarray(given[spec.name])
-        _check_datatype(spec, array)
+        if array.dtype != spec.datatype.dtype:
+            hint = " (an array of bytes objects)" if spec.datatype is Datatype.BYTES else ""
+            said = f"input {spec.name!r} must be {spec.datatype.value}{hint}, not {array.dtype}"
+            raise InvalidInput(said, field=spec.name)
         alone = bool(signature.max_batch) and array.ndim == len(spec.shape)
         added.add(alone)
         arrays[spec.name] = array[np.newaxis] if alone else array
@@ -146,14 +149,6 @@ def check_inputs(signature: Signature, given: Mapping[str, Array]) -> tuple[dict
     if len({len(array) for array in arrays.values()} if signature.max_batch else {1}) > 1 or len(added) > 1:
         raise InvalidInput(f"the inputs of {signature.model} hold different numbers of images")
     return arrays, added == {True}
-
-
-def _check_datatype(spec: TensorSpec, array: Array) -> None:
-    if array.dtype != spec.datatype.dtype:
-        hint = " (an array of bytes objects)" if spec.datatype is Datatype.BYTES else ""
-        raise InvalidInput(
-            f"input {spec.name!r} must be {spec.datatype.value}{hint}, not {array.dtype}", field=spec.name
-        )
 
 
 def _check_shape(spec: TensorSpec, array: Array, signature: Signature) -> None:

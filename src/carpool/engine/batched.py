@@ -180,8 +180,7 @@ class _Gatherer:
         driver = Driver(self._name, Scheduler(curve, self._policy), knobs, Watcher(), self._loop)
         largest = self._policy.max_batch
         executor = Executor(self._backend, signature, largest, largest, driver.report)
-        placed = asyncio.run_coroutine_threadsafe(_place(driver, executor), self._loop)
-        placed.result()
+        self._loop.call_soon_threadsafe(driver.place, driver.scheduler.instances[0], executor)
         return driver
 
     def _measure(self, item: Any) -> BatchCurve:
@@ -201,10 +200,6 @@ class _Gatherer:
             if points[-1][1] > self._policy.slo or monotonic() - began > _MEASURE_S:
                 break
         return BatchCurve.measured(points, largest)
-
-
-async def _place(driver: Driver, executor: Executor) -> None:
-    driver.place(driver.scheduler.instances[0], executor)
 
 
 def _settle(future: Future[Any], outcome: Outcome) -> None:

@@ -243,16 +243,12 @@ class EngineLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader = RecordReader(records.TO_ENGINE, records.MAX_ASK_BYTES)
         self._outbox = Outbox(loop, self._drop)
-        self._calls = Calls(side.engine, frontend, memory, arena, side.max_answer_bytes, self._outbox, loop)
+        self.calls = Calls(side.engine, frontend, memory, arena, side.max_answer_bytes, self._outbox, loop)
         self._questions: set[asyncio.Task[None]] = set()  # that are open
         self._templates: dict[int, ServedTemplate] = {}
         self._unheard: list[tuple[Fields, bytes]] = []  # what it said, for the next turn
         self._deaf = False  # it does not take its answers
         self.seen = 0
-
-    @property
-    def calls(self) -> int:
-        return len(self._calls)
 
     def close(self) -> None:
         self._outbox.close()
@@ -278,8 +274,8 @@ class EngineLink(asyncio.Protocol):
         self._outbox.close()
         self._side.closed(self)
         self._templates.clear()
-        _log.info("link-closed", frontend=self._frontend, calls=len(self._calls))
-        self._calls.end()
+        _log.info("link-closed", frontend=self._frontend, calls=len(self.calls))
+        self.calls.end()
 
     def eof_received(self) -> None:
         self.close()  # nobody is left to read what is unsent
@@ -317,13 +313,13 @@ class EngineLink(asyncio.Protocol):
 
     def _hear(self, said: list[tuple[Fields, bytes]]) -> None:
         """So many in one turn: batches that end, and other front ends, are not to wait for all of a flood."""
-        now, templates, take = monotonic(), self._templates, self._calls.take
+        now, templates, take = monotonic(), self._templates, self.calls.take
         try:
             for fields, payload in said[:_AT_ONCE]:
                 if fields[0] == records.SUBMIT:
                     take(fields, templates.get(fields[3]), now)
                 else:
-                    self._calls.submit()
+                    self.calls.submit()
                     self._obey(fields, payload)
             if len(said) > _AT_ONCE:
                 self._unheard = said[_AT_ONCE:]
@@ -335,7 +331,7 @@ class EngineLink(asyncio.Protocol):
             _log.exception("link-failed", frontend=self._frontend)
             self._drop("it could not be read")
         finally:
-            self._calls.submit()  # also what came before a lie: all that was taken is cancelled with its link
+            self.calls.submit()  # also what came before a lie: all that was taken is cancelled with its link
 
     def _drop(self, why: str) -> None:
         _log.error("link-dropped", frontend=self._frontend, error=why)
@@ -351,11 +347,11 @@ class EngineLink(asyncio.Protocol):
                 raise ProtocolError(f"template {number} cannot be new")
             self._templates[number] = read_template(payload, self._side.entries.get)
         elif kind == records.READY:
-            self._calls.ready(number)
+            self.calls.ready(number)
         elif kind == records.CANCEL:
-            self._calls.cancel(number)
+            self.calls.cancel(number)
         elif kind == records.SOURCE:
-            self._calls.sources.hear(number, payload)
+            self.calls.sources.hear(number, payload)
         elif kind == records.SEEN:
             self.seen = max(self.seen, number)
             self._side.acknowledged()
@@ -400,7 +396,7 @@ class EngineSide:
         self.max_answer_bytes = max_answer_bytes
         self.dropped = dropped
         self.entries: Mapping[int, ModelEntry] = {}
-        self._links: set[EngineLink] = set()
+        self.links: set[EngineLink] = set()
         self._arenas = 0
         self._seen = asyncio.Event()
         self._catalog = (0, b"")
@@ -422,24 +418,15 @@ class EngineSide:
 
     def close(self) -> None:
         """End every link; a loop that is closed with one still open can hang."""
-        for link in list(self._links):
+        for link in list(self.links):
             link.close()
 
-    @property
-    def links(self) -> int:
-        return len(self._links)
-
-    @property
-    def calls(self) -> int:
-        """Those that have not been answered yet."""
-        return sum(link.calls for link in self._links)
-
     def opened(self, link: EngineLink) -> None:
-        self._links.add(link)
+        self.links.add(link)
         link.publish(*self._catalog)
 
     def closed(self, link: EngineLink) -> None:
-        self._links.discard(link)
+        self.links.discard(link)
         self.engine.unshare(link.arena)
         self._seen.set()
 
@@ -457,7 +444,7 @@ class EngineSide:
 
     async def everyone_saw(self, number: int) -> None:
         """Returns when this catalogue, or a later one, is in force at every front end that is connected."""
-        while any(link.seen < number for link in self._links):
+        while any(link.seen < number for link in self.links):
             self._seen.clear()
             await self._seen.wait()
 
@@ -465,5 +452,5 @@ class EngineSide:
         entries = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
         self.entries = {entry.key: entry for entry in entries}
         self._catalog = (catalog.number, write_catalog(catalog))
-        for link in list(self._links):
+        for link in list(self.links):
             link.publish(*self._catalog)

@@ -276,34 +276,32 @@ class Child:
         self._output.close()
 
 
+@dataclass(slots=True)
 class Guard:
     """Looks at one process's signs of life: says when it stalls, kills it when that lasts for `kill_after`
-    seconds; 0: never. It is called `what` in the log, and told apart by `fields`."""
+    seconds; 0: never."""
 
-    def __init__(
-        self, child: Child, watch: Watch, kill_after: float, log: Logger, what: str, **fields: object
-    ) -> None:
-        self._child = child
-        self._watch = watch
-        self._kill_after = kill_after
-        self._log = log
-        self._what = what
-        self._fields = {**fields, "child": child.pid}
-        self._killed = False
-        self.stalled = False
+    child: Child
+    watch: Watch
+    kill_after: float
+    log: Logger
+    what: str  # it is called in the log
+    fields: Mapping[str, object] = field(default_factory=dict)
+    stalled: bool = False
+    killed: bool = False
 
     def look(self, *, patient: bool) -> None:
         """To be called every `BEAT_S`. `patient`: what it imports or loads may hold its interpreter lock."""
-        still = self._watch.look()
-        patient = patient or not self._watch.begun
+        still = self.watch.look()
+        patient = patient or not self.watch.begun
         if (still >= STALE_S and not patient) != self.stalled:
             self.stalled = not self.stalled
             if self.stalled:
-                self._log.warning(f"{self._what}-stalled", **self._fields)
+                self.log.warning(f"{self.what}-stalled", **self.fields, child=self.child.pid)
             else:
-                self._log.info(f"{self._what}-moves-again", **self._fields)
-        limit = max(self._kill_after, START_S) if patient else self._kill_after
-        if self._kill_after and still >= limit and not self._killed:
-            self._killed = True  # said once; its end may take a while to be seen
-            self._log.error(f"{self._what}-hangs", **self._fields, still_s=round(still, 1))
-            self._child.kill()
+                self.log.info(f"{self.what}-moves-again", **self.fields, child=self.child.pid)
+        limit = max(self.kill_after, START_S) if patient else self.kill_after
+        if self.kill_after and still >= limit and not self.killed:
+            self.killed = True  # said once; its end may take a while to be seen
+            self.log.error(f"{self.what}-hangs", **self.fields, child=self.child.pid, still_s=round(still, 1))
+            self.child.kill()

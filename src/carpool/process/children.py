@@ -15,7 +15,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from mmap import mmap
 from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
@@ -27,7 +26,7 @@ from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.child_process import Control, Message, live_as_child, spare_the_collector, switch_often
 from carpool.link.door import Catalog
 from carpool.link.typed_json import read_document
-from carpool.memory.arena import Arena, map_memory
+from carpool.memory.arena import Arena, take_memory
 from carpool.memory.gates import GateTable
 from carpool.memory.pulse import Beats, Pulses, Watch
 from carpool.observe.columns import UP
@@ -83,13 +82,6 @@ def _load(name: str) -> Callable[..., Any]:
     return found
 
 
-def _mapped(fd: int) -> mmap:
-    try:
-        return map_memory(fd)
-    finally:
-        os.close(fd)
-
-
 class EngineProcess:
     def __init__(self, control: Control, first: Message, settings: ServerSettings) -> None:
         self._control = control
@@ -102,7 +94,7 @@ class EngineProcess:
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> int:
-        self._table, self._gates, pulses = map(_mapped, self._first.files)
+        self._table, self._gates, pulses = map(take_memory, self._first.files)
         beats = Beats(partial(Pulses(pulses).beat, self._first.body["block"]))
         obeying = asyncio.create_task(self._obey())
         starting = asyncio.create_task(self._start())
@@ -193,11 +185,11 @@ class FrontendProcess:
     async def run(self) -> int:
         arena, table, gates, pulse_file, *listening = self._first.files
         door = RemoteDoor(
-            Arena(_mapped(arena)),
+            Arena(take_memory(arena)),
             max_answer_bytes=self._settings.max_body_bytes,
             broken=self._broken.set,
         )
-        pulses, block = Pulses(_mapped(pulse_file)), self._first.body["block"]
+        pulses, block = Pulses(take_memory(pulse_file)), self._first.body["block"]
         engine = Watch(partial(pulses.read, ENGINE_BLOCK))
         Beats(partial(pulses.beat, block), lambda: door.engine_stood_still(engine.look()))
         door.watch(lambda catalog: apply_log_settings(catalog.logging))
@@ -205,13 +197,13 @@ class FrontendProcess:
         sockets = iter(listening)
         parts = FrontendParts(
             door=door,
-            gates=GateTable(_mapped(gates)),
+            gates=GateTable(take_memory(gates)),
             settings=self._settings,
             sockets={
                 name: [socket.socket(fileno=next(sockets)) for _ in range(count)]
                 for name, count in self._first.body["sockets"].items()
             },
-            table=Table(_mapped(table)),
+            table=Table(take_memory(table)),
             block=block,
             began=self._first.body["began"],
         )

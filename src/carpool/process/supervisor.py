@@ -156,7 +156,7 @@ class Supervisor:
                 await self._could_not_start(post, error)
                 continue
             watch = Watch(partial(self._pulses.read, post.block))
-            post.guard = Guard(child, watch, self._settings.watchdog_s, _log, "process", role=post.role)
+            post.guard = Guard(child, watch, self._settings.watchdog_s, _log, "process", {"role": post.role})
             code = await child.watch(lambda message: self._hear(post, message))
             post.child, post.guard, post.is_up = None, None, False
             self._pulses.clear(post.block)  # what it left there says nothing about the next

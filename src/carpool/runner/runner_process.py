@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-import os
 import socket
 import sys
 import threading
@@ -34,7 +33,7 @@ from carpool.link.child_process import Control, Message, live_as_child, spare_th
 from carpool.link.door import ModelEntry
 from carpool.link.link_failures import write_failure
 from carpool.link.typed_json import as_file, from_file
-from carpool.memory.arena import map_memory
+from carpool.memory.arena import take_memory
 from carpool.memory.pulse import Beats, Pulses
 from carpool.observe.logs import configure, logger
 from carpool.process.shared_settings import apply_log_settings
@@ -150,7 +149,7 @@ class RunnerProcess:
         self._resumed: WeakSet[Loading] = WeakSet()  # their first instances are opened in a hurry
         self._later = Later()
         self._words: dict[str, Callable[[Message], None]] = {
-            "arena": self._map,
+            "arena": lambda message: self._arenas.add(message.body["number"], take_memory(message.files[0])),
             "forget": lambda message: self._arenas.forget(message.body["number"]),
             "logging": lambda message: apply_log_settings(message.body["settings"]),
             "prepare": lambda message: self._work(message, LoadOrder, self._prepare),
@@ -163,13 +162,6 @@ class RunnerProcess:
     async def run(self) -> None:
         while (message := await self._control.receive()) is not None:
             self._words[message.word](message)
-
-    def _map(self, message: Message) -> None:
-        (file,) = message.files
-        try:
-            self._arenas.add(message.body["number"], map_memory(file))
-        finally:
-            os.close(file)
 
     # ---- loading, in threads ----------------------------------------------------------------------------
 
@@ -318,9 +310,7 @@ async def _live(names: Sequence[str], control: Control, stream: int) -> int:
         return 0
     configure(first.body["log_format"], first.body["log_level"], stream)
     logging.getLogger("carpool.engine").addFilter(_as_runner)  # the code that loads is the engine's as well
-    (pulse_file,) = first.files
-    pulses = Pulses(map_memory(pulse_file))
-    os.close(pulse_file)
+    pulses = Pulses(take_memory(first.files[0]))
     beats = Beats(lambda: pulses.beat(0))
     await RunnerProcess(control, first).run()
     beats.stop()

@@ -112,17 +112,14 @@ class Fleet:
             task.add_done_callback(self._retiring.discard)
         for served in new:
             self._loading.discard(served)
-            self._inherit(served, going)
+            for before in going:
+                if before.version == served.version and before.name == served.name:
+                    served.batches = before.batches
             served.offer()
             self._keys += 1
             self.offered[self._keys] = served
             self.routes[self._keys] = Direct(served.driver, eager=served.config.mode is Mode.EAGER)
         self.changed()
-
-    def _inherit(self, served: Served, going: Iterable[Served]) -> None:
-        for before in going:
-            if before.version == served.version and before.name == served.name:
-                served.batches = before.batches
 
     async def _retire(self, key: int, served: Served) -> None:
         with contextlib.suppress(TimeoutError):

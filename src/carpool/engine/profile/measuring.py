@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from math import inf, sqrt
 from typing import cast
 
@@ -90,37 +90,28 @@ def sizes(largest: int) -> list[int]:
     return sorted({*powers, largest})
 
 
+@dataclass(frozen=True, slots=True)
 class Measuring:
     """Measures one model on all of its instances at once, as they run when there is much to do."""
 
-    def __init__(
-        self,
-        backends: Sequence[Backend],
-        signature: Signature,
-        effort: Effort = FOR_SERVING,
-        *,
-        now: Callable[[], float] = monotonic,
-        synchronise: Callable[[], None] = lambda: None,
-        picture: Array | None = None,
-    ) -> None:
-        """With a `picture`, a file, the backends get so many of it instead of tensors."""
-        self._backends = backends
-        self._signature = signature
-        self._effort = effort
-        self._now = now
-        self._synchronise = synchronise
-        self._picture = picture
+    _backends: Sequence[Backend]
+    _signature: Signature
+    _effort: Effort = FOR_SERVING
+    _: KW_ONLY
+    now: Callable[[], float] = monotonic
+    synchronise: Callable[[], None] = lambda: None
+    picture: Array | None = None  # a file: the backends get so many of it instead of tensors
 
     def points(
         self, wanted: Iterable[int], budget: float = inf, tell: Callable[[int], None] = lambda _: None
     ) -> Measured:
         """Sizes in rising order, as far as they matter: up to the first that takes longer than the budget,
         or, with a budget, that larger batches bring nothing more."""
-        end = self._now() + self._effort.total
+        end = self.now() + self._effort.total
         times: dict[int, list[float]] = {}
         ended = ""
         for images in wanted:
-            if times and self._now() + self._expected(_point(*list(times.items())[-1]), images) > end:
+            if times and self.now() + self._expected(_point(*list(times.items())[-1]), images) > end:
                 ended = f"larger ones would take more than {self._effort.total:g} s"
                 break
             tell(images)
@@ -130,7 +121,7 @@ class Measuring:
                 break
         for _ in range(1, self._effort.passes):
             for images in times:
-                if self._now() + self._expected(_point(images, times[images]), images) < end:
+                if self.now() + self._expected(_point(images, times[images]), images) < end:
                     tell(images)
                     times[images] += self._times(images)
         return Measured(tuple(_point(*entry) for entry in times.items()), ended)
@@ -155,26 +146,26 @@ class Measuring:
         effort = self._effort
         with self._runs(images) as runs:
             times = self._warm_up(runs)
-            began = self._now()
+            began = self.now()
             while len(times) < _fewest(times) or (
                 len(times) < effort.most_runs
-                and self._now() - began < effort.seconds
+                and self.now() - began < effort.seconds
                 and not (len(times) >= effort.least_runs and _is_clear(times))
             ):
                 times += runs.once()
         return times
 
     def _runs(self, images: int) -> _Runs:
-        requests = sample(self._signature, images) if self._picture is None else {}
-        pictures = [] if self._picture is None else [self._picture] * images
-        return _Runs(self._backends, requests, pictures, images, self._now, self._synchronise)
+        requests = sample(self._signature, images) if self.picture is None else {}
+        pictures = [] if self.picture is None else [self.picture] * images
+        return _Runs(self._backends, requests, pictures, images, self.now, self.synchronise)
 
     def _warm_up(self, runs: _Runs) -> list[float]:
         """Until the last few runs agree; those count. None do if that takes too long."""
         few = _STEADY_RUNS * len(self._backends)
         times: list[float] = []
-        began = self._now()
-        while self._now() - began < self._effort.warm_up:
+        began = self.now()
+        while self.now() - began < self._effort.warm_up:
             times += runs.once()
             last = times[-few:]
             if len(last) == few and max(last) <= _STEADY * min(last):

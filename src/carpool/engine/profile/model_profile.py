@@ -166,6 +166,7 @@ def profile_key(config: ModelConfig, version: ModelVersion, machine: Hardware | 
     if version.file is None:
         return None
     slo = config.policy.slo if isinstance(config.policy, Promise) else None
+    runtime, image, detect = config.onnxruntime, config.image, config.detect
     fixed = [[group.count, group.kind.value, list(group.gpus)] for group in config.instances if group.given]
     return {
         "format": FORMAT,
@@ -176,24 +177,16 @@ def profile_key(config: ModelConfig, version: ModelVersion, machine: Hardware | 
             "max_batch": config.max_batch,
             "tensors": [[t.name, t.datatype, list(t.dims)] for t in config.inputs + config.outputs],
             "instances": fixed,
-            "onnxruntime": [list(part) if isinstance(part, tuple) else part for part in _runtime(config)],
+            "onnxruntime": [list(runtime.providers), runtime.intra_op_threads, runtime.inter_op_threads],
             "pytorch": _pytorch(config, version.file),
-            "on device": _on_device(config),
+            "on device": [
+                image.decode if image else None,
+                detect.nms if detect else None,
+            ],  # takes time
             "parameters": dict(sorted(config.parameters.items())),
         },
         "hardware": {**asdict(machine := machine or hardware()), "gpus": list(machine.gpus)},
     }
-
-
-def _runtime(config: ModelConfig) -> tuple[object, ...]:
-    used = config.onnxruntime
-    return used.providers, used.intra_op_threads, used.inter_op_threads
-
-
-def _on_device(config: ModelConfig) -> list[str | None]:
-    """What is asked of the device besides the model: it takes its time."""
-    image, detect = config.image, config.detect
-    return [image.decode if image else None, detect.nms if detect else None]
 
 
 def _pytorch(config: ModelConfig, file: Path) -> dict[str, Any] | None:
