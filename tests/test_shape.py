@@ -37,7 +37,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "demo": "",
     "engine": "backends backends/torch config core engine/models engine/profile link memory observe vision",
     "engine/models": "backends backends/torch config core engine engine/profile link observe vision",
-    "engine/profile": "backends config core engine observe",
+    "engine/profile": "backends config core engine link observe",
     "frontend": "core frontend/pictures link memory observe wire",
     "frontend/access": "config observe",
     "frontend/grpc": "config core frontend frontend/access frontend/http frontend/pictures link memory "

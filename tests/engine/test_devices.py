@@ -14,7 +14,7 @@ from carpool.backends.fake import FakeBackend
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
-from carpool.engine.models.placing import Devices
+from carpool.engine.profile.instance_layout import Devices
 
 MODEL = """
 slo_ms = 5000

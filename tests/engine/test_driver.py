@@ -15,9 +15,8 @@ from carpool.core.job import Job, Refusal
 from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine import driver as driver_module
-from carpool.engine.batch import BatchResult, Executor
+from carpool.engine.batch import BatchResult, Executor, Outcome, Work
 from carpool.engine.driver import Driver
-from carpool.engine.work import Outcome, Work
 from carpool.errors import Refused, Unavailable
 from carpool.types import Timing
 

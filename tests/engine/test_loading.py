@@ -20,7 +20,7 @@ from carpool.config.model import (
 from carpool.config.repository import ModelVersion, with_promise
 from carpool.engine.models.loading import Loading, Ready
 from carpool.engine.profile.instance_layout import Layout
-from carpool.engine.profile.profile_store import ProfileStore
+from carpool.engine.profile.model_profile import ProfileStore
 from carpool.errors import ConfigError, ModelError
 from engine.timed import Clock, Timed
 

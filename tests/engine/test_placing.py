@@ -11,7 +11,7 @@ import pytest
 
 from carpool.config.model import InstanceGroup, Kind, ModelConfig, ModelSignature
 from carpool.engine.hardware import gpu_count
-from carpool.engine.models.placing import choose_on_gpus, places
+from carpool.engine.profile.instance_layout import choose_on_gpus, places
 from carpool.engine.profile.measuring import Effort, Measuring
 from carpool.errors import ConfigError, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec

@@ -1,49 +1,61 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
 from carpool.core.curve import BatchCurve
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
-from carpool.engine.profile.model_profile import Profile, best_piece, choices
+from carpool.engine.profile.model_profile import Profile, best_piece, choices, read_profile
+from carpool.link.typed_json import as_json
 
 POINTS = (Point(1, 0.010, 0.1, 5), Point(2, 0.018, 0.1, 5), Point(4, 0.035, 0.1, 5))
 PROFILE = Profile(Layout(2, 1), "tried", Measured(POINTS, "the last takes longer than 30 ms"), "2026-01-01")
 
 
 def test_there_and_back() -> None:
-    assert Profile.from_json(json.loads(json.dumps(PROFILE.as_json()))) == PROFILE
+    assert read_profile(json.loads(json.dumps(as_json(PROFILE)))) == PROFILE
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        (),
+        (Point(1, -0.01),),
+        (Point(0, 0.01),),
+        (Point(1 << 30, 0.01),),
+        (Point(1, float("nan")),),
+        (Point(1, 0.01), Point(1, 0.01)),
+        (Point(1, cast(float, "fast")),),
+        (Point(1, 0.01, 0.0, True),),
+    ],
+)
+def test_times_that_cannot_be_right_are_not_read(points: tuple[Point, ...]) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        read_profile(as_json(Profile(Layout(2, 1), "tried", Measured(points))))
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"points": []},
-        {"points": [[1, -0.01, 0, 1]]},
-        {"points": [[1, "fast", 0, 1]]},
-        {"points": [[0, 0.01, 0, 1]]},
-        {"points": [[1, 0.01, 0]]},
-        {"points": [[1, 0.01, 0, True]]},
-        {"points": [[1, float("nan"), 0, 1]]},
-        {"points": [[1, 0.01, 0, 1], [1, 0.01, 0, 1]]},
-        {"points": 7},
-        {"instances": 0},
-        {"threads": "two"},
-        {"ended": 3},
-        {"measured_at": "x" * 5000},
+        {"layout": as_json(Layout(0, 1))},
+        {"layout": as_json(Layout(1, cast(int, "two")))},
+        {"measured": {"points": 7}},
+        {"measured_at": 3},
+        {"colour": "red"},
     ],
 )
 def test_what_cannot_be_right_is_not_read(change: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
-        Profile.from_json(PROFILE.as_json() | change)
+        read_profile(as_json(PROFILE) | change)
 
 
 def test_the_choices_in_words() -> None:
     curve = BatchCurve.parse("1:10,2:12,4:35,8:80")
-    said = choices(PROFILE.after_check("Used again."), curve, 2, 0.030)
+    said = choices(replace(PROFILE, reused="Used again."), curve, 2, 0.030)
     assert said == (
         "2 instances × 1 thread: tried.",
         "Measured and warm: batches of 1, 2, 4; no larger ones, since the last takes longer than 30 ms.",

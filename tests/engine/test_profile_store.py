@@ -11,11 +11,10 @@ from carpool.config.model import InstanceGroup, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.policy import Promise
 from carpool.engine.hardware import Hardware, Steal, hardware
-from carpool.engine.profile import profile_store
+from carpool.engine.profile import model_profile
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
-from carpool.engine.profile.model_profile import Profile
-from carpool.engine.profile.profile_store import Key, ProfileStore, profile_key
+from carpool.engine.profile.model_profile import Key, Profile, ProfileStore, profile_key
 
 PROFILE = Profile(Layout(1, 2), "tried", Measured((Point(1, 0.01, 0.1, 5),), ""), "2026-01-01")
 MACHINE = Hardware("A Processor", 2)
@@ -127,7 +126,7 @@ def test_a_folder_that_cannot_be_written_only_costs_a_warning(
 
 
 def test_only_the_newest_are_kept(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_store, "MOST_FILES", 3)
+    monkeypatch.setattr(model_profile, "MOST_FILES", 3)
     store = ProfileStore(tmp_path)
     folder = tmp_path / "profiles"
     folder.mkdir()

@@ -19,8 +19,7 @@ from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_questions import answer_profile_questions
 from carpool.errors import NotFound
 from carpool.frontend.documents import LivePage
-from carpool.link.catalogs import read_catalog, write_catalog
-from carpool.link.door import Catalog, Door
+from carpool.link.door import Catalog, Door, read_catalog, write_catalog
 from carpool.observe.counters import Table, table_bytes
 from engine import repositories
 

@@ -320,7 +320,7 @@ async def story(folder: Path, point: Point, most: int) -> int:
         if not await chapter(server, point, at):
             break
         made += 1
-    await over(lambda: _more(files) <= 1, f"files are open that were not: {open_files() - files}")
+    await over(lambda: _more(files) <= 0, f"files are open that were not: {open_files() - files}")
     await server.close()
     await engine.stop()
     return made
@@ -341,7 +341,10 @@ async def chapter(server: Server, point: Point, at: int) -> bool:
         for request in server.requests:
             request.check()
         await over(lambda: server.door.arena.slots_used == 0, "a slot is held for ever")
-        await over(lambda: server.side.calls == 0, "the engine holds a call for ever")
+        await over(
+            lambda: not any(link.calls for link in server.side.links),
+            "the engine holds a call for ever",
+        )
     except AssertionError as error:
         raise AssertionError(f"after fault {at} of {point}: {error}") from error
     return reached

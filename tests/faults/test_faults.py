@@ -14,10 +14,9 @@ from carpool.core.knobs import KnobsPolicy
 from carpool.core.policy import PromisePolicy
 from carpool.core.queue import Lanes
 from carpool.core.scheduler import Scheduler
-from carpool.engine import engine_link, link_calls
+from carpool.engine import engine_link
 from carpool.engine.batch import BatchRun, Collator, Executor
-from carpool.engine.engine_link import EngineSide
-from carpool.engine.link_calls import Calls
+from carpool.engine.engine_link import Calls, EngineSide
 from carpool.engine.models import served
 from carpool.engine.models.served import Served
 from carpool.frontend import front_link
@@ -82,9 +81,9 @@ POINTS = [
     Point(threading.Thread, "start", lambda: RuntimeError("can't start new thread")),
     # answers
     Point(RequestPlace, "__call__"),
-    Point(link_calls, "_answer"),
+    Point(engine_link, "_answer"),
     Point(Calls, "_trouble"),
-    Point(link_calls, "write_failure"),
+    Point(engine_link, "write_failure"),
     Point(front_link, "read_failure"),
     Point(injection.Request, "told", after=True),
     # what only looks on

@@ -15,8 +15,17 @@ from carpool.core.front_load import Outside
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, NotFound
 from carpool.frontend.pictures.picture_models import PictureModel
-from carpool.link.asked_fields import NOBODY, Sender
-from carpool.link.door import Ahead, Answer, Catalog, IndexEntry, ModelEntry, Slot, nobody_ahead
+from carpool.link.door import (
+    NOBODY,
+    Ahead,
+    Answer,
+    Catalog,
+    IndexEntry,
+    ModelEntry,
+    Sender,
+    Slot,
+    nobody_ahead,
+)
 from carpool.memory.layout import bind_file
 from carpool.observe import statistics
 from carpool.observe.counters import Table, table_bytes

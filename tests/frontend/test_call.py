@@ -15,8 +15,7 @@ from carpool.errors import CarpoolError, Refused
 from carpool.frontend.call import ANSWERING, OFFERED, OVER, READING, RUNNING, ClientCall, Times
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.pictures.sent_pictures import RoutePicture
-from carpool.link.asked_fields import NOBODY
-from carpool.link.door import Answer, ModelEntry
+from carpool.link.door import NOBODY, Answer, ModelEntry
 from carpool.observe.counters import Row
 from carpool.types import Datatype
 from carpool.vision.picture_answers import Options

@@ -16,7 +16,7 @@ import uvloop
 from carpool.config.server import ServerSettings
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_questions import ControlDesk
-from carpool.process import one_process
+from carpool.process import start
 from frontend.http.harness import Client
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ def whole_server(*paths: Path, **given: Any) -> Iterator[WholeServer]:
             started.append(WholeServer(ports["http"], desks[0], desks[0]._host, loop))
             ready.set()
 
-        await one_process.serve(list(paths), settings, stop, ready=up)
+        await start.serve(list(paths), settings, stop, ready=up)
 
     def live() -> None:
         try:
@@ -76,7 +76,7 @@ def whole_server(*paths: Path, **given: Any) -> Iterator[WholeServer]:
         ready.set()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one_process, "ControlDesk", Desk)
+        patch.setattr(start, "ControlDesk", Desk)
         thread = threading.Thread(target=live, daemon=True)
         thread.start()
         assert ready.wait(PATIENCE_S)

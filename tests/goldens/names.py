@@ -16,7 +16,7 @@ from carpool.cli.main import app
 from carpool.config.server import variables
 from carpool.config.toml import KEYS
 from carpool.frontend.http.app import ROUTES
-from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE
+from carpool.link.door import DEADLINE, LATEST, SOURCE
 from carpool.observe.prometheus import chosen
 from frontend.grpc.front_end import PATIENCE, channel, front_end
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from carpool.core.job import GONE, OFFERED, READY
-from carpool.engine.work import Outcome, Work
+from carpool.engine.batch import Outcome, Work
 from carpool.errors import Cancelled, ConfigError, NotFound, Refused
 from carpool.link.door import Catalog, ModelEntry
 from carpool.types import Array, Datatype, Signature, TensorSpec, Timing
@@ -65,7 +65,7 @@ def catalog_of(number: int, entries: Sequence[ModelEntry]) -> Catalog:
 
 
 class EchoEngine:
-    """Implements `EngineLike`."""
+    """Stands in for `EngineHost`."""
 
     def __init__(self) -> None:
         self.waiting: list[Work] = []

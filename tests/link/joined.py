@@ -17,8 +17,7 @@ import uvloop
 from carpool.engine.engine_link import EngineLink, EngineSide
 from carpool.frontend.front_link import RemoteCall
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.asked_fields import Sender
-from carpool.link.door import Answer, ModelEntry
+from carpool.link.door import Answer, ModelEntry, Sender
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.types import Array, InferRequest, RequestOptions, Tensor
 from carpool.wire.v2 import RequestHead, encode_request, read_head

@@ -20,8 +20,7 @@ import numpy as np
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError
-from carpool.link.asked_fields import Sender
-from carpool.link.door import Answer
+from carpool.link.door import Answer, Sender
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import configure
 from carpool.process.children import FrontendParts

@@ -12,8 +12,7 @@ from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.errors import CarpoolError, Refused
 from carpool.link.advice import Advice, publish
-from carpool.link.asked_fields import NOBODY, Sender
-from carpool.link.door import ModelEntry
+from carpool.link.door import NOBODY, ModelEntry, Sender
 from carpool.memory.gates import GATE_BYTES, GateTable
 from carpool.types import Signature
 

@@ -15,9 +15,8 @@ from carpool import errors
 from carpool.core.job import INFINITY, Job, Reason, Refusal
 from carpool.core.refusal_words import dropped, given_up, refused, turned_away
 from carpool.errors import CarpoolError, ModelError, Refused, Unavailable
-from carpool.link.catalogs import read_catalog, write_catalog
 from carpool.link.child_process import Control, control_pair
-from carpool.link.door import Catalog, IndexEntry
+from carpool.link.door import Catalog, IndexEntry, read_catalog, write_catalog
 from carpool.link.link_failures import read_failure, write_failure
 from carpool.link.records import (
     AS_DECLARED,

@@ -282,6 +282,7 @@ def test_an_engine_that_hangs_is_told_of_and_replaced(tmp_path: Path) -> None:
         assert server.get("/v2/health/ready").status == 400
         assert server.get("/v2/models/model/ready").status == 400
         assert server.get("/health").status == 503
+        server.until_metric(0, "carpool_up")
         refused = ask(server, "model", 1, 2)
         assert int(refused.fields["retry-after"]) >= 1
         error_of(refused, 503, "not-serving")

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from carpool.link.child_process import Child
+from carpool.link.child_process import Child, Guard
 from carpool.memory.pulse import BEAT_S, STALE_S, START_S, Pulses, Watch, pulse_bytes
-from carpool.process.supervisor import Guarded
+from carpool.observe.logs import logger
 
 
 class Clock:
@@ -24,13 +24,13 @@ class Process:
 
     pid = 7
 
-    def __init__(self) -> None:
+    def __init__(self, kill_after: float = 10.0) -> None:
         self.clock = Clock()
         self.pulses = Pulses(bytearray(pulse_bytes(2)))
         self.killed = 0
         self.watch = Watch(lambda: self.pulses.read(1), self.clock)
-        self.guarded = Guarded("engine", cast(Child, self), self.watch)
-        self.guarded.up = True
+        self.guard = Guard(cast(Child, self), self.watch, kill_after, logger("supervisor"), "process")
+        self.up = True
 
     def kill(self) -> None:
         self.killed += 1
@@ -38,12 +38,12 @@ class Process:
     def beat(self) -> None:
         self.pulses.beat(1)
 
-    def pass_time(self, seconds: float, kill_after: float = 10.0, *, beats: bool = False) -> None:
+    def pass_time(self, seconds: float, *, beats: bool = False) -> None:
         for _ in range(round(seconds / BEAT_S)):
             self.clock.now += BEAT_S
             if beats:
                 self.beat()
-            self.guarded.look(kill_after)
+            self.guard.look(patient=not self.up)
             if self.killed:
                 return
 
@@ -79,9 +79,10 @@ def test_who_moves_again_is_forgiven(process: Process, caplog: pytest.LogCapture
     assert caplog.text.count("process-stalled") == 5
 
 
-def test_zero_kills_nobody(process: Process) -> None:
+def test_zero_kills_nobody() -> None:
+    process = Process(kill_after=0)
     process.pass_time(1, beats=True)
-    process.pass_time(1000, kill_after=0)
+    process.pass_time(1000)
     assert not process.killed
 
 
@@ -90,7 +91,7 @@ def test_one_that_is_not_up_may_take_its_time(
     process: Process, began: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It imports, from whatever disk there is."""
-    process.guarded.up = False
+    process.up = False
     if began:
         process.pass_time(0.5, beats=True)
     process.pass_time(START_S - 1)
@@ -105,7 +106,7 @@ def test_who_was_asleep_itself_blames_nobody(process: Process) -> None:
     process.pass_time(1, beats=True)
     for _ in range(20):
         process.clock.now += 3600.0
-        process.guarded.look(10.0)
+        process.guard.look(patient=False)
         process.pass_time(0.2, beats=True)
     assert not process.killed
 

@@ -20,7 +20,7 @@ from carpool.errors import (
     Refused,
     Unavailable,
 )
-from carpool.link.asked_fields import Sender
+from carpool.link.door import Sender
 from carpool.process import recording
 from carpool.process.recording import Recorder, Recording, RecordingDoor, claim
 from carpool.sim.arrivals import Recording as Trace

@@ -19,8 +19,7 @@ from carpool.link.link_failures import read_failure
 from carpool.link.records import FROM_RUNNER, RUN, RUN_PLACE, TEMPLATE, TO_RUNNER, Ending, read_endings
 from carpool.memory.arena import create_memory, map_memory
 from carpool.memory.layout import write_file
-from carpool.runner.runner_instance import RunnerInstance
-from carpool.runner.runner_memory import Arenas
+from carpool.runner.runner_instance import Arenas, RunnerInstance
 from carpool.types import Array, Datatype, Signature, TensorSpec
 
 WIDTH = 4

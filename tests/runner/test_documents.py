@@ -25,11 +25,11 @@ from carpool.config.model import (
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
+from carpool.engine.hosted_model import LoadOrder, OpenedAs, Opening, Prepared
 from carpool.engine.models.loading import Ready
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
-from carpool.engine.runner_documents import LoadOrder, OpenedAs, Opening, Prepared
 from carpool.link.typed_json import read_document, write_document
 from carpool.types import Datatype, Signature, TensorSpec
 from carpool.vision.settings import VisionSettings

@@ -11,7 +11,6 @@ import pytest
 from carpool.errors import ModelError
 from carpool.link.records import AS_DECLARED, AS_EXPECTED, INLINE, LISTED, OK
 from carpool.runner import runner_instance as instance_module
-from carpool.runner import runner_memory as arenas_module
 from runner.placed import ARENA, SLOT, WIDTH, Doubling, Stand, error_of, signature
 
 
@@ -61,7 +60,7 @@ def test_what_has_to_be_copied_is_copied_each_time() -> None:
 
 
 def test_no_more_is_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arenas_module, "_MOST_KEPT", 2)
+    monkeypatch.setattr(instance_module, "_MOST_KEPT", 2)
     with Stand(Doubling()) as stand:
         for slot in (0, 1, 2, 0, 1, 2):
             stand.put(slot, slot + 1)

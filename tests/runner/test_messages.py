@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.engine.hosted_model import Wire
-from carpool.engine.runner_documents import Failure
+from carpool.engine.hosted_model import Failure, Wire
 from carpool.errors import Unavailable
 from carpool.link.records import AS_EXPECTED, Ending, read_endings, write_endings
 from carpool.link.typed_json import as_file, from_file
 from carpool.memory.arena import create_memory, map_memory
-from carpool.runner import runner_memory as arenas_module
-from carpool.runner.runner_memory import Arenas
+from carpool.runner import runner_instance as arenas_module
+from carpool.runner.runner_instance import Arenas
 
 ENDINGS = st.builds(Ending, st.integers(0, 65_535), st.integers(0, 65_535), st.binary(max_size=40))
 

@@ -150,7 +150,7 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
 
     from carpool.frontend.documents import picture_tasks, promises
     from carpool.observe.output import caught
-    from carpool.process import one_process  # all of the engine, which otherwise has a process of its own
+    from carpool.process import start  # all of the engine, which otherwise has a process of its own
     from carpool.process.children import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
 
     async def serve() -> int:
@@ -173,7 +173,7 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
         def progress(model: str, step: str) -> None:  # from the thread that loads
             loop.call_soon_threadsafe(screen.progress.step, model, step)
 
-        return await one_process.serve(paths, settings, stop, progress=progress, ready=ready)
+        return await start.serve(paths, settings, stop, progress=progress, ready=ready)
 
     try:
         with (

@@ -16,13 +16,11 @@ import numpy as np
 from carpool.clock import now
 from carpool.config.model import ModelSignature
 from carpool.core.curve import BatchCurve
-from carpool.core.instance import Batch, Instance
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.engine.batch import BatchResult, Executor
-from carpool.engine.driver import Driver
+from carpool.engine.batch import Executor, Outcome, Work
+from carpool.engine.driver import Driver, Watcher
 from carpool.engine.profile.measuring import sizes
-from carpool.engine.work import Outcome, Work
 from carpool.errors import CarpoolError, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec
 
@@ -179,11 +177,10 @@ class _Gatherer:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name=f"{self._name}-batcher", daemon=True).start()
         knobs = isinstance(self._policy, Knobs)
-        driver = Driver(self._name, Scheduler(curve, self._policy), knobs, _NoWatcher(), self._loop)
+        driver = Driver(self._name, Scheduler(curve, self._policy), knobs, Watcher(), self._loop)
         largest = self._policy.max_batch
         executor = Executor(self._backend, signature, largest, largest, driver.report)
-        placed = asyncio.run_coroutine_threadsafe(_place(driver, executor), self._loop)
-        placed.result()
+        self._loop.call_soon_threadsafe(driver.place, driver.scheduler.instances[0], executor)
         return driver
 
     def _measure(self, item: Any) -> BatchCurve:
@@ -203,21 +200,6 @@ class _Gatherer:
             if points[-1][1] > self._policy.slo or monotonic() - began > _MEASURE_S:
                 break
         return BatchCurve.measured(points, largest)
-
-
-async def _place(driver: Driver, executor: Executor) -> None:
-    driver.place(driver.scheduler.instances[0], executor)
-
-
-class _NoWatcher:
-    def batch_ended(self, result: BatchResult, batch: Batch) -> None:
-        """Nothing is counted."""
-
-    def turned(self, scheduler: Scheduler, now: float) -> None:
-        """Nothing is shown."""
-
-    def instance_lost(self, instance: Instance, why: str) -> None:
-        """A function cannot be lost."""
 
 
 def _settle(future: Future[Any], outcome: Outcome) -> None:

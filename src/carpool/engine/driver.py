@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from math import ceil
 from time import monotonic
-from typing import Protocol, cast
+from typing import cast
 
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job, Reason
 from carpool.core.refusal_words import dropped, turned_away
 from carpool.core.scheduler import Scheduler
-from carpool.engine.batch import BatchResult, Executes
-from carpool.engine.work import Outcome, Work
+from carpool.engine.batch import BatchResult, Executes, Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
 from carpool.observe.logs import logger
 from carpool.types import Timing
@@ -55,7 +54,7 @@ _SOON_S = 0.001  # a new request has its whole promise ahead: asking again helps
 _LOOK_S = 0.001  # while every instance is busy, looking more often than this finds nothing to do
 
 
-class Watcher(Protocol):
+class Watcher:
     """Who is told what the driver sees: counters, and whoever replaces instances."""
 
     def batch_ended(self, result: BatchResult, batch: Batch) -> None: ...
@@ -106,7 +105,7 @@ class Driver:
         self._down = None
         self._executors[instance.index] = executor
         self.scheduler.set_available(instance, True)
-        self._plan_turn()
+        self.plan_turn()
 
     def submit(self, works: Sequence[Work]) -> None:
         """What came at once: the same moment counts for all of them."""
@@ -135,7 +134,7 @@ class Driver:
         # After a refusal as well: the front ends' advice has to be fresh to be of use.
         if not self._turn_planned:
             if self._is_worth_a_turn(now):
-                self._plan_turn()
+                self.plan_turn()
             else:  # the gauges must not wait for as long as a batch may take
                 self._reminder.set(now + _CATCH_UP_S, now)
 
@@ -158,13 +157,13 @@ class Driver:
             self._withdraw(work)
             self._tell(work, Outcome(error=_failed(error)))
         if self._is_worth_a_turn(now):
-            self._plan_turn()
+            self.plan_turn()
 
     def cancel(self, work: Work) -> None:
         """The client has gone. `done` is still called, when nothing reads the inputs any more."""
         if work.state < DONE and self._withdraw(work):
             self._tell(work, Outcome(error=Cancelled("the client left")))
-            self._plan_turn()
+            self.plan_turn()
 
     def _withdraw(self, work: Work) -> bool:
         """Take it out of the queue. False while a batch has it, which answers it."""
@@ -174,10 +173,6 @@ class Driver:
             log.exception("cancel-failed", model=self._model)
             return not any(work in batch.jobs for batch in self._running.values())
 
-    def wake(self) -> None:
-        """Another model has left the device that both use: there may be a batch to start now."""
-        self._plan_turn()
-
     def refuse_from_now_on(self, error: CarpoolError) -> None:
         """Nothing new is taken; what was accepted goes on."""
         self._closed = error
@@ -186,7 +181,7 @@ class Driver:
         """No instance is left: who waits is told, and who comes, until there is one again."""
         self._down = error
         self.fail_waiting(error)
-        self._plan_turn()
+        self.plan_turn()
 
     def accept_again(self) -> None:
         """An instance that did not respond does so again."""
@@ -213,7 +208,7 @@ class Driver:
 
     # ---- one turn ---------------------------------------------------------------------------------------
 
-    def _plan_turn(self) -> None:
+    def plan_turn(self) -> None:
         """Decide once per turn of the loop: whatever arrived in the same turn rides together."""
         if not self._turn_planned:
             self._turn_planned = True
@@ -273,7 +268,7 @@ class Driver:
         lost = [instance.batch for instance in self.scheduler.instances if instance.batch not in running]
         for batch in filter(None, lost):
             self._release(self._finish(batch, None)[1])
-        self._plan_turn()
+        self.plan_turn()
 
     def _until_welcome(self, gone: GivenUp, now: float, told: dict[object, float]) -> float:
         """When the same request would be let in again. `told` keeps the answers of one turn.

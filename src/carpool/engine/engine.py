@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,21 +15,22 @@ from carpool.clock import now
 from carpool.config.model import ModelConfig
 from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY
+from carpool.engine.batch import Outcome, Work, check_inputs, only_input, shape_key
 from carpool.engine.hardware import gpu_count
 from carpool.engine.models.candidate import Override
-from carpool.engine.models.control import ModelControl, Progress, silent
-from carpool.engine.models.fleet import Fleet
-from carpool.engine.models.loading import ModelHost
+from carpool.engine.models.control import Fleet, ModelControl, Progress, silent
 from carpool.engine.models.served import Served, State
-from carpool.engine.profile.profile_store import ProfileStore
+from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.route import newest
-from carpool.engine.work import Outcome, Work, check_inputs, only_input, shape_key
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.link.door import UNLOADED, IndexEntry
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.types import Array
 from carpool.vision.geometry import Geometry
+
+if TYPE_CHECKING:
+    from carpool.engine.runner_client import Runner
 
 log = logger("engine")
 
@@ -52,7 +53,7 @@ class Engine:
         block: Block | None = None,
         cache_dir: Path | None = None,
         device_memory_gb: float | None = None,
-        host: ModelHost | None = None,
+        host: Runner | None = None,
     ) -> None:
         """Models that `host` takes run in its process, and answer only what lies in memory that it maps."""
         self._paths = [Path(path) for path in paths]

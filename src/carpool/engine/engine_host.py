@@ -70,6 +70,10 @@ class EngineHost:
         self.engine = engine
         self.submit, self.ready, self.cancel = engine.submit, engine.ready, engine.cancel
         self._runner = runner
+        self.share: Callable[[int, int], None] = lambda _arena, _file: None  # a front end's memory
+        self.unshare: Callable[[int], None] = lambda _arena: None
+        if runner is not None:
+            self.share, self.unshare = runner.share, runner.unshare
         self._write_gate = write_gate
         self._listeners: list[Callable[[Catalog], None]] = []
         self._seen: list[Seen] = []
@@ -150,14 +154,6 @@ class EngineHost:
         )
 
     # ---- inference and questions ------------------------------------------------------------------------
-
-    def share(self, arena: int, file: int) -> None:
-        if self._runner is not None:
-            self._runner.share(arena, file)
-
-    def unshare(self, arena: int) -> None:
-        if self._runner is not None:
-            self._runner.unshare(arena)
 
     def on_question(self, what: str, answer: Question) -> None:
         """Answer a question of front ends with this function from now on."""

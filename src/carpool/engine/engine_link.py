@@ -7,38 +7,225 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping
+from math import inf
 from mmap import mmap
 from time import monotonic
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from carpool.engine.link_calls import Calls, EngineLike, Questions
-from carpool.link.catalogs import write_catalog
-from carpool.link.door import Catalog, ModelEntry
-from carpool.link.records import (
-    ASK,
-    CANCEL,
-    CATALOG,
-    MAX_ASK_BYTES,
-    MAX_TEMPLATES,
-    OK,
-    READY,
-    RESET,
-    SEEN,
-    SOURCE,
-    SUBMIT,
-    TEMPLATE,
-    TO_ENGINE,
-    Fields,
-    Outbox,
-    ProtocolError,
-    RecordReader,
-    to_frontend,
-)
+import orjson
+
+from carpool.core.job import NEW, OFFERED
+from carpool.engine.batch import NO_INPUTS, Outcome, Work
+from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
+from carpool.link import records
+from carpool.link.door import Catalog, ModelEntry, write_catalog
+from carpool.link.link_failures import write_failure
+from carpool.link.records import Fields, HeardSources, Outbox, ProtocolError, RecordReader, to_frontend
+from carpool.link.request_place import RequestPlace
 from carpool.link.templates import ServedTemplate, read_template
 from carpool.memory.arena import map_memory
 from carpool.observe.logs import logger
+from carpool.types import Timing
+
+if TYPE_CHECKING:
+    from carpool.engine.engine_host import EngineHost
 
 _log = logger("link")
+
+
+_SMALLEST_SLOT = 4096
+_MOST_OUTSIDE_S = 10.0  # whatever a front end says
+_WRITING_S = 0.001  # until the next look at an answer that is still being written
+_pack_answer = records.TO_FRONTEND.pack
+
+
+class Calls:
+    """Makes work of records, owns it until it is done, and answers."""
+
+    def __init__(
+        self,
+        engine: EngineHost,
+        frontend: int,
+        memory: mmap,
+        arena: int,
+        most: int,
+        outbox: Outbox,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._engine = engine
+        self._frontend = frontend
+        self._memory = memory
+        self._arena = arena
+        self._most_bytes = most  # of an answer that does not fit its slot
+        self._size = len(memory)
+        self._most = self._size // _SMALLEST_SLOT
+        self._outbox = outbox
+        self._loop = loop
+        self.sources = HeardSources()
+        self._works: dict[int, Work] = {}
+        self._cancelled: set[int] = set()
+        self._taken: list[Work] = []  # not submitted yet, all for one model:
+        self._key = 0
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def take(self, fields: Fields, template: ServedTemplate | None, now: float) -> None:
+        """A request: it is submitted with those that came at once with it."""
+        _, _, call, number, offset, output, capacity, arrived, deadline, sent, outside = fields[:11]
+        timeout, coming, priority, source, flags = fields[11:]
+        if template is None or call in self._works or len(self._works) > self._most:
+            raise ProtocolError(f"call {call} with template {number}, one of {len(self._works)}")
+        if offset + template.extent > self._size or output + capacity > self._size:
+            raise ProtocolError(f"call {call} reaches beyond the arena")
+        _check_options(call, template, deadline, timeout, flags, coming)
+        if not arrived <= now:  # NaN too
+            arrived = now
+        entry = template.entry
+        if entry is None:
+            self._refuse(call, NotFound("the model is not loaded any more"))
+            return
+        try:
+            inputs = NO_INPUTS if entry.hosted else template.bind(self._memory, offset)
+        except CarpoolError as error:
+            self._refuse(call, error)
+            return
+        images, shape = template.images, template.shape
+        work = Work(inputs, self._done, arrived, deadline, images, shape, template.wanted, template.encoded)
+        work.place = RequestPlace(
+            template, self._memory, offset, output, capacity, self._most_bytes, call, self._arena
+        )
+        work.sent = sent if 0.0 < sent <= now else now
+        work.outside = min(outside, _MOST_OUTSIDE_S) if outside > 0.0 else 0.0  # NaN too
+        work.timeout = timeout
+        work.priority = priority
+        if source:
+            work.source = self.sources.name(source)
+        if flags & records.LATEST:
+            work.latest = True
+        if flags & records.COMING:
+            work.ready_at = now + coming
+        self._works[call] = work
+        if self._taken and template.key != self._key:
+            self.submit()
+        self._key = template.key
+        self._taken.append(work)
+
+    def submit(self) -> None:
+        """What was taken, which is all for one model."""
+        works = self._taken
+        if not works:
+            return
+        self._taken = []
+        try:
+            self._engine.submit(self._key, works)
+        except Exception as error:
+            _log.exception("submit-failed", key=self._key)
+            for work in works:
+                if work.state is NEW and work in self._works.values():  # else the engine has it
+                    self._done(work, Outcome(error=ModelError(f"the engine failed: {error}")))
+        for work in works:
+            if work.state is OFFERED and work.place is not None:
+                self._outbox.put(to_frontend(records.ADMITTED, work.place.call, records.OK))
+
+    def ready(self, call: int) -> None:
+        """Too late for one that was given up while the word was on its way."""
+        work = self._works.get(call)
+        if work is not None and call not in self._cancelled:
+            self._engine.ready(work)
+
+    def cancel(self, call: int) -> None:
+        """Too late for one that was answered while the word was on its way."""
+        work = self._works.get(call)
+        if work is not None and call not in self._cancelled:
+            self._cancelled.add(call)
+            self._engine.cancel(work)
+
+    def end(self) -> None:
+        """Nothing more will come. Those that are left have the memory for as long as they need it."""
+        del self._memory
+        for call in list(self._works):
+            self.cancel(call)
+
+    def _done(self, work: Work, outcome: Outcome) -> None:
+        """The engine's `done`: once per work, and the last that is known of it here.
+
+        An answer that cannot be given ends the link, since its front end would wait for it; what ends with a
+        link is answered by each side alone.
+        """
+        place = work.place
+        assert place is not None  # `take` gave it one
+        call = place.call
+        if call not in self._works:
+            _log.error("answered-twice", frontend=self._frontend, call=call)
+            return
+        try:
+            error = outcome.error
+            if error is None and (place.form is None or place.payload):
+                error = self._trouble(place, outcome)
+            if not place.close():
+                self._loop.call_later(_WRITING_S, self._done, work, outcome)
+                return
+            del self._works[call]
+            if call in self._cancelled:
+                self._cancelled.discard(call)
+                self._outbox.put(to_frontend(records.DONE, call, records.GONE))
+            else:
+                self._outbox.put(_answer(place, outcome.timing, error))
+        except Exception as error:
+            _log.exception("answer-failed", frontend=self._frontend)
+            self._works.pop(call, None)
+            self._outbox.failed(f"an answer cannot be given: {error}")
+        # A queue may remember a work that was answered: that must not keep the memory of a front end that is
+        # gone, nor may what raised in its batch, whose frames hold its inputs.
+        work.inputs, work.held = NO_INPUTS, None
+        place.forget()
+
+    def _trouble(self, place: RequestPlace, outcome: Outcome) -> CarpoolError | None:
+        """Why outputs that the model gave cannot be sent, if they cannot."""
+        if place.form is None and place.error is None and outcome.outputs is not None:
+            place(outcome.outputs)  # an engine that does not place is served all the same
+        if place.error is not None:
+            return place.error
+        if place.form is None:
+            return ModelError("the engine answered without outputs")
+        if place.payload and self._outbox.full:
+            return Unavailable("the front end does not take its answers", reason="overload")
+        return None
+
+    def _refuse(self, call: int, error: CarpoolError) -> None:
+        status, payload = write_failure(error)
+        self._outbox.put(to_frontend(records.DONE, call, status, payload))
+
+
+def _answer(place: RequestPlace, timing: Timing, error: CarpoolError | None) -> bytes:
+    status, payload = (records.OK, place.payload) if error is None else write_failure(error)
+    record = _pack_answer(
+        records.DONE,
+        len(payload),
+        place.call,
+        status,
+        place.form or 0,
+        timing.batch,
+        timing.queue,
+        timing.input,
+        timing.infer,
+        timing.output,
+        monotonic(),
+    )
+    return record + payload if payload else record
+
+
+def _check_options(
+    call: int, template: ServedTemplate, deadline: float, timeout: float, flags: int, coming: float
+) -> None:
+    if not (deadline >= 0.0 and 0.0 <= timeout < inf):
+        raise ProtocolError(f"call {call} has no deadline or timeout that is a number")
+    # Of inputs that are to come nothing may be looked at before they are there.
+    if flags & records.COMING and not (template.plain and not template.encoded and 0.0 <= coming < inf):
+        raise ProtocolError(f"call {call} cannot be offered before its inputs")
+
+
 _HIGH_WATER = 1 << 20  # unsent bytes above which nothing more is read from that front end
 _AT_ONCE = 8  # records of one front end in one turn of the loop: of eight front ends, two milliseconds
 
@@ -54,18 +241,14 @@ class EngineLink(asyncio.Protocol):
         self.arena = arena  # its number among all that this engine ever mapped
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._reader = RecordReader(TO_ENGINE, MAX_ASK_BYTES)
+        self._reader = RecordReader(records.TO_ENGINE, records.MAX_ASK_BYTES)
         self._outbox = Outbox(loop, self._drop)
-        self._calls = Calls(side.engine, frontend, memory, arena, side.max_answer_bytes, self._outbox, loop)
-        self._questions = Questions(frontend, side.answer, self._outbox, loop)
+        self.calls = Calls(side.engine, frontend, memory, arena, side.max_answer_bytes, self._outbox, loop)
+        self._questions: set[asyncio.Task[None]] = set()  # that are open
         self._templates: dict[int, ServedTemplate] = {}
         self._unheard: list[tuple[Fields, bytes]] = []  # what it said, for the next turn
         self._deaf = False  # it does not take its answers
         self.seen = 0
-
-    @property
-    def calls(self) -> int:
-        return len(self._calls)
 
     def close(self) -> None:
         self._outbox.close()
@@ -75,7 +258,7 @@ class EngineLink(asyncio.Protocol):
     def publish(self, number: int, catalog: bytes) -> None:
         if self._outbox.full:
             self._drop("it does not listen")
-        self._outbox.put(to_frontend(CATALOG, number, OK, catalog))
+        self._outbox.put(to_frontend(records.CATALOG, number, records.OK, catalog))
 
     # The connection.
 
@@ -91,8 +274,8 @@ class EngineLink(asyncio.Protocol):
         self._outbox.close()
         self._side.closed(self)
         self._templates.clear()
-        _log.info("link-closed", frontend=self._frontend, calls=len(self._calls))
-        self._calls.end()
+        _log.info("link-closed", frontend=self._frontend, calls=len(self.calls))
+        self.calls.end()
 
     def eof_received(self) -> None:
         self.close()  # nobody is left to read what is unsent
@@ -116,30 +299,30 @@ class EngineLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            records = self._reader.feed(data)
+            said = self._reader.feed(data)
         except ProtocolError as error:
             self._drop(str(error))
         else:
-            self._hear(records)
+            self._hear(said)
 
     def _go_on(self) -> None:
-        records, self._unheard = self._unheard, []
-        if records and self._transport is not None:
-            self._hear(records)
+        said, self._unheard = self._unheard, []
+        if said and self._transport is not None:
+            self._hear(said)
             self._listen()
 
-    def _hear(self, records: list[tuple[Fields, bytes]]) -> None:
+    def _hear(self, said: list[tuple[Fields, bytes]]) -> None:
         """So many in one turn: batches that end, and other front ends, are not to wait for all of a flood."""
-        now, templates, take = monotonic(), self._templates, self._calls.take
+        now, templates, take = monotonic(), self._templates, self.calls.take
         try:
-            for fields, payload in records[:_AT_ONCE]:
-                if fields[0] == SUBMIT:
+            for fields, payload in said[:_AT_ONCE]:
+                if fields[0] == records.SUBMIT:
                     take(fields, templates.get(fields[3]), now)
                 else:
-                    self._calls.submit()
+                    self.calls.submit()
                     self._obey(fields, payload)
-            if len(records) > _AT_ONCE:
-                self._unheard = records[_AT_ONCE:]
+            if len(said) > _AT_ONCE:
+                self._unheard = said[_AT_ONCE:]
                 self._listen()
                 self._loop.call_soon(self._go_on)
         except ProtocolError as error:
@@ -148,7 +331,7 @@ class EngineLink(asyncio.Protocol):
             _log.exception("link-failed", frontend=self._frontend)
             self._drop("it could not be read")
         finally:
-            self._calls.submit()  # also what came before a lie: all that was taken is cancelled with its link
+            self.calls.submit()  # also what came before a lie: all that was taken is cancelled with its link
 
     def _drop(self, why: str) -> None:
         _log.error("link-dropped", frontend=self._frontend, error=why)
@@ -159,25 +342,45 @@ class EngineLink(asyncio.Protocol):
 
     def _obey(self, fields: Fields, payload: bytes) -> None:
         kind, number = fields[0], fields[2]
-        if kind == TEMPLATE:
-            if len(self._templates) >= MAX_TEMPLATES or number in self._templates:
+        if kind == records.TEMPLATE:
+            if len(self._templates) >= records.MAX_TEMPLATES or number in self._templates:
                 raise ProtocolError(f"template {number} cannot be new")
             self._templates[number] = read_template(payload, self._side.entries.get)
-        elif kind == READY:
-            self._calls.ready(number)
-        elif kind == CANCEL:
-            self._calls.cancel(number)
-        elif kind == SOURCE:
-            self._calls.sources.hear(number, payload)
-        elif kind == SEEN:
+        elif kind == records.READY:
+            self.calls.ready(number)
+        elif kind == records.CANCEL:
+            self.calls.cancel(number)
+        elif kind == records.SOURCE:
+            self.calls.sources.hear(number, payload)
+        elif kind == records.SEEN:
             self.seen = max(self.seen, number)
             self._side.acknowledged()
-        elif kind == ASK:
-            self._questions.ask(number, payload)
-        elif kind == RESET:
+        elif kind == records.ASK:
+            self._ask(number, payload)
+        elif kind == records.RESET:
             self._templates.clear()
         else:
             raise ProtocolError(f"a record of kind {kind}")
+
+    def _ask(self, number: int, payload: bytes) -> None:
+        """Questions are answered in whatever order they end."""
+        if len(self._questions) >= records.MAX_ASKS:
+            raise ProtocolError(f"more than {records.MAX_ASKS} open questions")
+        task = self._loop.create_task(self._settle(number, payload))
+        self._questions.add(task)
+        task.add_done_callback(self._questions.discard)
+
+    async def _settle(self, number: int, payload: bytes) -> None:
+        try:
+            what, arguments = orjson.loads(payload)
+            answer = orjson.dumps(await self._side.answer(what, arguments))
+            status = records.OK
+        except CarpoolError as error:
+            status, answer = write_failure(error)
+        except Exception as error:
+            _log.exception("ask-failed", frontend=self._frontend)
+            status, answer = write_failure(CarpoolError(f"the engine failed: {error}"))
+        self._outbox.put(to_frontend(records.ANSWER, number, status, answer))
 
 
 _SEEN_WITHIN_S = 5.0  # a front end that takes longer is stuck; it must not hold up an operator
@@ -187,13 +390,13 @@ class EngineSide:
     """All links of one engine. `dropped` is told the number of a front end that broke the protocol."""
 
     def __init__(
-        self, engine: EngineLike, *, max_answer_bytes: int, dropped: Callable[[int], None] = lambda _: None
+        self, engine: EngineHost, *, max_answer_bytes: int, dropped: Callable[[int], None] = lambda _: None
     ) -> None:
         self.engine = engine
         self.max_answer_bytes = max_answer_bytes
         self.dropped = dropped
         self.entries: Mapping[int, ModelEntry] = {}
-        self._links: set[EngineLink] = set()
+        self.links: set[EngineLink] = set()
         self._arenas = 0
         self._seen = asyncio.Event()
         self._catalog = (0, b"")
@@ -215,24 +418,15 @@ class EngineSide:
 
     def close(self) -> None:
         """End every link; a loop that is closed with one still open can hang."""
-        for link in list(self._links):
+        for link in list(self.links):
             link.close()
 
-    @property
-    def links(self) -> int:
-        return len(self._links)
-
-    @property
-    def calls(self) -> int:
-        """Those that have not been answered yet."""
-        return sum(link.calls for link in self._links)
-
     def opened(self, link: EngineLink) -> None:
-        self._links.add(link)
+        self.links.add(link)
         link.publish(*self._catalog)
 
     def closed(self, link: EngineLink) -> None:
-        self._links.discard(link)
+        self.links.discard(link)
         self.engine.unshare(link.arena)
         self._seen.set()
 
@@ -250,7 +444,7 @@ class EngineSide:
 
     async def everyone_saw(self, number: int) -> None:
         """Returns when this catalogue, or a later one, is in force at every front end that is connected."""
-        while any(link.seen < number for link in self._links):
+        while any(link.seen < number for link in self.links):
             self._seen.clear()
             await self._seen.wait()
 
@@ -258,5 +452,5 @@ class EngineSide:
         entries = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
         self.entries = {entry.key: entry for entry in entries}
         self._catalog = (catalog.number, write_catalog(catalog))
-        for link in list(self._links):
+        for link in list(self.links):
             link.publish(*self._catalog)

@@ -20,8 +20,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.engine.engine_host import EngineHost, hide_paths
 from carpool.engine.models.candidate import remove_abandoned
 from carpool.engine.models.control import Progress
-from carpool.engine.models.served import Served
-from carpool.engine.profile.measuring import RECENT_S, RecentBatches
+from carpool.engine.models.served import RECENT_S, RecentBatches, Served
 from carpool.errors import CarpoolError, InvalidInput, Unavailable, Unsupported
 from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, Region, open_file
 from carpool.observe.columns import RESTARTS

@@ -4,39 +4,104 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from time import monotonic
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.engine.batch import BatchResult
-from carpool.engine.models.loading import InstanceEvents, Ready, ReportStep
-from carpool.engine.runner_documents import LoadOrder, OpenedAs, Opening, Prepared
-from carpool.engine.work import Outcome, Work
+from carpool.engine.batch import BatchResult, Outcome, Work
+from carpool.engine.models.loading import Ready, ReportStep
 from carpool.errors import ModelError
+from carpool.link import records
 from carpool.link.link_failures import read_failure
-from carpool.link.records import (
-    ALIVE,
-    CLEAN,
-    FROM_RUNNER,
-    MAX_RUNNER_TEMPLATES,
-    OK,
-    RESET,
-    RUN,
-    RUN_PLACE,
-    TEMPLATE,
-    TO_RUNNER,
-    ProtocolError,
-    RecordReader,
-    read_endings,
-)
+from carpool.link.records import ProtocolError, RecordReader, read_endings
 from carpool.link.request_place import RequestPlace
 from carpool.observe.logs import logger
 from carpool.types import Timing
+
+if TYPE_CHECKING:
+    from carpool.engine.driver import Driver
+    from carpool.engine.runner_client import Runner
+
+
+_MOST = 256
+_DEEP = ("torch._dynamo", "torch._inductor.compile_fx", "torch.export", "triton")
+"""Beyond the packages themselves: what torch imports when something is compiled, which takes seconds."""
+
+
+def imported_packages() -> list[str]:
+    """Installed ones only: what lies beside a model belongs to the model, and is read when that is loaded."""
+    names = sorted({name.partition(".")[0] for name in list(sys.modules)})
+    installed = [name for name in names if name != "carpool" and _is_installed(name)]
+    return [*installed[:_MOST], *(name for name in _DEEP if name in sys.modules)]
+
+
+def _is_installed(name: str) -> bool:
+    if name in sys.stdlib_module_names or not name.isidentifier() or name.startswith("_"):
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return isinstance(file, str) and bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+
+
+def imported_names(said: object) -> list[str]:
+    """What another process says that it has imported, as far as it can be passed on."""
+    names = said if isinstance(said, list | tuple) else ()
+    good = [name for name in names if isinstance(name, str) and name.replace(".", "_").isidentifier()]
+    return good[: 2 * _MOST]
+
+
+def cache_folders(cache_dir: Path | None) -> dict[str, str]:
+    """Where compilers keep what they made, so that the next process need not make it again."""
+    if cache_dir is None:
+        return {}
+    kept = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    return {variable: str(cache_dir / name) for variable, name in kept.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """Which version to load."""
+
+    config: ModelConfig
+    version: ModelVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """One more instance of what was loaded before, with what was found out then."""
+
+    asked: LoadOrder
+    ready: Ready
+    threads: int | None  # of an instance
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedAs:
+    number: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    ready: Ready
+    threads: int | None
+    opened: list[OpenedAs]
+    packages: list[str]  # that were imported
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """As `link_failures` writes it."""
+
+    status: int
+    text: str
+
 
 _READ_BYTES = 1 << 18
 
@@ -112,45 +177,19 @@ class Wire:
             self._gone()
 
 
-T = TypeVar("T")
 _log = logger("runner")
 _LISTS_BYTES = 64 << 20  # beside the outputs that do not fit their slots: failures, lists
 _SPIN_S = 0.001
 """So long the loop does not sleep for a lone image on a device, which is done by then: waking up would take a
 good part of the time that it took."""
 _ABORT_S = 30.0
-_pack_place = RUN_PLACE.pack
-
-
-class RunnerProcessLike(Protocol):
-    """The process that models run in, as `Runner` keeps it."""
-
-    max_answer_bytes: int
-    stalled: bool
-
-    def wait_for(
-        self, word: str, kind: type[T], document: object, tell: ReportStep = ..., **fields: int
-    ) -> T: ...
-
-    def stand_by_with(self, packages: object) -> None: ...
-
-    def serve(self, instance: HostedInstance, piece: int, sock: socket.socket) -> None: ...
-
-    def abort(self, instance: HostedInstance) -> None: ...
-
-    def drop(self, instance: HostedInstance) -> None: ...
-
-    def left(self, instance: HostedInstance) -> None: ...
-
-    def kill(self) -> None: ...
+_pack_place = records.RUN_PLACE.pack
 
 
 class HostedLoading:
-    """Implements `Loads`: one version, loaded in the runner. Its methods wait, and are not for the loop."""
+    """As `Loading`, for one version in the runner. Its methods wait, and are not for the loop."""
 
-    def __init__(
-        self, runner: RunnerProcessLike, number: int, config: ModelConfig, version: ModelVersion
-    ) -> None:
+    def __init__(self, runner: Runner, number: int, config: ModelConfig, version: ModelVersion) -> None:
         self._runner = runner
         self._number = number
         self._asked = LoadOrder(config, version)
@@ -162,9 +201,8 @@ class HostedLoading:
         self._found = found.ready, found.threads
         return replace(found.ready, backends=[self._instance(which) for which in found.opened])
 
-    def backend(self, config: ModelConfig, index: int, count: int) -> HostedInstance:
+    def backend(self, index: int, count: int) -> HostedInstance:
         """A runner that was started anew learns first what the last one had found out."""
-        del config  # what was found goes along
         assert self._found is not None
         document = Opening(self._asked, *self._found)
         number = self._number
@@ -176,9 +214,9 @@ class HostedLoading:
 
 
 class HostedInstance:
-    """Implements `HostedBackend` and, once it serves, `Executes`."""
+    """An instance in the runner. Once it serves, it implements `Executes`."""
 
-    def __init__(self, runner: RunnerProcessLike, model: str, number: int, device: str) -> None:
+    def __init__(self, runner: Runner, model: str, number: int, device: str) -> None:
         self._runner = runner
         self._model = model
         self.number = number
@@ -188,7 +226,7 @@ class HostedInstance:
         self._works: Sequence[Work] | None = None
         self._unsettled: Sequence[Work] = ()
         self._freed = threading.Event()
-        self._reader = RecordReader(FROM_RUNNER, runner.max_answer_bytes + _LISTS_BYTES)
+        self._reader = RecordReader(records.FROM_RUNNER, runner.max_answer_bytes + _LISTS_BYTES)
         self._wire: Wire | None = None
         self._spins_until = 0.0
 
@@ -196,8 +234,9 @@ class HostedInstance:
     def responsive(self) -> bool:
         return not self._runner.stalled
 
-    def serve(self, piece: int, hearer: InstanceEvents) -> HostedInstance:
-        self._hearer = hearer
+    def serve(self, piece: int, driver: Driver) -> HostedInstance:
+        """From here on it takes batches, and runs one that is larger than `piece` in pieces."""
+        self._driver = driver
         self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         self._wire = Wire(ours, self._loop, self._heard, self._gone)
@@ -212,9 +251,9 @@ class HostedInstance:
         self._works = works
         said: list[bytes] = []
         places: list[bytes] = []
-        if len(self._known) >= MAX_RUNNER_TEMPLATES:
+        if len(self._known) >= records.MAX_RUNNER_TEMPLATES:
             self._known.clear()
-            said.append(TO_RUNNER.pack(RESET, 0, 0))
+            said.append(records.TO_RUNNER.pack(records.RESET, 0, 0))
         known = self._known
         for work in works:
             place = _place(work)
@@ -222,10 +261,13 @@ class HostedInstance:
             identity = template.identity
             if identity not in known:
                 known.add(identity)
-                said += (TO_RUNNER.pack(TEMPLATE, len(template.payload), identity), template.payload)
+                said += (
+                    records.TO_RUNNER.pack(records.TEMPLATE, len(template.payload), identity),
+                    template.payload,
+                )
             place.held = True
             places.append(_pack_place(place.arena, identity, place.offset, place.output, place.capacity))
-        said.append(TO_RUNNER.pack(RUN, len(places) * RUN_PLACE.size, 0))
+        said.append(records.TO_RUNNER.pack(records.RUN, len(places) * records.RUN_PLACE.size, 0))
         self._wire.send(b"".join(said + places))
         if self.device and len(works) == 1:
             self._spins_until = monotonic() + _SPIN_S
@@ -249,19 +291,19 @@ class HostedInstance:
         works, self._works = self._works, None
         if works is None:
             return  # it was aborted, and its riders were told
-        self.alive = bool(int(flags) & ALIVE)
+        self.alive = bool(int(flags) & records.ALIVE)
         outcomes: list[Outcome] = []
         for work, (status, form, said) in zip(works, read_endings(payload, len(works)), strict=True):
             place = _place(work)
             place.held = False
-            if status == OK:
+            if status == records.OK:
                 place.form, place.payload = form, said
                 outcomes.append(Outcome())
             else:
                 outcomes.append(Outcome(error=read_failure(status, said)))
         timing = Timing(0.0, input_s, infer_s, output_s, int(images))
-        clean = bool(int(flags) & CLEAN)
-        self._hearer.ended(self, BatchResult(outcomes, seconds, timing, clean, int(short)))
+        clean = bool(int(flags) & records.CLEAN)
+        self._driver.ended(self, BatchResult(outcomes, seconds, timing, clean, int(short)))
 
     # ---- the end ----------------------------------------------------------------------------------------
 
@@ -300,14 +342,14 @@ class HostedInstance:
         self.settled()
         works, self._works = self._works, None
         if works is None:
-            self._hearer.lost(self)
+            self._driver.lost(self)
             return
         for work in works:
             _place(work).held = False
         error = ModelError(f"{self._model}: the process that runs it died", reason="model-died")
         outcomes = [Outcome(error=error) for _ in works]
         timing = Timing(batch=sum(work.images for work in works))
-        self._hearer.ended(self, BatchResult(outcomes, 0.0, timing, clean=False))
+        self._driver.ended(self, BatchResult(outcomes, 0.0, timing, clean=False))
 
 
 def _place(work: Work) -> RequestPlace:

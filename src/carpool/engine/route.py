@@ -8,10 +8,13 @@ own around it: `Fleet` makes them (`routes`), and nobody who submits need know.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+from carpool.engine.batch import Work
 from carpool.engine.driver import Driver
-from carpool.engine.work import Work
+
+if TYPE_CHECKING:
+    from carpool.engine.models.served import Served
 
 
 class Direct:
@@ -33,14 +36,7 @@ class Direct:
         self._driver.submit(works)
 
 
-class Version(Protocol):
-    """What there is to choose from."""
-
-    name: str
-    version: str
-
-
-def newest(versions: Mapping[int, Version]) -> dict[str, int]:
+def newest(versions: Mapping[int, Served]) -> dict[str, int]:
     """By name, the key of the version that serves requests which name none."""
     chosen: dict[str, int] = {}
     for key, one in versions.items():

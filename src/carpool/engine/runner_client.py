@@ -14,18 +14,15 @@ from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.server import ServerSettings
-from carpool.engine.hosted_model import HostedInstance, HostedLoading
+from carpool.engine.hosted_model import Failure, HostedInstance, HostedLoading, cache_folders, imported_names
 from carpool.engine.models.loading import ReportStep
-from carpool.engine.runner_documents import Failure, cache_folders, imported_names
 from carpool.errors import ModelError, Unavailable
-from carpool.link.child_process import Child, Message
+from carpool.link.child_process import Child, Guard, Message
 from carpool.link.link_failures import read_failure
 from carpool.link.typed_json import as_file, from_file
 from carpool.memory.arena import create_memory, map_memory
-from carpool.memory.pulse import STALE_S, START_S, Beats, Pulses, Watch, pulse_bytes
+from carpool.memory.pulse import Beats, Pulses, Watch, pulse_bytes
 from carpool.observe.logs import logger
-
-"""Whose models run there: they hold the interpreter lock between calls into their device."""
 
 T = TypeVar("T")
 _log = logger("runner")
@@ -40,7 +37,7 @@ class _Died(Exception):
 
 
 class Runner:
-    """Implements `ModelHost`. Belongs to the loop's thread, but for `wait_for` and `drop`."""
+    """Keeps the process that models run in. Belongs to the loop's thread, but for `wait_for` and `drop`."""
 
     def __init__(self, settings: ServerSettings, restarted: Callable[[], None] = lambda: None) -> None:
         self.max_answer_bytes = settings.max_body_bytes
@@ -62,7 +59,7 @@ class Runner:
         self._serving: dict[int, HostedInstance] = {}
         self._pulse_file = create_memory("carpool-runner-pulse", pulse_bytes(1))
         self._pulses = Pulses(map_memory(self._pulse_file))
-        self._life: Watch | None = None
+        self._guard: Guard | None = None
         self._beats: Beats | None = None
         self.stalled = False  # it shows no sign of life, and is killed if that lasts
         self.stall_changed: Callable[[], None] = lambda: None
@@ -72,6 +69,7 @@ class Runner:
         return None if self._child is None else self._child.pid
 
     def loading(self, config: ModelConfig, version: ModelVersion) -> HostedLoading | None:
+        """None for a model that runs in the engine's own process."""
         if kind_of(config.backend).process != "runner":
             return None
         return HostedLoading(self, next(self._loadings), config, version)
@@ -156,37 +154,33 @@ class Runner:
             self._stand_by_later()
             return
         try:
-            self._standby = standby = self._new_child()
+            self._standby = self._new_child()
         except OSError as error:
             _log.warning("no-standby", error=str(error))
-            return
-        task = self._loop.create_task(self._watch(standby))
-        self._watches.add(task)
-        task.add_done_callback(self._watches.discard)
-        _log.info("runner-stands-by", pid=standby.pid)
+        else:
+            _log.info("runner-stands-by", pid=self._standby.pid)
 
     def _new_child(self) -> Child:
         folders = cache_folders(self._settings.cache_dir)
-        return Child(_MODULE, *self._packages, called="runner", environment=folders)
+        child = Child(_MODULE, *self._packages, called="runner", environment=folders)
+        task = self._loop.create_task(self._watch(child))
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+        return child
 
     def _start(self) -> None:
         """The one that stands by, or a fresh one."""
-        if self._standby is not None:
-            child, self._standby = self._standby, None
-        else:
-            child = self._new_child()
-            task = self._loop.create_task(self._watch(child))
-            self._watches.add(task)
-            task.add_done_callback(self._watches.discard)
+        child, self._standby = self._standby or self._new_child(), None
         self._child = child
         self._lives += 1
         if self._lives > 1:
             self._restarted()
         self._pulses.clear(0)
-        self._life = Watch(partial(self._pulses.read, 0))
+        settings = self._settings
+        watch = Watch(partial(self._pulses.read, 0))
+        self._guard = Guard(child, watch, settings.watchdog_s, _log, "runner")
         if self._beats is None:
             self._beats = Beats(self._look)
-        settings = self._settings
         self._say(
             "start",
             [self._pulse_file],
@@ -206,22 +200,13 @@ class Runner:
         _log.info("runner-started", pid=child.pid)
 
     def _look(self) -> None:
-        """Every beat. While it loads it may hold its interpreter lock for long, in somebody's library."""
-        if self._life is None or self._child is None:
-            return
-        still = self._life.look()
-        self._set_stalled(self._life.begun and still >= STALE_S and not self._asks)
-        kill_after = self._settings.watchdog_s
-        limit = max(kill_after, START_S) if self._asks or not self._life.begun else kill_after
-        if kill_after and still >= limit:
-            _log.error("runner-hangs", pid=self._child.pid, still_s=round(still, 1))
-            self._child.kill()
-            self._life = None  # said once; its end may take a while to be seen
+        if self._guard is not None:
+            self._guard.look(patient=bool(self._asks))
+            self._set_stalled(self._guard.stalled)
 
     def _set_stalled(self, stalled: bool) -> None:
         if stalled != self.stalled:
             self.stalled = stalled
-            _log.warning("runner-stalled" if stalled else "runner-moves-again")
             self.stall_changed()
 
     async def _watch(self, child: Child) -> None:
@@ -230,7 +215,7 @@ class Runner:
             self._standby = None
             return
         self._child = None
-        self._life = None
+        self._guard = None
         self._set_stalled(False)
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         if not self._closed:

@@ -29,8 +29,7 @@ from carpool.frontend.packing import AT_ONCE, check, is_in_place
 from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.frontend.pictures.workers import Job
-from carpool.link.asked_fields import Sender
-from carpool.link.door import Answer, Call, ModelEntry, Slot
+from carpool.link.door import Answer, Call, ModelEntry, Sender, Slot
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
 from carpool.observe.counters import Row, count_failure
 from carpool.observe.logs import logger

@@ -12,9 +12,7 @@ import orjson
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
-from carpool.link.asked_fields import Sender
-from carpool.link.catalogs import read_catalog
-from carpool.link.door import Answer, Catalog, ModelEntry, Slot
+from carpool.link.door import Answer, Catalog, ModelEntry, Sender, Slot, read_catalog
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,
@@ -275,7 +273,10 @@ class FrontLink(asyncio.Protocol):
         self._door.lost(self, self._error)
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            call.finish(_lost())
+            try:
+                call.finish(_lost())
+            except Exception:  # the others wait as well
+                _log.exception("answer-failed")
         asks, self._asks = self._asks, {}
         for future in asks.values():
             if not future.done():

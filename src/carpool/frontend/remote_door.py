@@ -13,8 +13,7 @@ from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.front_link import FrontLink, RemoteCall, stalled
 from carpool.link.advice import Gate, open_gate
-from carpool.link.asked_fields import NOBODY, Sender
-from carpool.link.door import Ahead, Answer, Catalog, ModelEntry, Slot, nobody_ahead
+from carpool.link.door import NOBODY, Ahead, Answer, Catalog, ModelEntry, Sender, Slot, nobody_ahead
 from carpool.link.templates import Template
 from carpool.memory.arena import Arena, ArenaSlot, check_fits
 from carpool.memory.pulse import HOPELESS_S, STALE_S

@@ -15,11 +15,11 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelSource, ModelVersion, find_models
 from carpool.core.curve import BatchCurve, Shape, shape_of
 from carpool.core.numerals import numeral
+from carpool.engine.batch import signature_of
 from carpool.engine.hardware import Steal, gpu_count, hardware
 from carpool.engine.models.loading import Loading
 from carpool.engine.profile.instance_layout import Chosen, Layout
 from carpool.engine.profile.measuring import Effort, Measuring, Point, sizes
-from carpool.engine.work import signature_of
 from carpool.errors import InvalidInput
 from carpool.types import Signature
 
@@ -178,15 +178,15 @@ def _open(
     q: ProfileQuestion, config: ModelConfig, version: ModelVersion, signature: Signature, tell: Tell
 ) -> Chosen:
     """As asked, else as the server would."""
-    loading = Loading(config, version)
+    loading = Loading(config, version, signature=signature)
     if q.instances is None and q.threads is None:
-        chosen = loading.choose(config, signature, tell)
+        chosen = loading.choose(tell)
     else:
         count = q.instances or 1
         cores = hardware().cores
         chosen = Chosen(Layout(count, q.threads or backends.default_threads(count, cores)))
     tell(f"loading {config.name}")
-    return replace(chosen, backends=chosen.backends or loading.open(config, chosen.layout))
+    return replace(chosen, backends=chosen.backends or loading.open(chosen.layout))
 
 
 def _budget(slo: float, curve: BatchCurve, instances: int) -> Budget:

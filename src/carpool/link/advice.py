@@ -18,8 +18,7 @@ from carpool.core.job import Job, Reason, Refusal
 from carpool.core.refusal_words import refused
 from carpool.core.shares import ORDINARY
 from carpool.errors import CarpoolError, Refused
-from carpool.link.asked_fields import Sender
-from carpool.link.door import Ahead, ModelEntry, nobody_ahead
+from carpool.link.door import Ahead, ModelEntry, Sender, nobody_ahead
 from carpool.memory.gates import MAX_VALUES
 
 if TYPE_CHECKING:

@@ -15,14 +15,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 
-from carpool.observe.logs import logger, stream
-from carpool.observe.output import Output, read_some
+from carpool.memory.pulse import STALE_S, START_S, Watch
+from carpool.observe.logs import Logger, finish, logger, stream
+from carpool.observe.output import Output, keep_stream, read_some
 
 _LONGEST = 1 << 15  # of a message as such; the kernel's buffer is several times that
 _MOST_FILES = 64
@@ -142,6 +143,31 @@ def belong_to_parent() -> None:
         signal.signal(number, lambda *_: None)
 
 
+def live_as_child(
+    part: str,
+    fd: int,
+    live: Callable[[Control, int], Coroutine[Any, Any, int]],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> NoReturn:
+    """All that a process does which a `Child` started: `live` gets its control and the stream of its log."""
+    belong_to_parent()
+    stream = keep_stream()
+    os.set_inheritable(fd, False)
+
+    async def living() -> int:
+        return await live(Control(socket.socket(fileno=fd)), stream)
+
+    try:
+        code = asyncio.Runner(loop_factory=loop_factory).run(living())
+    except Exception:
+        logger(part).exception("process-failed")
+        code = 1
+    finish()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # neither a thread that is stuck in a model nor a link that is open may keep us
+
+
 _LAST_READS = 64  # of what a process wrote before it ended: more than a pipe holds
 
 
@@ -248,3 +274,34 @@ class Child:
         self._loop.remove_reader(self._written)
         os.close(self._written)
         self._output.close()
+
+
+@dataclass(slots=True)
+class Guard:
+    """Looks at one process's signs of life: says when it stalls, kills it when that lasts for `kill_after`
+    seconds; 0: never."""
+
+    child: Child
+    watch: Watch
+    kill_after: float
+    log: Logger
+    what: str  # it is called in the log
+    fields: Mapping[str, object] = field(default_factory=dict)
+    stalled: bool = False
+    killed: bool = False
+
+    def look(self, *, patient: bool) -> None:
+        """To be called every `BEAT_S`. `patient`: what it imports or loads may hold its interpreter lock."""
+        still = self.watch.look()
+        patient = patient or not self.watch.begun
+        if (still >= STALE_S and not patient) != self.stalled:
+            self.stalled = not self.stalled
+            if self.stalled:
+                self.log.warning(f"{self.what}-stalled", **self.fields, child=self.child.pid)
+            else:
+                self.log.info(f"{self.what}-moves-again", **self.fields, child=self.child.pid)
+        limit = max(self.kill_after, START_S) if patient else self.kill_after
+        if self.kill_after and still >= limit and not self.killed:
+            self.killed = True  # said once; its end may take a while to be seen
+            self.log.error(f"{self.what}-hangs", **self.fields, child=self.child.pid, still_s=round(still, 1))
+            self.child.kill()

@@ -5,17 +5,83 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import orjson
 
 from carpool.core.front_load import Outside
 from carpool.core.job import INFINITY
-from carpool.errors import CarpoolError
-from carpool.link.asked_fields import NOBODY, Sender
+from carpool.errors import CarpoolError, InvalidInput
 from carpool.memory.client_files import Region
-from carpool.types import Signature, Tensor, Timing
+from carpool.types import DATATYPES, RequestOptions, Signature, Tensor, TensorSpec, Timing
+from carpool.wire import head
 from carpool.wire.v2 import RequestHead
+
+DEADLINE = "X-Carpool-Deadline-Ms"
+SOURCE = "X-Carpool-Source"
+LATEST = "X-Carpool-Latest"
+
+_MILLISECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
+
+
+class Sender(NamedTuple):
+    """Who asks. `latest`: a newer frame of this source takes the place of one that waits.
+
+    `priority` is that of the key: the most urgent that a request with it may be, and what it is by default;
+    0 is none, and 1 the most urgent: a request has the larger of its own and this.
+    """
+
+    source: str = ""
+    latest: bool = False
+    priority: int = 0
+
+    def with_options(self, options: RequestOptions) -> Sender:
+        """Together with what the request's own parameters say."""
+        if not (options.source or options.latest or self.latest):
+            return self
+        return checked(Sender(self.source or options.source, self.latest or options.latest, self.priority))
+
+
+NOBODY = Sender()
+
+
+def checked(sender: Sender) -> Sender:
+    if sender.latest and not sender.source:
+        raise InvalidInput(
+            f"{LATEST} needs a source: name the camera in {SOURCE} or in the parameter source", field=LATEST
+        )
+    return sender
+
+
+def read_budget(field: bytes | None) -> float:
+    """Seconds from the request's head to the client's deadline."""
+    if field is None:
+        return INFINITY
+    budget = float(field) / 1e3 if _MILLISECONDS.fullmatch(field) else 0.0
+    if not budget:
+        raise InvalidInput(f"{DEADLINE} must be a number of milliseconds above 0", field=DEADLINE)
+    return budget
+
+
+def read_source(field: bytes | None) -> str:
+    if field is None:
+        return ""
+    try:
+        source = field.decode()
+    except UnicodeDecodeError:
+        source = "\0"  # which is refused
+    return head.read_source(source, SOURCE)
+
+
+def read_latest(field: bytes | None) -> bool:
+    if field in (None, b"0"):
+        return False
+    if field != b"1":
+        raise InvalidInput(f"{LATEST} must be 1 or 0", field=LATEST)
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +251,52 @@ class Door(Protocol):
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         """A question to the engine that is not an inference (statistics, load, unload …): JSON in and out."""
+
+
+def write_catalog(catalog: Catalog) -> bytes:
+    """Entries once each, and by their keys where they are named."""
+    listed = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
+    document = {
+        **{each.name: getattr(catalog, each.name) for each in fields(catalog)},
+        "known": list({entry.key: entry for entry in listed}.values()),
+        "entries": [entry.key for entry in catalog.entries.values()],
+        "newest": {name: entry.key for name, entry in catalog.newest.items()},
+        "leaving": [entry.key for entry in catalog.leaving],
+    }
+    return orjson.dumps(document, default=tuple)
+
+
+def read_catalog(number: int, payload: bytes, known: Mapping[int, ModelEntry]) -> Catalog:
+    """`known` are this engine's entries so far. Those that did not change are kept, the very objects: parsed
+    heads and templates hang on to them."""
+    document = orjson.loads(payload)
+    entries = {}
+    for listed in document.pop("known"):
+        kept = known.get(listed["key"])
+        unchanged = kept is not None and kept.config == listed["config"]
+        entries[listed["key"]] = kept if kept is not None and unchanged else _read_entry(listed)
+    served = [entries[key] for key in document["entries"]]
+    document |= {
+        "number": number,
+        "entries": {(entry.name, entry.version): entry for entry in served},
+        "newest": {name: entries[key] for name, key in document["newest"].items()},
+        "leaving": [entries[key] for key in document["leaving"]],
+        "index": [IndexEntry(*line) for line in document["index"]],
+        "down": frozenset(document["down"]),
+        "regions": {name: Region(**region) for name, region in document["regions"].items()},
+    }
+    return Catalog(**document)
+
+
+def _read_entry(listed: dict[str, Any]) -> ModelEntry:
+    signature = listed["signature"]
+    inputs, outputs = (_read_specs(signature[side]) for side in ("inputs", "outputs"))
+    listed["signature"] = Signature(signature["model"], inputs, outputs, signature["max_batch"])
+    return ModelEntry(**{**listed, "row": tuple(listed["row"])})
+
+
+def _read_specs(listed: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(spec["name"], DATATYPES[spec["datatype"]], tuple(spec["shape"]), spec["optional"])
+        for spec in listed
+    )

@@ -4,44 +4,18 @@ from __future__ import annotations
 
 from struct import Struct
 
+from carpool import errors
 from carpool.core.job import Reason, Refusal
 from carpool.core.refusal_words import RefusalInNumbers, in_words
-from carpool.errors import (
-    Cancelled,
-    CarpoolError,
-    ConfigError,
-    DeadlineExceeded,
-    Forbidden,
-    InvalidInput,
-    ModelError,
-    NotFound,
-    Refused,
-    Replaced,
-    TooLarge,
-    Unauthenticated,
-    Unavailable,
-    Unsupported,
-)
+from carpool.errors import CarpoolError, Refused
 from carpool.link.records import GONE
 from carpool.wire.head import load_object
 from carpool.wire.v2 import encode_error
 
-_CLASSES: tuple[type[CarpoolError], ...] = (
-    CarpoolError,
-    InvalidInput,
-    ConfigError,
-    NotFound,
-    Unsupported,
-    TooLarge,
-    Refused,
-    Replaced,
-    DeadlineExceeded,
-    Cancelled,
-    Unavailable,
-    ModelError,
-    Forbidden,
-    Unauthenticated,
-)
+_CLASSES: list[type[CarpoolError]] = [
+    kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CarpoolError)
+]
+"""In the order of their file: both ends run the same one."""
 _IN_NUMBERS = GONE + 1 + len(_CLASSES)
 _REASONS = list(Reason)
 _numbers_record = Struct("<Iqqddddd")

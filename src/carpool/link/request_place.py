@@ -89,7 +89,7 @@ class RequestPlace:
     def forget(self) -> None:
         """Nobody needs the memory any more: it goes when its front end does."""
         self._closed = True
-        self.memory = _NO_MEMORY
+        self.memory, self.error = _NO_MEMORY, None
 
     def __call__(self, rows: Mapping[str, Array]) -> Mapping[str, Array]:
         """Always nothing: what was to be answered is on its way to the front end."""

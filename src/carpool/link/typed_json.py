@@ -27,18 +27,18 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 def write_document(document: object) -> bytes:
-    return json.dumps(_plain(document)).encode()
+    return json.dumps(as_json(document)).encode()
 
 
 def read_document(kind: type[T], data: bytes) -> T:
     """ValueError where it is nothing of that type. `kind` may be any type with arguments, too."""
     try:
-        return cast(T, _read(kind, json.loads(data)))
+        return cast(T, from_json(kind, json.loads(data)))
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
-def _plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value if isinstance(value, str) else value.name  # also where any str is declared
     if isinstance(value, _SCALARS):
@@ -46,22 +46,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, BatchCurve):
-        return {
-            "points": _plain(value.points),
-            "max_batch": value.max_batch,
-            "buckets": _plain(value.buckets),
-        }
+        return {name: as_json(getattr(value, name)) for name in ("points", "max_batch", "buckets")}
     if is_dataclass(value) and not isinstance(value, type):
-        made = {each.name: _plain(getattr(value, each.name)) for each in fields(value) if each.init}
+        made = {each.name: as_json(getattr(value, each.name)) for each in fields(value) if each.init}
         return {_IS: type(value).__name__, **made}
     if isinstance(value, Mapping):
-        return [[_plain(key), _plain(one)] for key, one in value.items()]
+        return [[as_json(key), as_json(one)] for key, one in value.items()]
     if isinstance(value, Sequence | frozenset | set):
-        return [_plain(one) for one in value]
+        return [as_json(one) for one in value]
     raise TypeError(f"{type(value).__name__} cannot be sent")
 
 
-def _read(kind: Any, value: Any) -> Any:
+def from_json(kind: Any, value: Any) -> Any:
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return _read_one_of(get_args(kind), value)
@@ -82,14 +78,16 @@ def _read_class(kind: type, value: Any) -> Any:
     if issubclass(kind, Path) and type(value) is str:
         return Path(value)
     if kind is BatchCurve and type(value) is dict:
-        points = _read(tuple[tuple[int, float], ...], value["points"])
-        return BatchCurve(points, _read(int, value["max_batch"]), _read(tuple[int, ...], value["buckets"]))
+        points = from_json(tuple[tuple[int, float], ...], value["points"])
+        return BatchCurve(
+            points, from_json(int, value["max_batch"]), from_json(tuple[int, ...], value["buckets"])
+        )
     if is_dataclass(kind) and type(value) is dict and value.get(_IS) == kind.__name__:
         declared = _declared(kind)
         given = {name: one for name, one in value.items() if name != _IS}
         if not given.keys() <= declared.keys():
             raise ValueError(f"{kind.__name__} has no {', '.join(given.keys() - declared.keys())}")
-        return kind(**{name: _read(declared[name], one) for name, one in given.items()})
+        return kind(**{name: from_json(declared[name], one) for name, one in given.items()})
     raise ValueError(f"{_short(value)} is not of {kind.__name__}")
 
 
@@ -102,7 +100,7 @@ def _declared(kind: type) -> Mapping[str, Any]:
 def _read_one_of(kinds: Sequence[Any], value: Any) -> Any:
     for kind in kinds:
         try:
-            return _read(kind, value)
+            return from_json(kind, value)
         except (ValueError, KeyError, TypeError):
             continue
     raise ValueError(f"{_short(value)} is none of {kinds}")
@@ -112,12 +110,12 @@ def _read_many(origin: Any, inner: Sequence[Any], value: Any) -> Any:
     if type(value) is not list:
         raise ValueError(f"{_short(value)} is no list")
     if issubclass(origin, Mapping):
-        return {_read(inner[0], key): _read(inner[1], one) for key, one in value}
+        return {from_json(inner[0], key): from_json(inner[1], one) for key, one in value}
     if origin is tuple and inner[-1] is not Ellipsis:
         if len(inner) != len(value):
             raise ValueError(f"{len(value)} values instead of {len(inner)}")
-        return tuple(_read(one, each) for one, each in zip(inner, value, strict=True))
-    found = [_read(inner[0], one) for one in value]
+        return tuple(from_json(one, each) for one, each in zip(inner, value, strict=True))
+    found = [from_json(inner[0], one) for one in value]
     return found if origin is list else frozenset(found) if origin is frozenset else tuple(found)
 
 

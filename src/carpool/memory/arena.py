@@ -61,6 +61,14 @@ def map_memory(fd: int) -> mmap.mmap:
     return mmap.mmap(fd, os.fstat(fd).st_size)
 
 
+def take_memory(fd: int) -> mmap.mmap:
+    """The same of a file that was received, which is closed: the map has its own hold of it."""
+    try:
+        return map_memory(fd)
+    finally:
+        os.close(fd)
+
+
 def check_fits(arena: Arena, size: int) -> None:
     """For what could not be allocated: whoever would wait for it to fit might wait for ever."""
     number = _class_of(size)

@@ -102,7 +102,7 @@ LOAD_SECONDS = _layout.gauge(largest=True)
 OUT_OF_MEMORY = _layout.counter()
 
 # The server.
-UP = _layout.gauge(largest=True)
+UP = _layout.gauge()  # of the engine 1; of the supervisor -1 while that engine stands still
 CONNECTIONS = _layout.gauge()
 BYTES_RECEIVED = _layout.counter()
 BYTES_SENT = _layout.counter()

@@ -11,32 +11,33 @@ import importlib
 import os
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from mmap import mmap
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
 
 from carpool.config.server import ServerSettings
-from carpool.engine.engine_link import EngineSide
-from carpool.engine.link_calls import EngineLike
 from carpool.errors import CarpoolError, ConfigError
 from carpool.frontend.documents import picture_tasks, promises
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.child_process import Control, Message, belong_to_parent, spare_the_collector, switch_often
+from carpool.link.child_process import Control, Message, live_as_child, spare_the_collector, switch_often
 from carpool.link.door import Catalog
-from carpool.memory.arena import Arena, map_memory
+from carpool.link.typed_json import read_document
+from carpool.memory.arena import Arena, take_memory
 from carpool.memory.gates import GateTable
 from carpool.memory.pulse import Beats, Pulses, Watch
 from carpool.observe.columns import UP
 from carpool.observe.counters import Table
 from carpool.observe.descriptors import Descriptors
-from carpool.observe.logs import configure, finish, logger
-from carpool.observe.output import keep_stream
+from carpool.observe.logs import configure, logger
 from carpool.process.shared_settings import apply_log_settings
+
+if TYPE_CHECKING:
+    from carpool.engine.engine_host import EngineHost
+    from carpool.engine.engine_link import EngineSide
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -47,24 +48,6 @@ ENGINE_BLOCK = 1
 """Of the counters, and the cell of its signs of life; those of front ends follow."""
 
 _CATALOGUE_S = 1.0
-
-
-class StartEngine(Protocol):
-    """Builds the engine. It may load in the background: `Catalog.ready` says when models can be used.
-
-    `progress` may be told from any thread which model is being loaded, and what is done for it.
-    """
-
-    def __call__(
-        self,
-        settings: ServerSettings,
-        paths: Sequence[str],
-        *,
-        table: Table,
-        block: int,
-        write_gate: Callable[..., None],
-        progress: Callable[[str, str], None],
-    ) -> Awaitable[EngineLike]: ...
 
 
 class Frontend(Protocol):
@@ -88,25 +71,9 @@ class FrontendParts:
 
 
 StartFrontend = Callable[[FrontendParts], Awaitable[Frontend]]
-
-
-def written(settings: ServerSettings) -> dict[str, Any]:
-    """The settings as JSON can carry them."""
-    fields = asdict(settings)
-    fields["cache_dir"] = None if settings.cache_dir is None else str(settings.cache_dir)
-    return fields
-
-
-def _read_settings(fields: Mapping[str, Any]) -> ServerSettings:
-    cache_dir = fields["cache_dir"]
-    as_they_were = {
-        "cache_dir": None if cache_dir is None else Path(cache_dir),
-        "load_models": tuple(fields["load_models"]),
-        "allowed_hosts": tuple(fields["allowed_hosts"]),
-        "http_restricted_api": tuple(fields["http_restricted_api"]),
-        "grpc_restricted_protocol": tuple(fields["grpc_restricted_protocol"]),
-    }
-    return ServerSettings(**{**fields, **as_they_were})
+StartEngine = Callable[..., Awaitable["EngineHost"]]
+"""Builds the engine, as `process.start.engine` does. It may load in the background: `Catalog.ready` says when
+models can be used. Its `progress` may be told from any thread which model is loaded, and what is done."""
 
 
 def _load(name: str) -> Callable[..., Any]:
@@ -115,18 +82,11 @@ def _load(name: str) -> Callable[..., Any]:
     return found
 
 
-def _mapped(fd: int) -> mmap:
-    try:
-        return map_memory(fd)
-    finally:
-        os.close(fd)
-
-
 class EngineProcess:
-    def __init__(self, control: Control, first: Message) -> None:
+    def __init__(self, control: Control, first: Message, settings: ServerSettings) -> None:
         self._control = control
         self._first = first
-        self._settings = _read_settings(first.body["settings"])
+        self._settings = settings
         self._side: EngineSide | None = None
         self._early: list[Message] = []
         self._was_ready = False
@@ -134,7 +94,7 @@ class EngineProcess:
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> int:
-        self._table, self._gates, pulses = map(_mapped, self._first.files)
+        self._table, self._gates, pulses = map(take_memory, self._first.files)
         beats = Beats(partial(Pulses(pulses).beat, self._first.body["block"]))
         obeying = asyncio.create_task(self._obey())
         starting = asyncio.create_task(self._start())
@@ -145,6 +105,8 @@ class EngineProcess:
             engine = starting.result()
         except Exception as error:
             return self._give_up(error)
+        from carpool.engine.engine_link import EngineSide  # front ends run this file too
+
         spare_the_collector()
         self._control.send("up")  # before anybody can see that it is
         self._side = EngineSide(
@@ -161,7 +123,7 @@ class EngineProcess:
         beats.stop()
         return 0
 
-    async def _start(self) -> EngineLike:
+    async def _start(self) -> EngineHost:
         start: StartEngine = _load(self._first.body["start"])
         gate_table = GateTable(self._gates)
         gate_table.clear()
@@ -214,20 +176,20 @@ class EngineProcess:
 
 
 class FrontendProcess:
-    def __init__(self, control: Control, first: Message) -> None:
+    def __init__(self, control: Control, first: Message, settings: ServerSettings) -> None:
         self._control = control
         self._first = first
-        self._settings = _read_settings(first.body["settings"])
+        self._settings = settings
         self._broken = asyncio.Event()
 
     async def run(self) -> int:
         arena, table, gates, pulse_file, *listening = self._first.files
         door = RemoteDoor(
-            Arena(_mapped(arena)),
+            Arena(take_memory(arena)),
             max_answer_bytes=self._settings.max_body_bytes,
             broken=self._broken.set,
         )
-        pulses, block = Pulses(_mapped(pulse_file)), self._first.body["block"]
+        pulses, block = Pulses(take_memory(pulse_file)), self._first.body["block"]
         engine = Watch(partial(pulses.read, ENGINE_BLOCK))
         Beats(partial(pulses.beat, block), lambda: door.engine_stood_still(engine.look()))
         door.watch(lambda catalog: apply_log_settings(catalog.logging))
@@ -235,19 +197,21 @@ class FrontendProcess:
         sockets = iter(listening)
         parts = FrontendParts(
             door=door,
-            gates=GateTable(_mapped(gates)),
+            gates=GateTable(take_memory(gates)),
             settings=self._settings,
             sockets={
                 name: [socket.socket(fileno=next(sockets)) for _ in range(count)]
                 for name, count in self._first.body["sockets"].items()
             },
-            table=Table(_mapped(table)),
+            table=Table(take_memory(table)),
             block=block,
             began=self._first.body["began"],
         )
         obeying = asyncio.create_task(self._obey(door))
         if parts.table.server()[UP]:  # the engine serves: nobody need hear from this process that it does not
-            await _until(lambda: door.serving, _CATALOGUE_S)
+            end = time.monotonic() + _CATALOGUE_S
+            while not door.serving and time.monotonic() < end:
+                await asyncio.sleep(0.001)
         spare_the_collector()
         frontend = await start(parts)
         self._control.send("up")
@@ -269,44 +233,21 @@ class FrontendProcess:
         return 0.0
 
 
-async def _until(condition: Callable[[], bool], seconds: float) -> None:
-    end = asyncio.get_running_loop().time() + seconds
-    while not condition() and asyncio.get_running_loop().time() < end:
-        await asyncio.sleep(0.001)
-
-
-async def _live(role: str, fd: int, stream: int) -> int:
-    control = Control(socket.socket(fileno=fd))
+async def _live(role: str, control: Control, stream: int) -> int:
     first = await control.receive()
     if first is None:
         return 0
-    settings = first.body["settings"]
-    configure(settings["log_format"], settings["log_level"], stream)
+    settings = read_document(ServerSettings, first.body["settings"].encode())
+    configure(settings.log_format, settings.log_level, stream)
     if role == "engine":
         switch_often()
     process = EngineProcess if role == "engine" else FrontendProcess
     watching = asyncio.create_task(Descriptors().watch())
     try:
-        return await process(control, first).run()
+        return await process(control, first, settings).run()
     finally:
         watching.cancel()
 
 
-def main(arguments: Sequence[str]) -> int:
-    role, fd = arguments[0], int(arguments[1])
-    belong_to_parent()
-    stream = keep_stream()
-    os.set_inheritable(fd, False)
-    try:
-        return asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_live(role, fd, stream))
-    except Exception:
-        logger(role).exception("process-failed")
-        return EXIT_FAILED
-
-
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    finish()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # neither a thread that is stuck in a model nor a link that is open may keep us
+    live_as_child(sys.argv[1], int(sys.argv[2]), partial(_live, sys.argv[1]), uvloop.new_event_loop)

@@ -13,14 +13,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import orjson
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError, DeadlineExceeded, Refused, Unavailable
-from carpool.link.asked_fields import NOBODY, Sender
-from carpool.link.door import Answer, Call, Catalog, Door, ModelEntry, Slot
+from carpool.link.door import NOBODY, Answer, Call, Catalog, Door, ModelEntry, Sender, Slot
 from carpool.observe.logs import logger
 from carpool.process.children import Frontend
 from carpool.wire.v2 import RequestHead
@@ -57,11 +56,8 @@ def claim(file: str) -> Path:
     return path
 
 
-class _Arrival(NamedTuple):
-    at: float
-    model: str
-    images: int
-    source: str
+Arrival: TypeAlias = tuple[float, str, int, str]
+"""When, for which model, how many images, of which source."""
 
 
 class Recorder:
@@ -71,7 +67,7 @@ class Recorder:
         self._path = path
         self._began = began
         self._limit = limit_bytes
-        self._waiting: deque[_Arrival] = deque()
+        self._waiting: deque[Arrival] = deque()
         self._lost = 0
         self._over = threading.Event()
         self._fd = os.open(path, _OPEN | os.O_CREAT, 0o644)
@@ -82,7 +78,7 @@ class Recorder:
         if self._over.is_set():
             return
         if len(self._waiting) < _MOST_WAITING:
-            self._waiting.append(_Arrival(arrived, entry.name, images, source))
+            self._waiting.append((arrived, entry.name, images, source))
         else:
             self._lost += 1
 
@@ -115,14 +111,11 @@ class Recorder:
             _log.warning("record-incomplete", file=str(self._path), lost=self._lost)
             self._lost = 0
 
-    def _line(self, arrival: _Arrival) -> bytes:
-        line: dict[str, object] = {
-            "time": round(arrival.at - self._began, 6),
-            "model": arrival.model,
-            "images": arrival.images,
-        }
-        if arrival.source:
-            line["source"] = arrival.source
+    def _line(self, arrival: Arrival) -> bytes:
+        at, model, images, source = arrival
+        line: dict[str, object] = {"time": round(at - self._began, 6), "model": model, "images": images}
+        if source:
+            line["source"] = source
         return orjson.dumps(line) + b"\n"
 
     def _stop(self, why: str) -> None:

@@ -1,18 +1,28 @@
-"""What runs in the engine's process: the models, behind links to the front ends."""
+"""What runs in the engine's process: the models, behind links to the front ends. With `--frontends 0` all
+runs in one process: the same front ends and engine, and a link between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from carpool.config.server import ServerSettings
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
+from carpool.engine.engine_link import EngineSide
 from carpool.engine.engine_questions import ControlDesk, MemoryRegistry, answer_profile_questions
-from carpool.engine.models.loading import ModelHost
+from carpool.engine.models.control import Progress
 from carpool.engine.runner_client import Runner
+from carpool.frontend.http.http_server import check_free, listen
+from carpool.frontend.remote_door import RemoteDoor
+from carpool.link.door import Catalog
+from carpool.memory.arena import Arena, create_memory, map_memory
+from carpool.memory.gates import GATE_BYTES, GateTable
 from carpool.observe.columns import RESTARTS, UP
-from carpool.observe.counters import Block, Table
+from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.process.shared_settings import LogSettings, TraceSettings
 
@@ -22,7 +32,7 @@ def engine_for(
     settings: ServerSettings,
     table: Table,
     block: Block | None = None,
-    host: ModelHost | None = None,
+    host: Runner | None = None,
 ) -> Engine:
     """With all that the server's settings say about models."""
     return Engine(
@@ -72,3 +82,82 @@ async def engine(
     mine.server.set(UP, 1.0)
     host.set_ready(True)
     return host
+
+
+_LAST_MOMENT_S = 0.25  # the engine answers for those who are cut off, and that must not look like an answer
+
+
+async def serve(
+    paths: Sequence[Path],
+    settings: ServerSettings,
+    stop: asyncio.Event,
+    *,
+    progress: Progress = lambda _model, _step: None,
+    ready: Callable[[Catalog, Mapping[str, int]], None] = lambda _catalog, _ports: None,
+) -> int:
+    """Serve until `stop` is set, then finish what was accepted. `ready` gets the ports in use.
+
+    Returns how many connections the time to drain was too short for.
+    """
+    from carpool.process import front_ends  # an engine with a process of its own never needs these
+    from carpool.process.children import FrontendParts
+
+    table = Table(bytearray(table_bytes(1)))
+    gates = GateTable(bytearray(GATE_BYTES))
+    host = EngineHost(engine_for(paths, settings, table), gates.write)
+    add_questions(host, settings)
+    desk = ControlDesk(host, settings)
+    sockets = _sockets(settings)
+    ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}  # gRPC closes its own
+    side, door = await _joined(host, settings, stop)
+    parts = FrontendParts(door, gates, settings, sockets, table, 0, time.monotonic(), apart=False)
+    frontends = [await front_ends.http(parts)]
+    if "grpc" in sockets:
+        frontends.append(await front_ends.grpc(parts))
+    try:
+        await desk.open(progress)
+        table.block(0).server.set(UP, 1.0)
+        host.set_ready(True)
+        await side.everyone_saw(host.catalog.number)
+        ready(host.catalog, ports)
+        await stop.wait()
+        logger("server").info("draining", seconds=settings.drain_s)
+    finally:
+        door.drain()
+        host.set_ready(False)
+        within = settings.drain_s
+        stopping = asyncio.gather(*(frontend.stop(within) for frontend in frontends))
+        cut_off, _ = await asyncio.gather(stopping, host.drain(within + _LAST_MOMENT_S))
+        side.close()
+        door.close()
+    return sum(cut_off)
+
+
+async def _joined(
+    host: EngineHost, settings: ServerSettings, stop: asyncio.Event
+) -> tuple[EngineSide, RemoteDoor]:
+    """Both ends of a link. One that breaks ends the server: the two sides would not agree on who may write to
+    which memory."""
+
+    def broken(*_: object) -> None:
+        logger("server").error("link-broken")
+        stop.set()
+
+    most = settings.max_body_bytes
+    arena = create_memory("carpool-arena", settings.slots * settings.slot_bytes)
+    door = RemoteDoor(Arena(map_memory(arena)), max_answer_bytes=most, broken=broken)
+    side = EngineSide(host, max_answer_bytes=most, dropped=broken)
+    ours, theirs = socket.socketpair()
+    await door.attach(theirs)
+    await side.attach(0, ours, arena)
+    return side, door
+
+
+def _sockets(settings: ServerSettings) -> dict[str, list[socket.socket]]:
+    """Bound, by the name of their port. Those of gRPC only hold theirs."""
+    wanted = {"http": settings.http_port, "metrics": settings.metrics_port}
+    if settings.grpc_frontends:
+        wanted["grpc"] = settings.grpc_port
+    for port in filter(None, wanted.values()):
+        check_free(settings.host, port)
+    return {name: listen(settings.host, port, accepting=name != "grpc") for name, port in wanted.items()}

@@ -22,67 +22,18 @@ from typing import Any
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from carpool.frontend.http.http_server import check_free, listen
-from carpool.link.child_process import Child, Message
+from carpool.link.child_process import Child, Guard, Message
+from carpool.link.typed_json import write_document
 from carpool.memory.arena import create_memory, map_memory
 from carpool.memory.gates import GATE_BYTES
-from carpool.memory.pulse import STALE_S, START_S, Beats, Pulses, Watch, pulse_bytes
-from carpool.observe.columns import RESTARTS
+from carpool.memory.pulse import Beats, Pulses, Watch, pulse_bytes
+from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.logs import logger
-from carpool.process.children import ENGINE_BLOCK, EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED, written
+from carpool.process.children import ENGINE_BLOCK, EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
 from carpool.process.shared_settings import apply_log_settings
 
 _log = logger("supervisor")
-
-
-class Guarded:
-    """One process under watch, from its start to its end."""
-
-    def __init__(self, role: str, child: Child, watch: Watch) -> None:
-        self._role = role
-        self._child = child
-        self._watch = watch
-        self._stalled = False
-        self.up = False  # until then it imports, which may hold its interpreter lock for long
-
-    def look(self, kill_after: float) -> None:
-        still = self._watch.look()
-        if self.up and (still >= STALE_S) != self._stalled:
-            self._stalled = not self._stalled
-            if self._stalled:
-                _log.warning("process-stalled", role=self._role, child=self._child.pid)
-            else:
-                _log.info("process-moves-again", role=self._role, child=self._child.pid)
-        limit = kill_after if self.up else max(kill_after, START_S)
-        if kill_after and still >= limit:
-            _log.error("process-hangs", role=self._role, child=self._child.pid, still_s=round(still, 1))
-            self._child.kill()
-
-
-class Watchdog:
-    """`kill_after` seconds without a sign of life; 0: nobody is killed. `look` is for every `BEAT_S`."""
-
-    def __init__(self, pulses: Pulses, kill_after: float) -> None:
-        self._pulses = pulses
-        self._kill_after = kill_after
-        self._guarded: dict[int, Guarded] = {}
-
-    def begin(self, cell: int, role: str, child: Child) -> None:
-        """This process has just been started and is the only one that counts up this cell."""
-        self._guarded[cell] = Guarded(role, child, Watch(partial(self._pulses.read, cell)))
-
-    def came_up(self, cell: int) -> None:
-        if cell in self._guarded:
-            self._guarded[cell].up = True
-
-    def end(self, cell: int) -> None:
-        """Its process has ended: what it left in its cell says nothing about the next."""
-        self._guarded.pop(cell, None)
-        self._pulses.clear(cell)
-
-    def look(self) -> None:
-        for guarded in list(self._guarded.values()):
-            guarded.look(self._kill_after)
 
 
 _PROCESSES = "carpool.process.children"
@@ -115,6 +66,8 @@ class Post:
     role: str
     block: int  # of the counters
     child: Child | None = None
+    guard: Guard | None = None
+    is_up: bool = False  # until then it imports, which may hold its interpreter lock for long
     was_up: bool = False
     error: str = ""
     delay: float = _FIRST_DELAY_S
@@ -179,13 +132,12 @@ class Supervisor:
             self._table_fd = self._memory(stack, "carpool-metrics", table_bytes(2 + len(self._posts)))
             self._gates_fd = self._memory(stack, "carpool-gates", GATE_BYTES)
             self._pulses_fd = self._memory(stack, "carpool-pulses", pulse_bytes(2 + len(self._posts)))
-            self._watchdog = Watchdog(Pulses(map_memory(self._pulses_fd)), self._settings.watchdog_s)
+            self._pulses = Pulses(map_memory(self._pulses_fd))
             self._table = Table(map_memory(self._table_fd))
             self._block = self._table.block(0)
             stack.enter_context(self._signals())
             _log.info("listening", host=self._settings.host, **self.ports)
-            self._beats = Beats(self._watchdog.look)
-            stack.callback(self._beats.stop)
+            stack.callback(Beats(self._look).stop)
             for post in (self._engine, *self._posts):
                 self._keepers[post] = asyncio.create_task(self._keep(post))
             code = await self._finished
@@ -203,15 +155,25 @@ class Supervisor:
             except Exception as error:  # no process, no memory, no descriptor: there may be one later
                 await self._could_not_start(post, error)
                 continue
-            self._watchdog.begin(post.block, post.role, child)
+            watch = Watch(partial(self._pulses.read, post.block))
+            post.guard = Guard(child, watch, self._settings.watchdog_s, _log, "process", {"role": post.role})
             code = await child.watch(lambda message: self._hear(post, message))
-            self._watchdog.end(post.block)
-            post.child = None
+            post.child, post.guard, post.is_up = None, None, False
+            self._pulses.clear(post.block)  # what it left there says nothing about the next
+            if post is self._engine:
+                self._block.server.set(UP, 0.0)  # with the engine's own cell, which goes next
             self._table.block(post.block)  # its gauges are not true any more
             if self._stopping.is_set():
                 self._cut_off |= code != 0
             else:
                 await self._pause(post, child, code)
+
+    def _look(self) -> None:
+        for post in (self._engine, *self._posts):
+            if post.guard is not None:
+                post.guard.look(patient=not post.is_up)
+        stalled = self._engine.guard is not None and self._engine.guard.stalled
+        self._block.server.set(UP, -float(stalled))
 
     async def _could_not_start(self, post: Post, error: Exception) -> None:
         post.child = None
@@ -276,7 +238,8 @@ class Supervisor:
                 _connect(engine, frontend)
 
     def _brief(self, child: Child, post: Post, files: Sequence[int], **fields: object) -> None:
-        common = {"settings": written(self._settings), "block": post.block, "began": self._began}
+        settings = write_document(self._settings).decode()
+        common = {"settings": settings, "block": post.block, "began": self._began}
         child.control.send("start", files, **common, **fields)
 
     def _hear(self, post: Post, message: Message) -> None:
@@ -288,7 +251,7 @@ class Supervisor:
     def _heard(self, post: Post, message: Message) -> None:
         if message.word == "up":
             post.was_up = True
-            self._watchdog.came_up(post.block)
+            post.is_up = True
             _log.info("process-up", role=post.role, child=post.child.pid if post.child else None)
             self._announce()
         elif message.word == "ready":

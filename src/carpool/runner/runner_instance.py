@@ -7,33 +7,224 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from dataclasses import dataclass
+from mmap import mmap
+from typing import Any, NamedTuple, TypeAlias, cast
 
-from carpool.backends.backend import Backend, BreaksProcess, Gathers, SharesDevice
-from carpool.engine.batch import BatchResult, BatchRun
-from carpool.errors import CarpoolError, ModelError
+import numpy as np
+
+from carpool.backends.backend import Backend, BreaksProcess, Gathers, SharesDevice, aborted
+from carpool.engine.batch import BatchResult, BatchRun, Outcome
+from carpool.errors import CarpoolError, ModelError, Unavailable
+from carpool.link import records
 from carpool.link.door import ModelEntry
 from carpool.link.link_failures import write_failure
-from carpool.link.records import (
-    ALIVE,
-    CLEAN,
-    FROM_RUNNER,
-    MAX_TEMPLATE_BYTES,
-    RAN,
-    RESET,
-    RUN,
-    RUN_PLACE,
-    TEMPLATE,
-    TO_RUNNER,
-    Ending,
-    ProtocolError,
-    RecordReader,
-    write_endings,
-)
+from carpool.link.records import Ending, ProtocolError, RecordReader, write_endings
+from carpool.link.request_place import COPIED_AT_ONCE, RequestPlace
 from carpool.link.templates import ServedTemplate, read_template
+from carpool.memory.layout import find_file
 from carpool.observe.logs import logger
-from carpool.runner.runner_memory import Arenas, Delivery, Placed, RequestInMemory, Slot, View
 from carpool.types import Array
+
+View = Callable[[Mapping[str, Array]], Mapping[str, Any] | None]
+"""What a backend makes of arrays, to be used for as long as their memory is there; None: it has to copy."""
+
+_ARENA_S = 10.0  # it is on its way over another socket
+_MOST_KEPT = 4096
+
+
+class RequestInMemory:
+    """Implements `InBatch`: a request where it lies."""
+
+    __slots__ = ("encoded", "images", "inputs", "memory", "template", "wanted")
+
+    def __init__(self, template: ServedTemplate, inputs: Mapping[str, Any], memory: mmap) -> None:
+        self.template = template
+        self.inputs = inputs
+        self.images = template.images
+        self.wanted = template.wanted
+        self.encoded = template.encoded
+        self.memory = memory
+
+
+class MappedArena:
+    """Slots are used again and again, the last released first, and to make tensors of one takes longer than
+    anything else that is done for a request. So what was found there is kept, for all instances."""
+
+    def __init__(self, memory: mmap) -> None:
+        self.memory = memory
+        self._bytes: Array = np.frombuffer(memory, np.uint8)
+        self._kept: dict[tuple[int, int], RequestInMemory] = {}
+
+    def find(self, number: int, template: ServedTemplate, offset: int, view: View) -> RequestInMemory:
+        """`number` is the template's, never another's: nobody finds what a forgotten one has left.
+
+        Raises `CarpoolError` for bytes that are no tensor of that type, ValueError for a file that cannot
+        be as long as it says.
+        """
+        return self._kept.get((number, offset)) or self._look(number, template, offset, view)
+
+    def _look(self, number: int, template: ServedTemplate, offset: int, view: View) -> RequestInMemory:
+        if template.encoded:
+            start, end = find_file(self.memory, offset)
+            return RequestInMemory(template, {template.heads[0].name: self._bytes[start:end]}, self.memory)
+        inputs = template.bind(self.memory, offset)
+        made = view(inputs) if template.plain else None  # what is checked has to be checked each time
+        if made is None:
+            return RequestInMemory(template, inputs, self.memory)
+        if len(self._kept) >= _MOST_KEPT:
+            self._kept.clear()
+        self._kept[number, offset] = found = RequestInMemory(template, made, self.memory)
+        return found
+
+
+class Arenas:
+    """By the number that the engine gave them."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[int, MappedArena] = {}
+        self._changed = threading.Condition()
+
+    def add(self, number: int, memory: mmap) -> None:
+        with self._changed:
+            self._mapped[number] = MappedArena(memory)
+            self._changed.notify_all()
+
+    def forget(self, number: int) -> None:
+        """It stays mapped for as long as a batch has to do with it."""
+        with self._changed:
+            self._mapped.pop(number, None)
+
+    def find(self, number: int) -> MappedArena:
+        arena = self._mapped.get(number)
+        if arena is not None:
+            return arena
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._mapped, _ARENA_S)
+            arena = self._mapped.get(number)
+        if arena is None:
+            raise Unavailable("the front end is gone", reason="frontend-gone")
+        return arena
+
+
+Slot: TypeAlias = tuple[int, int]
+"""Offset and capacity of the memory for one request's outputs."""
+
+
+@dataclass(slots=True)
+class Placed(Outcome):
+    """Outputs that are on their way to the front end."""
+
+    ending: Ending = records.AS_EXPECTED
+
+
+_AS_EXPECTED = Placed()  # shared: so end nearly all
+
+
+class _Part(NamedTuple):
+    """One output of the whole batch, and what each request gets of it where. All in bytes."""
+
+    data: memoryview
+    row_bytes: int
+    offset: int
+    size: int
+
+
+class Delivery:
+    """The `Answer` of one instance's batches. Runs in the model's thread.
+
+    Nothing that is wrong with one request's outputs leaves it as an exception: the others have no part in it.
+    """
+
+    def __init__(self, model: str, most: int) -> None:
+        self._model = model
+        self._most = most
+        self._slots: Sequence[Slot] = ()
+        self._busy = False
+        self._closed = False
+
+    def close(self) -> bool:
+        """Nothing may be written from here on; False while the model's thread still does.
+
+        Safe without a lock, and why, as in `RequestPlace.close`."""
+        self._closed = True
+        return not self._busy
+
+    def begin(self, slots: Sequence[Slot]) -> None:
+        """Where the answers of the next batch go, in its order."""
+        self._slots = slots
+
+    def __call__(
+        self,
+        first: int,
+        riders: Sequence[RequestInMemory],
+        outputs: Mapping[str, Array],
+        errors: Mapping[int, CarpoolError],
+    ) -> list[Outcome]:
+        self._busy = True
+        try:
+            if self._closed:
+                return [Outcome(error=aborted(self._model)) for _ in riders]
+            return self._write(riders, self._slots[first : first + len(riders)], outputs, errors)
+        finally:
+            self._busy = False
+
+    def _write(
+        self,
+        riders: Sequence[RequestInMemory],
+        slots: Sequence[Slot],
+        outputs: Mapping[str, Array],
+        errors: Mapping[int, CarpoolError],
+    ) -> list[Outcome]:
+        outcomes: list[Outcome] = [_AS_EXPECTED] * len(riders)
+        layouts: dict[ServedTemplate, tuple[list[_Part], int]] = {}
+        row = 0
+        for number, (rider, (start, capacity)) in enumerate(zip(riders, slots, strict=True)):
+            template = rider.template
+            if template not in layouts:
+                layouts[template] = _layout(template, outputs)
+            parts, end = layouts[template]
+            if number in errors:
+                outcomes[number] = Outcome(error=errors[number])
+            elif parts and end <= capacity:
+                try:
+                    memory = rider.memory
+                    for data, row_bytes, offset, size in parts:
+                        at, to = row * row_bytes, start + offset
+                        memory[to : to + size] = data[at : at + size]
+                except Exception as error:
+                    outcomes[number] = Outcome(error=ModelError(f"the outputs cannot be sent: {error}"))
+            else:
+                place = RequestPlace(template, rider.memory, 0, start, capacity, self._most)
+                place(_rows_of(template, outputs, None if len(riders) == 1 else row))
+                outcomes[number] = _outcome(place)
+            row += rider.images
+        return outcomes
+
+
+def _rows_of(template: ServedTemplate, outputs: Mapping[str, Array], first: int | None) -> dict[str, Array]:
+    """What one request gets; all that there is without a number of its first row."""
+    if first is None:
+        return {name: outputs[name] for name in template.outputs}
+    return {name: outputs[name][first : first + template.images] for name in template.outputs}
+
+
+def _outcome(place: RequestPlace) -> Outcome:
+    if place.form is None:
+        return Outcome(error=place.error)
+    return Placed(ending=Ending(records.OK, place.form, place.payload))
+
+
+def _layout(template: ServedTemplate, outputs: Mapping[str, Array]) -> tuple[list[_Part], int]:
+    """What to copy for each request of a family, and where that ends; nothing where it is not so simple."""
+    found: list[_Part] = []
+    for name, _, _, offset, size in template.places or ():
+        array = outputs[name]
+        if not 0 < size <= COPIED_AT_ONCE or not array.flags.c_contiguous:
+            return [], 0
+        found.append(_Part(array.reshape(-1).view("u1").data, size // template.images, offset, size))
+    return found, max((part.offset + part.size for part in found), default=0)
+
 
 _log = logger("runner")
 _READ_BYTES = 1 << 18
@@ -59,15 +250,11 @@ class RunnerInstance:
         ended: Callable[[], None],
     ) -> None:
         """A batch runs in pieces of `piece` images; `most` are the bytes that an answer may take."""
-        self._backend = backend
         self._on_device = isinstance(backend, SharesDevice) and bool(backend.device)
         self._spins_until = 0.0
-        self._breaks = backend if isinstance(backend, BreaksProcess) else None
-        self._view: View = backend.view if isinstance(backend, Gathers) else _as_they_are
         self._delivery = Delivery(entry.name, most)
-        largest = max(1, entry.signature.max_batch)
-        self._shape = (entry.signature, largest, piece)
-        self._batches = BatchRun(backend, *self._shape, self._delivery)
+        self._shape = (entry.signature, max(1, entry.signature.max_batch), piece)
+        self._use(backend)
         self._next_backend: Backend | None = None
         self._swapping = threading.Lock()
         self._over = False
@@ -94,11 +281,15 @@ class RunnerInstance:
         with self._swapping:
             backend, self._next_backend = self._next_backend, None
         if backend is not None:
-            old, self._backend = self._backend, backend
-            self._batches = BatchRun(backend, *self._shape, self._delivery)
-            self._breaks = backend if isinstance(backend, BreaksProcess) else None
-            self._view = backend.view if isinstance(backend, Gathers) else _as_they_are
+            old = self._backend
+            self._use(backend)
             old.close()
+
+    def _use(self, backend: Backend) -> None:
+        self._backend = backend
+        self._batches = BatchRun(backend, *self._shape, self._delivery)
+        self._breaks = backend if isinstance(backend, BreaksProcess) else None
+        self._view: View = backend.view if isinstance(backend, Gathers) else _as_they_are
 
     def abort(self) -> None:
         """From another thread: returns when nothing will be written any more, however long the batch runs."""
@@ -107,7 +298,7 @@ class RunnerInstance:
             time.sleep(_WRITING_S)
 
     def _serve(self) -> None:
-        reader = RecordReader(TO_RUNNER, MAX_TEMPLATE_BYTES)
+        reader = RecordReader(records.TO_RUNNER, records.MAX_TEMPLATE_BYTES)
         try:
             while data := self._next():
                 for (kind, _, number), payload in reader.feed(data):
@@ -133,13 +324,13 @@ class RunnerInstance:
         return self._socket.recv(_READ_BYTES)
 
     def _obey(self, kind: int, number: int, payload: bytes) -> None:
-        if kind == RUN:
+        if kind == records.RUN:
             if self._next_backend is not None:
                 self._take_next_backend()
             self._run(payload)
-        elif kind == TEMPLATE:
+        elif kind == records.TEMPLATE:
             self._templates[number] = read_template(payload, lambda _key: self._entry)
-        elif kind == RESET:
+        elif kind == records.RESET:
             self._templates.clear()
         else:
             raise ProtocolError(f"a record of kind {kind}")
@@ -149,7 +340,9 @@ class RunnerInstance:
         slots: list[Slot] = []
         wrong: dict[int, CarpoolError] = {}
         find, templates, view = self._arenas.find, self._templates, self._view
-        for index, (arena, number, offset, output, capacity) in enumerate(RUN_PLACE.iter_unpack(payload)):
+        for index, (arena, number, offset, output, capacity) in enumerate(
+            records.RUN_PLACE.iter_unpack(payload)
+        ):
             try:
                 riders.append(find(arena).find(number, templates[number], offset, view))
                 slots.append((output, capacity))
@@ -171,12 +364,12 @@ class RunnerInstance:
         timing = result.timing
         payload = write_endings(endings)
         alive = self._backend.alive
-        record = FROM_RUNNER.pack(
-            RAN,
+        record = records.FROM_RUNNER.pack(
+            records.RAN,
             len(payload),
             timing.batch,
             result.out_of_memory,
-            CLEAN * clean | ALIVE * alive,
+            records.CLEAN * clean | records.ALIVE * alive,
             result.seconds,
             timing.input,
             timing.infer,

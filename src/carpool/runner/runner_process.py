@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-import os
 import socket
 import sys
 import threading
@@ -26,21 +25,19 @@ from weakref import WeakSet, WeakValueDictionary
 
 from carpool.backends.backend import Backend, SharesDevice
 from carpool.backends.torch.device_sharing import limit_device_memory
+from carpool.engine.hosted_model import Failure, LoadOrder, OpenedAs, Opening, Prepared, imported_packages
 from carpool.engine.models.loading import Loading, Ready, ReportStep
-from carpool.engine.profile.profile_store import ProfileStore
-from carpool.engine.runner_documents import Failure, LoadOrder, OpenedAs, Opening, Prepared, imported_packages
+from carpool.engine.profile.model_profile import ProfileStore
 from carpool.errors import CarpoolError, ModelError
-from carpool.link.child_process import Control, Message, belong_to_parent, spare_the_collector, switch_often
+from carpool.link.child_process import Control, Message, live_as_child, spare_the_collector, switch_often
 from carpool.link.door import ModelEntry
 from carpool.link.link_failures import write_failure
 from carpool.link.typed_json import as_file, from_file
-from carpool.memory.arena import map_memory
+from carpool.memory.arena import take_memory
 from carpool.memory.pulse import Beats, Pulses
-from carpool.observe.logs import configure, finish, logger
-from carpool.observe.output import keep_stream
+from carpool.observe.logs import configure, logger
 from carpool.process.shared_settings import apply_log_settings
-from carpool.runner.runner_instance import RunnerInstance
-from carpool.runner.runner_memory import Arenas
+from carpool.runner.runner_instance import Arenas, RunnerInstance
 from carpool.vision.settings import write as write_vision
 
 _log = logger("runner")
@@ -152,7 +149,7 @@ class RunnerProcess:
         self._resumed: WeakSet[Loading] = WeakSet()  # their first instances are opened in a hurry
         self._later = Later()
         self._words: dict[str, Callable[[Message], None]] = {
-            "arena": self._map,
+            "arena": lambda message: self._arenas.add(message.body["number"], take_memory(message.files[0])),
             "forget": lambda message: self._arenas.forget(message.body["number"]),
             "logging": lambda message: apply_log_settings(message.body["settings"]),
             "prepare": lambda message: self._work(message, LoadOrder, self._prepare),
@@ -166,22 +163,11 @@ class RunnerProcess:
         while (message := await self._control.receive()) is not None:
             self._words[message.word](message)
 
-    def _map(self, message: Message) -> None:
-        (file,) = message.files
-        try:
-            self._arenas.add(message.body["number"], map_memory(file))
-        finally:
-            os.close(file)
-
     # ---- loading, in threads ----------------------------------------------------------------------------
 
     def _work(self, message: Message, kind: type[T], what: Work[T]) -> None:
-        thread = threading.Thread(target=self._do, args=(message, kind, what), name="loader", daemon=True)
+        thread = threading.Thread(target=self._answer, args=(message, kind, what), name="loader", daemon=True)
         thread.start()
-
-    def _do(self, message: Message, kind: type[T], what: Work[T]) -> None:
-        with self._later.held():
-            self._answer(message, kind, what)
 
     def _answer(self, message: Message, kind: type[T], what: Work[T]) -> None:
         ask = message.body["ask"]
@@ -189,14 +175,15 @@ class RunnerProcess:
         def tell(step: str) -> None:
             self._loop.call_soon_threadsafe(partial(self._control.send, "step", ask=ask, step=step))
 
-        try:
-            word, document = "answer", what(message.body, from_file(kind, message.files[0]), tell)
-        except CarpoolError as error:
-            word, document = "failure", _failure(error)
-        except BaseException as error:  # a model's code may raise anything, and somebody waits
-            _log.exception("load-failed")
-            word, document = "failure", _failure(ModelError(f"{type(error).__name__}: {error}"))
-        self._loop.call_soon_threadsafe(self._reply, word, ask, document)
+        with self._later.held():
+            try:
+                word, document = "answer", what(message.body, from_file(kind, message.files[0]), tell)
+            except CarpoolError as error:
+                word, document = "failure", _failure(error)
+            except BaseException as error:  # a model's code may raise anything, and somebody waits
+                _log.exception("load-failed")
+                word, document = "failure", _failure(ModelError(f"{type(error).__name__}: {error}"))
+            self._loop.call_soon_threadsafe(self._reply, word, ask, document)
 
     def _reply(self, word: str, ask: int, document: object) -> None:
         with as_file(document) as file:
@@ -219,7 +206,7 @@ class RunnerProcess:
             loading.resume(ready.config, opening.threads)
             self._loadings[fields["loading"]] = loading
             self._resumed.add(loading)
-        place = (ready.config, fields["index"], fields["count"])
+        place = (fields["index"], fields["count"])
         hurry = loading in self._resumed
         backend = loading.backend(*place, tell, hurry=hurry)
         kept = self._keep(backend, ready, loading)
@@ -311,8 +298,7 @@ def _as_runner(record: logging.LogRecord) -> bool:
     return True
 
 
-async def _live(fd: int, names: Sequence[str], stream: int) -> None:
-    control = Control(socket.socket(fileno=fd))
+async def _live(names: Sequence[str], control: Control, stream: int) -> int:
     # Before anybody says what for: one that stands by has this behind it when it is needed. What is made at
     # import stays for ever.
     for name in ("torch", *names):
@@ -321,35 +307,16 @@ async def _live(fd: int, names: Sequence[str], stream: int) -> None:
     spare_the_collector()
     first = await control.receive()
     if first is None:
-        return
+        return 0
     configure(first.body["log_format"], first.body["log_level"], stream)
     logging.getLogger("carpool.engine").addFilter(_as_runner)  # the code that loads is the engine's as well
-    (pulse_file,) = first.files
-    pulses = Pulses(map_memory(pulse_file))
-    os.close(pulse_file)
+    pulses = Pulses(take_memory(first.files[0]))
     beats = Beats(lambda: pulses.beat(0))
     await RunnerProcess(control, first).run()
     beats.stop()
-
-
-def main(arguments: list[str]) -> int:
-    *names, last = arguments
-    fd = int(last)
-    belong_to_parent()
-    stream = keep_stream()
-    os.set_inheritable(fd, False)
-    switch_often()
-    try:
-        asyncio.run(_live(fd, names, stream))
-    except Exception:
-        _log.exception("process-failed")
-        return 1
     return 0
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    finish()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # no thread that is stuck in a model may keep us
+    switch_often()
+    live_as_child("runner", int(sys.argv[-1]), partial(_live, sys.argv[1:-1]))

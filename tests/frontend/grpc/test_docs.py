@@ -9,7 +9,7 @@ import sys
 from carpool.frontend.grpc.grpc_infer import COMPRESSION, MOST_UNANSWERED
 from carpool.frontend.grpc.grpc_service import STATUSES
 from carpool.frontend.grpc.infer_messages import BATCH, FINAL, TIMES
-from carpool.link.asked_fields import DEADLINE, SOURCE
+from carpool.link.door import DEADLINE, SOURCE
 from doc_pages import part_of
 from frontend.grpc.front_end import front_end
 

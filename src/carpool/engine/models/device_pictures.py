@@ -131,17 +131,8 @@ def filling(config: ModelConfig, vision: VisionSettings | None) -> Filling | Non
 
 def _placed(width: int, height: int, size: tuple[int, int], settings: ImageSettings) -> Placed:
     at = place(width, height, size, settings)
-    return Placed(
-        at.left,
-        at.top,
-        at.width,
-        at.height,
-        at.into_left,
-        at.into_top,
-        at.into_width,
-        at.into_height,
-        at.kernel(settings.kernel),
-    )
+    sides = {name: getattr(at, name) for name in Placed._fields if name != "kernel"}
+    return Placed(**sides, kernel=at.kernel(settings.kernel))
 
 
 def _pixels(file: Array) -> Array:

@@ -6,9 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from math import inf
-from pathlib import Path
-from typing import Protocol, runtime_checkable
+from math import inf, isinf
+from typing import Any
 
 from carpool import backends
 from carpool.backends.backend import Backend, Finish, OnDevice, Placement
@@ -17,54 +16,33 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, promised_batch
 from carpool.core.policy import Promise
-from carpool.engine.batch import BatchResult, Executes
+from carpool.engine.batch import signature_of
 from carpool.engine.models.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
-from carpool.engine.models.placing import choose_on_cpu, choose_on_gpus, instance_count, places
-from carpool.engine.profile.instance_layout import Chosen, Layout
+from carpool.engine.profile.instance_layout import (
+    Chosen,
+    Layout,
+    choose_on_cpu,
+    choose_on_gpus,
+    close_all,
+    closed_if_it_fails,
+    instance_count,
+    places,
+)
 from carpool.engine.profile.measuring import FOR_DEVICES, FOR_SERVING, Effort, Measured, Measuring, sizes
-from carpool.engine.profile.model_profile import Profile, best_piece, choices, keepable
-from carpool.engine.profile.profile_store import Key, ProfileStore, profile_key
-from carpool.engine.work import signature_of
+from carpool.engine.profile.model_profile import (
+    Key,
+    Profile,
+    ProfileStore,
+    best_piece,
+    choices,
+    keepable,
+    profile_key,
+)
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
 from carpool.types import Signature
 from carpool.vision.geometry import lookup_tables, read_form
 from carpool.vision.settings import VisionSettings, describe
-
-
-class InstanceEvents(Protocol):
-    """Who is told what became of batches, on the loop's thread: the driver."""
-
-    def ended(self, executor: Executes, result: BatchResult) -> None: ...
-
-    def lost(self, executor: Executes) -> None: ...
-
-
-@runtime_checkable
-class HostedBackend(Protocol):
-    """An instance in another process, before it has a driver and after."""
-
-    def serve(self, piece: int, hearer: InstanceEvents) -> Executes:
-        """From here on it takes batches, and runs one that is larger than `piece` in pieces."""
-
-    def close(self) -> None:
-        """Free it; from any thread."""
-
-
-class Loads(Protocol):
-    """Loads one version: all of its instances, and later one that replaces a lost one. Not for the loop."""
-
-    def prepare(self, tell: ReportStep) -> Ready: ...
-
-    def backend(self, config: ModelConfig, index: int, count: int) -> Backend | HostedBackend: ...
-
-
-class ModelHost(Protocol):
-    """Keeps the process."""
-
-    def loading(self, config: ModelConfig, version: ModelVersion) -> Loads | None:
-        """None for a model that runs in the engine's own process."""
-
 
 log = logger("engine")
 
@@ -73,26 +51,19 @@ _LARGEST_FILE = 4 << 20
 
 def read_labels(config: ModelConfig) -> Mapping[str, Sequence[str]]:
     """Class names by output: the output's own file, else the model's, which is for its first output."""
+    folder = (config.path if config.path.is_dir() else config.path.parent).resolve()
     labels: dict[str, Sequence[str]] = {}
     for index, output in enumerate(config.outputs):
         name = output.labels or (config.labels if index == 0 else None)
         if name is None:
             continue
-        folder = config.path if config.path.is_dir() else config.path.parent
-        lines = _lines(folder, name)
-        if lines is None:
-            log.warning("labels-not-found", model=config.name, file=name)
+        file = (folder / name).resolve()
+        if file.is_relative_to(folder) and file.is_file():
+            with file.open(encoding="utf-8", errors="replace") as text:
+                labels[output.name] = text.read(_LARGEST_FILE).splitlines()
         else:
-            labels[output.name] = lines
+            log.warning("labels-not-found", model=config.name, file=name)
     return labels
-
-
-def _lines(folder: Path, name: str) -> list[str] | None:
-    file = (folder / name).resolve()
-    if not file.is_relative_to(folder.resolve()) or not file.is_file():
-        return None
-    with file.open(encoding="utf-8", errors="replace") as text:
-        return text.read(_LARGEST_FILE).splitlines()
 
 
 Settled = tuple[ModelConfig, Signature, VisionSettings | None, Finish | None]
@@ -118,6 +89,7 @@ def settle(config: ModelConfig, signature: Signature, labels: Mapping[str, Seque
 _STILL_TRUE = 1.3  # times in a kept profile may be off by this factor, for machines are never quite quiet
 
 ReportStep = Callable[[str], None]
+Opened = tuple[list[Backend], Profile, BatchCurve]
 
 
 @dataclass(slots=True)
@@ -127,7 +99,7 @@ class Ready:
     config: ModelConfig
     signature: Signature
     curve: BatchCurve
-    backends: Sequence[Backend | HostedBackend]
+    backends: Sequence[Any]  # `Backend`s, or `HostedInstance`s in the runner
     labels: Mapping[str, Sequence[str]]  # by output
     vision: VisionSettings | None  # how it answers pictures, if it does
     profile: Profile
@@ -140,7 +112,7 @@ class Ready:
 
 
 class Loading:
-    """Loads one version: all of its instances, and later one that replaces a lost one."""
+    """Loads one version: all of its instances, and later one that replaces a lost one. Not for the loop."""
 
     def __init__(
         self,
@@ -148,52 +120,60 @@ class Loading:
         version: ModelVersion,
         profiles: ProfileStore | None = None,
         now: Callable[[], float] = monotonic,
+        signature: Signature | None = None,
     ) -> None:
+        """With a `signature`, the settings have nothing left open."""
         self._config = config
+        self._signature = signature or Signature(config.name, (), ())
         self._version = version
         self._profiles = profiles
         self._now = now
-        self._threads: int | None = None
+        self.threads: int | None = None  # of each instance, once that was found out
+        self._labels: Mapping[str, Sequence[str]] = {}
         self._vision: VisionSettings | None = None
         self._finish: Finish | None = None
         self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
 
     def prepare(self, tell: ReportStep) -> Ready:
-        config, signature, labels = self._settle()
-        vision = self._vision
-        if config.fake is not None:
-            return self._ready(config, signature, labels, vision, *self._fake(config, signature, tell))
-        key = self._key(config)
+        self._settle()
+        if self._config.fake is not None:
+            return self._ready(*self._fake(tell))
+        key = self._key()
         kept = None if key is None or self._profiles is None else self._profiles.read(key)
-        found = None if kept is None else self._reuse(config, signature, kept, tell)
+        found = None if kept is None else self._reuse(kept, tell)
         if found is None:
-            found = self._measure(config, signature, tell)
+            found = self._measure(tell)
             if key is not None and self._profiles is not None and found[1].points:
                 self._profiles.write(key, found[1])
-        return self._ready(config, signature, labels, vision, *found)
+        return self._ready(*found)
 
     def resume(self, config: ModelConfig, threads: int | None) -> None:
         """Be ready for more instances of what was prepared in another process, which is gone."""
         self._settle()
-        self._threads = threads
-        self._place(config)
+        self._config = config
+        self.threads = threads
+        self._place()
 
-    @property
-    def threads(self) -> int | None:
-        """Of each instance, once that was found out."""
-        return self._threads
-
-    def _settle(self) -> tuple[ModelConfig, Signature, Mapping[str, Sequence[str]]]:
+    def _settle(self) -> None:
         """The settings with nothing left open. What is wrong is told before anything is loaded."""
         config = backends.describe(self._config, self._version)
-        signature = signature_of(config)
-        labels = read_labels(config)
-        config, signature, self._vision, self._finish = settle(config, signature, labels)
-        return config, signature, labels
+        self._labels = read_labels(config)
+        settled = settle(config, signature_of(config), self._labels)
+        self._config, self._signature, self._vision, self._finish = settled
+
+    @property
+    def _largest(self) -> int:
+        return max(1, self._signature.max_batch)
+
+    @property
+    def _slo(self) -> float:
+        policy = self._config.policy
+        return policy.slo if isinstance(policy, Promise) else inf
+
+    # ---- instances --------------------------------------------------------------------------------------
 
     def backend(
         self,
-        config: ModelConfig,
         index: int,
         count: int,
         tell: ReportStep = lambda _: None,
@@ -202,186 +182,135 @@ class Loading:
         plain: bool = False,
     ) -> Backend:
         """One more instance; how many threads it has was found out at the first."""
-        threads = self._threads or backends.default_threads(count, _cores())
+        threads = self.threads or backends.default_threads(count, _cores())
         gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
-        fill = filling(config, self._vision)
+        fill = filling(self._config, self._vision)
         placement = Placement(index, threads, gpu, fill, self._finish, tell, hurry, plain)
-        return backends.load(config, self._version, placement)
+        return backends.load(self._config, self._version, placement)
 
-    # ---- instances --------------------------------------------------------------------------------------
-
-    def open(self, config: ModelConfig, layout: Layout, tell: ReportStep = lambda _: None) -> list[Backend]:
-        self._threads = layout.threads
-        self._place(config)
+    def open(self, layout: Layout, tell: ReportStep = lambda _: None) -> list[Backend]:
+        self.threads = layout.threads
+        self._place()
         opened: list[Backend] = []
-        try:
+        with closed_if_it_fails(opened):
             for index in range(layout.instances):
                 tell(f"loading instance {index + 1} of {layout.instances}")
-                opened.append(self.backend(config, index, layout.instances, tell))
-        except BaseException:
-            _close(opened)
-            raise
+                opened.append(self.backend(index, layout.instances, tell))
         return opened
 
-    def _place(self, config: ModelConfig) -> None:
+    def _place(self) -> None:
         """Instances beyond those that the settings ask for go where the first ones went, in turn."""
-        devices = backends.devices(config)
-        self._gpus = places(config, devices) if devices else ()
+        devices = backends.devices(self._config)
+        self._gpus = places(self._config, devices) if devices else ()
 
-    def choose(self, config: ModelConfig, signature: Signature, tell: ReportStep) -> Chosen:
+    def choose(self, tell: ReportStep) -> Chosen:
         """Instances and threads: as the settings say, else as trying them says."""
-        self._place(config)
-        if self._gpus:
-            self._threads = 1
+        self._place()
+        if not self._gpus:
+            return choose_on_cpu(self._config, _cores(), self._signature, self.open, tell, self._now)
+        self.threads = 1
 
-            def open_one(index: int) -> Backend:
-                tell(f"loading instance {index + 1}")
-                return self.backend(config, index, 1, tell)
+        def open_one(index: int) -> Backend:
+            tell(f"loading instance {index + 1}")
+            return self.backend(index, 1, tell)
 
-            def measuring(opened: Sequence[Backend], effort: Effort) -> Measuring:
-                return self._measuring(opened, signature, effort)
+        return choose_on_gpus(self._config, self._gpus, self._slo, open_one, self._measuring)
 
-            return choose_on_gpus(config, self._gpus, _slo(config), open_one, measuring)
-        return choose_on_cpu(config, _cores(), signature, lambda it: self.open(config, it), tell, self._now)
-
-    def _fake(
-        self, config: ModelConfig, signature: Signature, tell: ReportStep
-    ) -> tuple[list[Backend], Profile, BatchCurve]:
+    def _fake(self, tell: ReportStep) -> Opened:
         """Its curve is known: nobody need wait for it."""
-        assert config.fake is not None
-        layout = Layout(instance_count(config), 1)
-        curve = BatchCurve.parse(config.fake.curve, max(1, signature.max_batch))
-        return self.open(config, layout, tell), Profile(layout, "as the settings say"), curve
+        assert self._config.fake is not None
+        layout = Layout(instance_count(self._config), 1)
+        curve = BatchCurve.parse(self._config.fake.curve, self._largest)
+        return self.open(layout, tell), Profile(layout, "as the settings say"), curve
 
     # ---- measuring --------------------------------------------------------------------------------------
 
-    def _key(self, config: ModelConfig) -> Key | None:
+    def _key(self) -> Key | None:
         if self._profiles is None:
             return None
         try:
-            return profile_key(config, self._version)
+            return profile_key(self._config, self._version)
         except (OSError, CarpoolError) as error:
-            log.warning("profile-not-kept", model=config.name, error=str(error))
+            log.warning("profile-not-kept", model=self._config.name, error=str(error))
             return None
 
-    def _reuse(
-        self, config: ModelConfig, signature: Signature, kept: Profile, tell: ReportStep
-    ) -> tuple[list[Backend], Profile, BatchCurve] | None:
+    def _reuse(self, kept: Profile, tell: ReportStep) -> Opened | None:
         """With the instances it was measured with, if a few runs still take what it says."""
-        largest = max(1, signature.max_batch)
-        curve = kept.measured.curve(largest, config.pytorch.buckets)
-        wanted = {1, promised_batch(curve, _slo(config)) or 1}
-        opened = self.open(config, kept.layout, tell)
+        model = self._config.name
+        curve = kept.measured.curve(self._largest, self._config.pytorch.buckets)
+        wanted = {1, promised_batch(curve, self._slo) or 1}
+        opened = self.open(kept.layout, tell)
         try:
-            tell("checking the kept profile")
-            ratios = self._measuring(opened, signature).ratios(sorted(wanted), curve, _STILL_TRUE)
+            with closed_if_it_fails(opened):
+                tell("checking the kept profile")
+                ratios = self._measuring(opened).ratios(sorted(wanted), curve, _STILL_TRUE)
         except ModelError as error:
-            log.warning("profile-outdated", model=config.name, error=error.message)
-            _close(opened)
+            log.warning("profile-outdated", model=model, error=error.message)
             return None
-        except BaseException:
-            _close(opened)
-            raise
         off = max(ratios.values(), key=lambda ratio: max(ratio, 1 / ratio))
         if max(off, 1 / off) > _STILL_TRUE:
-            log.warning("profile-outdated", model=config.name, ratio=round(off, 3), of=kept.measured_at)
-            _close(opened)
+            log.warning("profile-outdated", model=model, ratio=round(off, 3), of=kept.measured_at)
+            close_all(opened)
             return None
-        log.info("profile-reused", model=config.name, ratio=round(off, 3), of=kept.measured_at)
+        log.info("profile-reused", model=model, ratio=round(off, 3), of=kept.measured_at)
         said = f"The profile of {kept.measured_at} was used again: batches take {off:.3g} × what it says."
-        return opened, kept.after_check(said), curve
+        return opened, replace(kept, reused=said), curve
 
-    def _measure(
-        self, config: ModelConfig, signature: Signature, tell: ReportStep
-    ) -> tuple[list[Backend], Profile, BatchCurve]:
-        chosen = self.choose(config, signature, tell)
-        self._threads = chosen.layout.threads
-        opened = list(chosen.backends) or self.open(config, chosen.layout, tell)
+    def _measure(self, tell: ReportStep) -> Opened:
+        chosen = self.choose(tell)
+        self.threads = chosen.layout.threads
+        opened = list(chosen.backends) or self.open(chosen.layout, tell)
         profile = Profile(chosen.layout, chosen.reason)
-        largest = max(1, signature.max_batch)
-        try:
-            measured = self._look(config, opened, signature, tell)
-            if measured.points[0].seconds > _slo(config):  # before saying no: it may only be the machine
-                again = self._look(config, opened, signature, tell)
-                measured = min(measured, again, key=lambda found: found.points[0].seconds)
-        except ModelError as error:
-            if isinstance(config.policy, Promise) or not all(backend.alive for backend in opened):
-                _close(opened)
-                raise _unmeasured(config, error) from error
-            log.warning("warm-up-failed", model=config.name, error=error.message)
-            return opened, profile, BatchCurve.linear(0.001, 0.001, largest)
-        except BaseException:
-            _close(opened)
-            raise
+        name, promises = self._config.name, isinstance(self._config.policy, Promise)
+        with closed_if_it_fails(opened):
+            try:
+                measured = self._look(opened, tell)
+                if measured.points[0].seconds > self._slo:  # before saying no: it may only be the machine
+                    again = self._look(opened, tell)
+                    measured = min(measured, again, key=lambda found: found.points[0].seconds)
+            except ModelError as error:
+                if promises:
+                    why = f"{name}: a promise needs a measured model, and warming up failed: {error.message}"
+                    raise ModelError(why) from error
+                if not all(backend.alive for backend in opened):
+                    raise
+                log.warning("warm-up-failed", model=name, error=error.message)
+                return opened, profile, BatchCurve.linear(0.001, 0.001, self._largest)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         points = ",".join(f"{point.size}:{point.seconds * 1e3:.4g}" for point in measured.points)
-        log.info("profile-measured", model=config.name, layout=str(chosen.layout), curve=points)
-        return (
-            opened,
-            replace(profile, measured=measured, measured_at=at),
-            measured.curve(largest, config.pytorch.buckets),
-        )
+        log.info("profile-measured", model=name, layout=str(chosen.layout), curve=points)
+        curve = measured.curve(self._largest, self._config.pytorch.buckets)
+        return opened, replace(profile, measured=measured, measured_at=at), curve
 
-    def _look(
-        self, config: ModelConfig, opened: Sequence[Backend], signature: Signature, tell: ReportStep
-    ) -> Measured:
-        measuring = self._measuring(opened, signature, FOR_DEVICES if self._gpus else FOR_SERVING)
-        wanted = config.pytorch.buckets or sizes(max(1, signature.max_batch))
-        return measuring.points(wanted, _slo(config), lambda size: tell(f"measuring a batch of {size}"))
+    def _look(self, opened: Sequence[Backend], tell: ReportStep) -> Measured:
+        measuring = self._measuring(opened, FOR_DEVICES if self._gpus else FOR_SERVING)
+        wanted = self._config.pytorch.buckets or sizes(self._largest)
+        return measuring.points(wanted, self._slo, lambda size: tell(f"measuring a batch of {size}"))
 
-    def _measuring(
-        self, opened: Sequence[Backend], signature: Signature, effort: Effort = FOR_SERVING
-    ) -> Measuring:
+    def _measuring(self, opened: Sequence[Backend], effort: Effort = FOR_SERVING) -> Measuring:
         """With pictures, where the device decodes them."""
         encoded = self._vision is not None and self._vision.encoded
         picture = sample_picture() if encoded else None
-        return Measuring(opened, signature, effort, now=self._now, picture=picture)
+        return Measuring(opened, self._signature, effort, now=self._now, picture=picture)
 
-    def _ready(
-        self,
-        config: ModelConfig,
-        signature: Signature,
-        labels: Mapping[str, Sequence[str]],
-        vision: VisionSettings | None,
-        opened: list[Backend],
-        profile: Profile,
-        curve: BatchCurve,
-    ) -> Ready:
-        try:
-            config, grown = keepable(config, curve)
-        except ConfigError:
-            _close(opened)
-            raise
-        slo = config.policy.slo if isinstance(config.policy, Promise) else None
+    def _ready(self, opened: list[Backend], profile: Profile, curve: BatchCurve) -> Ready:
+        with closed_if_it_fails(opened):
+            config, grown = keepable(self._config, curve)
         if profile.layout.instances != instance_count(config):
             group = replace(config.instances[0], count=profile.layout.instances)
             config = replace(config, instances=(group,))
+        self._config = config
         piece = curve.max_batch if config.fake is not None else best_piece(curve)
-        told = SAMPLE_TOLD if vision is not None and vision.encoded else ""
+        told = SAMPLE_TOLD if self._vision is not None and self._vision.encoded else ""
+        slo = None if isinf(self._slo) else self._slo
         said = choices(profile, curve, piece, slo, told) + ((grown,) if grown else ())
         if isinstance(opened[0], OnDevice):
             said += tuple(opened[0].notes)
         for sentence in said:
             log.info("choice", model=config.name, why=sentence)
+        signature, labels, vision = self._signature, self._labels, self._vision
         return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
-
-
-def _unmeasured(config: ModelConfig, error: ModelError) -> ModelError:
-    if not isinstance(config.policy, Promise):
-        return error
-    return ModelError(
-        f"{config.name}: a promise needs a measured model, and warming up failed: {error.message}"
-    )
-
-
-def _close(opened: Sequence[Backend]) -> None:
-    for backend in opened:
-        backend.close()
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def _slo(config: ModelConfig) -> float:
-    return config.policy.slo if isinstance(config.policy, Promise) else inf

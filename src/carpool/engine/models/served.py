@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic, time
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from carpool.backends.backend import Backend
 from carpool.config.backend_kinds import kind_of
@@ -20,13 +21,12 @@ from carpool.core.numerals import numeral
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine.batch import BatchResult, Executes, Executor
-from carpool.engine.driver import Driver
+from carpool.engine.driver import Driver, Watcher
+from carpool.engine.hosted_model import HostedInstance, HostedLoading
 from carpool.engine.models.candidate import Upload
-from carpool.engine.models.loading import HostedBackend, Loading, Loads, ModelHost, Ready
-from carpool.engine.models.placing import Devices
-from carpool.engine.profile.measuring import RecentBatches
-from carpool.engine.profile.model_profile import Profile
-from carpool.engine.profile.profile_store import ProfileStore
+from carpool.engine.models.loading import Loading, Ready
+from carpool.engine.profile.instance_layout import Devices
+from carpool.engine.profile.model_profile import Profile, ProfileStore
 from carpool.errors import CarpoolError, Unavailable
 from carpool.observe import columns
 from carpool.observe.counters import Row, Slot
@@ -34,6 +34,9 @@ from carpool.observe.logs import logger
 from carpool.observe.statistics import BatchStatistics
 from carpool.types import Signature
 from carpool.vision.settings import VisionSettings
+
+if TYPE_CHECKING:
+    from carpool.engine.runner_client import Runner
 
 log = logger("engine")
 
@@ -45,8 +48,46 @@ _LOOK_S = 0.25  # between two looks at processes that have nothing to do
 _ADVISE_FROM = 0.1  # of the promise spent waiting: below that no newcomer is refused, or only by the engine
 _CLOSE_S = 10.0  # for an idle instance to give back what it has
 
-P = ParamSpec("P")
 T = TypeVar("T")
+
+
+RECENT_S = 10  # long enough for a mean that does not flicker, short enough to follow a surge
+
+
+class RecentSize(NamedTuple):
+    images: int
+    batches: int
+    seconds: float  # of one batch, on average
+
+
+class RecentBatches:
+    """Counts by the second, so that the past falls off at the end and memory stays bounded."""
+
+    __slots__ = ("_cells",)
+
+    def __init__(self) -> None:
+        self._cells: deque[tuple[int, dict[int, list[float]]]] = deque(maxlen=RECENT_S)
+
+    def add(self, images: int, seconds: float, now: float) -> None:
+        """A batch took so long."""
+        second = int(now)
+        if not self._cells or self._cells[-1][0] != second:
+            self._cells.append((second, {}))
+        found = self._cells[-1][1].setdefault(images, [0, 0.0])
+        found[0] += 1
+        found[1] += seconds
+
+    def sizes(self, now: float) -> list[RecentSize]:
+        """Every size that was run, the smallest first."""
+        sums: dict[int, list[float]] = {}
+        for second, cell in self._cells:
+            if second <= now - RECENT_S:
+                continue
+            for images, (batches, seconds) in cell.items():
+                found = sums.setdefault(images, [0, 0.0])
+                found[0] += batches
+                found[1] += seconds
+        return [RecentSize(images, int(n), total / n) for images, (n, total) in sorted(sums.items())]
 
 
 class State(enum.StrEnum):
@@ -56,7 +97,7 @@ class State(enum.StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
-class Served:
+class Served(Watcher):
     """Watches its driver: counts what it did, and replaces the instances it lost."""
 
     def __init__(
@@ -71,7 +112,7 @@ class Served:
         upload: Upload | None = None,
         profiles: ProfileStore | None = None,
         devices: Devices | None = None,
-        host: ModelHost | None = None,
+        host: Runner | None = None,
     ) -> None:
         self.name = config.name
         self.version = str(version.number)
@@ -97,7 +138,7 @@ class Served:
         self._server_row = server_row
         there = None if host is None else host.loading(config, version)
         self.hosted = there is not None  # it runs in another process
-        self._loading: Loads = there or Loading(config, version, profiles)
+        self._loading: Loading | HostedLoading = there or Loading(config, version, profiles)
         self._devices = devices or Devices()
         self._leave_devices: Callable[[], None] = lambda: None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -120,7 +161,7 @@ class Served:
         began = monotonic()
         self._loop = asyncio.get_running_loop()
         try:
-            ready = await self._off_the_loop(Ready.close, self._loading.prepare, progress)
+            ready = await self._off_the_loop(lambda: self._loading.prepare(progress), Ready.close)
         except CarpoolError:
             self.state = State.UNAVAILABLE
             raise
@@ -129,11 +170,9 @@ class Served:
         self.row.set(columns.LOAD_SECONDS, seconds)
         log.info("model-ready", model=self.name, version=self.version, seconds=round(seconds, 3))
 
-    async def _off_the_loop(
-        self, drop: Callable[[T], None], work: Callable[P, T], *args: P.args, **named: P.kwargs
-    ) -> T:
+    async def _off_the_loop(self, work: Callable[[], T], drop: Callable[[T], None]) -> T:
         """Work in the loader's thread. What it made is dropped when nobody waits for it any more."""
-        future = self._loader.submit(work, *args, **named)
+        future = self._loader.submit(work)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -157,14 +196,14 @@ class Served:
             self.choices = (*self.choices, chosen)
         self._driver = driver = Driver(self.name, scheduler, knobs, self, self._loop, timeout)
         weight = ready.config.device_weight
-        self._leave_devices = self._devices.join(scheduler, ready.backends, weight, driver.wake)
+        self._leave_devices = self._devices.join(scheduler, ready.backends, weight, driver.plan_turn)
         for instance, backend in zip(scheduler.instances, ready.backends, strict=True):
             self._driver.place(instance, self._executor(backend))
         if kind_of(ready.config.backend).process == "worker":
             self._look_at_idle()
 
-    def _executor(self, backend: Backend | HostedBackend) -> Executes:
-        if isinstance(backend, HostedBackend):
+    def _executor(self, backend: Backend | HostedInstance) -> Executes:
+        if isinstance(backend, HostedInstance):
             return backend.serve(self._piece, self.driver)
         largest = max(1, self.signature.max_batch)
         return Executor(backend, self.signature, largest, self._piece, self.driver.report)
@@ -280,8 +319,8 @@ class Served:
 
     async def _load_in_place_of(self, instance: Instance) -> None:
         count = len(self.driver.scheduler.instances)
-        backend = await self._off_the_loop(
-            lambda late: late.close(), self._loading.backend, self.config, instance.index, count
+        backend: Backend | HostedInstance = await self._off_the_loop(
+            lambda: self._loading.backend(instance.index, count), lambda late: late.close()
         )
         try:
             executor = self._executor(backend)

@@ -6,12 +6,11 @@ time is the whole time; `synchronise` is for a device that answers before it is 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from math import inf, sqrt
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -19,45 +18,6 @@ from carpool.backends.backend import Backend, Encoded, Gathers
 from carpool.clock import now as monotonic
 from carpool.core.curve import BatchCurve
 from carpool.types import Array, Datatype, Signature
-
-RECENT_S = 10  # long enough for a mean that does not flicker, short enough to follow a surge
-
-
-class RecentSize(NamedTuple):
-    images: int
-    batches: int
-    seconds: float  # of one batch, on average
-
-
-class RecentBatches:
-    """Counts by the second, so that the past falls off at the end and memory stays bounded."""
-
-    __slots__ = ("_cells",)
-
-    def __init__(self) -> None:
-        self._cells: deque[tuple[int, dict[int, list[float]]]] = deque(maxlen=RECENT_S)
-
-    def add(self, images: int, seconds: float, now: float) -> None:
-        """A batch took so long."""
-        second = int(now)
-        if not self._cells or self._cells[-1][0] != second:
-            self._cells.append((second, {}))
-        found = self._cells[-1][1].setdefault(images, [0, 0.0])
-        found[0] += 1
-        found[1] += seconds
-
-    def sizes(self, now: float) -> list[RecentSize]:
-        """Every size that was run, the smallest first."""
-        sums: dict[int, list[float]] = {}
-        for second, cell in self._cells:
-            if second <= now - RECENT_S:
-                continue
-            for images, (batches, seconds) in cell.items():
-                found = sums.setdefault(images, [0, 0.0])
-                found[0] += batches
-                found[1] += seconds
-        return [RecentSize(images, int(n), total / n) for images, (n, total) in sorted(sums.items())]
-
 
 _ANY_LENGTH = 64  # stands in for a dimension that differs from request to request
 _STEADY_RUNS = 3
@@ -130,37 +90,28 @@ def sizes(largest: int) -> list[int]:
     return sorted({*powers, largest})
 
 
+@dataclass(frozen=True, slots=True)
 class Measuring:
     """Measures one model on all of its instances at once, as they run when there is much to do."""
 
-    def __init__(
-        self,
-        backends: Sequence[Backend],
-        signature: Signature,
-        effort: Effort = FOR_SERVING,
-        *,
-        now: Callable[[], float] = monotonic,
-        synchronise: Callable[[], None] = lambda: None,
-        picture: Array | None = None,
-    ) -> None:
-        """With a `picture`, a file, the backends get so many of it instead of tensors."""
-        self._backends = backends
-        self._signature = signature
-        self._effort = effort
-        self._now = now
-        self._synchronise = synchronise
-        self._picture = picture
+    _backends: Sequence[Backend]
+    _signature: Signature
+    _effort: Effort = FOR_SERVING
+    _: KW_ONLY
+    now: Callable[[], float] = monotonic
+    synchronise: Callable[[], None] = lambda: None
+    picture: Array | None = None  # a file: the backends get so many of it instead of tensors
 
     def points(
         self, wanted: Iterable[int], budget: float = inf, tell: Callable[[int], None] = lambda _: None
     ) -> Measured:
         """Sizes in rising order, as far as they matter: up to the first that takes longer than the budget,
         or, with a budget, that larger batches bring nothing more."""
-        end = self._now() + self._effort.total
+        end = self.now() + self._effort.total
         times: dict[int, list[float]] = {}
         ended = ""
         for images in wanted:
-            if times and self._now() + self._expected(_point(*list(times.items())[-1]), images) > end:
+            if times and self.now() + self._expected(_point(*list(times.items())[-1]), images) > end:
                 ended = f"larger ones would take more than {self._effort.total:g} s"
                 break
             tell(images)
@@ -170,7 +121,7 @@ class Measuring:
                 break
         for _ in range(1, self._effort.passes):
             for images in times:
-                if self._now() + self._expected(_point(images, times[images]), images) < end:
+                if self.now() + self._expected(_point(images, times[images]), images) < end:
                     tell(images)
                     times[images] += self._times(images)
         return Measured(tuple(_point(*entry) for entry in times.items()), ended)
@@ -195,26 +146,26 @@ class Measuring:
         effort = self._effort
         with self._runs(images) as runs:
             times = self._warm_up(runs)
-            began = self._now()
+            began = self.now()
             while len(times) < _fewest(times) or (
                 len(times) < effort.most_runs
-                and self._now() - began < effort.seconds
+                and self.now() - began < effort.seconds
                 and not (len(times) >= effort.least_runs and _is_clear(times))
             ):
                 times += runs.once()
         return times
 
     def _runs(self, images: int) -> _Runs:
-        if self._picture is not None:
-            return _PictureRuns(self._backends, self._picture, images, self._now, self._synchronise)
-        return _Runs(self._backends, sample(self._signature, images), images, self._now, self._synchronise)
+        requests = sample(self._signature, images) if self.picture is None else {}
+        pictures = [] if self.picture is None else [self.picture] * images
+        return _Runs(self._backends, requests, pictures, images, self.now, self.synchronise)
 
     def _warm_up(self, runs: _Runs) -> list[float]:
         """Until the last few runs agree; those count. None do if that takes too long."""
         few = _STEADY_RUNS * len(self._backends)
         times: list[float] = []
-        began = self._now()
-        while self._now() - began < self._effort.warm_up:
+        began = self.now()
+        while self.now() - began < self._effort.warm_up:
             times += runs.once()
             last = times[-few:]
             if len(last) == few and max(last) <= _STEADY * min(last):
@@ -228,22 +179,24 @@ class Measuring:
 
 
 class _Runs:
-    """The same batch again and again, on every instance at the same time."""
+    """The same batch again and again, on every instance at the same time; or the same pictures' files, which
+    lie where they are until the device reads them."""
 
     def __init__(
         self,
         backends: Sequence[Backend],
         requests: dict[str, Array],
+        pictures: Sequence[Array],
         images: int,
         now: Callable[[], float],
         synchronise: Callable[[], None],
     ) -> None:
         self._requests = requests
-        self._gathers = images > 1  # one request alone is run where it lies
+        self._pictures = pictures
         self._images = images
-        self._parts = [{name: array[:1].copy() for name, array in self._requests.items()}] * images
+        self._parts = [{name: array[:1].copy() for name, array in requests.items()}] * images
         self._batches = [
-            (backend, {name: array.copy() for name, array in self._requests.items()}) for backend in backends
+            (backend, {name: array.copy() for name, array in requests.items()}) for backend in backends
         ]
         self._now = now
         self._synchronise = synchronise
@@ -263,36 +216,18 @@ class _Runs:
 
     def _run(self, backend: Backend, batch: dict[str, Array]) -> float:
         start = self._now()
-        if self._gathers and isinstance(backend, Gathers):
+        gathers = self._images > 1  # one request alone is run where it lies
+        if self._pictures:
+            _, errors = cast(Encoded, backend).run_encoded(self._pictures, ())
+            for error in errors.values():
+                raise error
+        elif gathers and isinstance(backend, Gathers):
             backend.run_parts(self._parts, [1] * self._images, ())
         else:
-            if self._gathers:
+            if gathers:
                 for name, array in self._requests.items():
                     batch[name][...] = array
             backend.run(batch, ())
-        self._synchronise()
-        return max(self._now() - start, 1e-9)
-
-
-class _PictureRuns(_Runs):
-    """The same with files, which lie where they are until the device reads them."""
-
-    def __init__(
-        self,
-        backends: Sequence[Backend],
-        picture: Array,
-        images: int,
-        now: Callable[[], float],
-        synchronise: Callable[[], None],
-    ) -> None:
-        super().__init__(backends, {}, images, now, synchronise)
-        self._pictures = [picture] * images
-
-    def _run(self, backend: Backend, batch: dict[str, Array]) -> float:
-        start = self._now()
-        _, errors = cast(Encoded, backend).run_encoded(self._pictures, ())
-        for error in errors.values():
-            raise error
         self._synchronise()
         return max(self._now() - start, 1e-9)
 

@@ -1,19 +1,36 @@
-"""What was measured of a model and chosen from it, and the words that explain the choices."""
+"""Profiles kept from one start to the next, one JSON file each, in the user's cache folder.
+
+A file is only a hint. One that cannot be read, or was made for another model, machine or setting, is ignored
+with a warning; one that fits is checked against a few runs before it is believed.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+import platform
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
 from math import ceil, floor, log10
+from pathlib import Path
 from typing import Any
 
-from carpool.config.model import ModelConfig
+from carpool.backends import device_names
+from carpool.config.backend_kinds import kind_of
+from carpool.config.model import ModelConfig, values_on_device
+from carpool.config.repository import ModelVersion, content_digest
 from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.numerals import numeral
 from carpool.core.policy import Promise
+from carpool.engine.hardware import Hardware, hardware
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.errors import ConfigError
+from carpool.link.typed_json import as_json, from_json
+from carpool.observe.logs import logger
 
 LEAST = 2.2
 """Times a single image: who arrives just after another began waits for that one, and a little is lost."""
@@ -44,6 +61,7 @@ def _rounded_up(seconds: float) -> float:
     return ceil(seconds / step) * step
 
 
+_MOST_COUNT = 1 << 20
 _WORTH_IT = 0.85  # a piece must be this much cheaper per image before large batches are run in pieces
 
 
@@ -61,43 +79,15 @@ class Profile:
     def points(self) -> tuple[Point, ...]:
         return self.measured.points
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "instances": self.layout.instances,
-            "threads": self.layout.threads,
-            "layout_reason": self.layout_reason,
-            "points": [[point.size, point.seconds, point.spread, point.runs] for point in self.points],
-            "ended": self.measured.ended,
-            "measured_at": self.measured_at,
-        }
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Profile:
-        """Raises ValueError, KeyError or TypeError for what cannot be right."""
-        points = tuple(_point(*entry) for entry in document["points"])
-        BatchCurve.measured([(point.size, point.seconds) for point in points])
-        layout = Layout(_whole(document["instances"]), _whole(document["threads"]))
-        texts = [document[name] for name in ("layout_reason", "ended", "measured_at")]
-        if any(not isinstance(text, str) or len(text) > 1000 for text in texts):
-            raise ValueError("texts must be short")
-        return cls(layout, texts[0], Measured(points, texts[1]), texts[2])
-
-    def after_check(self, found: str) -> Profile:
-        return replace(self, reused=found)
-
-
-def _point(size: object, seconds: object, spread: object, runs: object) -> Point:
-    if not isinstance(seconds, int | float) or not isinstance(spread, int | float):
-        raise TypeError("times are numbers")
-    if not 0 < seconds < 1e6 or not 0 <= spread < 1e6:
-        raise ValueError("times are above 0")
-    return Point(_whole(size), float(seconds), float(spread), _whole(runs))
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 20:
-        raise ValueError("counts are whole numbers above 0")
-    return value
+def read_profile(document: object) -> Profile:
+    """What `as_json` made of one. Raises ValueError, KeyError or TypeError for what cannot be right."""
+    profile: Profile = from_json(Profile, document)
+    counts = [profile.layout.instances, profile.layout.threads, *(point.size for point in profile.points)]
+    if not all(1 <= count <= _MOST_COUNT for count in counts):
+        raise ValueError("a count that cannot be")
+    BatchCurve.measured([(point.size, point.seconds) for point in profile.points])
+    return profile
 
 
 def best_piece(curve: BatchCurve) -> int:
@@ -159,3 +149,111 @@ def _promised(curve: BatchCurve, slo: float, instances: int) -> list[str]:
         f"the one that runs and one's own; that carries {numeral(rate)} images/s."
     )
     return said
+
+
+log = logger("engine")
+
+FORMAT = 3
+MOST_FILES = 256
+_MOST_BYTES = 1 << 18
+_SUFFIX = ".profile.json"
+
+Key = Mapping[str, Any]
+
+
+def profile_key(config: ModelConfig, version: ModelVersion, machine: Hardware | None = None) -> Key | None:
+    """Everything that a profile depends on, as JSON; None for a model without files. It reads them all."""
+    if version.file is None:
+        return None
+    slo = config.policy.slo if isinstance(config.policy, Promise) else None
+    runtime, image, detect = config.onnxruntime, config.image, config.detect
+    fixed = [[group.count, group.kind.value, list(group.gpus)] for group in config.instances if group.given]
+    return {
+        "format": FORMAT,
+        "model": content_digest(version.file),
+        "backend": [config.backend, _version_of(config.backend)],
+        "settings": {
+            "slo": slo,
+            "max_batch": config.max_batch,
+            "tensors": [[t.name, t.datatype, list(t.dims)] for t in config.inputs + config.outputs],
+            "instances": fixed,
+            "onnxruntime": [list(runtime.providers), runtime.intra_op_threads, runtime.inter_op_threads],
+            "pytorch": _pytorch(config, version.file),
+            "on device": [
+                image.decode if image else None,
+                detect.nms if detect else None,
+            ],  # takes time
+            "parameters": dict(sorted(config.parameters.items())),
+        },
+        "hardware": {**asdict(machine := machine or hardware()), "gpus": list(machine.gpus)},
+    }
+
+
+def _pytorch(config: ModelConfig, file: Path) -> dict[str, Any] | None:
+    """Its settings as they were settled, the code of its network, and the devices by name."""
+    if not kind_of(config.backend).values_on_device:
+        return None
+    used = asdict(config.pytorch)
+    code = None if config.pytorch.module is None else file.parent / config.pytorch.module.partition(":")[0]
+    image = config.image if values_on_device(config) else None
+    return {
+        **used,
+        "buckets": list(config.pytorch.buckets),
+        "code": content_digest(code) if code is not None and code.is_file() else "",
+        "values": [] if image is None else [image.scale, list(image.mean), list(image.std), image.layout],
+        "devices": list(device_names(config)),
+    }
+
+
+def _version_of(backend: str | None) -> str:
+    try:
+        return importlib.metadata.version(kind_of(backend).package or str(backend))
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return platform.python_version()
+
+
+class ProfileStore:
+    """Reads and writes; nothing that goes wrong with it keeps a model from being served."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self._folder = cache_dir / "profiles"
+
+    def read(self, key: Key) -> Profile | None:
+        file = self._file(key)
+        try:
+            if file.stat().st_size > _MOST_BYTES:
+                raise ValueError("it is too large")
+            document = json.loads(file.read_text("utf-8"))
+            if document["key"] != key:
+                raise ValueError("it was made for something else")
+            return read_profile(document["profile"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            log.warning("profile-unreadable", file=str(file), error=f"{type(error).__name__}: {error}")
+            return None
+
+    def write(self, key: Key, profile: Profile) -> None:
+        """The whole file at once: whoever reads meanwhile sees the old one or the new one."""
+        file = self._file(key)
+        text = json.dumps({"key": key, "profile": as_json(profile)}, indent=1)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._folder, suffix=".part", delete=False) as part:
+                part.write(text)
+            Path(part.name).replace(file)
+            self._keep_few()
+        except OSError as error:
+            log.warning("profile-not-kept", file=str(file), error=error.strerror or str(error))
+
+    def _file(self, key: Key) -> Path:
+        name = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]
+        return self._folder / f"{name}{_SUFFIX}"
+
+    def _keep_few(self) -> None:
+        """Those written last; and nothing that a killed server left half written."""
+        for suffix, most in ((_SUFFIX, MOST_FILES), (".part", 8)):
+            found = [(path.stat().st_mtime, path) for path in self._folder.glob(f"*{suffix}")]
+            for _, old in sorted(found)[:-most]:
+                with suppress(OSError):
+                    old.unlink()

@@ -26,8 +26,17 @@ from carpool.frontend.grpc import infer_messages as messages
 from carpool.frontend.grpc.grpc_service import Failure, Service, details_of, metadata_of, refuse
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Family, Parts
 from carpool.frontend.pictures.sent_pictures import TensorPictures, check_pictures, sends_pictures
-from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE, Sender, read_budget, read_latest, read_source
-from carpool.link.door import Answer, ModelEntry
+from carpool.link.door import (
+    DEADLINE,
+    LATEST,
+    SOURCE,
+    Answer,
+    ModelEntry,
+    Sender,
+    read_budget,
+    read_latest,
+    read_source,
+)
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.wire.proto import message_class

@@ -17,8 +17,7 @@ from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, TooLar
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
 from carpool.frontend.http.http_answers import WrongMethod, answer_error, rendered
 from carpool.frontend.http.limits import KIB, MIB
-from carpool.link.asked_fields import Sender
-from carpool.link.door import ModelEntry
+from carpool.link.door import ModelEntry, Sender
 from carpool.observe.logs import logger
 
 log = logger("http")

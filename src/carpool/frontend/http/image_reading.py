@@ -19,7 +19,7 @@ from carpool.frontend.http.http_answers import choose_encoding
 from carpool.frontend.http.infer_route import DEADLINE_FIELD, LATEST_FIELD, SOURCE_FIELD
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.pictures.sent_pictures import from_base64
-from carpool.link.asked_fields import Sender, checked, read_budget, read_latest, read_source
+from carpool.link.door import Sender, checked, read_budget, read_latest, read_source
 from carpool.vision.heads import Buffer
 from carpool.wire.head import load_object
 

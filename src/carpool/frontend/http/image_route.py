@@ -26,8 +26,7 @@ from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.packing import AT_ONCE
 from carpool.frontend.pictures.picture_models import PictureModel, task_of
 from carpool.frontend.pictures.sent_pictures import RoutePicture
-from carpool.link.asked_fields import LATEST
-from carpool.link.door import Answer, Catalog, ModelEntry, Slot
+from carpool.link.door import LATEST, Answer, Catalog, ModelEntry, Slot
 from carpool.memory.layout import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row, count_failure

@@ -19,8 +19,19 @@ from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.packing import AT_ONCE, check, is_in_place, takes_long
 from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures
-from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE, Sender, read_budget, read_latest, read_source
-from carpool.link.door import Answer, Catalog, ModelEntry, Slot
+from carpool.link.door import (
+    DEADLINE,
+    LATEST,
+    SOURCE,
+    Answer,
+    Catalog,
+    ModelEntry,
+    Sender,
+    Slot,
+    read_budget,
+    read_latest,
+    read_source,
+)
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row, count_failure
 from carpool.types import InferResponse, Signature

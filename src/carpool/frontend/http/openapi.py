@@ -13,8 +13,7 @@ from carpool.frontend.http.http_service import Service, Variables
 from carpool.frontend.http.image_reading import MAX_PICTURES
 from carpool.frontend.http.image_route import TASK_ROUTES, in_order
 from carpool.frontend.pictures.picture_models import task_of
-from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE
-from carpool.link.door import Catalog
+from carpool.link.door import DEADLINE, LATEST, SOURCE, Catalog
 from carpool.vision import draw, tasks
 from carpool.wire.head import MAX_SOURCE_CHARS
 

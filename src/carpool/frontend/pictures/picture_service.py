@@ -11,8 +11,7 @@ from carpool.errors import CarpoolError
 from carpool.frontend.pictures.picture_models import PictureModel, PictureModels
 from carpool.frontend.pictures.sent_pictures import weight_of_size
 from carpool.frontend.pictures.workers import Workers
-from carpool.link.asked_fields import Sender
-from carpool.link.door import Catalog, Door, ModelEntry
+from carpool.link.door import Catalog, Door, ModelEntry, Sender
 from carpool.types import Timing
 from carpool.vision.heads import MOST_PIXELS_WAITING
 
