@@ -160,7 +160,10 @@ class Flow:
         if now < self._fold_at:
             self._fresh += work
             return
-        self._rate = self.at(now)
+        passed = now - self._at
+        self._rate += self._fresh / self._memory_s
+        if passed > 0.0:
+            self._rate *= exp(-passed / self._memory_s)
         self._at = now
         self._fresh = work
         self._fold_at = now + 0.01 * self._memory_s
@@ -175,24 +178,20 @@ class Flow:
 class FrontLane:
     """What one lane asks of the front end: as if all of it were served, whether it was or not."""
 
-    __slots__ = ("_asked", "_unmet_until", "key", "seen")
+    __slots__ = ("_unmet_until", "asked", "key", "seen")
 
     def __init__(self, key: LaneKey, constants: Constants) -> None:
         self.key = key
         self.seen = float("-inf")
-        self._asked = Flow(constants.lane_memory_s)
+        self.asked = Flow(constants.lane_memory_s)
         self._unmet_until = float("-inf")
-
-    def asks(self, work: float, now: float) -> None:
-        self.seen = now
-        self._asked.add(work, now)
 
     def waits_for_more(self, until: float) -> None:
         """Some of its clients are kept waiting: what they would ask for cannot be known, but it is more."""
         self._unmet_until = until
 
     def demand(self, now: float) -> float:
-        return float("inf") if now < self._unmet_until else self._asked.at(now)
+        return float("inf") if now < self._unmet_until else self.asked.at(now)
 
 
 class FrontShares:
@@ -201,7 +200,7 @@ class FrontShares:
     def __init__(self, constants: Constants = CONSTANTS) -> None:
         self._constants = constants
         self._lanes: dict[LaneKey, FrontLane] = {}
-        self._done = Flow(constants.lane_memory_s)
+        self.done = Flow(constants.lane_memory_s)  # for whomever
         self._forget_at = float("-inf")
         self.spares_somebody = False
         """Whether, at the last look, some asked for no more than their part."""
@@ -224,10 +223,6 @@ class FrontShares:
         found.seen = now
         return found
 
-    def did(self, work: float, now: float) -> None:
-        """So much was done, for whomever."""
-        self._done.add(work, now)
-
     def asks_too_much(self, lane: FrontLane, share: float, now: float) -> bool:
         """Whether a lane is above its fair part, if so much of what the front end did lately is divided.
 
@@ -236,7 +231,7 @@ class FrontShares:
         of, until = self._level_for
         if share != of or now >= until:
             demands = [known.demand(now) for known in self._lanes.values()]
-            self._level = water_level(demands, share * self._done.at(now))
+            self._level = water_level(demands, share * self.done.at(now))
             self.spares_somebody = any(_LEAST < demand <= self._level for demand in demands)
             self._level_for = share, now + _LEVEL_S
         return lane.demand(now) > self._level

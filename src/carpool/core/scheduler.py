@@ -196,7 +196,9 @@ class Scheduler:
         decision = Decision()
         if self._replaced:
             decision.given_up, self._replaced = self._replaced, []
-        self._expire(now, decision.given_up)
+        expiries = self._expiries
+        while expiries and (expiries[0][2].state >= RUNNING or expiries[0][0] <= now):
+            self._expire_first(now, decision.given_up)
         if self.policy.looks_ahead:
             self.policy.look_ahead(self, now)
         kind = self.kind
@@ -214,9 +216,8 @@ class Scheduler:
             if instance.turn is not None:
                 instance.turn.declines()
             decision.look_again = look_again
-        expiry = self.next_expiry
-        if expiry < INFINITY:
-            decision.look_again = min(expiry, decision.look_again or expiry)
+        if expiries:
+            decision.look_again = min(expiries[0][0], decision.look_again or INFINITY)
         return decision
 
     def give_up(self, job: Job, reason: Reason, now: float) -> GivenUp:
@@ -281,8 +282,7 @@ class Scheduler:
     def _learn(self, batch: Batch, seconds: float, now: float) -> None:
         """On the account of its own kind, whichever is in force by now."""
         belief = batch.belief
-        belief.drift.ran(batch.images, seconds, belief.curve, now)
-        if not belief.drift.is_due(now):
+        if not belief.drift.ran(batch.images, seconds, belief.curve, now):
             return
         if self.instances.differ(belief):  # one slow instance is no reason to think worse of all
             belief.drift.put_off(now)
@@ -371,13 +371,11 @@ class Scheduler:
             self._sequence += 1
             heappush(self._expiries, (expires, self._sequence, job))
 
-    def _expire(self, now: float, given_up: list[GivenUp]) -> None:
-        expiries = self._expiries
-        while expiries and (expiries[0][2].state >= RUNNING or expiries[0][0] <= now):
-            job = heappop(expiries)[2]
-            if job.state < RUNNING:
-                reason = self.policy.expired(self, job, now)
-                if reason is not None:
-                    given_up.append(self.give_up(job, reason, now))
-                else:
-                    self._watch(job)
+    def _expire_first(self, now: float, given_up: list[GivenUp]) -> None:
+        job = heappop(self._expiries)[2]
+        if job.state < RUNNING:
+            reason = self.policy.expired(self, job, now)
+            if reason is not None:
+                given_up.append(self.give_up(job, reason, now))
+            else:
+                self._watch(job)

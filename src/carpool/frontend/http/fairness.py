@@ -75,12 +75,12 @@ class Fairness:
         backlog = self._backlog
         lane = backlog.shares.lane(_lane(entry, exchange, sender.source), now)
         work = 1.0 + (exchange.head.content_length or 0) / _BYTES_OF_A_REQUEST
-        lane.asks(work, now)
+        lane.asked.add(work, now)
         if refusal is None and self._waits is not None and self._behind is not None:
             waited = self._waits.seconds
             if backlog.turns_away(entry.key, entry.slo, lane, waited, now):
                 refusal = self._behind(entry, now, sender.source, waited)
-        backlog.shares.did(work if refusal is None else work * _REFUSAL_PART, now)
+        backlog.shares.done.add(work if refusal is None else work * _REFUSAL_PART, now)
         return refusal
 
     def tell(
