@@ -1,7 +1,7 @@
 """A front end that falls behind: requests grow old before it reads them, where no scheduler sees them.
 
-What clients wait outside, who asks for more than a fair share of a front end and is turned away, and how what
-nobody is in a hurry for is paced.
+What clients wait outside, who asks for more than a fair share of a front end and is turned away, how what
+nobody is in a hurry for is paced, and when a picture that comes now will be decoded.
 """
 
 from __future__ import annotations
@@ -373,3 +373,80 @@ class Pacer(Generic[T]):
             line = self._lines[key] = _Line(bucket)
         line.bucket.left(now)
         return line
+
+
+# Pictures wait for a few threads that share their cores with everything else on the machine. So what counts
+# is the wall time that decoding takes now, with whatever neighbours there are, not what it would take alone.
+
+
+class DecodeForecast:
+    """Learns what decoding takes, from every picture. `weight` is how much work one is, in any unit."""
+
+    __slots__ = (
+        "_busy",
+        "_constants",
+        "_pace",
+        "_running",
+        "_surprise",
+        "_surprised",
+        "_threads",
+        "_waiting",
+    )
+
+    def __init__(self, threads: int, constants: Constants = CONSTANTS) -> None:
+        self._threads = threads
+        self._constants = constants
+        self._pace = 0.0  # seconds for a weight of 1, in one thread
+        self._waiting = 0.0  # weight
+        self._running = 0.0
+        self._busy = 0  # threads
+        self._surprise = 0.0  # how much later than foreseen pictures were decoded lately
+        self._surprised = 0.0  # when
+
+    def joined(self, weight: float) -> None:
+        """It waits for a thread, or will as soon as it is let in."""
+        self._waiting += weight
+
+    def left(self, weight: float) -> None:
+        """It is not wanted any more."""
+        self._waiting -= weight
+
+    def began(self, weight: float) -> None:
+        self._waiting -= weight
+        self._running += weight
+        self._busy += 1
+
+    def ended(self, weight: float, seconds: float) -> None:
+        self._running -= weight
+        self._busy -= 1
+        c, pace = self._constants, seconds / weight
+        if self._pace:
+            # One that takes for ever says little of the next; if they all do, so will the forecast.
+            pace = self._pace + c.decode_weight * (min(pace, c.decode_most * self._pace) - self._pace)
+        self._pace = pace
+
+    def came_true(self, foreseen: float, taken: float, now: float) -> None:
+        """It was said to take so many seconds until it is there, and took that many."""
+        surprise = self._surprise_at(now)
+        gap = taken - foreseen
+        if gap > surprise:
+            surprise += self._constants.decode_surprise * (gap - surprise)
+        self._surprise, self._surprised = surprise, now
+
+    def _surprise_at(self, now: float) -> float:
+        since = now - self._surprised
+        return (
+            self._surprise * exp(-since / self._constants.decode_memory_s) if since > 0.0 else self._surprise
+        )
+
+    def seconds(self, weight: float, now: float) -> float:
+        """Until one that comes now is decoded."""
+        ahead = 0.0
+        if self._waiting > 0.0 or self._busy >= self._threads:
+            ahead = max(0.0, self._waiting + self._running / 2) / self._threads
+        return (ahead + weight) * self._pace + self._surprise_at(now)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing runs: a forecast could only speak of the past."""
+        return not self._busy and self._waiting <= 0.0

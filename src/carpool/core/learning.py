@@ -205,7 +205,7 @@ class Drift:
         if self._second_chance[index] and count + 1 >= self._constants.relearn_least:
             self._early = True
         self._off += self._constants.drift_weight * (log(seconds / self._profile.times[images]) - self._off)
-        # What was told stays until it is clearly over; else it is news when it is further off than noise goes.
+        # Further from what was told than noise goes; what was told stays until it is clearly over.
         if abs(self._off) < self._near:
             is_news = self._told != 0.0
         else:

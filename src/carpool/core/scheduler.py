@@ -196,9 +196,7 @@ class Scheduler:
         decision = Decision()
         if self._replaced:
             decision.given_up, self._replaced = self._replaced, []
-        expiries = self._expiries
-        while expiries and (expiries[0][2].state >= RUNNING or expiries[0][0] <= now):
-            self._expire_first(now, decision.given_up)
+        self._expire(now, decision.given_up)
         if self.policy.looks_ahead:
             self.policy.look_ahead(self, now)
         kind = self.kind
@@ -216,8 +214,8 @@ class Scheduler:
             if instance.turn is not None:
                 instance.turn.declines()
             decision.look_again = look_again
-        if expiries:
-            decision.look_again = min(expiries[0][0], decision.look_again or INFINITY)
+        if self._expiries:
+            decision.look_again = min(self._expiries[0][0], decision.look_again or INFINITY)
         return decision
 
     def give_up(self, job: Job, reason: Reason, now: float) -> GivenUp:
@@ -371,11 +369,13 @@ class Scheduler:
             self._sequence += 1
             heappush(self._expiries, (expires, self._sequence, job))
 
-    def _expire_first(self, now: float, given_up: list[GivenUp]) -> None:
-        job = heappop(self._expiries)[2]
-        if job.state < RUNNING:
-            reason = self.policy.expired(self, job, now)
-            if reason is not None:
-                given_up.append(self.give_up(job, reason, now))
-            else:
-                self._watch(job)
+    def _expire(self, now: float, given_up: list[GivenUp]) -> None:
+        expiries = self._expiries
+        while expiries and (expiries[0][2].state >= RUNNING or expiries[0][0] <= now):
+            job = heappop(expiries)[2]
+            if job.state < RUNNING:
+                reason = self.policy.expired(self, job, now)
+                if reason is not None:
+                    given_up.append(self.give_up(job, reason, now))
+                else:
+                    self._watch(job)

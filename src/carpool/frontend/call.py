@@ -154,7 +154,7 @@ class ClientCall:
         self._enter(head)
         memory = self.service.memory
         fetch = None if head.plain or not names_regions(head) else memory.fetch(head)
-        slot = self._slot = self.service.slot(head.tail_size if fetch is None else fetch.size)
+        slot = self._slot = self.service.door.slot(head.tail_size if fetch is None else fetch.size)
         position, view = 0, slot.view
         for piece in pieces:
             end = position + len(piece)
@@ -192,7 +192,7 @@ class ClientCall:
             if on_route:
                 service.pictures.offers(entry, monotonic())
             if slot is None:
-                slot = self._slot = service.slot(pictures.size)
+                slot = self._slot = service.door.slot(pictures.size)
                 pictures.put_file(slot.view)
             self._offer(pictures.head, slot, 0)
             return
@@ -200,12 +200,12 @@ class ClientCall:
         self._until = until = promised(entry, self.arrived, self.deadline)
         if on_route:  # it was counted at its head, and the gate looks at how many were
             judge = service.pictures.refuses_now
-            refusal = judge(entry, self.deadline, self.arrived, self.sender, weight)
+            refusal = judge(entry, self.deadline, until, now, self.sender, weight)
         else:
             refusal = service.pictures.cannot_decode(entry, until, now, weight)
         if refusal is not None:
             raise refusal
-        slot = service.slot(pictures.size)
+        slot = service.door.slot(pictures.size)
         try:
             self._ready_in = service.pictures.workers.foresee(weight, now)
             self._offer(pictures.head, slot, 0, self._ready_in)

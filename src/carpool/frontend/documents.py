@@ -193,7 +193,7 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
         **said,
         "reason": reason,
         "newest": catalog.newest.get(entry.name) is entry,
-        "task": _task(entry),
+        "task": task_of(entry),
         "platform": entry.platform,
         "mode": entry.mode,
         "slo_ms": None if entry.slo is None else round(entry.slo * 1e3, 3),
@@ -202,7 +202,7 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
     }
 
 
-def _task(entry: ModelEntry) -> str | None:
+def task_of(entry: ModelEntry) -> str | None:
     """What the model does with a picture; None for one that takes only tensors."""
     return None if entry.vision is None else str(entry.vision["task"])
 

@@ -88,7 +88,7 @@ class RemoteCall:
     def ready(self, slot: Slot) -> None:
         self.slot = slot
         if self.link is not None:
-            self.link.ready(self)
+            self.link.say(READY, self)
         else:  # it was answered while its inputs were on their way
             slot.release()
 
@@ -97,14 +97,14 @@ class RemoteCall:
         if self.link is None:
             self.release()
         elif wanted:
-            self.link.cancel(self)
+            self.link.say(CANCEL, self)
 
     def give_up(self, error: CarpoolError) -> None:
         """Answer without the engine, which may still touch the memory: it is kept until the engine says that
         it is done with it, or is gone. Never raises."""
         done, self.done = self.done, None
         if done is not None and self.link is not None:
-            self.link.cancel(self)
+            self.link.say(CANCEL, self)
             try:
                 done(Answer(error=error))
             except Exception:
@@ -218,13 +218,7 @@ class FrontLink(asyncio.Protocol):
         call.link = self
         self._calls[number] = call
 
-    def ready(self, call: RemoteCall) -> None:
-        self._say(READY, call)
-
-    def cancel(self, call: RemoteCall) -> None:
-        self._say(CANCEL, call)
-
-    def _say(self, kind: int, call: RemoteCall) -> None:
+    def say(self, kind: int, call: RemoteCall) -> None:
         try:
             self._outbox.put(to_engine(kind, call.number))
         except Exception as error:  # the engine would hold its slots for ever
@@ -295,6 +289,8 @@ class FrontLink(asyncio.Protocol):
             for fields, payload in self._reader.feed(data):
                 if fields[0] == DONE:
                     self._done(fields, payload)
+                elif fields[0] == ADMITTED:
+                    self._admitted(fields[2])
                 else:
                     self._obey(fields, payload)
         except ProtocolError as error:
@@ -368,9 +364,7 @@ class FrontLink(asyncio.Protocol):
 
     def _obey(self, fields: Fields, payload: bytes) -> None:
         kind, number, status = fields[0], fields[2], fields[3]
-        if kind == ADMITTED:
-            self._admitted(number)
-        elif kind == CATALOG:
+        if kind == CATALOG:
             self._door.renewed(read_catalog(number, payload, self._door.known))
             self._outbox.put(to_engine(SEEN, number))
         elif kind == ANSWER:

@@ -26,10 +26,10 @@ from carpool.engine.link_calls import EngineLike
 from carpool.errors import CarpoolError, ConfigError
 from carpool.frontend.documents import picture_tasks, promises
 from carpool.frontend.remote_door import RemoteDoor
+from carpool.link.advice import GateTable
 from carpool.link.child_process import Control, Message, belong_to_parent, spare_the_collector, switch_often
 from carpool.link.door import Catalog
 from carpool.memory.arena import Arena, map_memory
-from carpool.memory.gates import GateTable
 from carpool.memory.pulse import Beats, Pulses, Watch
 from carpool.observe.columns import UP
 from carpool.observe.counters import Table

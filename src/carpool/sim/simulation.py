@@ -9,7 +9,7 @@ from math import ceil, exp, inf
 from random import Random
 
 from carpool.core.curve import BatchCurve
-from carpool.core.decode_forecast import DecodeForecast
+from carpool.core.front_load import DecodeForecast
 from carpool.core.instance import Batch
 from carpool.core.job import OFFERED, Job, Reason
 from carpool.core.scheduler import Scheduler
