@@ -67,18 +67,8 @@ class ClientCall:
     """
 
     __slots__ = (
-        *(
-            "_call",
-            "_done_at",
-            "_job",
-            "_offered_at",
-            "_outlets",
-            "_pictures",
-            "_ready_in",
-            "_slot",
-            "_until",
-        ),
-        *("arrived", "deadline", "entry", "head", "row", "sender", "service", "state", "unread"),
+        *("_call", "_done_at", "_job", "_offered_at", "_outlets", "_pictures", "_ready_in", "_slot"),
+        *("_until", "arrived", "deadline", "entry", "head", "row", "sender", "service", "state", "unread"),
     )
 
     entry: ModelEntry  # with `row`: what serves it

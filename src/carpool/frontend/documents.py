@@ -150,7 +150,7 @@ class LivePage:
 
     def document(self, door: Door, now: float) -> Document:
         catalog = door.catalog
-        lines = sorted(catalog.index, key=_by_name)
+        lines = sorted(catalog.index, key=lambda line: (line.name, len(line.version), line.version))
         counts = {(row.model, row.version): row.cells for row in self._table.models()}
         models = []
         for line in lines[:_MOST_MODELS]:
@@ -176,10 +176,6 @@ class LivePage:
 def with_profile(page: bytes, profile: Document | None) -> bytes:
     """The same page for somebody who looks at one model: the rest of it is shared, and written once."""
     return b'%b,"profile":%b}' % (page[:-1], orjson.dumps(profile))
-
-
-def _by_name(line: IndexEntry) -> tuple[str, int, str]:
-    return line.name, len(line.version), line.version  # numbers in their order
 
 
 def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:

@@ -247,7 +247,8 @@ class FrontLink(asyncio.Protocol):
                     future.set_exception(stalled())
             return
         for call in [call for call in self._calls.values() if call.expires < now and call.done is not None]:
-            call.give_up(_too_late(call.template.entry.name))
+            late = f"{call.template.entry.name} has not answered, and the time for it is over"
+            call.give_up(DeadlineExceeded(late, reason="deadline"))
 
     def close(self) -> None:
         self._outbox.close()
@@ -386,10 +387,6 @@ def expiry(slo: float | None, arrived: float, deadline: float) -> float:
 
 def stalled() -> Unavailable:
     return Unavailable("the engine does not respond; try again later", reason="engine-stalled")
-
-
-def _too_late(model: str) -> DeadlineExceeded:
-    return DeadlineExceeded(f"{model} has not answered, and the time for it is over", reason="deadline")
 
 
 def _lost() -> Answer:

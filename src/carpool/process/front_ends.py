@@ -11,8 +11,8 @@ from carpool.frontend.access.access import Access, all_loopback
 from carpool.frontend.http.app import MetricsApp
 from carpool.frontend.http.fairness import Fairness, Unread
 from carpool.frontend.http.http_server import HttpServer
+from carpool.frontend.http.http_service import SharedPage
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.pages import SharedPage
 from carpool.frontend.pictures.workers import threads_for
 from carpool.link.advice import Advice
 from carpool.observe.columns import CONNECTIONS

@@ -57,7 +57,7 @@ class PathApp:
         return way(head, exchange)
 
     def root(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
-        exchange.respond(200, [(b"content-type", b"text/plain")], b"hello")
+        exchange.respond(200, b"content-type: text/plain\r\n", b"hello")
         return None
 
     def echo(self, head: RequestHead, exchange: Exchange) -> BodyPlan:

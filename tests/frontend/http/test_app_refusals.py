@@ -22,7 +22,7 @@ from carpool.errors import (
     Unavailable,
     Unsupported,
 )
-from carpool.frontend.http.http_answers import STATUSES, fields_of, status_of
+from carpool.frontend.http.exchange import STATUSES, fields_of, status_of
 from frontend.http.front_end import (
     BINARY_IMAGE,
     IMAGE,

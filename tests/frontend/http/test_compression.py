@@ -10,8 +10,7 @@ import zlib
 import pytest
 
 from carpool.frontend.http.body import MOST_MEMBERS, CompressedBody, Inflater, Ledger
-from carpool.frontend.http.exchange import Fault
-from carpool.frontend.http.http_answers import choose_encoding, compress
+from carpool.frontend.http.exchange import Fault, choose_encoding, compress
 from frontend.http.harness import post, serving, until
 
 GZIP = b"Content-Encoding: gzip\r\n"

@@ -16,8 +16,7 @@ from typing import Protocol
 from carpool.core.constants import CONSTANTS
 from carpool.core.front_load import FairBacklog, FrontLane, LaneKey, Pacer
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, TooLarge, Unsupported, without_stack
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
-from carpool.frontend.http.http_answers import WrongMethod, answer_error, rendered
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, WrongMethod, answer_error, rendered
 from carpool.frontend.http.limits import KIB, MIB
 from carpool.link.asked_fields import Sender
 from carpool.link.door import ModelEntry

@@ -18,8 +18,7 @@ from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.call import ClientCall, Times, stopping
 from carpool.frontend.documents import task_of
-from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Collect, Exchange, Receive
-from carpool.frontend.http.http_answers import status_of
+from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Collect, Exchange, Receive, status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
 from carpool.frontend.http.infer_route import TIMING, ModelRoute
@@ -356,7 +355,7 @@ class ImageRequest:
     def _answer(self) -> None:
         self._let_go()
         outcomes = cast("list[Outcome]", self._outcomes)  # all of them are there now
-        slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=_time_taken)
+        slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=lambda one: sum(one.times[:4]))
         if self._several:
             listed = [_listed(outcome) for outcome in outcomes]
             self._send(_JSON_ANSWER % slowest.times, b'{"results":[%b]}' % b",".join(listed))
@@ -404,10 +403,6 @@ class ImageRequest:
         held, self._held = self._held, 0
         pixels, self._pixels_held = self._pixels_held, 0
         self.service.pictures.let_go(held, pixels)
-
-
-def _time_taken(outcome: Outcome) -> float:
-    return sum(outcome.times[:4])
 
 
 def _listed(outcome: Outcome) -> bytes:

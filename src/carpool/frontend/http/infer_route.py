@@ -13,8 +13,7 @@ from carpool.errors import CarpoolError, TooLarge
 from carpool.frontend.call import ClientCall, Times
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.http.body import body_encoding
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
-from carpool.frontend.http.http_answers import choose_encoding
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, choose_encoding
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.packing import AT_ONCE, check, is_in_place, takes_long
@@ -23,12 +22,10 @@ from carpool.link.asked_fields import DEADLINE, LATEST, SOURCE, Sender, read_bud
 from carpool.link.door import Answer, Catalog, ModelEntry, Slot
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row, count_failure
-from carpool.types import InferResponse, Signature
+from carpool.types import InferResponse
 from carpool.wire.v2 import (
     HEADER_LENGTH,
-    Buffer,
     Placed,
-    RequestHead,
     check_tail,
     encode_response,
     raw_head,
@@ -281,10 +278,8 @@ class HttpCall(ClientCall):
         self._let_go()
         length, signature = self._route.asked.header_length, self.entry.signature
         work = partial(self.service.long_json.prepare, body, length, signature)
-        self._aside(takes_long(len(body), length, signature), work, self._offer_prepared)
-
-    def _offer_prepared(self, prepared: tuple[RequestHead, list[Buffer]]) -> None:
-        self._offer_pieces(*prepared, checked=True)
+        long = takes_long(len(body), length, signature)
+        self._aside(long, work, lambda prepared: self._offer_pieces(*prepared, checked=True))
 
     def _look_for_pictures(self, body: bytes | bytearray) -> None:
         self._let_go()
@@ -347,7 +342,9 @@ class LargestBody:
         self._limit = limit
         self._model = entry.name
         self._rows = signature.max_batch
-        bounded = entry.vision is None and _is_bounded(signature)  # pictures may come in a tensor's place
+        # Pictures may come in a tensor's place.
+        fixed = all(spec.datatype.size and -1 not in spec.shape for spec in signature.inputs)
+        bounded = entry.vision is None and fixed
         rows = max(1, signature.max_batch)
         elements = [(rows * math.prod(spec.shape), spec.datatype.size) for spec in signature.inputs]
         self._bytes = sum(count * size for count, size in elements) if bounded else None
@@ -372,7 +369,3 @@ class LargestBody:
                 f"{most}{batch}",
                 field="Content-Length",
             )
-
-
-def _is_bounded(signature: Signature) -> bool:
-    return all(spec.datatype.size and -1 not in spec.shape for spec in signature.inputs)

@@ -527,7 +527,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _linger(self) -> None:
         """Everything is said; wait for the client to read it."""
-        if self._ended or self._transport.is_closing() or not self._shared.may_linger():
+        shared = self._shared
+        full = shared.lingering >= shared.limits.max_lingering
+        if self._ended or self._transport.is_closing() or full:
             self._close()
             return
         self._phase = LINGER

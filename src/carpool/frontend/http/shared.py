@@ -142,9 +142,6 @@ class Shared:
         slowest.cut_off_body()
         return True
 
-    def may_linger(self) -> bool:
-        return self.lingering < self.limits.max_lingering
-
     def close(self) -> None:
         if self._inflaters is not None:
             self._inflaters.shutdown(wait=False, cancel_futures=True)

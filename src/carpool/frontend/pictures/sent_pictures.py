@@ -113,15 +113,7 @@ class SentPictures:
     """
 
     __slots__ = (
-        "_geometries",
-        "_model",
-        "_options",
-        "_pictures",
-        "asked",
-        "head",
-        "is_file",
-        "size",
-        "weight",
+        *("_geometries", "_model", "_options", "_pictures", "asked", "head", "is_file", "size", "weight"),
     )
 
     quick = False  # the answer is made in less time than a thread takes to wake up
