@@ -342,10 +342,11 @@ class FrontLink(asyncio.Protocol):
         if places is None or output is None:
             raise ProtocolError(f"outputs of call {call.number} where there are none")
         memory, start = self._memory, output.offset
-        return [
-            Tensor(name, datatype, shape, _ndarray(shape, datatype.dtype, memory, start + offset))
-            for name, datatype, shape, offset, _ in places
-        ]
+        outputs: list[Tensor] = []
+        for name, datatype, shape, offset, _ in places:
+            data = _ndarray(shape, datatype.dtype, memory, start + offset)
+            outputs.append(Tensor(name, datatype, shape, data))
+        return outputs
 
     def _listed(self, call: RemoteCall, form: int, payload: bytes) -> Sequence[Tensor]:
         if form == INLINE:

@@ -175,7 +175,8 @@ class SentPictures:
     def _document(self, outputs: Sequence[Tensor], number: int) -> bytes:
         """The answer to one of them, as JSON."""
         model = self._model
-        answer = model.answer(model.of_one(outputs, number), self._geometries[number], self._options)
+        given = model.of_one(outputs, number), self._geometries[number], self._options
+        answer = model.answers.answer(*given)
         return orjson.dumps({"model": model.entry.name, "version": model.entry.version, **answer})
 
 

@@ -108,7 +108,9 @@ class Workers:
             self._forecast.joined(weight)
             self.waiting += 1
             heappush(self._beginning, (deadline, self._sequence, job))
-        self._put()
+        if self._loop is None:
+            self._start()
+        self._tokens.put(None)
         return job
 
     def drop(self, job: Job) -> bool:
@@ -129,7 +131,9 @@ class Workers:
         """Do the last part, before anything else begins."""
         with self._lock:
             self._finishing.append(Job(work, then))
-        self._put()
+        if self._loop is None:
+            self._start()
+        self._tokens.put(None)
 
     def close(self) -> None:
         """End the threads after what they are at; the rest is over too, as if it had been cancelled."""
@@ -146,12 +150,10 @@ class Workers:
         for _ in range(self.threads):
             self._tokens.put(None)
 
-    def _put(self) -> None:
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            for number in range(self.threads):
-                threading.Thread(target=self._live, name=f"{_NAME}-{number}", daemon=True).start()
-        self._tokens.put(None)
+    def _start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        for number in range(self.threads):
+            threading.Thread(target=self._live, name=f"{_NAME}-{number}", daemon=True).start()
 
     # ── in the threads ──
 
