@@ -100,14 +100,12 @@ class ClientCall:
         raise NotImplementedError
 
     def _current(self) -> tuple[ModelEntry, Row]:
-        """What serves such requests now."""
         raise NotImplementedError
 
     def _traced(self) -> RequestHead:
         return self.head
 
     def _what(self) -> Mapping[str, str]:
-        """For the log."""
         return {"model": self.entry.name}
 
     def _answer_takes_long(self) -> None:
@@ -224,7 +222,7 @@ class ClientCall:
     # ── threads ──
 
     def _aside(
-        self, takes_long: bool, work: Callable[[], T], then: Callable[[T], None], slot: Slot | None = None
+        self, takes_long: bool, work: Callable[[], T], then: Callable[[T], object], slot: Slot | None = None
     ) -> asyncio.Future[T] | None:
         """Do what would hold up the loop in a thread, then go on. The thread has the slot while it works."""
         if not takes_long:
@@ -236,7 +234,7 @@ class ClientCall:
         future.add_done_callback(partial(self._came_back, then, slot))
         return future
 
-    def _came_back(self, then: Callable[[T], None], slot: Slot | None, work: asyncio.Future[T]) -> None:
+    def _came_back(self, then: Callable[[T], object], slot: Slot | None, work: asyncio.Future[T]) -> None:
         error = stopping() if work.cancelled() else work.exception()
         if self.state == OVER:
             if slot is not None:
@@ -292,7 +290,6 @@ class ClientCall:
     # ── the answer ──
 
     def _done(self, answer: Answer) -> None:
-        """The engine has answered."""
         self.state = ANSWERING
         self._done_at = monotonic()
         pictures = self._pictures

@@ -39,7 +39,6 @@ Then: TypeAlias = Callable[[Callable[[], Mapping[str, Placed]] | None], None]
 
 
 def names_regions(head: RequestHead) -> bool:
-    """Whether an input or an output is in shared memory."""
     for tensor in head.inputs:
         if tensor.shared_memory is not None:
             return True

@@ -25,7 +25,6 @@ _THREADS = 2  # few, so that long bodies and answers leave cores to the rest
 
 
 def is_model_ready(door: Door, entry: ModelEntry) -> bool:
-    """Whether it could run a request now."""
     return door.serving and entry.key not in door.catalog.down
 
 

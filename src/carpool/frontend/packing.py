@@ -92,7 +92,6 @@ def prepare(
 
 
 def _with_it(head: RequestHead) -> list[TensorHead]:
-    """The inputs whose data came with the request."""
     return [tensor for tensor in head.inputs if tensor.shared_memory is None]
 
 
@@ -178,7 +177,6 @@ class LongJson:
 
 
 def serve(pipe: Connection) -> None:
-    """The life of the process."""
     while pipe.poll(_IDLE_S):
         header_length, signature = pipe.recv()
         pieces: list[Buffer] = []

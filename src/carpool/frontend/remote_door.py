@@ -231,7 +231,6 @@ class RemoteDoor(BodySlots):
         return stalled() if self._still >= STALE_S else _busy()
 
     def _learn(self, link: FrontLink, entry: ModelEntry, head: RequestHead) -> Template:
-        """The template of a head that was not seen before."""
         if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
             raise CarpoolError("tensors come through the door in a slot, and in no other way")
         return link.templates.learn(entry, head)

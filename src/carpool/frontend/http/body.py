@@ -444,7 +444,6 @@ class Intake:
             self.room = min(self.size, longer.nbytes)
 
     def skip(self, head: RequestHead) -> None:
-        """Read past what is left of the body."""
         discard = Discard(self._limits.drain_bytes)
         if self.chunks is not None:
             self.chunks.sink = discard

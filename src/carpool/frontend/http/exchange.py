@@ -147,15 +147,11 @@ class Exchange:
     ) -> None:
         self._connection: Answerer | None = connection
         self.head = head
-        self.head_at = head_at
-        """`time.monotonic()` when the head was complete."""
+        self.head_at = head_at  # `time.monotonic()` when the head was complete
         self.on_disconnect: Callable[[], None] | None = None
-        self.unread = 0.0
-        """Seconds for which requests lately lay in their sockets before they were read."""
-        self.first = first
-        """Whether nothing was answered on this connection before."""
-        self.peer = peer
-        """The client's address."""
+        self.unread = 0.0  # seconds for which requests lately lay in their sockets before they were read
+        self.first = first  # whether nothing was answered on this connection before
+        self.peer = peer  # the client's address
 
     @property
     def who(self) -> Principal | None:
@@ -169,7 +165,6 @@ class Exchange:
 
     @property
     def pending(self) -> bool:
-        """Whether an answer is still wanted."""
         return self._connection is not None
 
     def respond(self, status: int, fields: bytes = b"", body: Body = b"") -> bool:

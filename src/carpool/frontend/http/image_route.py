@@ -249,7 +249,6 @@ class ImageRequest:
         work.add_done_callback(partial(self._read, len(body)))
 
     def more(self, received: int) -> memoryview | None:
-        """The slot is full, and the picture is longer."""
         slot, self.slot = self.slot, None
         exchange = self.exchange
         assert slot is not None
@@ -380,7 +379,6 @@ class ImageRequest:
         self.service.fair.tell(self.exchange, error, self.target.entry, source, more_fields)
 
     def _fail(self, error: CarpoolError) -> None:
-        """Before there was any picture."""
         self._let_go()
         count_failure(self.target.row, error, monotonic() - self.arrived)
         self._tell(error)

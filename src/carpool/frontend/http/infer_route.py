@@ -217,7 +217,6 @@ class HttpCall(ClientCall):
     # ── the body ──
 
     def more(self, received: int) -> memoryview | None:
-        """The slot is full, and the body is longer."""
         slot, self._slot = self._slot, None
         assert slot is not None
         exchange = self._exchange
@@ -231,7 +230,6 @@ class HttpCall(ClientCall):
         return self._slot.view
 
     def received(self, at: float) -> None:
-        """The body is in the slot."""
         exchange, route, slot = self._exchange, self._route, self._slot
         self.arrived, self.unread = at, exchange.unread
         size, end = exchange.head.content_length or 0, route.asked.header_length or 0

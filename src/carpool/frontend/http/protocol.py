@@ -242,7 +242,6 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait for the client to read."""
         return self._transport.get_write_buffer_size()
 
     def seconds_for_body(self, now: float) -> float:

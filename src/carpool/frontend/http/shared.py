@@ -72,7 +72,6 @@ class Turns:
             self._loop.call_soon(self._next)
 
     def _next(self) -> None:
-        """Another turn has begun."""
         self._scheduled = False
         self.left = _TURN_BYTES
         ends = monotonic() + _TURN_S
@@ -148,7 +147,6 @@ class Shared:
             self._inflaters = None
 
     def sweep(self) -> None:
-        """Look once at every connection's clock."""
         self.date = date_line(time())
         now = monotonic()
         for connection in list(self.connections):

@@ -141,7 +141,6 @@ class SentPictures:
         self.weight = 0.0
 
     def put_file(self, memory: memoryview) -> None:
-        """It goes into the slot as it is."""
         write_file(memory, self._pictures[0])
         if self.drawn is None:
             self._pictures = ()
@@ -173,7 +172,6 @@ class SentPictures:
         return made
 
     def _document(self, outputs: Sequence[Tensor], number: int) -> bytes:
-        """The answer to one of them, as JSON."""
         model = self._model
         given = model.of_one(outputs, number), self._geometries[number], self._options
         answer = model.answers.answer(*given)
@@ -253,7 +251,6 @@ class TensorPictures(SentPictures):
             self.weight = sum(self._each(lambda number, data: weight_of(data, pixels[number])))
 
     def compose(self, outputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], float]:
-        """The outputs, and what they mean for each picture."""
         started = monotonic()
         answers: Array = np.empty(len(self._geometries), object)
         for number in range(len(answers)):
