@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import orjson
@@ -14,7 +14,7 @@ from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
 from carpool.link.asked_fields import Sender
 from carpool.link.catalogs import read_catalog
-from carpool.link.door import Answer, Catalog, ModelEntry, Slot
+from carpool.link.door import Answer, Slot
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,
@@ -44,11 +44,14 @@ from carpool.link.records import (
     to_engine,
 )
 from carpool.link.templates import Template, Templates
-from carpool.memory.arena import Arena, ArenaSlot
+from carpool.memory.arena import ArenaSlot
 from carpool.memory.layout import TensorPlace, end_of, read_places
 from carpool.observe.logs import logger
 from carpool.types import RequestOptions, Tensor, Timing
 from carpool.wire.v2 import TensorHead, bind
+
+if TYPE_CHECKING:
+    from carpool.frontend.remote_door import RemoteDoor  # who hears what becomes of a link
 
 _log = logger("link")
 _HIGH_WATER = 1 << 20  # some 16,000 submissions that the engine has not read: no use in adding to them
@@ -136,27 +139,10 @@ class RemoteCall:
             self.release()
 
 
-class LinkOwner(Protocol):
-    """Who uses a link, and hears what becomes of it: the door."""
-
-    arena: Arena
-
-    @property
-    def known(self) -> Mapping[int, ModelEntry]:
-        """The entries of this engine, by key."""
-
-    def opened(self, link: FrontLink) -> None: ...
-
-    def renewed(self, catalog: Catalog) -> None: ...
-
-    def lost(self, link: FrontLink, error: str | None) -> None:
-        """`error` says what the engine did wrong; without it, it has died."""
-
-
 class FrontLink(asyncio.Protocol):
     """Lives as long as the engine at its other end."""
 
-    def __init__(self, door: LinkOwner, loop: asyncio.AbstractEventLoop, max_answer_bytes: int) -> None:
+    def __init__(self, door: RemoteDoor, loop: asyncio.AbstractEventLoop, max_answer_bytes: int) -> None:
         self._door = door
         self._loop = loop
         self._memory = door.arena.memory

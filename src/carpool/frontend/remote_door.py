@@ -93,7 +93,7 @@ class RemoteDoor(BodySlots):
         self._loop = asyncio.get_running_loop()
         self._link: FrontLink | None = None
         self.catalog = Catalog()
-        self._known: Mapping[int, ModelEntry] = {}
+        self.known: Mapping[int, ModelEntry] = {}  # the entries of this engine, by key
         self._draining = False
         self._still = 0.0  # for how long the engine has stood still
         self._listeners: list[Callable[[Catalog], None]] = []
@@ -163,9 +163,9 @@ class RemoteDoor(BodySlots):
         link = self._link
         call = RemoteCall(slot if ready_in is None else None, done, admitted)
         if link is None or not link.writable or self._still >= STALE_S:
-            return self._fail(call, _restarted() if link is None else self._trouble())
+            return self._fail(call, self._trouble())
         try:
-            if self._known.get(entry.key) is not entry:
+            if self.known.get(entry.key) is not entry:
                 entry = self._current(entry)
             template = link.templates.find(entry, head) or self._learn(link, entry, head)
         except CarpoolError as error:
@@ -184,10 +184,8 @@ class RemoteDoor(BodySlots):
         return call
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
-        if self._link is None:
-            raise _restarted()
-        if self._still >= STALE_S:
-            raise stalled()
+        if self._link is None or self._still >= STALE_S:
+            raise self._trouble()
         return await self._link.ask(what, arguments)
 
     # For the link.
@@ -200,15 +198,12 @@ class RemoteDoor(BodySlots):
     def renewed(self, catalog: Catalog) -> None:
         self.catalog = catalog
         entries = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
-        self._known = {entry.key: entry for entry in entries}
+        self.known = {entry.key: entry for entry in entries}
         for listener in self._listeners:
             listener(catalog)
 
-    @property
-    def known(self) -> Mapping[int, ModelEntry]:
-        return self._known
-
     def lost(self, link: FrontLink, error: str | None) -> None:
+        """`error` says what the engine did wrong; without it, it has died."""
         if self._link is link:
             self._link = None
             self._forget()
@@ -219,7 +214,7 @@ class RemoteDoor(BodySlots):
     def _forget(self) -> None:
         """The old catalogue can still be looked at, but nothing is served from it."""
         self.catalog = replace(self.catalog, number=0, ready=False)
-        self._known = {}
+        self.known = {}
 
     # The less common ways of a request.
 
@@ -228,7 +223,11 @@ class RemoteDoor(BodySlots):
         return call
 
     def _trouble(self) -> Unavailable:
-        return stalled() if self._still >= STALE_S else _busy()
+        if self._link is None:
+            return _restarted()
+        if self._still >= STALE_S:
+            return stalled()
+        return Unavailable("the engine does not take requests fast enough", reason="overload")
 
     def _learn(self, link: FrontLink, entry: ModelEntry, head: RequestHead) -> Template:
         if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
@@ -250,7 +249,3 @@ class RemoteDoor(BodySlots):
 
 def _restarted() -> Unavailable:
     return Unavailable("the engine is being restarted; try again", reason="engine-restarted")
-
-
-def _busy() -> Unavailable:
-    return Unavailable("the engine does not take requests fast enough", reason="overload")
