@@ -36,7 +36,7 @@ import orjson
 
 import nms
 from carpool.demo import bundled_models, pictures
-from carpool.frontend.pictures.picture_models import PictureModel
+from carpool.frontend.pictures.sent_pictures import PictureModel
 from carpool.link.door import ModelEntry
 from carpool.types import Datatype, Tensor
 from carpool.vision.picture_answers import DEFAULT

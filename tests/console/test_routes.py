@@ -13,7 +13,7 @@ import pytest
 
 import carpool.console
 from carpool.console import page_files
-from carpool.frontend.http.pages import site
+from carpool.frontend.http.http_service import site
 from carpool.link.door import IndexEntry
 from carpool.observe.columns import SHED_WORDS
 from console.stage import EVIL, TASKS, Stage, stage

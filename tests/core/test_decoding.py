@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.core.decode_forecast import DecodeForecast
+from carpool.core.front_load import DecodeForecast
 
 
 def decode(forecast: DecodeForecast, seconds: float, weight: float = 1.0, times: int = 1) -> None:

@@ -59,14 +59,14 @@ def play(everybody: Sequence[Who], seed: int = 1) -> dict[str, Fared]:
         count = counts[who.name] if arrived >= SETTLED else [0, 0, 0]
         count[0] += 1
         lane = backlog.shares.lane((str(who.model), who.name), now)
-        lane.asks(1.0, now)
+        lane.asked.add(1.0, now)
         if random.random() < who.refused_by_engine:
             away = True
         else:
             away = backlog.turns_away(who.model, who.slo, lane, waited, now)
             count[1] += away
         count[2] += not away and now - arrived <= CONSTANTS.most_outside * SLO
-        backlog.shares.did(0.4 if away else 1.0, now)
+        backlog.shares.done.add(0.4 if away else 1.0, now)
         now += REFUSE if away else SERVE
     return {name: Fared(*count) for name, count in counts.items()}
 
@@ -115,8 +115,8 @@ def test_the_others_give_way_only_if_the_flood_alone_does_not_suffice() -> None:
         now += 0.001
         for lane, count in ((flood, 30), (small, 1)):
             for _ in range(count):
-                lane.asks(1.0, now)
-                backlog.shares.did(1.0, now)
+                lane.asked.add(1.0, now)
+                backlog.shares.done.add(1.0, now)
                 if backlog.turns_away(1, SLO, lane, 2 * LIMIT, now):
                     refused[lane] += 1
                     first.setdefault(lane, now)
@@ -127,12 +127,12 @@ def test_the_others_give_way_only_if_the_flood_alone_does_not_suffice() -> None:
 def test_who_is_kept_waiting_counts_as_asking_for_more() -> None:
     shares, now = FrontShares(), 1.0
     held, busy = shares.lane(("m", "held"), now), shares.lane(("m", "busy"), now)
-    held.asks(1.0, now)
-    busy.asks(4.0, now)
-    shares.did(5.0, now)
+    held.asked.add(1.0, now)
+    busy.asked.add(4.0, now)
+    shares.done.add(5.0, now)
     assert not shares.asks_too_much(held, 0.9, now)
     assert shares.asks_too_much(busy, 0.9, now)
-    shares.did(5.0, now)
+    shares.done.add(5.0, now)
     held.waits_for_more(now + 1.0)
     now += 0.01
     assert shares.asks_too_much(held, 0.9, now)
@@ -169,8 +169,8 @@ def test_the_division_is_max_min(demands: list[float], share: float) -> None:
     lanes = []
     for number, demand in enumerate(demands):
         lane = shares.lane(("m", str(number)), now)
-        lane.asks(demand, now)
-        shares.did(demand, now)
+        lane.asked.add(demand, now)
+        shares.done.add(demand, now)
         lanes.append(lane)
     too_much = [lane.demand(now) for lane in lanes if shares.asks_too_much(lane, share, now)]
     others = [lane.demand(now) for lane in lanes if not shares.asks_too_much(lane, share, now)]

@@ -14,7 +14,8 @@ import numpy as np
 from carpool.core.front_load import Outside
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, NotFound
-from carpool.frontend.pictures.picture_models import PictureModel
+from carpool.frontend.pictures.sent_pictures import PictureModel
+from carpool.frontend.remote_door import BodySlots
 from carpool.link.door import (
     NOBODY,
     Ahead,
@@ -190,10 +191,11 @@ def _tensor(spec: TensorSpec, values: Any) -> Tensor:
     return Tensor(spec.name, spec.datatype, data.shape, data)
 
 
-class FakeDoor:
+class FakeDoor(BodySlots):
     """Answers each call in the loop's next turn, or when the test says so if `held`."""
 
     def __init__(self, *models: FakeModel, slots: int = 64, table: Table | None = None) -> None:
+        super().__init__(self._allocated, lambda _size: self.left)
         self.models = {(model.name, model.version): model for model in models}
         self.serving = True
         self.held = False
@@ -231,15 +233,12 @@ class FakeDoor:
         for listener in self.listeners:
             listener(self.catalog)
 
-    def slot(self, size: int) -> FakeSlot | None:
+    def _allocated(self, size: int) -> FakeSlot | None:
         if len(self.slots_in_use) == self.slots:
             return None
         slot = FakeSlot(memoryview(bytearray(size + 7)), self)  # slots may be longer than asked for
         self.slots_in_use.append(slot)
         return slot
-
-    def memory_left(self, size: int) -> float:
-        return self.left
 
     def refuses(
         self,

@@ -158,7 +158,7 @@ def test_a_thread_that_fails(model: FakeModel, where: str, monkeypatch: pytest.M
     async def run() -> None:
         async with served(model) as (door, call):
             door.held, door.admits = False, True
-            monkeypatch.setattr(f"carpool.frontend.pictures.picture_models.PictureModel.{where}", broken)
+            monkeypatch.setattr(f"carpool.frontend.pictures.sent_pictures.PictureModel.{where}", broken)
             call.read()
             await until(lambda: call.state == OVER)
             assert call.said == [("internal", True)]
@@ -177,7 +177,7 @@ def test_leaving_while_a_thread_decodes(monkeypatch: pytest.MonkeyPatch) -> None
             loop.call_soon_threadsafe(begun.set)
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
 
-        monkeypatch.setattr("carpool.frontend.pictures.picture_models.PictureModel.prepare", slowly)
+        monkeypatch.setattr("carpool.frontend.pictures.sent_pictures.PictureModel.prepare", slowly)
         async with served(classifier()) as (door, call):
             call.read()
             door.calls[0].let_in()

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from carpool.errors import NotFound
 from carpool.frontend import front_service as lookup
-from carpool.frontend.front_service import look_up
+from carpool.frontend.front_service import FrontService
 from carpool.link.door import Catalog, ModelEntry
 from carpool.types import Signature
 from frontend.fake_door import FakeDoor
+
+
+def look_up(door: FakeDoor, name: str) -> ModelEntry:
+    return FrontService.look_up(cast(FrontService, SimpleNamespace(door=door)), name)
 
 
 def door_with(names: list[str]) -> FakeDoor:

@@ -11,9 +11,8 @@ from carpool.core.job import Job, Reason
 from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.errors import CarpoolError, Refused
-from carpool.link.advice import Advice, publish
+from carpool.link.advice import GATE_BYTES, Advice, GateTable, publish
 from carpool.link.door import NOBODY, ModelEntry, Sender
-from carpool.memory.gates import GATE_BYTES, GateTable
 from carpool.types import Signature
 
 ENTRY = ModelEntry(3, "m", "1", Signature("m", (), ()), "fake", "promise", 0.05, {})
@@ -39,7 +38,7 @@ class Gate:
         publish(self.table.write, ENTRY.key, self.core, self.now)
 
     def ask(self, sender: Sender, *, certain: bool = True, later: float = 0.0) -> CarpoolError | None:
-        return self.advice(ENTRY, float("inf"), self.now + later, sender, certain)
+        return self.advice(ENTRY, float("inf"), self.now + later, sender, certain=certain)
 
 
 def with_gate(story: Any) -> None:
@@ -80,7 +79,7 @@ def test_there_is_room_for_a_few_of_those_of_whom_the_engine_has_not_heard() -> 
         publish(gate.table.write, ENTRY.key, gate.core, gate.now)
 
         def ask(ahead: int) -> CarpoolError | None:
-            return gate.advice(ENTRY, float("inf"), gate.now, NOBODY, True, lambda _at: ahead)
+            return gate.advice(ENTRY, float("inf"), gate.now, NOBODY, ahead=lambda _at: ahead)
 
         assert ask(0) is None
         refused_after = next(ahead for ahead in range(200) if ask(ahead) is not None)
@@ -198,7 +197,7 @@ def test_one_sentence_does_for_all_who_are_refused_in_the_same_moment() -> None:
         def told(waiting: int) -> Refused:
             gate.now += 0.001
             gate.table.write(ENTRY.key, gate.now, 1.0, 0.0, 0.0, *row, float(waiting), 900.0, 400.0)
-            refusal = gate.advice(ENTRY, gate.now + 1.0, gate.now, NOBODY, True)
+            refusal = gate.advice(ENTRY, gate.now + 1.0, gate.now, NOBODY)
             assert isinstance(refusal, Refused)
             return refusal
 

@@ -15,6 +15,7 @@ from carpool import errors
 from carpool.core.job import INFINITY, Job, Reason, Refusal
 from carpool.core.refusal_words import dropped, given_up, refused, turned_away
 from carpool.errors import CarpoolError, ModelError, Refused, Unavailable
+from carpool.link.advice import GATE_BYTES, MAX_VALUES, GateTable
 from carpool.link.child_process import Control, control_pair
 from carpool.link.door import Catalog, IndexEntry, read_catalog, write_catalog
 from carpool.link.link_failures import read_failure, write_failure
@@ -28,7 +29,6 @@ from carpool.link.records import (
 from carpool.link.request_place import RequestPlace
 from carpool.link.templates import ServedTemplate
 from carpool.memory.arena import create_memory, map_memory
-from carpool.memory.gates import GATE_BYTES, MAX_VALUES, GateTable
 from link.echo import MODELS, catalog_of
 from link.joined import run
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from math import floor
+from bisect import bisect_left
+from math import ceil, floor
 from typing import TYPE_CHECKING
 
-from carpool.core.decode_forecast import wait_of_coming
 from carpool.core.job import INFINITY, READY, Job, Reason, Refusal
 from carpool.core.queue import Lane
 
@@ -37,7 +37,7 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
         instance = instances.next_free
         wait = behind + (instance.free_at - now if instance.free_at > now else 0.0)
     if coming:
-        wait = wait_of_coming(core, instance, job, batch, wait, now)
+        wait = _wait_of_coming(core, instance, job, batch, wait, now)
         own = curve.times[min(batch, lane.waiting % batch + job.images)]
         job.foreseen = now + wait + instance.speed.mean * own
         spare = min(core.doubt.at(now), slo - 2 * instance.speed.mean * curve.times[1])
@@ -60,6 +60,34 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
         reason = Reason.OVERLOAD if share == 1.0 else Reason.OVER_SHARE
         return _refusal(core, reason, instance, job, wait, now, rate, most)
     return None
+
+
+def _wait_of_coming(
+    core: Scheduler, instance: Instance, job: Job, batch: int, wait: float, now: float
+) -> float:
+    """How long from now it starts, when one whose input is there would start after `wait`.
+
+    If its input is not there by then, batches leave without it, one after the other while there is traffic,
+    and it rides in the first that begins when it is.
+    """
+    idle = len(core.instances.idle)
+    if idle > core.lanes.waiting:
+        return max(wait, job.ready_at - now)  # nobody is before it, and an instance is free
+    if idle:
+        wait += instance.speed.mean * core.curve.times[1]  # the first that is there leaves at once, alone
+    late = job.ready_at - now - wait
+    if late <= 0.0:
+        return wait
+    step = _batch_s(core, batch, now)
+    return wait + ceil(late / step) * step
+
+
+def _batch_s(core: Scheduler, batch: int, now: float) -> float:
+    """From one start to the next, in batches just large enough for what becomes ready."""
+    curve, pace = core.curve, core.instances.pace
+    supply = core.supply(now) / pace
+    size = bisect_left(range(1, batch), supply, key=lambda n: curve.throughput(curve.efficient[n])) + 1
+    return curve.times[size] / pace
 
 
 def backed_up(core: Scheduler, job: Job, now: float) -> Refusal | None:

@@ -48,17 +48,20 @@ def next_batch(
 
 def _first_lane(core: Scheduler) -> Lane | None:
     """Lower levels first, then whoever was served least."""
-    waiting = [lane for lane in core.lanes if lane.ready]
-    return min(waiting, key=lambda lane: (lane.level, lane.served), default=None)
+    first: Lane | None = None
+    for lane in core.lanes.by_key.values():
+        if lane.ready and (first is None or (lane.level, lane.served) < (first.level, first.served)):
+            first = lane
+    return first
 
 
 def _wanted(core: Scheduler, head: Job, line: Line, largest: int, now: float) -> int:
     """What is waiting, shared with the instances that will be free as well, at an efficient size."""
     waiting = line.images
-    if len(core.lanes) > 1:
+    if len(core.lanes.by_key) > 1:
         lines = (lane.lines.get(head.shape) for lane in core.lanes)
         waiting = sum(line.images for line in lines if line is not None)
-    free = core.instances.free_within(core.curve.times[1], now) if len(core.instances) > 1 else 1
+    free = core.instances.free_within(core.curve.times[1], now) if core.instances.several else 1
     return max(core.curve.efficient[min(largest, ceil(waiting / free))], head.images)
 
 
@@ -86,8 +89,8 @@ def _fill(
     given_up: list[GivenUp],
 ) -> list[Job]:
     """Up to `size` images of this shape, one job at a time from the lane that was served least."""
-    if len(core.lanes) == 1:
-        (only,) = core.lanes
+    if len(core.lanes.by_key) == 1:
+        (only,) = core.lanes.by_key.values()
         return core.lanes.serve_first(only, only.lines[shape], size)
     batch: list[Job] = []
     used = 0

@@ -1,7 +1,7 @@
 """A front end that falls behind: requests grow old before it reads them, where no scheduler sees them.
 
-What clients wait outside, who asks for more than a fair share of a front end and is turned away, and how what
-nobody is in a hurry for is paced.
+What clients wait outside, who asks for more than a fair share of a front end and is turned away, how what
+nobody is in a hurry for is paced, and when a picture that comes now will be decoded.
 """
 
 from __future__ import annotations
@@ -160,7 +160,10 @@ class Flow:
         if now < self._fold_at:
             self._fresh += work
             return
-        self._rate = self.at(now)
+        passed = now - self._at
+        self._rate += self._fresh / self._memory_s
+        if passed > 0.0:
+            self._rate *= exp(-passed / self._memory_s)
         self._at = now
         self._fresh = work
         self._fold_at = now + 0.01 * self._memory_s
@@ -175,24 +178,20 @@ class Flow:
 class FrontLane:
     """What one lane asks of the front end: as if all of it were served, whether it was or not."""
 
-    __slots__ = ("_asked", "_unmet_until", "key", "seen")
+    __slots__ = ("_unmet_until", "asked", "key", "seen")
 
     def __init__(self, key: LaneKey, constants: Constants) -> None:
         self.key = key
         self.seen = float("-inf")
-        self._asked = Flow(constants.lane_memory_s)
+        self.asked = Flow(constants.lane_memory_s)
         self._unmet_until = float("-inf")
-
-    def asks(self, work: float, now: float) -> None:
-        self.seen = now
-        self._asked.add(work, now)
 
     def waits_for_more(self, until: float) -> None:
         """Some of its clients are kept waiting: what they would ask for cannot be known, but it is more."""
         self._unmet_until = until
 
     def demand(self, now: float) -> float:
-        return float("inf") if now < self._unmet_until else self._asked.at(now)
+        return float("inf") if now < self._unmet_until else self.asked.at(now)
 
 
 class FrontShares:
@@ -201,7 +200,7 @@ class FrontShares:
     def __init__(self, constants: Constants = CONSTANTS) -> None:
         self._constants = constants
         self._lanes: dict[LaneKey, FrontLane] = {}
-        self._done = Flow(constants.lane_memory_s)
+        self.done = Flow(constants.lane_memory_s)  # for whomever
         self._forget_at = float("-inf")
         self.spares_somebody = False
         """Whether, at the last look, some asked for no more than their part."""
@@ -224,10 +223,6 @@ class FrontShares:
         found.seen = now
         return found
 
-    def did(self, work: float, now: float) -> None:
-        """So much was done, for whomever."""
-        self._done.add(work, now)
-
     def asks_too_much(self, lane: FrontLane, share: float, now: float) -> bool:
         """Whether a lane is above its fair part, if so much of what the front end did lately is divided.
 
@@ -236,7 +231,7 @@ class FrontShares:
         of, until = self._level_for
         if share != of or now >= until:
             demands = [known.demand(now) for known in self._lanes.values()]
-            self._level = water_level(demands, share * self._done.at(now))
+            self._level = water_level(demands, share * self.done.at(now))
             self.spares_somebody = any(_LEAST < demand <= self._level for demand in demands)
             self._level_for = share, now + _LEVEL_S
         return lane.demand(now) > self._level
@@ -378,3 +373,80 @@ class Pacer(Generic[T]):
             line = self._lines[key] = _Line(bucket)
         line.bucket.left(now)
         return line
+
+
+# Pictures wait for a few threads that share their cores with everything else on the machine. So what counts
+# is the wall time that decoding takes now, with whatever neighbours there are, not what it would take alone.
+
+
+class DecodeForecast:
+    """Learns what decoding takes, from every picture. `weight` is how much work one is, in any unit."""
+
+    __slots__ = (
+        "_busy",
+        "_constants",
+        "_pace",
+        "_running",
+        "_surprise",
+        "_surprised",
+        "_threads",
+        "_waiting",
+    )
+
+    def __init__(self, threads: int, constants: Constants = CONSTANTS) -> None:
+        self._threads = threads
+        self._constants = constants
+        self._pace = 0.0  # seconds for a weight of 1, in one thread
+        self._waiting = 0.0  # weight
+        self._running = 0.0
+        self._busy = 0  # threads
+        self._surprise = 0.0  # how much later than foreseen pictures were decoded lately
+        self._surprised = 0.0  # when
+
+    def joined(self, weight: float) -> None:
+        """It waits for a thread, or will as soon as it is let in."""
+        self._waiting += weight
+
+    def left(self, weight: float) -> None:
+        """It is not wanted any more."""
+        self._waiting -= weight
+
+    def began(self, weight: float) -> None:
+        self._waiting -= weight
+        self._running += weight
+        self._busy += 1
+
+    def ended(self, weight: float, seconds: float) -> None:
+        self._running -= weight
+        self._busy -= 1
+        c, pace = self._constants, seconds / weight
+        if self._pace:
+            # One that takes for ever says little of the next; if they all do, so will the forecast.
+            pace = self._pace + c.decode_weight * (min(pace, c.decode_most * self._pace) - self._pace)
+        self._pace = pace
+
+    def came_true(self, foreseen: float, taken: float, now: float) -> None:
+        """It was said to take so many seconds until it is there, and took that many."""
+        surprise = self._surprise_at(now)
+        gap = taken - foreseen
+        if gap > surprise:
+            surprise += self._constants.decode_surprise * (gap - surprise)
+        self._surprise, self._surprised = surprise, now
+
+    def _surprise_at(self, now: float) -> float:
+        since = now - self._surprised
+        return (
+            self._surprise * exp(-since / self._constants.decode_memory_s) if since > 0.0 else self._surprise
+        )
+
+    def seconds(self, weight: float, now: float) -> float:
+        """Until one that comes now is decoded."""
+        ahead = 0.0
+        if self._waiting > 0.0 or self._busy >= self._threads:
+            ahead = max(0.0, self._waiting + self._running / 2) / self._threads
+        return (ahead + weight) * self._pace + self._surprise_at(now)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing runs: a forecast could only speak of the past."""
+        return not self._busy and self._waiting <= 0.0

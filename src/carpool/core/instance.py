@@ -62,11 +62,12 @@ class Instances:
 
     __slots__ = (
         *("_all", "_belief", "_curve", "_handover", "_rested"),
-        *("gone", "idle", "longest", "next_free", "pace", "uneven"),
+        *("gone", "idle", "longest", "next_free", "pace", "several", "uneven"),
     )
 
     def __init__(self, belief: Belief, constants: Constants) -> None:
         self._all = [Instance(index, speed) for index, speed in enumerate(belief.speeds)]
+        self.several = len(self._all) > 1
         self._belief = belief
         self._curve = belief.curve
         self._handover = constants.handover

@@ -27,19 +27,23 @@ class Speed:
 
     def learn(self, ratio: float) -> None:
         """A batch took `ratio` times what its profile says."""
-        c = self._constants
-        if self._is_new_regime(ratio):
+        c, limit = self._constants, 1.0 + self._constants.surprise
+        if 1 / limit < ratio / self.mean < limit:
+            self._surprises.clear()
+        elif self._is_new_regime(ratio):
             self._move_to(sum(self._surprises) / len(self._surprises))
             self._surprises.clear()
             return
-        self._move_to(self.mean + c.mean_weight * (ratio - self.mean))
-        step = c.cautious_up if ratio > self.cautious else -c.cautious_down
-        self.cautious += step * self.mean
-        self.cautious = min(max(self.cautious, self.mean), c.cautious_max * self.mean)
+        mean = self.mean + c.mean_weight * (ratio - self.mean)
+        cautious = self.cautious * (mean / self.mean)
+        cautious += (c.cautious_up if ratio > cautious else -c.cautious_down) * mean
+        self.mean, self.cautious = mean, min(max(cautious, mean), c.cautious_max * mean)
 
     def rested(self, seconds: float) -> None:
         """Time without work moves the belief back to the profile: what slowed the device may be over."""
-        self._move_to(1.0 + (self.mean - 1.0) * exp(-seconds / self._constants.forget_s))
+        mean = 1.0 + (self.mean - 1.0) * exp(-seconds / self._constants.forget_s)
+        self.cautious *= mean / self.mean
+        self.mean = mean
 
     def rebased(self, factor: float) -> None:
         """The profile was replaced by one that is slower by this factor: the same speed in new terms."""
@@ -52,11 +56,6 @@ class Speed:
 
     def _is_new_regime(self, ratio: float) -> bool:
         """Several batches in a row, far off on the same side, are no noise: the device has changed."""
-        off = ratio / self.mean
-        limit = 1.0 + self._constants.surprise
-        if 1 / limit < off < limit:
-            self._surprises.clear()
-            return False
         if self._surprises and (self._surprises[-1] > self.mean) != (ratio > self.mean):
             self._surprises.clear()
         self._surprises.append(ratio)
@@ -126,8 +125,10 @@ class Rate:
         self._at = 0.0
 
     def add(self, images: float, now: float) -> None:
-        if now != self._at:  # many come at once
-            self._value = self.at(now)
+        waited = now - self._at
+        if waited:  # many come at once
+            if waited > 0.0:
+                self._value *= exp(-waited / self._memory)
             self._at = now
         self._value += images / self._memory
 
@@ -191,10 +192,12 @@ class Drift:
         self._early = False
         self._points: list[tuple[int, float]] = [(0, 0.0)] * len(self._profile.points)  # count, sum of logs
 
-    def ran(self, images: int, seconds: float, curve: BatchCurve, now: float) -> None:
-        """A batch took so long; `curve` is what is believed now."""
-        if self._since is None:
+    def ran(self, images: int, seconds: float, curve: BatchCurve, now: float) -> bool:
+        """A batch took so long; `curve` is what is believed now. Whether that is worth another look at it."""
+        since = self._since
+        if since is None:
             self._begin(now)
+            since = now
         seconds = max(seconds, _SHORTEST_S)
         index = bisect_right(self._between, images)
         count, total = self._points[index]
@@ -202,18 +205,18 @@ class Drift:
         if self._second_chance[index] and count + 1 >= self._constants.relearn_least:
             self._early = True
         self._off += self._constants.drift_weight * (log(seconds / self._profile.times[images]) - self._off)
-        if not self._is_news():
+        # Further from what was told than noise goes; what was told stays until it is clearly over.
+        if abs(self._off) < self._near:
+            is_news = self._told != 0.0
+        else:
+            is_news = abs(self._off - self._told) > self._far
+        if not is_news:
             self._suspect = None
         elif self._suspect is None or abs(self._off - self._mark) > self._near:
             self._suspect, self._mark, self._batches = now, self._off, 0  # it is still on its way somewhere
         else:
             self._batches += 1
-
-    def _is_news(self) -> bool:
-        """Further from what was told than noise goes; what was told stays until it is clearly over."""
-        if abs(self._off) < self._near:
-            return self._told != 0.0
-        return abs(self._off - self._told) > self._far
+        return self._early or (now - since >= self._constants.relearn_s and self.is_due(now))
 
     def news(self, now: float) -> float | None:
         """The factor, once for every change that lasts; 1 when it is over."""

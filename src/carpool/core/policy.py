@@ -16,7 +16,7 @@ from carpool.core.batcher import next_batch
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.job import INFINITY, GivenUp, Job, Reason, Refusal, planned
-from carpool.core.shares import Shares, level_of
+from carpool.core.shares import ORDINARY, Shares, level_of
 
 if TYPE_CHECKING:
     from carpool.core.instance import Instance
@@ -130,7 +130,7 @@ class PromisePolicy:
             deadline = job.deadline = arrived + self.settings.slo
         outside = job.outside = planned(job.outside, deadline - arrived, self._constants)
         job.rank = job.due = deadline - outside
-        return level_of(job.priority), job.source
+        return level_of(job.priority) if job.priority else ORDINARY, job.source
 
     def succeed(self, old: Job, new: Job) -> None:
         """Its lane keeps its turn; within the lane the earliest deadline still goes first."""

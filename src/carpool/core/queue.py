@@ -67,13 +67,15 @@ class Line:
     def take(self, room: int) -> list[Job]:
         """The first that fit into so many images: they run from now on. Nobody is passed over."""
         taken: list[Job] = []
-        left = room
-        for job in self:
+        left, jobs = room, self._jobs
+        for at in range(self._start, len(jobs)):
+            job = jobs[at]
+            if job.state is not READY:
+                continue
             if job.images > left:
                 break
             left -= job.images
             taken.append(job)
-        for job in taken:
             job.state = RUNNING
         self.requests -= len(taken)
         self.images -= room - left
@@ -133,14 +135,14 @@ class Lanes:
     """All lanes of one model and their totals. The number of sources with a lane of their own is bounded."""
 
     __slots__ = (
-        *("_by_key", "_constants", "_served", "by_shape", "coming", "credit", "frames", "ready"),
+        *("_constants", "_served", "by_key", "by_shape", "coming", "credit", "frames", "ready"),
         *("requests", "waiting"),
     )
 
     def __init__(self, *, by_shape: bool, constants: Constants = CONSTANTS) -> None:
         self.by_shape = by_shape  # False keeps one line per lane, so that the order of arrival is kept
         self._constants = constants
-        self._by_key: dict[tuple[int, str], Lane] = {}
+        self.by_key: dict[tuple[int, str], Lane] = {}  # by level and source
         self._served: dict[int, float] = {}
         self.frames = Frames()
         self.coming: dict[Job, None] = {}  # offered, and their inputs are not there yet
@@ -150,10 +152,10 @@ class Lanes:
         self.requests = 0
 
     def __iter__(self) -> Iterator[Lane]:
-        return iter(self._by_key.values())
+        return iter(self.by_key.values())
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        return len(self.by_key)
 
     def everybody(self) -> list[Job]:
         """All who wait, with their inputs or for them."""
@@ -162,26 +164,26 @@ class Lanes:
 
     def lane(self, level: int, source: str, now: float) -> Lane:
         """The lane of this source; the shared one when every own lane is in use."""
-        lane = self._by_key.get((level, source))
+        lane = self.by_key.get((level, source))
         if lane is None:
-            if len(self._by_key) >= self._constants.max_lanes:
+            if len(self.by_key) >= self._constants.max_lanes:
                 self._drop_unused(now)
-            if len(self._by_key) >= self._constants.max_lanes:
+            if len(self.by_key) >= self._constants.max_lanes:
                 source = "*"
             memory = self._constants.lane_memory_s
-            lane = self._by_key.setdefault((level, source), Lane(level, source, memory))
+            lane = self.by_key.setdefault((level, source), Lane(level, source, memory))
         lane.seen = now
         return lane
 
     def peek(self, level: int, source: str) -> Lane:
         """The lane this source would have, without giving it one or noting that it was seen."""
-        return self._by_key.get((level, source)) or Lane(level, source, self._constants.lane_memory_s)
+        return self.by_key.get((level, source)) or Lane(level, source, self._constants.lane_memory_s)
 
     def _drop_unused(self, now: float) -> None:
         since = now - self._constants.lately_s
-        for key, lane in list(self._by_key.items()):
+        for key, lane in list(self.by_key.items()):
             if lane.requests == 0 and lane.seen < since:
-                del self._by_key[key]
+                del self.by_key[key]
 
     def offer(self, job: Job, lane: Lane) -> None:
         job.lane = lane
@@ -257,9 +259,10 @@ class Lanes:
 
     def serve_first(self, lane: Lane, line: Line, room: int) -> list[Job]:
         """As `serve` for the first of a line that fit into so many images, with one look at the counts."""
+        images = line.images
         jobs = line.take(room)
         if jobs:
-            images = sum([job.images for job in jobs])
+            images -= line.images
             before_last = lane.served + images - jobs[-1].images
             self._served[lane.level] = max(self._served.get(lane.level, 0.0), before_last)
             lane.served += images

@@ -214,9 +214,8 @@ class Scheduler:
             if instance.turn is not None:
                 instance.turn.declines()
             decision.look_again = look_again
-        expiry = self.next_expiry
-        if expiry < INFINITY:
-            decision.look_again = min(expiry, decision.look_again or expiry)
+        if self._expiries:
+            decision.look_again = min(self._expiries[0][0], decision.look_again or INFINITY)
         return decision
 
     def give_up(self, job: Job, reason: Reason, now: float) -> GivenUp:
@@ -281,8 +280,7 @@ class Scheduler:
     def _learn(self, batch: Batch, seconds: float, now: float) -> None:
         """On the account of its own kind, whichever is in force by now."""
         belief = batch.belief
-        belief.drift.ran(batch.images, seconds, belief.curve, now)
-        if not belief.drift.is_due(now):
+        if not belief.drift.ran(batch.images, seconds, belief.curve, now):
             return
         if self.instances.differ(belief):  # one slow instance is no reason to think worse of all
             belief.drift.put_off(now)

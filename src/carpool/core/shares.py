@@ -65,11 +65,15 @@ class Shares:
             size = core.instances.fits(core.instances.next_free, core.instances.longest)
             self.largest = max(1, min(core.curve.efficient[size], self._largest))
         since = now - core.constants.lately_s
-        active = [lane for lane in core.lanes if lane.seen > since]
-        protected = [lane.rate.at(now) for lane in active if lane.level == PROTECTED]
-        others = [lane.rate.at(now) for lane in active if lane.level != PROTECTED]
-        if not protected and len(others) <= 1:
+        first: list[Lane] = []
+        rest: list[Lane] = []
+        for lane in core.lanes.by_key.values():
+            if lane.seen > since:
+                (first if lane.level == PROTECTED else rest).append(lane)
+        if not first and len(rest) <= 1:
             return
+        protected = [lane.rate.at(now) for lane in first]
+        others = [lane.rate.at(now) for lane in rest]
         slo = self._slo - planned(core.outside.at(now), self._slo, core.constants)
         guard = self._guard(core, slo, protected=bool(protected))
         supply = core.instances.pace * core.curve.throughput(guard)

@@ -66,18 +66,8 @@ class ClientCall:
     """
 
     __slots__ = (
-        *(
-            "_call",
-            "_done_at",
-            "_job",
-            "_offered_at",
-            "_outlets",
-            "_pictures",
-            "_ready_in",
-            "_slot",
-            "_until",
-        ),
-        *("arrived", "deadline", "entry", "head", "row", "sender", "service", "state", "unread"),
+        *("_call", "_done_at", "_job", "_offered_at", "_outlets", "_pictures", "_ready_in", "_slot"),
+        *("_until", "arrived", "deadline", "entry", "head", "row", "sender", "service", "state", "unread"),
     )
 
     entry: ModelEntry  # with `row`: what serves it
@@ -109,14 +99,12 @@ class ClientCall:
         raise NotImplementedError
 
     def _current(self) -> tuple[ModelEntry, Row]:
-        """What serves such requests now."""
         raise NotImplementedError
 
     def _traced(self) -> RequestHead:
         return self.head
 
     def _what(self) -> Mapping[str, str]:
-        """For the log."""
         return {"model": self.entry.name}
 
     def _answer_takes_long(self) -> None:
@@ -153,7 +141,7 @@ class ClientCall:
         self._enter(head)
         memory = self.service.memory
         fetch = None if head.plain or not names_regions(head) else memory.fetch(head)
-        slot = self._slot = self.service.slot(head.tail_size if fetch is None else fetch.size)
+        slot = self._slot = self.service.door.slot(head.tail_size if fetch is None else fetch.size)
         position, view = 0, slot.view
         for piece in pieces:
             end = position + len(piece)
@@ -191,7 +179,7 @@ class ClientCall:
             if on_route:
                 service.pictures.offers(entry, monotonic())
             if slot is None:
-                slot = self._slot = service.slot(pictures.size)
+                slot = self._slot = service.door.slot(pictures.size)
                 pictures.put_file(slot.view)
             self._offer(pictures.head, slot, 0)
             return
@@ -199,12 +187,12 @@ class ClientCall:
         self._until = until = promised(entry, self.arrived, self.deadline)
         if on_route:  # it was counted at its head, and the gate looks at how many were
             judge = service.pictures.refuses_now
-            refusal = judge(entry, self.deadline, self.arrived, self.sender, weight)
+            refusal = judge(entry, self.deadline, until, now, self.sender, weight)
         else:
             refusal = service.pictures.cannot_decode(entry, until, now, weight)
         if refusal is not None:
             raise refusal
-        slot = service.slot(pictures.size)
+        slot = service.door.slot(pictures.size)
         try:
             self._ready_in = service.pictures.workers.foresee(weight, now)
             self._offer(pictures.head, slot, 0, self._ready_in)
@@ -233,7 +221,7 @@ class ClientCall:
     # ── threads ──
 
     def _aside(
-        self, takes_long: bool, work: Callable[[], T], then: Callable[[T], None], slot: Slot | None = None
+        self, takes_long: bool, work: Callable[[], T], then: Callable[[T], object], slot: Slot | None = None
     ) -> asyncio.Future[T] | None:
         """Do what would hold up the loop in a thread, then go on. The thread has the slot while it works."""
         if not takes_long:
@@ -245,7 +233,7 @@ class ClientCall:
         future.add_done_callback(partial(self._came_back, then, slot))
         return future
 
-    def _came_back(self, then: Callable[[T], None], slot: Slot | None, work: asyncio.Future[T]) -> None:
+    def _came_back(self, then: Callable[[T], object], slot: Slot | None, work: asyncio.Future[T]) -> None:
         error = stopping() if work.cancelled() else work.exception()
         if self.state == OVER:
             if slot is not None:
@@ -301,7 +289,6 @@ class ClientCall:
     # ── the answer ──
 
     def _done(self, answer: Answer) -> None:
-        """The engine has answered."""
         self.state = ANSWERING
         self._done_at = monotonic()
         pictures = self._pictures

@@ -39,7 +39,6 @@ Then: TypeAlias = Callable[[Callable[[], Mapping[str, Placed]] | None], None]
 
 
 def names_regions(head: RequestHead) -> bool:
-    """Whether an input or an output is in shared memory."""
     for tensor in head.inputs:
         if tensor.shared_memory is not None:
             return True
@@ -213,16 +212,13 @@ class Outlets:
         """Write them, long ones in a thread: whether that is so. `then` gets the outcome, or None if the
         thread never came to it."""
         write = partial(self.write, outputs, entry.labels, batched=entry.signature.max_batch > 0)
-        if not self._take_long(outputs):
+        wanted = {outlet.output.name for outlet in self._outlets}
+        if sum(tensor.data.nbytes for tensor in outputs if tensor.name in wanted) <= _AT_ONCE:
             then(write)
             return False
         work = asyncio.get_running_loop().run_in_executor(threads, write)
         work.add_done_callback(lambda work: then(None if work.cancelled() else work.result))
         return True
-
-    def _take_long(self, outputs: Sequence[Tensor]) -> bool:
-        wanted = {outlet.output.name for outlet in self._outlets}
-        return sum(tensor.data.nbytes for tensor in outputs if tensor.name in wanted) > _AT_ONCE
 
     def write(
         self, outputs: Sequence[Tensor], labels: Mapping[str, Sequence[str]], *, batched: bool

@@ -150,7 +150,7 @@ class LivePage:
 
     def document(self, door: Door, now: float) -> Document:
         catalog = door.catalog
-        lines = sorted(catalog.index, key=_by_name)
+        lines = sorted(catalog.index, key=lambda line: (line.name, len(line.version), line.version))
         counts = {(row.model, row.version): row.cells for row in self._table.models()}
         models = []
         for line in lines[:_MOST_MODELS]:
@@ -178,10 +178,6 @@ def with_profile(page: bytes, profile: Document | None) -> bytes:
     return b'%b,"profile":%b}' % (page[:-1], orjson.dumps(profile))
 
 
-def _by_name(line: IndexEntry) -> tuple[str, int, str]:
-    return line.name, len(line.version), line.version  # numbers in their order
-
-
 def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
     """A line of the index, with what is known about it once it serves."""
     said = {"name": line.name, "version": line.version, "state": line.state}
@@ -193,7 +189,7 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
         **said,
         "reason": reason,
         "newest": catalog.newest.get(entry.name) is entry,
-        "task": _task(entry),
+        "task": task_of(entry),
         "platform": entry.platform,
         "mode": entry.mode,
         "slo_ms": None if entry.slo is None else round(entry.slo * 1e3, 3),
@@ -202,7 +198,7 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
     }
 
 
-def _task(entry: ModelEntry) -> str | None:
+def task_of(entry: ModelEntry) -> str | None:
     """What the model does with a picture; None for one that takes only tensors."""
     return None if entry.vision is None else str(entry.vision["task"])
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import orjson
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
-from carpool.link.door import Answer, Catalog, ModelEntry, Sender, Slot, read_catalog
+from carpool.link.door import Answer, Sender, Slot, read_catalog
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,
@@ -42,11 +42,14 @@ from carpool.link.records import (
     to_engine,
 )
 from carpool.link.templates import Template, Templates
-from carpool.memory.arena import Arena, ArenaSlot
+from carpool.memory.arena import ArenaSlot
 from carpool.memory.layout import TensorPlace, end_of, read_places
 from carpool.observe.logs import logger
 from carpool.types import RequestOptions, Tensor, Timing
 from carpool.wire.v2 import TensorHead, bind
+
+if TYPE_CHECKING:
+    from carpool.frontend.remote_door import RemoteDoor  # who hears what becomes of a link
 
 _log = logger("link")
 _HIGH_WATER = 1 << 20  # some 16,000 submissions that the engine has not read: no use in adding to them
@@ -86,7 +89,7 @@ class RemoteCall:
     def ready(self, slot: Slot) -> None:
         self.slot = slot
         if self.link is not None:
-            self.link.ready(self)
+            self.link.say(READY, self)
         else:  # it was answered while its inputs were on their way
             slot.release()
 
@@ -95,14 +98,14 @@ class RemoteCall:
         if self.link is None:
             self.release()
         elif wanted:
-            self.link.cancel(self)
+            self.link.say(CANCEL, self)
 
     def give_up(self, error: CarpoolError) -> None:
         """Answer without the engine, which may still touch the memory: it is kept until the engine says that
         it is done with it, or is gone. Never raises."""
         done, self.done = self.done, None
         if done is not None and self.link is not None:
-            self.link.cancel(self)
+            self.link.say(CANCEL, self)
             try:
                 done(Answer(error=error))
             except Exception:
@@ -134,27 +137,10 @@ class RemoteCall:
             self.release()
 
 
-class LinkOwner(Protocol):
-    """Who uses a link, and hears what becomes of it: the door."""
-
-    arena: Arena
-
-    @property
-    def known(self) -> Mapping[int, ModelEntry]:
-        """The entries of this engine, by key."""
-
-    def opened(self, link: FrontLink) -> None: ...
-
-    def renewed(self, catalog: Catalog) -> None: ...
-
-    def lost(self, link: FrontLink, error: str | None) -> None:
-        """`error` says what the engine did wrong; without it, it has died."""
-
-
 class FrontLink(asyncio.Protocol):
     """Lives as long as the engine at its other end."""
 
-    def __init__(self, door: LinkOwner, loop: asyncio.AbstractEventLoop, max_answer_bytes: int) -> None:
+    def __init__(self, door: RemoteDoor, loop: asyncio.AbstractEventLoop, max_answer_bytes: int) -> None:
         self._door = door
         self._loop = loop
         self._memory = door.arena.memory
@@ -216,13 +202,7 @@ class FrontLink(asyncio.Protocol):
         call.link = self
         self._calls[number] = call
 
-    def ready(self, call: RemoteCall) -> None:
-        self._say(READY, call)
-
-    def cancel(self, call: RemoteCall) -> None:
-        self._say(CANCEL, call)
-
-    def _say(self, kind: int, call: RemoteCall) -> None:
+    def say(self, kind: int, call: RemoteCall) -> None:
         try:
             self._outbox.put(to_engine(kind, call.number))
         except Exception as error:  # the engine would hold its slots for ever
@@ -251,7 +231,8 @@ class FrontLink(asyncio.Protocol):
                     future.set_exception(stalled())
             return
         for call in [call for call in self._calls.values() if call.expires < now and call.done is not None]:
-            call.give_up(_too_late(call.template.entry.name))
+            late = f"{call.template.entry.name} has not answered, and the time for it is over"
+            call.give_up(DeadlineExceeded(late, reason="deadline"))
 
     def close(self) -> None:
         self._outbox.close()
@@ -296,6 +277,8 @@ class FrontLink(asyncio.Protocol):
             for fields, payload in self._reader.feed(data):
                 if fields[0] == DONE:
                     self._done(fields, payload)
+                elif fields[0] == ADMITTED:
+                    self._admitted(fields[2])
                 else:
                     self._obey(fields, payload)
         except ProtocolError as error:
@@ -346,10 +329,11 @@ class FrontLink(asyncio.Protocol):
         if places is None or output is None:
             raise ProtocolError(f"outputs of call {call.number} where there are none")
         memory, start = self._memory, output.offset
-        return [
-            Tensor(name, datatype, shape, _ndarray(shape, datatype.dtype, memory, start + offset))
-            for name, datatype, shape, offset, _ in places
-        ]
+        outputs: list[Tensor] = []
+        for name, datatype, shape, offset, _ in places:
+            data = _ndarray(shape, datatype.dtype, memory, start + offset)
+            outputs.append(Tensor(name, datatype, shape, data))
+        return outputs
 
     def _listed(self, call: RemoteCall, form: int, payload: bytes) -> Sequence[Tensor]:
         if form == INLINE:
@@ -369,9 +353,7 @@ class FrontLink(asyncio.Protocol):
 
     def _obey(self, fields: Fields, payload: bytes) -> None:
         kind, number, status = fields[0], fields[2], fields[3]
-        if kind == ADMITTED:
-            self._admitted(number)
-        elif kind == CATALOG:
+        if kind == CATALOG:
             self._door.renewed(read_catalog(number, payload, self._door.known))
             self._outbox.put(to_engine(SEEN, number))
         elif kind == ANSWER:
@@ -393,10 +375,6 @@ def expiry(slo: float | None, arrived: float, deadline: float) -> float:
 
 def stalled() -> Unavailable:
     return Unavailable("the engine does not respond; try again later", reason="engine-stalled")
-
-
-def _too_late(model: str) -> DeadlineExceeded:
-    return DeadlineExceeded(f"{model} has not answered, and the time for it is over", reason="deadline")
 
 
 def _lost() -> Answer:

@@ -1,15 +1,9 @@
-"""What requests need of their front end, over every protocol: the door, memory, counters and threads.
-
-Slots for bodies that are still arriving: announcing one is not enough to take the memory for it. While there
-is plenty, a body gets all of its memory when its head is here, and comes straight into it. Else it gets a
-little, and more as it comes: what slow clients hold then follows from what they sent, not from what they
-said. A share for each peer's address was rejected: behind a proxy all clients have the same.
-"""
+"""What requests need of their front end, over every protocol: the door, memory, counters and threads."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from heapq import nlargest
 from itertools import islice
@@ -19,7 +13,7 @@ from carpool.frontend.client_memory import ClientMemory
 from carpool.frontend.documents import served_versions
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.tracing import Tracer
-from carpool.link.door import UNLOADED, Catalog, Door, ModelEntry, Slot
+from carpool.link.door import UNLOADED, Catalog, Door, ModelEntry
 from carpool.observe.counters import Block, Row
 from carpool.observe.counters import Slot as CounterRow
 from carpool.observe.logs import logger
@@ -28,25 +22,9 @@ _LONGEST_SHOWN = 80
 _MOST_COMPARED = 5
 _MOST_LOOKED_AT = 200
 _THREADS = 2  # few, so that long bodies and answers leave cores to the rest
-_PLENTY = 0.25  # of all memory: up to here nobody looks at who takes it
-_FIRST_BYTES = 16 * 1024  # so that 4,096 connections that send nothing hold a quarter of the usual 256 MiB
-_GROWTH = 4  # bytes copied per byte of a body: at most a third
-
-MakeRoom = Callable[[], bool]
-"""Cuts off another body that comes too slowly; False if none does."""
-
-
-def look_up(door: Door, name: str, version: str = "") -> ModelEntry:
-    """The version asked for or the newest; raises `NotFound`, or `Unavailable` when it may come."""
-    catalog = door.catalog
-    entry = catalog.entries.get((name, version)) if version else catalog.newest.get(name)
-    if entry is None:
-        raise not_serving() if not door.serving else _absent(catalog, name, version)
-    return entry
 
 
 def is_model_ready(door: Door, entry: ModelEntry) -> bool:
-    """Whether it could run a request now."""
     return door.serving and entry.key not in door.catalog.down
 
 
@@ -117,7 +95,11 @@ class FrontService:
 
     def look_up(self, name: str, version: str = "") -> ModelEntry:
         """The version asked for or the newest; raises `NotFound`, or `Unavailable` when it may come."""
-        return look_up(self.door, name, version)
+        catalog = self.door.catalog
+        entry = catalog.entries.get((name, version)) if version else catalog.newest.get(name)
+        if entry is None:
+            raise not_serving() if not self.door.serving else _absent(catalog, name, version)
+        return entry
 
     def row(self, entry: ModelEntry) -> Row:
         """This process's counters for a model version, kept as long as the catalogue they were taken for."""
@@ -129,37 +111,6 @@ class FrontService:
         if row is None:
             row = self._rows[entry.row] = self._block.row(CounterRow(*entry.row))
         return row
-
-    def slot(self, size: int, make_room: MakeRoom | None = None) -> Slot:
-        """Raises `Unavailable` when there is no memory, `TooLarge` when there never will be."""
-        slot = self.door.slot(size)
-        while slot is None and make_room is not None and make_room():
-            slot = self.door.slot(size)
-        if slot is None:
-            raise Unavailable("all memory for request bodies is in use", reason="no-slots")
-        return slot
-
-    def first_slot(self, size: int, make_room: MakeRoom) -> Slot:
-        """For a body that will take so many bytes, which are still to come."""
-        if size > _FIRST_BYTES and self.door.memory_left(size) < 1 - _PLENTY:
-            size = _FIRST_BYTES
-        return self.slot(size, make_room)
-
-    def larger_slot(self, slot: Slot, kept: int, size: int, make_room: MakeRoom) -> Slot:
-        """In the place of one whose `kept` first bytes are used, and which is given back whatever happens; up
-        to `size` bytes long."""
-        wanted = min(_GROWTH * len(slot.view), size)
-        try:
-            larger = self.door.slot(wanted)
-            if larger is not None:
-                larger.view[:kept] = slot.view[:kept]
-                return larger
-            part = bytes(slot.view[:kept])  # its own memory may be what is missing
-        finally:
-            slot.release()
-        larger = self.slot(wanted, make_room)
-        larger.view[:kept] = part
-        return larger
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)

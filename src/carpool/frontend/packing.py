@@ -1,9 +1,26 @@
-"""Requests whose tensors are not simply binary: checked, and made so, before they go through the door."""
+"""Requests whose tensors are not simply binary: checked, and made so, before they go through the door.
+
+Long JSON is read in a process of its own. Whoever reads JSON holds the interpreter from its first byte to the
+last: 60 MB of it for tenths of a second, in which the loop answers nobody, whichever thread does it. The
+process is started for the first long body, serves one after the other, and ends when it has had nothing to do
+for a while.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import socket
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
 
+import carpool.errors
+from carpool.errors import CarpoolError, Unavailable
+from carpool.link.child_process import belong_to_parent
 from carpool.types import Datatype, InferRequest, Signature
 from carpool.wire.v2 import (
     Buffer,
@@ -19,6 +36,12 @@ from carpool.wire.v2 import (
 
 AT_ONCE = 64 * 1024
 """Bytes of JSON or strings to read in the loop: 150,000 numbers take 25 ms, and everybody else would wait."""
+
+LONG = 256 * 1024
+_LONGEST_S = 30.0
+_IDLE_S = 10.0
+_NICER = 5
+_BUFFER = 1 << 20
 
 _BYTES = Datatype.BYTES
 _BOOL = Datatype.BOOL
@@ -69,7 +92,6 @@ def prepare(
 
 
 def _with_it(head: RequestHead) -> list[TensorHead]:
-    """The inputs whose data came with the request."""
     return [tensor for tensor in head.inputs if tensor.shared_memory is None]
 
 
@@ -83,3 +105,94 @@ def _pack(head: RequestHead, tail: Buffer, model: str) -> tuple[RequestHead, lis
         offset += len(piece)
     binary = RequestHead(head.id, inputs, head.outputs, head.options, head.binary_output, offset, head.batch)
     return binary, pieces
+
+
+class LongJson:
+    """Used by the threads of a front end: one of them at a time, the others wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+
+    def prepare(
+        self, body: bytes | bytearray, header_length: int | None, signature: Signature
+    ) -> tuple[RequestHead, list[Buffer]]:
+        """As the function of this name, for what is long."""
+        if (len(body) if header_length is None else header_length) <= LONG:
+            return prepare(body, header_length, signature)
+        with self._lock:
+            try:
+                return self._ask(body, header_length, signature)
+            except (OSError, EOFError):
+                self._end()  # it had nothing to do, or was killed: a fresh one gets a try
+            try:
+                return self._ask(body, header_length, signature)
+            except (OSError, EOFError):
+                self._end()
+                raise Unavailable("the body's JSON could not be read; try again", reason="busy") from None
+
+    def _ask(
+        self, body: bytes | bytearray, header_length: int | None, signature: Signature
+    ) -> tuple[RequestHead, list[Buffer]]:
+        pipe = self._pipe or self._start()
+        pipe.send((header_length, signature))
+        pipe.send_bytes(body)
+        if not pipe.poll(_LONGEST_S):
+            raise TimeoutError
+        head, count, failure = pipe.recv()
+        if failure is not None:
+            name, message, field = failure
+            raise getattr(carpool.errors, name)(message, field=field)
+        return head, [pipe.recv_bytes() for _ in range(count)]
+
+    def _start(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+            ours.settimeout(None)
+            command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+        self._pipe = Connection(ours.detach())
+        return self._pipe
+
+    def _end(self) -> None:
+        pipe, self._pipe = self._pipe, None
+        process, self._process = self._process, None
+        if pipe is not None:
+            pipe.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def close(self) -> None:
+        """Whoever waits for it is told that it cannot be read."""
+        process = self._process
+        if process is not None:
+            process.kill()
+        if self._lock.acquire(blocking=False):
+            self._end()
+            self._lock.release()
+
+
+def serve(pipe: Connection) -> None:
+    while pipe.poll(_IDLE_S):
+        header_length, signature = pipe.recv()
+        pieces: list[Buffer] = []
+        told: tuple[Any, int, tuple[str, str, str | None] | None]
+        try:
+            head, pieces = prepare(pipe.recv_bytes(), header_length, signature)
+            told = head, len(pieces), None
+        except CarpoolError as error:
+            told = None, 0, (type(error).__name__, error.message, error.field)
+        pipe.send(told)
+        for piece in pieces:
+            pipe.send_bytes(piece)
+
+
+if __name__ == "__main__":
+    belong_to_parent()
+    os.nice(_NICER)
+    with contextlib.suppress(EOFError, OSError):
+        serve(Connection(int(sys.argv[1])))

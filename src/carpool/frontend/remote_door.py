@@ -1,4 +1,10 @@
-"""The door of a front end whose engine lives in another process."""
+"""The door of a front end whose engine lives in another process.
+
+Slots for bodies that are still arriving: announcing one is not enough to take the memory for it. While there
+is plenty, a body gets all of its memory when its head is here, and comes straight into it. Else it gets a
+little, and more as it comes: what slow clients hold then follows from what they sent, not from what they
+said. A share for each peer's address was rejected: behind a proxy all clients have the same.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +13,68 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.front_link import FrontLink, RemoteCall, stalled
 from carpool.link.advice import Gate, open_gate
-from carpool.link.door import NOBODY, Ahead, Answer, Catalog, ModelEntry, Sender, Slot, nobody_ahead
+from carpool.link.door import NOBODY, Answer, Catalog, MakeRoom, ModelEntry, Sender, Slot
 from carpool.link.templates import Template
 from carpool.memory.arena import Arena, ArenaSlot, check_fits
 from carpool.memory.pulse import HOPELESS_S, STALE_S
 from carpool.observe.logs import logger
 from carpool.wire.v2 import RequestHead
 
-if TYPE_CHECKING:
-    from carpool.frontend.front_link import FrontLink
-
 _log = logger("link")
 
+_PLENTY = 0.25  # of all memory: up to here nobody looks at who takes it
+_FIRST_BYTES = 16 * 1024  # so that 4,096 connections that send nothing hold a quarter of the usual 256 MiB
+_GROWTH = 4  # bytes copied per byte of a body: at most a third
 
-class RemoteDoor:
+
+class BodySlots:
+    """The part of `Door` that gives memory. `allocate` may have none now; `left_with` says how much of all
+    would be free with so many bytes more in use, from 0 to 1."""
+
+    def __init__(self, allocate: Callable[[int], Slot | None], left_with: Callable[[int], float]) -> None:
+        self._allocate = allocate
+        self._left_with = left_with
+
+    def check_fits(self, size: int) -> None:
+        """Raises `TooLarge` for what can never be allocated."""
+
+    def slot(self, size: int, make_room: MakeRoom | None = None) -> Slot:
+        slot = self._allocate(size)
+        if slot is None:
+            self.check_fits(size)
+        while slot is None and make_room is not None and make_room():
+            slot = self._allocate(size)
+        if slot is None:
+            raise Unavailable("all memory for request bodies is in use", reason="no-slots")
+        return slot
+
+    def first_slot(self, size: int, make_room: MakeRoom) -> Slot:
+        if size > _FIRST_BYTES and self._left_with(size) < 1 - _PLENTY:
+            size = _FIRST_BYTES
+        return self._allocate(size) or self.slot(size, make_room)
+
+    def larger_slot(self, slot: Slot, kept: int, size: int, make_room: MakeRoom) -> Slot:
+        wanted = min(_GROWTH * len(slot.view), size)
+        try:
+            larger = self._allocate(wanted)
+            if larger is not None:
+                larger.view[:kept] = slot.view[:kept]
+                return larger
+            part = bytes(slot.view[:kept])  # its own memory may be what is missing
+        finally:
+            slot.release()
+        larger = self.slot(wanted, make_room)
+        larger.view[:kept] = part
+        return larger
+
+
+class RemoteDoor(BodySlots):
     """Implements `Door`. `broken` is called when the engine cannot be understood: only a restart helps."""
 
     def __init__(
@@ -36,14 +84,15 @@ class RemoteDoor:
         max_answer_bytes: int,
         broken: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__(arena.allocate, arena.left_with)
         self.arena = arena
         self._max_answer_bytes = max_answer_bytes
-        self._gate: Gate = open_gate
+        self.refuses: Gate = open_gate
         self._broken = broken
         self._loop = asyncio.get_running_loop()
         self._link: FrontLink | None = None
         self.catalog = Catalog()
-        self._known: Mapping[int, ModelEntry] = {}
+        self.known: Mapping[int, ModelEntry] = {}  # the entries of this engine, by key
         self._draining = False
         self._still = 0.0  # for how long the engine has stood still
         self._listeners: list[Callable[[Catalog], None]] = []
@@ -63,7 +112,7 @@ class RemoteDoor:
 
     def advise(self, gate: Gate) -> None:
         """Ask this before a body is read."""
-        self._gate = gate
+        self.refuses = gate
 
     def engine_stood_still(self, seconds: float) -> None:
         """Told every `BEAT_S`: an engine that hangs has not closed its link, and may never do so."""
@@ -88,26 +137,8 @@ class RemoteDoor:
         if self._link is not None:
             self._link.close()
 
-    def slot(self, size: int) -> ArenaSlot | None:
-        slot = self.arena.allocate(size)
-        if slot is None:
-            check_fits(self.arena, size)
-        return slot
-
-    def memory_left(self, size: int) -> float:
-        return self.arena.left_with(size)
-
-    def refuses(
-        self,
-        entry: ModelEntry,
-        deadline: float,
-        now: float,
-        sender: Sender = NOBODY,
-        *,
-        certain: bool = True,
-        ahead: Ahead = nobody_ahead,
-    ) -> CarpoolError | None:
-        return self._gate(entry, deadline, now, sender, certain, ahead)
+    def check_fits(self, size: int) -> None:
+        check_fits(self.arena, size)
 
     def turned_away(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
@@ -131,9 +162,9 @@ class RemoteDoor:
         link = self._link
         call = RemoteCall(slot if ready_in is None else None, done, admitted)
         if link is None or not link.writable or self._still >= STALE_S:
-            return self._fail(call, _restarted() if link is None else self._trouble())
+            return self._fail(call, self._trouble())
         try:
-            if self._known.get(entry.key) is not entry:
+            if self.known.get(entry.key) is not entry:
                 entry = self._current(entry)
             template = link.templates.find(entry, head) or self._learn(link, entry, head)
         except CarpoolError as error:
@@ -152,10 +183,8 @@ class RemoteDoor:
         return call
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
-        if self._link is None:
-            raise _restarted()
-        if self._still >= STALE_S:
-            raise stalled()
+        if self._link is None or self._still >= STALE_S:
+            raise self._trouble()
         return await self._link.ask(what, arguments)
 
     # For the link.
@@ -168,15 +197,12 @@ class RemoteDoor:
     def renewed(self, catalog: Catalog) -> None:
         self.catalog = catalog
         entries = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
-        self._known = {entry.key: entry for entry in entries}
+        self.known = {entry.key: entry for entry in entries}
         for listener in self._listeners:
             listener(catalog)
 
-    @property
-    def known(self) -> Mapping[int, ModelEntry]:
-        return self._known
-
     def lost(self, link: FrontLink, error: str | None) -> None:
+        """`error` says what the engine did wrong; without it, it has died."""
         if self._link is link:
             self._link = None
             self._forget()
@@ -187,7 +213,7 @@ class RemoteDoor:
     def _forget(self) -> None:
         """The old catalogue can still be looked at, but nothing is served from it."""
         self.catalog = replace(self.catalog, number=0, ready=False)
-        self._known = {}
+        self.known = {}
 
     # The less common ways of a request.
 
@@ -196,10 +222,13 @@ class RemoteDoor:
         return call
 
     def _trouble(self) -> Unavailable:
-        return stalled() if self._still >= STALE_S else _busy()
+        if self._link is None:
+            return _restarted()
+        if self._still >= STALE_S:
+            return stalled()
+        return Unavailable("the engine does not take requests fast enough", reason="overload")
 
     def _learn(self, link: FrontLink, entry: ModelEntry, head: RequestHead) -> Template:
-        """The template of a head that was not seen before."""
         if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
             raise CarpoolError("tensors come through the door in a slot, and in no other way")
         return link.templates.learn(entry, head)
@@ -219,7 +248,3 @@ class RemoteDoor:
 
 def _restarted() -> Unavailable:
     return Unavailable("the engine is being restarted; try again", reason="engine-restarted")
-
-
-def _busy() -> Unavailable:
-    return Unavailable("the engine does not take requests fast enough", reason="overload")

@@ -9,26 +9,34 @@ too, because it is counted with them; when it says so is for `http.fairness` to 
 from __future__ import annotations
 
 import asyncio
+import struct
+import zlib
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, TypeAlias
+from mmap import mmap
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from carpool.core.job import Job, Reason, Refusal
 from carpool.core.refusal_words import refused
 from carpool.core.shares import ORDINARY
 from carpool.errors import CarpoolError, Refused
-from carpool.link.door import Ahead, ModelEntry, Sender, nobody_ahead
-from carpool.memory.gates import MAX_VALUES
+from carpool.link.door import NOBODY, Ahead, ModelEntry, Sender, nobody_ahead
 
 if TYPE_CHECKING:
     from carpool.core.scheduler import Scheduler  # front ends have none
 
 WriteGate: TypeAlias = Callable[..., None]
-ReadGate: TypeAlias = Callable[[int], tuple[float, ...] | None]
-Gate: TypeAlias = Callable[[ModelEntry, float, float, Sender, bool, Ahead], CarpoolError | None]
-"""Takes what `Door.refuses` takes, and refuses what the engine would refuse as well."""
+ReadGate: TypeAlias = Callable[[int, int], tuple[float, ...] | None]
 
+MAX_VALUES = 58
+_ROWS = 1024
+_HEAD = struct.Struct("<IIQ")  # checksum of the rest, number of values, key
+_ROW = _HEAD.size + 8 * MAX_VALUES
+_VALUES = tuple(struct.Struct(f"<{count}d") for count in range(MAX_VALUES + 1))
+_LOOKS = 3
+
+GATE_BYTES = _ROWS * _ROW
 
 _REASONS = list(Reason)
 _WORDS = [reason.value for reason in Reason]
@@ -43,8 +51,62 @@ _BEFORE = 3  # numbers of a row before its verdicts: when, whether nobody names 
 _MOST_SOURCES = (MAX_VALUES - _BEFORE) // _VERDICT  # that are told apart: those who flood
 
 
-def open_gate(*_: object) -> None:
+class Gate(Protocol):
+    """As `Door.refuses`, which it is: refuses what the engine would refuse as well."""
+
+    def __call__(
+        self,
+        entry: ModelEntry,
+        deadline: float,
+        now: float,
+        sender: Sender = NOBODY,
+        *,
+        certain: bool = True,
+        ahead: Ahead = nobody_ahead,
+    ) -> CarpoolError | None: ...
+
+
+def open_gate(*_: object, **_named: object) -> None:
     """Nothing is known: everybody is offered to the engine."""
+
+
+class GateTable:
+    """A few numbers per model that the engine writes and every front end reads, over a buffer of `GATE_BYTES`
+    zeros that all processes share.
+
+    One row per model key. A row carries a checksum and is copied as a whole, so a reader that meets a row in
+    mid-write knows it, on any processor and even if the writer died there; it looks again, then goes without.
+    Keys share rows in turn: of two live models that share one, the last to write has advice.
+    """
+
+    def __init__(self, buffer: bytearray | mmap | memoryview) -> None:
+        self._view = memoryview(buffer).cast("B")
+
+    def write(self, key: int, *values: float) -> None:
+        start = key % _ROWS * _ROW
+        row = _HEAD.pack(0, len(values), key) + _VALUES[len(values)].pack(*values)
+        checksum = zlib.crc32(row[4:])
+        self._view[start : start + len(row)] = checksum.to_bytes(4, "little") + row[4:]
+
+    def read(self, key: int, least: int = 0) -> tuple[float, ...] | None:
+        """What was written last for this key, or None if that cannot be told, or if it is fewer than `least`
+        numbers: most rows are, and those need not be copied. Nobody is wronged by a count in mid-write: to go
+        without advice is always right."""
+        start = key % _ROWS * _ROW
+        if _HEAD.unpack_from(self._view, start)[1] < least:
+            return None
+        for _ in range(_LOOKS):
+            row = bytes(self._view[start : start + _ROW])
+            checksum, count, owner = _HEAD.unpack_from(row)
+            if count <= MAX_VALUES:
+                end = _HEAD.size + 8 * count
+                if zlib.crc32(row[4:end]) == checksum:
+                    return _VALUES[count].unpack_from(row, _HEAD.size) if owner == key else None
+        return None
+
+    def clear(self) -> None:
+        """A new engine numbers its models anew, so nothing that an older one wrote may be believed."""
+        self._view[:] = bytes(len(self._view))
 
 
 def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> bool:
@@ -105,14 +167,15 @@ class Advice:
         entry: ModelEntry,
         deadline: float,
         now: float,
-        sender: Sender,
-        certain: bool,
+        sender: Sender = NOBODY,
+        *,
+        certain: bool = True,
         ahead: Ahead = nobody_ahead,
     ) -> CarpoolError | None:
         if entry.slo is None or sender.latest:  # a newer frame asks for no more room than the one it replaces
             return None
-        row = self._read(entry.key)
-        if row is None or len(row) < _BEFORE + _VERDICT or now - row[0] > _STALE_S:
+        row = self._read(entry.key, _BEFORE + _VERDICT)
+        if row is None or now - row[0] > _STALE_S:
             return None
         nameless = row[1]
         if not (sender.source or nameless or (certain and not sender.priority)):

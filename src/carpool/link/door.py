@@ -178,6 +178,9 @@ class Call(Protocol):
         """The answer has been sent: give back the slots. Only after `done`."""
 
 
+MakeRoom: TypeAlias = Callable[[], bool]
+"""Cuts off another body that comes too slowly; False if none does."""
+
 Ahead: TypeAlias = Callable[[float], int]
 
 
@@ -198,11 +201,15 @@ class Door(Protocol):
     def watch(self, listener: Callable[[Catalog], None]) -> None:
         """Call it with the catalogue now, and with every new one before the engine hears that it is seen."""
 
-    def slot(self, size: int) -> Slot | None:
-        """Memory for a body, or None when all of it is in use. Raises `TooLarge` for what can never fit."""
+    def slot(self, size: int, make_room: MakeRoom | None = None) -> Slot:
+        """Memory for a body. Raises `Unavailable` when all of it is in use, `TooLarge` when it never fits."""
 
-    def memory_left(self, size: int) -> float:
-        """How much of all memory for bodies would be free with so many bytes more in use, from 0 to 1."""
+    def first_slot(self, size: int, make_room: MakeRoom) -> Slot:
+        """For a body that will take so many bytes, which are still to come: it may be shorter."""
+
+    def larger_slot(self, slot: Slot, kept: int, size: int, make_room: MakeRoom) -> Slot:
+        """In the place of one whose `kept` first bytes are used, and which is given back whatever happens; up
+        to `size` bytes long."""
 
     def refuses(
         self,

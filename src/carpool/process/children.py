@@ -23,11 +23,11 @@ from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError
 from carpool.frontend.documents import picture_tasks, promises
 from carpool.frontend.remote_door import RemoteDoor
+from carpool.link.advice import GateTable
 from carpool.link.child_process import Control, Message, live_as_child, spare_the_collector, switch_often
 from carpool.link.door import Catalog
 from carpool.link.typed_json import read_document
 from carpool.memory.arena import Arena, take_memory
-from carpool.memory.gates import GateTable
 from carpool.memory.pulse import Beats, Pulses, Watch
 from carpool.observe.columns import UP
 from carpool.observe.counters import Table

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import carpool
 from carpool.frontend.access.access import Access, all_loopback
 from carpool.frontend.http.app import MetricsApp
-from carpool.frontend.http.fairness import Fairness
+from carpool.frontend.http.fairness import Fairness, Unread
 from carpool.frontend.http.http_server import HttpServer
+from carpool.frontend.http.http_service import SharedPage
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.pages import SharedPage
-from carpool.frontend.http.shared import Unread
 from carpool.frontend.pictures.workers import threads_for
 from carpool.link.advice import Advice
 from carpool.observe.columns import CONNECTIONS

@@ -139,7 +139,8 @@ class RecordingDoor:
         self.watch = door.watch
         self.refuses = door.refuses
         self.slot = door.slot
-        self.memory_left = door.memory_left
+        self.first_slot = door.first_slot
+        self.larger_slot = door.larger_slot
         self.ask = door.ask
 
     @property

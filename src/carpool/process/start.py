@@ -18,9 +18,9 @@ from carpool.engine.models.control import Progress
 from carpool.engine.runner_client import Runner
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.frontend.remote_door import RemoteDoor
+from carpool.link.advice import GATE_BYTES, GateTable
 from carpool.link.door import Catalog
 from carpool.memory.arena import Arena, create_memory, map_memory
-from carpool.memory.gates import GATE_BYTES, GateTable
 from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger

@@ -22,10 +22,10 @@ from typing import Any
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from carpool.frontend.http.http_server import check_free, listen
+from carpool.link.advice import GATE_BYTES
 from carpool.link.child_process import Child, Guard, Message
 from carpool.link.typed_json import write_document
 from carpool.memory.arena import create_memory, map_memory
-from carpool.memory.gates import GATE_BYTES
 from carpool.memory.pulse import Beats, Pulses, Watch, pulse_bytes
 from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Table, table_bytes

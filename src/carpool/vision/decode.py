@@ -70,7 +70,7 @@ def _jpeg(data: Buffer, head: Head, factor: int) -> Array:
         simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, buffer=into, strict=True)
     except ValueError as error:
         raise InvalidInput(f"the JPEG picture cannot be decoded: {error}", field=FIELD) from None
-    return upright(into, head.orientation)
+    return into if head.orientation == UPRIGHT else upright(into, head.orientation)
 
 
 def _other(data: Buffer, head: Head) -> Array:

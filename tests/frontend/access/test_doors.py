@@ -15,7 +15,7 @@ from carpool.frontend.access.route_rules import RULES, Kind, rule_of
 from carpool.frontend.grpc.grpc_handlers import CALLS, HEALTH, SERVICE
 from carpool.frontend.http.app import ROUTES, MetricsApp
 from carpool.frontend.http.fairness import Fairness
-from carpool.frontend.http.pages import SharedPage
+from carpool.frontend.http.http_service import SharedPage
 from frontend.access.key_files import ALICE, BOB, ROOT, admin_keys, api_keys, write
 from frontend.grpc.front_end import front_end as grpc_front_end
 from frontend.http.front_end import error_of, front_end, image_body, infer

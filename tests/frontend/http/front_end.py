@@ -13,7 +13,7 @@ import orjson
 from carpool.errors import ModelError
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.http.app import HttpApp
-from carpool.frontend.http.pages import SharedPage
+from carpool.frontend.http.http_service import SharedPage
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
 from carpool.types import Array, Datatype, TensorSpec

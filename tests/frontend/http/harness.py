@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import uvloop
 
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.http_server import HttpServer, listen
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import RequestHead
-from carpool.frontend.http.shared import Unread
 
 PATIENCE = 30.0  # far more than anything takes, also where most of the machine is stolen
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class PathApp:
         return way(head, exchange)
 
     def root(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
-        exchange.respond(200, [(b"content-type", b"text/plain")], b"hello")
+        exchange.respond(200, b"content-type: text/plain\r\n", b"hello")
         return None
 
     def echo(self, head: RequestHead, exchange: Exchange) -> BodyPlan:

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from carpool.errors import DeadlineExceeded, ModelError, Refused, Replaced, TooLarge
-from carpool.frontend.pictures.picture_models import PictureModel
+from carpool.frontend.pictures.sent_pictures import PictureModel
 from frontend.http.front_end import FrontEnd, error_of, front_end
 from frontend.http.harness import PATIENCE, Response, chunked, post, until
 from frontend.http.test_multipart import BOUNDARY, file_part, form
@@ -438,10 +438,10 @@ def test_a_bug_in_a_thread_fails_its_picture_alone(served: FrontEnd, monkeypatch
         raise KeyError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr("carpool.frontend.pictures.picture_models.PictureModel.prepare", broken)
+        patch.setattr("carpool.frontend.pictures.sent_pictures.PictureModel.prepare", broken)
         assert ask(served, "/detect", picture()).status == 500
     with monkeypatch.context() as patch:
-        patch.setattr("carpool.frontend.pictures.picture_models.PictureModel.of_one", broken)
+        patch.setattr("carpool.frontend.pictures.sent_pictures.PictureModel.of_one", broken)
         assert ask(served, "/detect", picture()).status == 500
     assert ask(served, "/detect", picture()).status == 200
 
@@ -450,7 +450,7 @@ def test_an_answer_that_is_too_large_is_said_so(served: FrontEnd, monkeypatch: p
     def huge(*_: object) -> None:
         raise TooLarge("the answer has too many numbers")
 
-    monkeypatch.setattr("carpool.frontend.pictures.picture_models.PictureModel.of_one", huge)
+    monkeypatch.setattr("carpool.frontend.pictures.sent_pictures.PictureModel.of_one", huge)
     assert ask(served, "/models/plain/predict", picture()).status == 413
 
 

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from carpool.core.job import INFINITY
-from carpool.frontend.http.long_json import LongJson
+from carpool.frontend.packing import LongJson
 from frontend.http.front_end import (
     IMAGE,
     FrontEnd,

@@ -165,7 +165,7 @@ def test_an_error_of_the_model_and_a_bug_in_the_answer_are_500(
         def broken(*_: object) -> None:
             raise KeyError("a bug")
 
-        monkeypatch.setattr("carpool.frontend.pictures.picture_models.PictureModel.of_one", broken)
+        monkeypatch.setattr("carpool.frontend.pictures.sent_pictures.PictureModel.of_one", broken)
         assert infer(client, "namer", body_of(picture(), outputs=ANSWER)).status == 500
     served.until_slots_are_back()
 

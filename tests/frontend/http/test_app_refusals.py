@@ -22,7 +22,7 @@ from carpool.errors import (
     Unavailable,
     Unsupported,
 )
-from carpool.frontend.http.http_answers import STATUSES, fields_of, status_of
+from carpool.frontend.http.exchange import STATUSES, fields_of, status_of
 from frontend.http.front_end import (
     BINARY_IMAGE,
     IMAGE,
@@ -195,7 +195,7 @@ def test_a_door_that_can_never_hold_it(
     def too_large(size: int) -> None:
         raise TooLarge(f"{size} bytes are more than a slot holds")
 
-    monkeypatch.setattr(front.door, "slot", too_large)
+    monkeypatch.setattr(front.door, "_allocate", too_large)
     assert infer(client, "image", image_body()).status == 413
     packed = infer(client, "image", infer_body([{**BINARY_IMAGE, "parameters": {}, "data": [1] * 6}]))
     assert packed.status == 413

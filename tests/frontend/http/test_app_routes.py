@@ -15,7 +15,7 @@ from carpool.errors import NotFound
 from carpool.frontend.documents import EXTENSIONS
 from carpool.frontend.http.app import ROUTES, MetricsApp
 from carpool.frontend.http.fairness import Fairness
-from carpool.frontend.http.pages import SharedPage
+from carpool.frontend.http.http_service import SharedPage
 from carpool.link.door import IndexEntry
 from doc_pages import part_of
 from frontend.http.front_end import FrontEnd, error_of, front_end, image_body, infer

@@ -119,8 +119,8 @@ def test_without_plenty_an_announced_body_takes_little(served: FrontEnd) -> None
 @contextlib.contextmanager
 def only_small_slots(served: FrontEnd) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        given = served.door.slot
-        patch.setattr(served.door, "slot", lambda size: given(size) if size <= FIRST else None)
+        given = served.door._allocate
+        patch.setattr(served.door, "_allocate", lambda size: given(size) if size <= FIRST else None)
         yield
 
 

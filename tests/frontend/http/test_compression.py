@@ -9,9 +9,8 @@ import zlib
 
 import pytest
 
-from carpool.frontend.http.exchange import Fault
-from carpool.frontend.http.gathering import MOST_MEMBERS, GatherCompressed, Inflater, Ledger
-from carpool.frontend.http.http_answers import choose_encoding, compress
+from carpool.frontend.http.body import MOST_MEMBERS, CompressedBody, Inflater, Ledger
+from carpool.frontend.http.exchange import Fault, choose_encoding, compress
 from frontend.http.harness import post, serving, until
 
 GZIP = b"Content-Encoding: gzip\r\n"
@@ -145,7 +144,7 @@ def test_a_start_that_says_nothing_yet_is_no_reason(start: bytes) -> None:
     noise = random.Random(1).randbytes(1 << 18)
     plain = gzip.compress(noise)
     body = start + plain[10:] if start else plain
-    gather = GatherCompressed(b"gzip", 1 << 20, 1 << 20, Ledger(1 << 22))
+    gather = CompressedBody(b"gzip", 1 << 20, 1 << 20, Ledger(1 << 22))
     for at in range(0, len(body), 5000):
         gather.take(memoryview(body)[at : at + 5000])
-    assert inflated(gather.body) == noise
+    assert inflated(gather) == noise

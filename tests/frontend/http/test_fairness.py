@@ -14,7 +14,7 @@ from carpool.errors import CarpoolError, Refused
 from carpool.frontend.http import fairness, openapi
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.fairness import Fairness
-from carpool.frontend.http.pages import SharedPage
+from carpool.frontend.http.http_service import SharedPage
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.protocol import Connection
-from carpool.frontend.http.shared import Shared, Unread
+from carpool.frontend.http.shared import Shared
 from frontend.http.harness import PathApp, Serving, chunked, parse_response_head, post
 
 # Small enough that a few hundred bytes reach every limit.

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from carpool.errors import InvalidInput
-from carpool.frontend.http import long_json
-from carpool.frontend.http.long_json import LONG, LongJson
-from carpool.frontend.packing import prepare
+from carpool.frontend import packing as long_json
+from carpool.frontend.packing import LONG, LongJson, prepare
 from carpool.types import Datatype, Signature, TensorSpec
 
 ANY = Signature("free", (TensorSpec("x", Datatype.FP32, (-1,)),), (TensorSpec("y", Datatype.FP32, (1,)),), 8)

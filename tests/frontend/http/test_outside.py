@@ -13,8 +13,8 @@ import pytest
 from carpool.engine.batch import Work
 from carpool.errors import CarpoolError, Refused
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
+from carpool.frontend.http.fairness import Unread, waited
 from carpool.frontend.http.parsing import RequestHead
-from carpool.frontend.http.shared import Unread, waited
 from engine import repositories
 from frontend.http.front_end import FrontEnd, front_end, image_body, infer, infer_body
 from frontend.http.harness import PATIENCE, post, serving, until

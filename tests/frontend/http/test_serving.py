@@ -12,7 +12,7 @@ import pytest
 
 from carpool.config.server import LOCALHOST
 from carpool.errors import ConfigError
-from carpool.frontend.http.exchange import Exchange, render_fields
+from carpool.frontend.http.exchange import Exchange
 from carpool.frontend.http.http_server import HttpServer, check_free, listen
 from carpool.frontend.http.parsing import RequestHead
 from frontend.http.harness import PATIENCE, PathApp, Serving, serving
@@ -220,10 +220,3 @@ def test_a_status_without_a_name() -> None:
 
     with serving(Odd()) as server, server.connect() as client:
         assert client.get().status == 299
-
-
-def test_fields_cannot_break_out_of_their_line() -> None:
-    assert render_fields([(b"a", b"b"), (b"c", b"d")]) == b"a: b\r\nc: d\r\n"
-    for name, value in ((b"a", b"b\r\nevil: 1"), (b"a\n", b"b"), (b"a", b"\0")):
-        with pytest.raises(ValueError, match="line break"):
-            render_fields([(name, value)])

@@ -12,10 +12,11 @@ import pytest
 from carpool.frontend.http import protocol as connection_module
 from carpool.frontend.http import shared as turns_module
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import RequestHead
 from carpool.frontend.http.protocol import Connection
-from carpool.frontend.http.shared import BODY_READ, Shared, Turns, Unread
+from carpool.frontend.http.shared import BODY_READ, Shared, Turns
 from frontend.http.harness import PathApp, ignore, post
 
 MIB = 1 << 20

@@ -8,8 +8,8 @@ from carpool.frontend.pictures.picture_service import Passed
 def test_who_passed_at_its_head_is_ahead_until_the_engine_has_heard_of_it() -> None:
     passed = Passed()
     assert passed.ahead(1.0) == 0
-    passed.at_head(1.000)
-    passed.at_head(1.001)
+    passed.heads.append(1.000)
+    passed.heads.append(1.001)
     assert passed.ahead(1.001) == 2
     assert passed.offered_since(1.001) == 0
     passed.offered(1.005)
@@ -21,7 +21,7 @@ def test_who_passed_at_its_head_is_ahead_until_the_engine_has_heard_of_it() -> N
 
 def test_a_body_that_takes_long_is_not_waited_for() -> None:
     passed = Passed()
-    passed.at_head(1.0)
+    passed.heads.append(1.0)
     assert passed.ahead(1.04) == 1
     assert passed.ahead(1.06) == 0
     passed.offered(1.07)  # it comes after all
@@ -32,5 +32,5 @@ def test_a_body_that_takes_long_is_not_waited_for() -> None:
 def test_the_count_is_bounded() -> None:
     passed = Passed()
     for _ in range(10_000):
-        passed.at_head(1.0)
+        passed.heads.append(1.0)
     assert passed.ahead(1.0) <= 256

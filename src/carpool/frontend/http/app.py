@@ -8,16 +8,13 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 from carpool.errors import CarpoolError, NotFound
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.route_rules import Rule, rule_of
-from carpool.frontend.http import control_routes, document_routes, openapi
-from carpool.frontend.http.document_routes import answer_metrics, missing, per_request
-from carpool.frontend.http.exchange import BodyPlan, Exchange, Fault
+from carpool.frontend.http import openapi, small_routes
+from carpool.frontend.http.exchange import BodyPlan, Exchange, Fault, WrongMethod
 from carpool.frontend.http.fairness import Fairness
-from carpool.frontend.http.http_answers import WrongMethod
-from carpool.frontend.http.http_service import Handler, Service, Start, Starter
+from carpool.frontend.http.http_service import Handler, Service, SharedPage, Start, Starter
 from carpool.frontend.http.image_route import TASK_ROUTES, start_predict, start_task
 from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
-from carpool.frontend.http.pages import SharedPage
 from carpool.frontend.http.parsing import RequestHead
 from carpool.link.door import Door
 from carpool.observe.counters import Block, Table
@@ -97,51 +94,51 @@ def _shown(segments: Sequence[str]) -> str:
 
 
 def _get(pattern: str, handler: Handler, cost: float = 0.0) -> Route[Starter]:
-    return Route("GET", pattern, per_request(handler, cost))
+    return Route("GET", pattern, small_routes.per_request(handler, cost))
 
 
 def _post(pattern: str, handler: Handler) -> Route[Starter]:
-    return Route("POST", pattern, per_request(handler))
+    return Route("POST", pattern, small_routes.per_request(handler))
 
 
 _MODEL = "/v2/models/{model}[/versions/{version}]"
-_GENERATE = missing("the generate extension is")
+_GENERATE = small_routes.missing("the generate extension is")
 _ASKED_S = 0.002  # of the engine's time, for a document that only it can write
 
 ROUTES: tuple[Route[Starter], ...] = (
     Route("POST", f"{_MODEL}/infer", start_infer),
     *(Route("POST", path, start_task(task)) for task, path in TASK_ROUTES.items()),
     Route("POST", "/models/{model}/predict", start_predict),
-    _get("/", document_routes.front_page),
-    _get("/console/live", document_routes.console_live),
-    _get("/console/{file}", document_routes.console_file),
+    _get("/", small_routes.front_page),
+    _get("/console/live", small_routes.console_live),
+    _get("/console/{file}", small_routes.console_file),
     _get("/openapi.json", openapi.describe),
-    _get("/docs", document_routes.docs),
-    _get("/health", document_routes.health),
-    _get("/metrics", document_routes.metrics),
-    _get("/v2", document_routes.server_metadata),
-    _get("/v2/health/live", document_routes.live),
-    _get("/v2/health/ready", document_routes.ready),
-    _get("/v2/models/stats", document_routes.statistics, _ASKED_S),
-    _get(_MODEL, document_routes.model_metadata),
-    _get(f"{_MODEL}/ready", document_routes.model_ready),
-    _get(f"{_MODEL}/config", document_routes.model_config),
-    _get(f"{_MODEL}/stats", document_routes.statistics, _ASKED_S),
-    _get(f"{_MODEL}/profile", document_routes.profile, _ASKED_S),
-    _post("/v2/repository/index", document_routes.repository_index),
-    _post("/v2/repository/{repository}/index", missing("naming one of several repositories is")),
-    _post("/v2/repository[/{repository}]/models/{model}/load", control_routes.load),
-    _post("/v2/repository[/{repository}]/models/{model}/unload", control_routes.unload),
-    _get("/v2/systemsharedmemory[/region/{region}]/status", control_routes.system_status),
-    _post("/v2/systemsharedmemory/region/{region}/register", control_routes.register_system),
-    _post("/v2/systemsharedmemory[/region/{region}]/unregister", control_routes.unregister_system),
-    _get("/v2/cudasharedmemory[/region/{region}]/status", control_routes.cuda_status),
-    _post("/v2/cudasharedmemory/region/{region}/register", control_routes.register_cuda),
-    _post("/v2/cudasharedmemory[/region/{region}]/unregister", control_routes.unregister_cuda),
-    _get("/v2[/models/{model}]/trace/setting", control_routes.trace_settings),
-    _post("/v2[/models/{model}]/trace/setting", control_routes.update_trace_settings),
-    _get("/v2/logging", control_routes.log_settings),
-    _post("/v2/logging", control_routes.update_log_settings),
+    _get("/docs", small_routes.docs),
+    _get("/health", small_routes.health),
+    _get("/metrics", small_routes.metrics),
+    _get("/v2", small_routes.server_metadata),
+    _get("/v2/health/live", small_routes.live),
+    _get("/v2/health/ready", small_routes.ready),
+    _get("/v2/models/stats", small_routes.statistics, _ASKED_S),
+    _get(_MODEL, small_routes.model_metadata),
+    _get(f"{_MODEL}/ready", small_routes.model_ready),
+    _get(f"{_MODEL}/config", small_routes.model_config),
+    _get(f"{_MODEL}/stats", small_routes.statistics, _ASKED_S),
+    _get(f"{_MODEL}/profile", small_routes.profile, _ASKED_S),
+    _post("/v2/repository/index", small_routes.repository_index),
+    _post("/v2/repository/{repository}/index", small_routes.missing("naming one of several repositories is")),
+    _post("/v2/repository[/{repository}]/models/{model}/load", small_routes.load),
+    _post("/v2/repository[/{repository}]/models/{model}/unload", small_routes.unload),
+    _get("/v2/systemsharedmemory[/region/{region}]/status", small_routes.system_status),
+    _post("/v2/systemsharedmemory/region/{region}/register", small_routes.register_system),
+    _post("/v2/systemsharedmemory[/region/{region}]/unregister", small_routes.unregister_system),
+    _get("/v2/cudasharedmemory[/region/{region}]/status", small_routes.cuda_status),
+    _post("/v2/cudasharedmemory/region/{region}/register", small_routes.register_cuda),
+    _post("/v2/cudasharedmemory[/region/{region}]/unregister", small_routes.unregister_cuda),
+    _get("/v2[/models/{model}]/trace/setting", small_routes.trace_settings),
+    _post("/v2[/models/{model}]/trace/setting", small_routes.update_trace_settings),
+    _get("/v2/logging", small_routes.log_settings),
+    _post("/v2/logging", small_routes.update_log_settings),
     _post(f"{_MODEL}/generate", _GENERATE),
     _post(f"{_MODEL}/generate_stream", _GENERATE),
 )
@@ -261,5 +258,5 @@ class MetricsApp:
         except CarpoolError as error:
             self._fair.tell(exchange, error)
         else:
-            self._fair.document(exchange, lambda: answer_metrics(exchange, self._page))
+            self._fair.document(exchange, lambda: small_routes.answer_metrics(exchange, self._page))
         return None

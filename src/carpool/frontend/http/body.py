@@ -1,23 +1,39 @@
-"""Where the body of a request goes: straight into a buffer, into memory, or nowhere."""
+"""Where the body of a request goes: into a buffer, into memory (and there decompressed), or nowhere."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
-from typing import Protocol, cast
+import threading
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, cast
 
-from carpool.frontend.http.exchange import BodyPlan, Collect, More, Receive, bad_request
-from carpool.frontend.http.gathering import Gather, GatherCompressed, Ledger, body_encoding, too_large
+from carpool.errors import without_stack
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Fault, More, Receive, bad_request
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import RequestHead
 
+if TYPE_CHECKING:
+    from carpool.frontend.http.shared import Shared
+
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t -~\x80-\xff]*)?\r\n")
 _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")
+_LINES_AT_ONCE = 64
+
+_GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
+_STEP = 256 * 1024  # bytes of output
+_WINDOW = 16 * 1024  # bytes of input
+_STEPS_PER_TURN = 64
+_AT_ONCE = 8 * 1024  # bytes, in or out
+_SHORT_MEMBERS = 64  # each is some work, however little is in it
+_MEMBER = 1024  # bytes, on average, where there are more
+
+MOST_MEMBERS = 2048
+"""Of one gzip body. Tools that write blocks of 64 KiB need half as many for 64 MiB."""
 
 _nowhere = bytearray(1024 * 1024)
-
-_LINES_AT_ONCE = 64
-_NOTHING = bytearray()
 
 
 class Sink(Protocol):
@@ -41,43 +57,231 @@ class Discard:
             raise too_large(self._limit)
 
 
-class LengthReader:
-    """A body whose length the head gave."""
+class Ledger:
+    """How many bytes of gathered bodies there are, of all connections together, wherever they are.
 
-    __slots__ = ("left", "received", "sink")
+    Loop and threads count in it. The lock can be taken twice by one thread: a body may be freed, and so give
+    its bytes back, at any point of any thread.
+    """
 
-    def __init__(self, length: int, sink: Sink) -> None:
-        self.left = length
-        self.received = 0
-        self.sink = sink
+    __slots__ = ("_lock", "held", "limit")
 
-    @property
-    def finished(self) -> bool:
-        return self.left == 0
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        self._lock = threading.RLock()
 
-    def feed(self, data: memoryview) -> int:
-        """Take what belongs to the body; returns how much that was."""
-        count = min(len(data), self.left)
-        self.sink.take(data[:count])
-        self.left -= count
-        self.received += count
-        return count
+    def take(self, size: int) -> bool:
+        with self._lock:
+            if self.held + size > self.limit:
+                return False
+            self.held += size
+            return True
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self.held -= size
+
+
+class GatheredBody(bytearray):
+    """A body in memory, up to a limit of its own and one shared by all connections. It counts for as long as
+    anybody holds it: a queue, a thread, a view."""
+
+    def __init__(self, limit: int, ledger: Ledger) -> None:
+        super().__init__()
+        self.ledger = ledger
+        self._limit = limit
+        self._counted = 0
+
+    def take(self, piece: bytes | memoryview) -> None:
+        if len(self) + len(piece) > self._limit:
+            raise too_large(self._limit)
+        if not self.ledger.take(len(piece)):
+            raise Fault(503, "too many bodies are here at once; try again", "busy")
+        self._counted += len(piece)
+        self += piece
+
+    def __del__(self) -> None:
+        self.ledger.give_back(self._counted)
+
+
+def too_large(limit: int) -> Fault:
+    return Fault(413, f"the body is over {limit} bytes", "too-large")
+
+
+def body_encoding(field: bytes | None) -> bytes | None:
+    """What a Content-Encoding field asks to undo: gzip, deflate or None; raises 415 for anything else."""
+    if field is None:
+        return None
+    encoding = field.strip(b" \t").lower()
+    if encoding in (b"", b"identity"):
+        return None
+    if encoding in (b"gzip", b"x-gzip"):
+        return b"gzip"
+    if encoding == b"deflate":
+        return b"deflate"
+    raise Fault(415, "the Content-Encoding has to be gzip, deflate or identity", "unsupported-encoding")
+
+
+class Inflater:
+    """Decompresses one body in steps, and stops at the step that takes it over `limit`.
+
+    Each step looks at a window of the compressed bytes: what zlib leaves of its input comes back as a copy,
+    and so a copy is never of more than the window, however long the body is.
+    """
+
+    def __init__(
+        self, encoding: bytes, data: bytes | bytearray, limit: int, ledger: Ledger, *, whole: bool = True
+    ) -> None:
+        """Of `data` that is not `whole`, there may be more."""
+        self._wbits = _GZIP if encoding == b"gzip" else _deflate_kind(data)
+        self._data = memoryview(data)
+        self._whole = whole
+        self._at = 0
+        self._members = 1
+        self._stream = zlib.decompressobj(self._wbits)
+        self.body = GatheredBody(limit, ledger)
+
+    def step(self) -> bool:
+        """Produce one more piece; True when the body is complete."""
+        window = self._data[self._at : self._at + _WINDOW]
+        try:
+            piece = self._stream.decompress(window, _STEP)
+        except zlib.error:
+            raise bad_request("the compressed body is damaged") from None
+        self.body.take(piece)
+        if not self._stream.eof:
+            self._at += len(window) - len(self._stream.unconsumed_tail)
+            if not piece and self._at == len(self._data) and self._whole:
+                raise bad_request("the compressed body ends too early")
+            return False
+        self._at += len(window) - len(self._stream.unused_data)
+        if self._at == len(self._data):
+            return True
+        self._next_member()
+        return False
+
+    def _next_member(self) -> None:
+        """gzip may be several members in a row."""
+        if self._wbits != _GZIP:
+            raise bad_request("something follows the compressed body")
+        self._members += 1
+        if self._members > MOST_MEMBERS:
+            raise bad_request(f"the compressed body has more than {MOST_MEMBERS} members")
+        if self._members > _SHORT_MEMBERS and len(self.body) < _MEMBER * (self._members - 1):
+            raise bad_request(
+                f"the compressed body has more than {_SHORT_MEMBERS} members of under {_MEMBER} bytes"
+            )
+        self._stream = zlib.decompressobj(self._wbits)
+
+    def begin(self) -> bool:
+        """What takes no longer than a thread would to begin: short bodies and members, and what is wrong
+        with them. True when the body is complete."""
+        while self._at < _AT_ONCE and len(self.body) < _AT_ONCE:
+            if self.step():
+                return True
+        return False
+
+    def turn(self) -> bool:
+        """A few milliseconds of steps; True when the body is complete."""
+        return any(self.step() for _ in range(_STEPS_PER_TURN))
+
+
+def _deflate_kind(data: bytes | bytearray) -> int:
+    """`deflate` means zlib, but some senders leave out its two-byte header."""
+    is_zlib = len(data) >= 2 and data[0] & 0x0F == 8 and (data[0] * 256 + data[1]) % 31 == 0
+    return _ZLIB if is_zlib else _RAW
+
+
+class CompressedBody(GatheredBody):
+    """Looks at the start of a body before the rest is kept: what is wrong with it is often wrong there."""
+
+    def __init__(self, encoding: bytes, limit: int, most: int, ledger: Ledger) -> None:
+        """`limit` is of the body as it comes, `most` of what may become of it."""
+        super().__init__(limit, ledger)
+        self.encoding = encoding
+        self._most = most
+        self._looked = False
+
+    def take(self, piece: bytes | memoryview) -> None:
+        super().take(piece)
+        if not self._looked and len(self) >= _WINDOW:
+            self._looked = True
+            Inflater(self.encoding, bytes(self[:_WINDOW]), self._most, self.ledger, whole=False).begin()
+
+
+def inflate(
+    plan: Collect,
+    body: CompressedBody,
+    received_at: float,
+    exchange: Exchange,
+    shared: Shared,
+    failed: Callable[[Exception], None],
+) -> None:
+    """Tell the app that its request is here. Raises what goes wrong, or tells it later to `failed`."""
+    inflater = Inflater(body.encoding, body, plan.limit, shared.ledger)
+    if inflater.begin():
+        plan.done(inflater.body, received_at)
+        return
+    if shared.inflating >= shared.limits.max_inflating:
+        raise Fault(503, "too many compressed bodies are here at once; try again", "busy")
+    Inflation(plan, inflater, received_at, exchange, shared, failed).go_on()
+
+
+class Inflation:
+    """A few KB can hold many MB: what is not done in one step is done in a thread, not in the loop.
+
+    There it gets one turn after the other, with those of other bodies in between, and no more of them once
+    its client has left.
+    """
+
+    __slots__ = ("_exchange", "_failed", "_inflater", "_plan", "_received_at", "_shared")
+
+    def __init__(
+        self,
+        plan: Collect,
+        inflater: Inflater,
+        received_at: float,
+        exchange: Exchange,
+        shared: Shared,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._plan = plan
+        self._inflater = inflater
+        self._received_at = received_at
+        self._exchange = exchange
+        self._shared = shared
+        self._failed = failed
+        shared.inflating += 1
+
+    def go_on(self) -> None:
+        work = self._shared.loop.run_in_executor(self._shared.inflaters, self._inflater.turn)
+        work.add_done_callback(self._turned)
+
+    def _turned(self, work: asyncio.Future[bool]) -> None:
+        error = asyncio.CancelledError() if work.cancelled() else work.exception()
+        if error is None and self._exchange.pending and not work.result():
+            self.go_on()
+            return
+        self._shared.inflating -= 1
+        if isinstance(error, asyncio.CancelledError) or not self._exchange.pending:
+            return
+        if isinstance(error, Exception):
+            self._failed(error)
+            without_stack(error)
+            return
+        try:
+            self._plan.done(self._inflater.body, self._received_at)
+        except Exception as raised:
+            self._failed(raised)
 
 
 class ChunkedReader:
     """A chunked body. Extensions and trailers are checked, bounded and dropped."""
 
     __slots__ = (
-        "_chunks",
-        "_decoded",
-        "_left",
-        "_limits",
-        "_line",
-        "_overhead",
-        "_step",
-        "finished",
-        "received",
-        "sink",
+        *("_chunks", "_decoded", "_left", "_limits", "_line", "_overhead", "_step"),
+        *("finished", "received", "sink"),
     )
 
     def __init__(self, limits: Limits, sink: Sink) -> None:
@@ -160,9 +364,6 @@ class ChunkedReader:
             raise bad_request("the chunked body has too many extensions or trailers")
 
 
-BodyReader = LengthReader | ChunkedReader
-
-
 def skip_received(connection: socket.socket, count: int) -> int:
     """Throw away up to `count` bytes that a TCP socket has received, without copying; returns how many."""
     skipped = 0
@@ -185,24 +386,28 @@ class Intake:
     one that fills its buffer is followed by another, most often for nothing.
     """
 
-    __slots__ = ("_gather", "_ledger", "_limits", "_more", "_reader", "got", "into", "room", "size")
+    __slots__ = (
+        *("_ledger", "_limits", "_more", "_sink"),
+        *("chunks", "gathered", "got", "into", "room", "size"),
+    )
 
     def __init__(self, limits: Limits, ledger: Ledger) -> None:
         self._limits = limits
         self._ledger = ledger
-        self._reader: BodyReader | None = None
-        self._gather: Gather | None = None
         self.into: memoryview | None = None
         self._more: More | None = None
+        self._sink: Sink | None = None  # takes a body of known length that goes elsewhere
+        self.chunks: ChunkedReader | None = None  # reads one whose length nobody knows
+        self.gathered: GatheredBody | None = None  # what came of one that is kept in memory
         self.got = 0
-        self.size = 0  # of the body that goes into `into`
+        self.size = 0  # of a body of known length
         self.room = 0  # how much of it `into` can hold
 
     def start(self, head: RequestHead, plan: BodyPlan) -> None:
         """Follow the app's plan; raises `Fault` for a body that will not do."""
         self.got = 0
-        if isinstance(plan, Receive):
-            size = head.content_length
+        size = head.content_length
+        if type(plan) is Receive:
             if size is None or (plan.buffer.nbytes < size and plan.more is None):
                 raise ValueError("a body can only be received into a buffer that is long enough for it")
             self._more = plan.more
@@ -210,10 +415,24 @@ class Intake:
             self.into = plan.buffer[: size + 1]
             self.room = min(size, plan.buffer.nbytes)
         elif isinstance(plan, Collect):
-            self._gather = self._gathering(head, plan)
-            self._read_into(self._gather, head)
+            field = head.headers.get(b"content-encoding")
+            encoding = body_encoding(field) if field is not None and plan.inflate else None
+            if encoding is not None:
+                limit = self._limits.max_body_bytes
+                self.gathered = CompressedBody(encoding, limit, plan.limit, self._ledger)
+            elif size is not None and size > plan.limit:
+                raise too_large(plan.limit)
+            else:
+                self.gathered = GatheredBody(plan.limit, self._ledger)
+            self._give_to(self.gathered, size)
         else:
             self.skip(head)
+
+    def _give_to(self, sink: Sink, size: int | None) -> None:
+        if size is None:
+            self.chunks = ChunkedReader(self._limits, sink)
+        else:
+            self._sink, self.size = sink, size
 
     def grow(self) -> None:
         """The room is used up and the body is not complete: go on in a longer buffer, if there is one."""
@@ -225,53 +444,37 @@ class Intake:
             self.room = min(self.size, longer.nbytes)
 
     def skip(self, head: RequestHead) -> None:
-        """Read past what is left of the body."""
         discard = Discard(self._limits.drain_bytes)
-        if self.into is not None:
-            self._reader = LengthReader(self.size - self.got, discard)
-            self.into = None
-        elif self._reader is not None:
-            self._reader.sink = discard
+        if self.chunks is not None:
+            self.chunks.sink = discard
+        elif self.started:
+            self._sink, self.into = discard, None
         else:
-            self._read_into(discard, head)
-        self._gather = None
+            self._give_to(discard, head.content_length)
+        self.gathered = None
 
     def forget(self) -> None:
         """Let go of every buffer: the body ends here, complete or not."""
-        self.into = None
-        self._more = None
-        self._reader = None
+        self.into = self._more = self._sink = self.chunks = self.gathered = None
         self.got = 0
-        self._gather = None
-
-    def finish(self) -> bytearray:
-        """As `forget`, for a complete body: returns what was gathered of it."""
-        body = _NOTHING if self._gather is None else self._gather.body
-        self.forget()
-        return body
 
     @property
     def started(self) -> bool:
-        return self.into is not None or self._reader is not None
-
-    @property
-    def chunked(self) -> bool:
-        return isinstance(self._reader, ChunkedReader)
-
-    @property
-    def finished(self) -> bool:
-        if self.into is not None:
-            return self.got >= self.size
-        return self._reader is not None and self._reader.finished
+        return self.into is not None or self._sink is not None or self.chunks is not None
 
     @property
     def received(self) -> int:
-        return self.got if self._reader is None else self._reader.received
+        return self.got if self.chunks is None else self.chunks.received
 
     def take(self, data: bytes | bytearray, position: int, end: int) -> int:
         """Use what belongs to the body; returns where the rest begins."""
-        if self._reader is not None:
-            return position + self._reader.feed(memoryview(data)[position:end])
+        if self.chunks is not None:
+            return position + self.chunks.feed(memoryview(data)[position:end])
+        if self._sink is not None:
+            count = min(end - position, self.size - self.got)
+            self._sink.take(memoryview(data)[position : position + count])
+            self.got += count
+            return position + count
         into = cast(memoryview, self.into)
         count = min(end - position, self.room - self.got)
         into[self.got : self.got + count] = memoryview(data)[position : position + count]
@@ -286,21 +489,5 @@ class Intake:
 
     def skip_in_kernel(self, connection: socket.socket) -> None:
         """Throw away what the socket already holds of a body that is being skipped, without copying it."""
-        if isinstance(self._reader, LengthReader) and isinstance(self._reader.sink, Discard):
-            count = skip_received(connection, self._reader.left)
-            self._reader.left -= count
-            self._reader.received += count
-
-    def _gathering(self, head: RequestHead, plan: Collect) -> Gather:
-        encoding = body_encoding(head.headers.get(b"content-encoding")) if plan.inflate else None
-        if encoding is not None:
-            return GatherCompressed(encoding, self._limits.max_body_bytes, plan.limit, self._ledger)
-        if head.content_length is not None and head.content_length > plan.limit:
-            raise too_large(plan.limit)
-        return Gather(plan.limit, self._ledger)
-
-    def _read_into(self, sink: Sink, head: RequestHead) -> None:
-        if head.content_length is None:
-            self._reader = ChunkedReader(self._limits, sink)
-        else:
-            self._reader = LengthReader(head.content_length, sink)
+        if isinstance(self._sink, Discard):
+            self.got += skip_received(connection, self.size - self.got)

@@ -1,17 +1,34 @@
 """What an app sees of the server: a request's head, a plan for its body, an exchange to answer through, and
-answers as bytes, with the error body that every refusal shares.
+answers as bytes: errors with their status, the error body that every refusal shares, compression.
 """
 
 from __future__ import annotations
 
 import json
-import re
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
-from carpool.errors import CarpoolError
+from carpool.errors import (
+    Cancelled,
+    CarpoolError,
+    ConfigError,
+    DeadlineExceeded,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    Refused,
+    Replaced,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    Unsupported,
+    retry_after,
+    without_stack,
+)
+from carpool.wire.v2 import encode_error
 
 if TYPE_CHECKING:
     from carpool.frontend.access.keys import Principal
@@ -19,7 +36,6 @@ if TYPE_CHECKING:
 
 Buffer = bytes | bytearray | memoryview
 Body = Buffer | Sequence[Buffer]
-Fields = bytes | Iterable[tuple[bytes, bytes]]
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON_FIELDS = b"content-type: application/json\r\n"
@@ -27,7 +43,6 @@ JSON_FIELDS = b"content-type: application/json\r\n"
 _STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus
 }
-_BREAKS_OUT = re.compile(rb"[\r\n\0]")
 More = Callable[[int], memoryview | None]
 
 
@@ -47,16 +62,6 @@ class Fault(CarpoolError):
 
 def bad_request(message: str) -> Fault:
     return Fault(400, message, "bad-request")
-
-
-def render_fields(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Fields as `name: value` lines."""
-    lines = []
-    for name, value in fields:
-        if _BREAKS_OUT.search(name) or _BREAKS_OUT.search(value):
-            raise ValueError(f"line break in response field {name!r}")
-        lines.append(b"%b: %b\r\n" % (name, value))
-    return b"".join(lines)
 
 
 def render_head(status: int, fields: bytes, length: int, date: bytes) -> bytes:
@@ -142,15 +147,11 @@ class Exchange:
     ) -> None:
         self._connection: Answerer | None = connection
         self.head = head
-        self.head_at = head_at
-        """`time.monotonic()` when the head was complete."""
+        self.head_at = head_at  # `time.monotonic()` when the head was complete
         self.on_disconnect: Callable[[], None] | None = None
-        self.unread = 0.0
-        """Seconds for which requests lately lay in their sockets before they were read."""
-        self.first = first
-        """Whether nothing was answered on this connection before."""
-        self.peer = peer
-        """The client's address."""
+        self.unread = 0.0  # seconds for which requests lately lay in their sockets before they were read
+        self.first = first  # whether nothing was answered on this connection before
+        self.peer = peer  # the client's address
 
     @property
     def who(self) -> Principal | None:
@@ -164,10 +165,9 @@ class Exchange:
 
     @property
     def pending(self) -> bool:
-        """Whether an answer is still wanted."""
         return self._connection is not None
 
-    def respond(self, status: int, fields: Fields = b"", body: Body = b"") -> bool:
+    def respond(self, status: int, fields: bytes = b"", body: Body = b"") -> bool:
         """Answer, from the loop's thread. False, and nothing done, if no answer is wanted any more.
 
         Content-Length, Date and Connection are the server's. When this returns, the body's buffers are sent
@@ -176,10 +176,9 @@ class Exchange:
         connection = self._connection
         if connection is None:
             return False
-        rendered = fields if isinstance(fields, bytes) else render_fields(fields)
         self._connection = None
         self.on_disconnect = None
-        connection.answer(status, rendered, body)
+        connection.answer(status, fields, body)
         return True
 
     def make_room(self) -> bool:
@@ -191,3 +190,105 @@ class Exchange:
         callback, self.on_disconnect = self.on_disconnect, None
         self._connection = None
         return callback
+
+
+# ── answers ──
+
+
+class WrongMethod(CarpoolError):
+    reason = "method-not-allowed"
+
+    def __init__(self, method: str, allowed: Iterable[str]) -> None:
+        self.allowed = ", ".join(allowed)
+        super().__init__(f"{method} is not allowed here; allowed is {self.allowed}")
+
+
+STATUSES: dict[type[CarpoolError], int] = {
+    InvalidInput: 400,
+    ConfigError: 400,
+    Cancelled: 400,
+    Unauthenticated: 401,
+    Forbidden: 403,
+    NotFound: 404,
+    WrongMethod: 405,
+    Replaced: 409,
+    TooLarge: 413,
+    Refused: 429,
+    Unsupported: 501,
+    Unavailable: 503,
+    DeadlineExceeded: 504,
+}
+"""Everything else is the server's or the model's fault: 500."""
+
+
+def status_of(error: CarpoolError) -> int:
+    for kind in type(error).__mro__:
+        if kind in STATUSES:
+            return STATUSES[kind]
+    return 500
+
+
+def fields_of(error: CarpoolError) -> bytes:
+    """Retry-After is in whole seconds; the body's `retry_after_s` is what a patient program reads."""
+    wait = retry_after(error)
+    if wait is not None:
+        return b"%bRetry-After: %d\r\n" % (JSON_FIELDS, wait)
+    if isinstance(error, Unauthenticated):
+        return JSON_FIELDS + b"WWW-Authenticate: Bearer\r\n"
+    if isinstance(error, WrongMethod):
+        return b"%bAllow: %b\r\n" % (JSON_FIELDS, error.allowed.encode())
+    return JSON_FIELDS
+
+
+def answer_error(exchange: Exchange, error: CarpoolError, more_fields: bytes = b"") -> None:
+    """The end of the error, too: nobody needs to know any more where it came from."""
+    without_stack(error)
+    status, fields, body = rendered(error)
+    exchange.respond(status, fields + more_fields, body)
+
+
+def rendered(error: CarpoolError) -> tuple[int, bytes, bytes]:
+    """Status, fields and body: all that is needed of an error, which may hold much more than that."""
+    kept = error.rendered if isinstance(error, Refused) else None
+    found: tuple[int, bytes, bytes] | None = None if kept is None else kept.get("http")
+    if found is None:
+        found = status_of(error), fields_of(error), encode_error(error)
+        if kept is not None:
+            kept["http"] = found
+    return found
+
+
+def choose_encoding(accepted: bytes | None) -> bytes | None:
+    """The best answer to an Accept-Encoding field: gzip, deflate, or None for the plain body."""
+    if not accepted:
+        return None
+    quality: dict[bytes, float] = {}
+    for part in accepted.lower().split(b","):
+        name, _, parameter = part.partition(b";")
+        quality[name.strip()] = _quality(parameter)
+    anything = quality.get(b"*", 0.0)
+    gzip = quality.get(b"gzip", quality.get(b"x-gzip", anything))
+    deflate = quality.get(b"deflate", anything)
+    if max(gzip, deflate, quality.get(b"identity", 0.0)) <= 0 or quality.get(b"identity", 0.0) > max(
+        gzip, deflate
+    ):
+        return None
+    return b"gzip" if gzip >= deflate else b"deflate"
+
+
+def _quality(parameter: bytes) -> float:
+    name, _, value = parameter.partition(b"=")
+    if name.strip() != b"q":
+        return 1.0
+    try:
+        return float(value)
+    except ValueError:
+        return 0.0
+
+
+def compress(body: bytes, encoding: bytes, level: int = 6) -> bytes:
+    """`body` in one of the encodings that `choose_encoding` names."""
+    compressor = zlib.compressobj(
+        level, zlib.DEFLATED, 16 + zlib.MAX_WBITS if encoding == b"gzip" else zlib.MAX_WBITS
+    )
+    return compressor.compress(body) + compressor.flush()

@@ -6,6 +6,8 @@ Everything that is decided is decided in `core`; here are the loop's clock, the 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
@@ -14,8 +16,7 @@ from typing import Protocol
 from carpool.core.constants import CONSTANTS
 from carpool.core.front_load import FairBacklog, FrontLane, LaneKey, Pacer
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, TooLarge, Unsupported, without_stack
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
-from carpool.frontend.http.http_answers import WrongMethod, answer_error, rendered
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, WrongMethod, answer_error, rendered
 from carpool.frontend.http.limits import KIB, MIB
 from carpool.link.door import ModelEntry, Sender
 from carpool.observe.logs import logger
@@ -23,6 +24,10 @@ from carpool.observe.logs import logger
 log = logger("http")
 
 _LOOK_S = 0.002  # so often, while something waits
+_LOOK_EVERY_S = 0.005
+_LAST_DATA_RECEIVED = struct.Struct("52xI")  # of Linux's struct tcp_info: milliseconds since data came last
+_KEPT_S = 0.25  # what was seen, while nobody comes who can be asked
+_LONGEST_S = 10.0  # what would be more is no wait: it is a field that means something else here
 _UNMET_S = 0.5  # for so long after its refusals had to wait, a lane is taken to want more than it asked for
 _NO_PROMISE_WAIT_S = 0.1
 _DOCUMENT_WAIT_S = 1.0
@@ -38,10 +43,42 @@ _MOST_NEW_ONES = 128
 _DRAINABLE = 8 * MIB  # a longer body ends its connection: nothing is gained by waiting
 
 
-class Waits(Protocol):
-    """How long requests lately lay in their sockets before this front end read them."""
+class Unread:
+    """How long requests lately lay in their sockets before this front end read them.
 
-    seconds: float
+    Asked of the kernel, which alone knows: it notes when data comes, to the tick (4 ms or less).
+
+    The loop's own turns would say less. uvloop does not tell when it polled, a poll that returns late cannot
+    be told from one that had nothing to return, and on a busy machine it is just the waking up that takes
+    long. A question to the kernel costs some microseconds, so the answer is good for all requests of the next
+    few milliseconds: of the same turn, mostly.
+    """
+
+    __slots__ = ("look_at", "seconds")
+
+    def __init__(self) -> None:
+        self.look_at = 0.0
+        self.seconds = 0.0
+
+    def look(self, connection: socket.socket, now: float) -> None:
+        """A request has just been read from this socket, to its end."""
+        self.look_at = now + _LOOK_EVERY_S
+        self.seconds = waited(connection)
+
+    def cannot_look(self, now: float) -> None:
+        """A request has been read whose wait says nothing. What was seen long ago says nothing, either."""
+        if now >= self.look_at + _KEPT_S:
+            self.seconds = 0.0
+
+
+def waited(connection: socket.socket) -> float:
+    """Seconds since data came on a TCP socket; 0 where that cannot be told."""
+    try:
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
+        seconds: float = _LAST_DATA_RECEIVED.unpack(told)[0] / 1e3
+    except (AttributeError, OSError, struct.error):  # no Linux, no TCP, or gone already
+        return 0.0
+    return seconds if seconds <= _LONGEST_S else 0.0
 
 
 class Excuse(Protocol):
@@ -53,7 +90,7 @@ class Excuse(Protocol):
 class Fairness:
     """One per front end, used in its loop's thread only. Without `behind` nobody is turned away here."""
 
-    def __init__(self, waits: Waits | None = None, behind: Excuse | None = None) -> None:
+    def __init__(self, waits: Unread | None = None, behind: Excuse | None = None) -> None:
         self._waits = waits
         self._behind = behind
         self._backlog = FairBacklog()
@@ -74,12 +111,12 @@ class Fairness:
         backlog = self._backlog
         lane = backlog.shares.lane(_lane(entry, exchange, sender.source), now)
         work = 1.0 + (exchange.head.content_length or 0) / _BYTES_OF_A_REQUEST
-        lane.asks(work, now)
+        lane.asked.add(work, now)
         if refusal is None and self._waits is not None and self._behind is not None:
             waited = self._waits.seconds
             if backlog.turns_away(entry.key, entry.slo, lane, waited, now):
                 refusal = self._behind(entry, now, sender.source, waited)
-        backlog.shares.did(work if refusal is None else work * _REFUSAL_PART, now)
+        backlog.shares.done.add(work if refusal is None else work * _REFUSAL_PART, now)
         return refusal
 
     def tell(

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from carpool.config.server import LOCALHOST
 from carpool.errors import ConfigError
 from carpool.frontend.http.exchange import App
+from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.protocol import Connection
-from carpool.frontend.http.shared import Shared, Unread
+from carpool.frontend.http.shared import Shared
 from carpool.observe.descriptors import Descriptors
 
 _BACKLOG = 1024

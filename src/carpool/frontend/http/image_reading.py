@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl
 
 from carpool.config.rules import nearest, shown
 from carpool.errors import InvalidInput, TooLarge
-from carpool.frontend.http.gathering import body_encoding
-from carpool.frontend.http.http_answers import choose_encoding
+from carpool.frontend.http.body import body_encoding
+from carpool.frontend.http.exchange import choose_encoding
 from carpool.frontend.http.infer_route import DEADLINE_FIELD, LATEST_FIELD, SOURCE_FIELD
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.pictures.sent_pictures import from_base64

@@ -9,6 +9,7 @@ import contextlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import NamedTuple, cast
 
@@ -16,16 +17,14 @@ from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, Unavai
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.call import ClientCall, Times, stopping
-from carpool.frontend.front_service import not_serving
-from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Collect, Exchange, Receive
-from carpool.frontend.http.http_answers import status_of
+from carpool.frontend.documents import task_of
+from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Collect, Exchange, Receive, status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
-from carpool.frontend.http.infer_route import TIMING
+from carpool.frontend.http.infer_route import TIMING, ModelRoute
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.packing import AT_ONCE
-from carpool.frontend.pictures.picture_models import PictureModel, task_of
-from carpool.frontend.pictures.sent_pictures import RoutePicture
+from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
 from carpool.link.door import LATEST, Answer, Catalog, ModelEntry, Slot
 from carpool.memory.layout import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
@@ -67,47 +66,25 @@ class ImageTarget(NamedTuple):
     row: Row
     model: PictureModel
     options: Options
+    drawn: str | None  # the format of the picture to answer with, instead of JSON
 
 
-class ImageRoute:
-    """Requests with one head."""
-
+class ImageRoute(ModelRoute[ImageTarget]):
     def __init__(self, service: Service, head: HttpHead, task: str | None, model: str = "") -> None:
-        self.service = service
         self.asked = read_image_head(head)
+        super().__init__(service, self.asked.sender)
         self._task = task
         self._who = head.who
-        self._catalog: Catalog | None = None
-        self._target: ImageTarget | None = None
         if model and self.asked.model:
             raise InvalidInput("the path names the model already", field="model")
         self._model = model or self.asked.model
         if self.asked.version and not self._model:
             raise InvalidInput("a version needs its model: give model, too", field="version")
 
-    def begin(self, exchange: Exchange) -> BodyPlan:
-        """Refuse before the body what can be refused, else gather it."""
-        service = self.service
-        target: ImageTarget | None = None
-        try:
-            if not service.door.serving:
-                raise not_serving()
-            target = self.current()
-            now = exchange.head_at
-            sender = self.asked.sender
-            size = exchange.head.content_length or 0
-            advised = service.pictures.refuses(target.entry, now + self.asked.budget, now, sender, size)
-            refusal = service.fair.judge(target.entry, exchange, sender, advised)
-            if refusal is None:
-                return self._plan(exchange, target)
-        except CarpoolError as error:
-            refusal = error
-        source = self.asked.sender.source
-        service.fair.tell(exchange, refusal, None if target is None else target.entry, source)
-        if target is not None:  # else nobody knows whose failure it is
-            count_failure(target.row, refusal, 0.0)
-            service.door.turned_away(target.entry, refusal, exchange.head_at, source=source)
-        return None
+    def _advised(self, exchange: Exchange, target: ImageTarget) -> CarpoolError | None:
+        asked, now = self.asked, exchange.head_at
+        size = exchange.head.content_length or 0
+        return self.service.pictures.refuses(target.entry, now + asked.budget, now, asked.sender, size)
 
     def _plan(self, exchange: Exchange, target: ImageTarget) -> BodyPlan:
         """A picture that the device may decode comes straight into a slot."""
@@ -117,24 +94,18 @@ class ImageRoute:
         if target.model.encoded and self.asked.in_place and size <= service.max_body_bytes:
             with contextlib.suppress(Unavailable):
                 # see `Intake` for what the byte is good for
-                request.slot = slot = service.first_slot(FILE_AT + size + 1, exchange.make_room)
+                request.slot = slot = service.door.first_slot(FILE_AT + size + 1, exchange.make_room)
                 return Receive(slot.view[FILE_AT:], request.received_in_slot, request.more)
         return Collect(service.max_body_bytes, request.received)
 
-    def current(self) -> ImageTarget:
-        """What serves these requests now: a change of the catalogue holds from the next look on."""
-        catalog = self.service.door.catalog
-        if catalog is not self._catalog or self._target is None:
-            self._target = None
-            entry = self._entry(catalog)
-            check_model(self._who, entry.name)
-            model = self.service.pictures.model(entry)
-            options = read_options(self.asked.options, model.task)
-            if self.asked.wants_drawn and "overlay" not in options_of(model.task):
-                raise cannot_draw(f"what {entry.name} answers")
-            self._target = ImageTarget(entry, self.service.row(entry), model, options)
-            self._catalog = catalog
-        return self._target
+    def _find(self, catalog: Catalog) -> ImageTarget:
+        entry = self._entry(catalog)
+        check_model(self._who, entry.name)
+        model = self.service.pictures.model(entry)
+        options, drawn = self._wanted(self.asked.options, model)
+        if self.asked.wants_drawn and "overlay" not in options_of(model.task):
+            raise cannot_draw(f"what {entry.name} answers")
+        return ImageTarget(entry, self.service.row(entry), model, options, drawn)
 
     def _entry(self, catalog: Catalog) -> ModelEntry:
         if not self._model:
@@ -149,20 +120,17 @@ class ImageRoute:
             )
         return entry
 
-    def read_options(
-        self, target: ImageTarget, fields: Mapping[str, str], *, several: bool
-    ) -> tuple[Options, str | None]:
+    def options_with(self, fields: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:
         """With those that stand in a form; and the format of the drawn answer, if one is wanted."""
-        options = target.options
-        if fields:
-            twice = next((name for name in fields if name in self.asked.options), None)
-            if twice is not None:
-                raise InvalidInput(f"{twice} is given in the query and in the form", field=twice)
-            options = read_options({**self.asked.options, **fields}, target.model.task)
+        twice = next((name for name in fields if name in self.asked.options), None)
+        if twice is not None:
+            raise InvalidInput(f"{twice} is given in the query and in the form", field=twice)
+        return self._wanted({**self.asked.options, **fields}, model)
+
+    def _wanted(self, given: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:
+        options = read_options(given, model.task)
         if not (options.overlay or self.asked.wants_drawn):
             return options, None
-        if several:
-            raise InvalidInput("several pictures are answered in JSON: draw one at a time", field="overlay")
         return replace(options, overlay=True), self.asked.drawn
 
 
@@ -202,7 +170,7 @@ class ImageCall(ClientCall):
 
     def __init__(self, request: ImageRequest, number: int, pixels: int) -> None:
         super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)
-        self.entry, self.row, _, _ = request.target
+        self.entry, self.row = request.target[:2]
         self.unread = request.exchange.unread
         self._request = request
         self._number = number
@@ -266,30 +234,26 @@ class ImageRequest:
         service.server_row.add(BYTES_RECEIVED, self.exchange.head.content_length or len(body))
         try:
             self.target = self.route.current()  # what serves may have changed while the body came
-            if not service.pictures.hold(len(body)):
-                raise _too_many()
-            self._held = len(body)
             if layout.kind == "raw":
-                self._begin(Sent((body,)))
+                self._begin(Sent((body,)), len(body))
                 return
             if len(body) <= AT_ONCE:
-                self._begin(read_pictures(body, layout))
+                self._begin(read_pictures(body, layout), len(body))
                 return
         except CarpoolError as error:
             self._fail(error)
             return
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(service.threads, read_pictures, body, layout)
-        work.add_done_callback(self._read)
+        work.add_done_callback(partial(self._read, len(body)))
 
     def more(self, received: int) -> memoryview | None:
-        """The slot is full, and the picture is longer."""
         slot, self.slot = self.slot, None
         exchange = self.exchange
         assert slot is not None
         size = FILE_AT + (exchange.head.content_length or 0) + 1
         try:
-            self.slot = self.service.larger_slot(slot, FILE_AT + received, size, exchange.make_room)
+            self.slot = self.service.door.larger_slot(slot, FILE_AT + received, size, exchange.make_room)
         except CarpoolError as error:
             self.arrived = exchange.head_at
             self._fail(error)
@@ -305,7 +269,7 @@ class ImageRequest:
         try:
             target = self.target = self.route.current()
             geometry = target.model.seen_as_file(picture)
-            self.options, self.drawn = self.route.read_options(target, {}, several=False)
+            self.options, self.drawn = target.options, target.drawn
         except CarpoolError as error:
             self._fail(error)
             return
@@ -321,7 +285,7 @@ class ImageRequest:
         self._under_way[0] = call = ImageCall(self, 0, 0)
         call.start(b"", slot, geometry)
 
-    def _read(self, work: asyncio.Future[Sent]) -> None:
+    def _read(self, size: int, work: asyncio.Future[Sent]) -> None:
         """A long body was taken apart in a thread."""
         error = stopping() if work.cancelled() else work.exception()
         if not self.exchange.pending:
@@ -330,7 +294,7 @@ class ImageRequest:
         try:
             if error is not None:
                 raise error
-            self._begin(work.result())
+            self._begin(work.result(), size)
         except CarpoolError as known:
             self._fail(known)
         except Exception as unknown:
@@ -340,16 +304,21 @@ class ImageRequest:
 
     # ── the pictures ──
 
-    def _begin(self, sent: Sent) -> None:
-        pictures, several = sent.pictures, sent.several
+    def _begin(self, sent: Sent, size: int) -> None:
+        pictures, several, target = sent.pictures, sent.several, self.target
         if several and self.route.asked.sender.latest:
             raise InvalidInput(f"with {LATEST} send one picture at a time", field=LATEST)
-        self.options, self.drawn = self.route.read_options(self.target, sent.fields, several=several)
+        self.options, self.drawn = target.options, target.drawn
+        if sent.fields:
+            self.options, self.drawn = self.route.options_with(sent.fields, target.model)
+        if several and self.drawn is not None:
+            raise InvalidInput("several pictures are answered in JSON: draw one at a time", field="overlay")
         self._several = several
         self._pixels = pixels_of_request(pictures)
-        if not self.service.pictures.hold_pixels(sum(self._pixels)):
-            raise _too_many()
-        self._pixels_held = sum(self._pixels)
+        pixels = sum(self._pixels)
+        if not self.service.pictures.hold(size, pixels):
+            raise Refused("too many pictures are under way", reason="queue-full", retry_after_s=1.0)
+        self._held, self._pixels_held = size, pixels
         self._outcomes = [None] * len(pictures)
         self._waiting.extend(enumerate(pictures))
         self._go_on()
@@ -384,7 +353,7 @@ class ImageRequest:
     def _answer(self) -> None:
         self._let_go()
         outcomes = cast("list[Outcome]", self._outcomes)  # all of them are there now
-        slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=_time_taken)
+        slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=lambda one: sum(one.times[:4]))
         if self._several:
             listed = [_listed(outcome) for outcome in outcomes]
             self._send(_JSON_ANSWER % slowest.times, b'{"results":[%b]}' % b",".join(listed))
@@ -409,7 +378,6 @@ class ImageRequest:
         self.service.fair.tell(self.exchange, error, self.target.entry, source, more_fields)
 
     def _fail(self, error: CarpoolError) -> None:
-        """Before there was any picture."""
         self._let_go()
         count_failure(self.target.row, error, monotonic() - self.arrived)
         self._tell(error)
@@ -432,14 +400,6 @@ class ImageRequest:
         held, self._held = self._held, 0
         pixels, self._pixels_held = self._pixels_held, 0
         self.service.pictures.let_go(held, pixels)
-
-
-def _too_many() -> Refused:
-    return Refused("too many pictures are under way", reason="queue-full", retry_after_s=1.0)
-
-
-def _time_taken(outcome: Outcome) -> float:
-    return sum(outcome.times[:4])
 
 
 def _listed(outcome: Outcome) -> bytes:

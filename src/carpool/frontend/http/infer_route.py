@@ -7,14 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from carpool.errors import CarpoolError, TooLarge
 from carpool.frontend.call import ClientCall, Times
 from carpool.frontend.front_service import not_serving
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
-from carpool.frontend.http.gathering import body_encoding
-from carpool.frontend.http.http_answers import choose_encoding
+from carpool.frontend.http.body import body_encoding
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, choose_encoding
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.packing import AT_ONCE, check, is_in_place, takes_long
@@ -34,12 +33,10 @@ from carpool.link.door import (
 )
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row, count_failure
-from carpool.types import InferResponse, Signature
+from carpool.types import InferResponse
 from carpool.wire.v2 import (
     HEADER_LENGTH,
-    Buffer,
     Placed,
-    RequestHead,
     check_tail,
     encode_response,
     raw_head,
@@ -107,6 +104,18 @@ def _answer_encodings(field: bytes | None) -> tuple[bytes | None, bytes | None]:
     return encoding, None if b"," in field or field.startswith(b"*") else encoding
 
 
+class ServedModel(Protocol):
+    """What serves a request, and where it is counted."""
+
+    @property
+    def entry(self) -> ModelEntry: ...
+    @property
+    def row(self) -> Row: ...
+
+
+Target = TypeVar("Target", bound=ServedModel)
+
+
 class InferTarget(NamedTuple):
     """What serves a request, where it is counted, and how long its body can be."""
 
@@ -120,52 +129,73 @@ def start_infer(service: Service, head: HttpHead, variables: Mapping[str, str]) 
     return InferRoute(service, head, variables["model"], variables.get("version", "")).begin
 
 
-class InferRoute:
-    """Requests with one head."""
+class ModelRoute(Generic[Target]):
+    """Requests with one head, for one model. Their target is worked out once for each catalogue."""
 
-    def __init__(self, service: Service, head: HttpHead, model: str, version: str) -> None:
+    def __init__(self, service: Service, sender: Sender) -> None:
         self.service = service
-        self.asked = read_infer_head(head)
-        self._model = model
-        self._version = version
+        self._sender = sender
         self._catalog: Catalog | None = None
-        self._target: InferTarget | None = None
+        self._target: Target | None = None
 
     def begin(self, exchange: Exchange) -> BodyPlan:
         """Refuse before the body what can be refused, else say where it goes."""
-        door, asked = self.service.door, self.asked
-        if (exchange.head.content_length or 0) < asked.shortest:
-            read_header_length(str(asked.header_length), exchange.head.content_length)  # raises
+        service, sender = self.service, self._sender
         try:
-            if not door.serving:
+            if not service.door.serving:
                 raise not_serving()
-            now = exchange.head_at
             target = self.current()
-            advised = door.refuses(target.entry, now + asked.budget, now, asked.sender, certain=False)
-            refusal = self.service.fair.judge(target.entry, exchange, asked.sender, advised)
+            refusal = service.fair.judge(target.entry, exchange, sender, self._advised(exchange, target))
             if refusal is None:
                 return self._plan(exchange, target)
         except CarpoolError as error:
             refusal = error
-        source = asked.sender.source
-        entry = None if self._target is None else self._target.entry
-        self.service.fair.tell(exchange, refusal, entry, source)
-        if self._target is not None:  # else nobody knows whose failure it is
-            count_failure(self._target.row, refusal, 0.0)
-            door.turned_away(self._target.entry, refusal, exchange.head_at, source=source)
+        known = self._target
+        service.fair.tell(exchange, refusal, None if known is None else known.entry, sender.source)
+        if known is not None:  # else nobody knows whose failure it is
+            count_failure(known.row, refusal, 0.0)
+            service.door.turned_away(known.entry, refusal, exchange.head_at, source=sender.source)
         return None
 
-    def current(self) -> InferTarget:
+    def current(self) -> Target:
         """What serves these requests now: a change of the catalogue holds from the next look on."""
         catalog = self.service.door.catalog
         if catalog is not self._catalog or self._target is None:
             self._target = None
-            entry = self.service.look_up(self._model, self._version)
-            largest = LargestBody(entry, self.service.max_body_bytes)
-            most = largest.in_place(self.asked.header_length or 0)
-            self._target = InferTarget(entry, self.service.row(entry), largest, most)
+            self._target = self._find(catalog)
             self._catalog = catalog
         return self._target
+
+    def _find(self, catalog: Catalog) -> Target:
+        raise NotImplementedError
+
+    def _advised(self, exchange: Exchange, target: Target) -> CarpoolError | None:
+        """What the engine would say to it now."""
+        raise NotImplementedError
+
+    def _plan(self, exchange: Exchange, target: Target) -> BodyPlan:
+        raise NotImplementedError
+
+
+class InferRoute(ModelRoute[InferTarget]):
+    def __init__(self, service: Service, head: HttpHead, model: str, version: str) -> None:
+        self.asked = read_infer_head(head)
+        super().__init__(service, self.asked.sender)
+        self._model = model
+        self._version = version
+
+    def _find(self, catalog: Catalog) -> InferTarget:
+        entry = self.service.look_up(self._model, self._version)
+        largest = LargestBody(entry, self.service.max_body_bytes)
+        most = largest.in_place(self.asked.header_length or 0)
+        return InferTarget(entry, self.service.row(entry), largest, most)
+
+    def _advised(self, exchange: Exchange, target: InferTarget) -> CarpoolError | None:
+        asked, now = self.asked, exchange.head_at
+        if (exchange.head.content_length or 0) < asked.shortest:
+            read_header_length(str(asked.header_length), exchange.head.content_length)  # raises
+        door = self.service.door
+        return door.refuses(target.entry, now + asked.budget, now, asked.sender, certain=False)
 
     def _plan(self, exchange: Exchange, target: InferTarget) -> BodyPlan:
         size = exchange.head.content_length or 0
@@ -175,7 +205,8 @@ class InferRoute:
             return Collect(most, HttpCall(self, exchange, target, None).collected)
         if size > target.most_in_place:
             target.largest.check(size, target.most_in_place)
-        slot = self.service.first_slot(size + 1, exchange.make_room)  # see `Intake` for what the byte is for
+        # See `Intake` for what the byte is for.
+        slot = self.service.door.first_slot(size + 1, exchange.make_room)
         call = HttpCall(self, exchange, target, slot)
         return Receive(slot.view, call.received, call.more)
 
@@ -197,13 +228,12 @@ class HttpCall(ClientCall):
     # ── the body ──
 
     def more(self, received: int) -> memoryview | None:
-        """The slot is full, and the body is longer."""
         slot, self._slot = self._slot, None
         assert slot is not None
         exchange = self._exchange
         size = (exchange.head.content_length or 0) + 1
         try:
-            self._slot = self.service.larger_slot(slot, received, size, exchange.make_room)
+            self._slot = self.service.door.larger_slot(slot, received, size, exchange.make_room)
         except CarpoolError as error:
             self.arrived = exchange.head_at
             self._fail(error)
@@ -211,7 +241,6 @@ class HttpCall(ClientCall):
         return self._slot.view
 
     def received(self, at: float) -> None:
-        """The body is in the slot."""
         exchange, route, slot = self._exchange, self._route, self._slot
         self.arrived, self.unread = at, exchange.unread
         size, end = exchange.head.content_length or 0, route.asked.header_length or 0
@@ -258,10 +287,8 @@ class HttpCall(ClientCall):
         self._let_go()
         length, signature = self._route.asked.header_length, self.entry.signature
         work = partial(self.service.long_json.prepare, body, length, signature)
-        self._aside(takes_long(len(body), length, signature), work, self._offer_prepared)
-
-    def _offer_prepared(self, prepared: tuple[RequestHead, list[Buffer]]) -> None:
-        self._offer_pieces(*prepared, checked=True)
+        long = takes_long(len(body), length, signature)
+        self._aside(long, work, lambda prepared: self._offer_pieces(*prepared, checked=True))
 
     def _look_for_pictures(self, body: bytes | bytearray) -> None:
         self._let_go()
@@ -324,7 +351,9 @@ class LargestBody:
         self._limit = limit
         self._model = entry.name
         self._rows = signature.max_batch
-        bounded = entry.vision is None and _is_bounded(signature)  # pictures may come in a tensor's place
+        # Pictures may come in a tensor's place.
+        fixed = all(spec.datatype.size and -1 not in spec.shape for spec in signature.inputs)
+        bounded = entry.vision is None and fixed
         rows = max(1, signature.max_batch)
         elements = [(rows * math.prod(spec.shape), spec.datatype.size) for spec in signature.inputs]
         self._bytes = sum(count * size for count, size in elements) if bounded else None
@@ -349,7 +378,3 @@ class LargestBody:
                 f"{most}{batch}",
                 field="Content-Length",
             )
-
-
-def _is_bounded(signature: Signature) -> bool:
-    return all(spec.datatype.size and -1 not in spec.shape for spec in signature.inputs)

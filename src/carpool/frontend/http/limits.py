@@ -12,8 +12,7 @@ MIB = 1024 * KIB
 class Limits:
     """Sizes are bytes, durations seconds. Timeouts are looked at every `sweep_s`, so they are that coarse."""
 
-    max_connections: int = 1024
-    """Served at once; the next one gets a 503 and is closed."""
+    max_connections: int = 1024  # served at once; the next one gets a 503 and is closed
     max_lingering: int = 64
     """Closed connections that may still wait for their client to have read the last answer."""
 
@@ -21,34 +20,27 @@ class Limits:
     max_header_bytes: int = 32 * KIB
     """Request line and fields together; also bounds chunk extensions and trailers."""
     max_header_fields: int = 100
-    max_body_bytes: int = 64 * MIB
-    """Of one body as it comes over the wire."""
-    max_chunks: int = 65_536
-    """Of one chunked body, as in Triton: each is work, however short."""
+    max_body_bytes: int = 64 * MIB  # of one body as it comes over the wire
+    max_chunks: int = 65_536  # of one chunked body, as in Triton: each is work, however short
     max_gathered_bytes: int = 512 * MIB
     """Of all bodies that were gathered in memory and are still needed, over all connections."""
     max_inflating: int = 64
     """Bodies that are decompressed in turns, or wait for theirs; the next one gets a 503."""
-    max_unsent_bytes: int = 512 * MIB
-    """Of all answers that clients have not read yet, over all connections."""
+    max_unsent_bytes: int = 512 * MIB  # of all answers that clients have not read yet, over all connections
     read_ahead_bytes: int = 64 * KIB
     """Kept from a client that sends its next requests before it has its answer."""
 
     header_timeout_s: float = 10.0
     """From the first byte of a head (for a new connection: from its start) to the last."""
-    body_timeout_s: float = 5.0
-    """A window in which a body must end or come at `min_body_rate`."""
-    min_body_rate: float = 10_000.0
-    """Bytes per second."""
-    look_at_pace_s: float = 1.0
-    """How old a body has to be before its pace says something."""
+    body_timeout_s: float = 5.0  # a window in which a body must end or come at `min_body_rate`
+    min_body_rate: float = 10_000.0  # bytes per second
+    look_at_pace_s: float = 1.0  # how old a body has to be before its pace says something
     slow_body_s: float = 10.0
     """When memory for bodies is short, those that would take longer are cut off, the slowest first."""
     write_timeout_s: float = 10.0
     """A window in which a client must have read its answer or `min_progress_bytes` of it."""
     min_progress_bytes: int = 4 * KIB
-    idle_timeout_s: float = 75.0
-    """Between an answer and the next request."""
+    idle_timeout_s: float = 75.0  # between an answer and the next request
 
     drain_bytes: int = 64 * MIB
     """What is read past after an early answer, unkept, so that its sender comes to read it. What is longer

@@ -43,19 +43,8 @@ class RequestHead:
     """
 
     __slots__ = (
-        "chunked",
-        "content_length",
-        "derived",
-        "expects_continue",
-        "has_body",
-        "headers",
-        "http_minor",
-        "keep_alive",
-        "method",
-        "path",
-        "query",
-        "target",
-        "who",
+        *("chunked", "content_length", "derived", "expects_continue", "has_body", "headers", "http_minor"),
+        *("keep_alive", "method", "path", "query", "target", "who"),
     )
 
     def __init__(

@@ -22,7 +22,7 @@ from time import monotonic
 from typing import cast
 
 from carpool.errors import without_stack
-from carpool.frontend.http.body import Intake, skip_received
+from carpool.frontend.http.body import CompressedBody, Intake, inflate, skip_received, too_large
 from carpool.frontend.http.exchange import (
     CONTINUE,
     Body,
@@ -34,7 +34,6 @@ from carpool.frontend.http.exchange import (
     bad_request,
     render_head,
 )
-from carpool.frontend.http.gathering import deliver, too_large
 from carpool.frontend.http.limits import KIB, MIB
 from carpool.frontend.http.parsing import HeadFinder, RequestHead
 from carpool.frontend.http.shared import BODY_READ, Shared
@@ -243,7 +242,6 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait for the client to read."""
         return self._transport.get_write_buffer_size()
 
     def seconds_for_body(self, now: float) -> float:
@@ -280,7 +278,7 @@ class Connection(asyncio.BufferedProtocol):
                     turns = _REQUESTS_PER_TURN
                     break
                 if self._phase == BODY:
-                    if position and self._intake.chunked and self._shared.turns.left <= 0:
+                    if position and self._intake.chunks is not None and self._shared.turns.left <= 0:
                         turns = _REQUESTS_PER_TURN  # chunks are dear; requests that are here whole go on
                         break
                     position = self._take_body(data, position, end)  # of many chunks, a few
@@ -319,7 +317,7 @@ class Connection(asyncio.BufferedProtocol):
             self._work(data, len(data))
         if self._phase >= LINGER:
             return
-        if self._phase == BODY and not self._intake.chunked:
+        if self._phase == BODY and self._intake.chunks is None:
             self._scratch = self._shared.body_buffer
         if not self._ended:
             if len(self._ahead) < self._shared.limits.read_ahead_bytes:
@@ -342,7 +340,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._transport.pause_reading()
         intake = self._intake
-        if self._phase == BODY and self._ahead and intake.chunked:
+        if self._phase == BODY and self._ahead and intake.chunks is not None:
             self._shared.turns.rest(self._continue)
             return
         begun = self._phase == BODY and intake.received % _AT_A_STRETCH >= BODY_READ
@@ -398,7 +396,7 @@ class Connection(asyncio.BufferedProtocol):
                 intake.start(head, plan)
                 self._plan = plan
                 self._mark = 0
-                if intake.into is None and not intake.chunked:
+                if intake.into is None and intake.chunks is None:
                     self._scratch = shared.body_buffer
                 if head.expects_continue:
                     self._send(CONTINUE)
@@ -416,7 +414,7 @@ class Connection(asyncio.BufferedProtocol):
                 raise
             self._linger()
             return end
-        if intake.got >= intake.size if intake.into is not None else intake.finished:
+        if intake.got >= intake.size if intake.chunks is None else intake.chunks.finished:
             self._body_done()
         elif position < end:  # there are many chunks
             self._shared.turns.spend(_CHUNKS_WORK)
@@ -429,9 +427,10 @@ class Connection(asyncio.BufferedProtocol):
             self._shared.turns.spend(count)
             if count >= len(self._scratch) or self._shared.turns.left <= 0:
                 self._let_others_run()
-        if not intake.chunked and not self._secure and (self._exchange is None or self._plan is None):
+        unwanted = self._exchange is None or self._plan is None
+        if unwanted and intake.chunks is None and not self._secure:
             intake.skip_in_kernel(self._borrow())
-            if intake.finished:
+            if intake.got >= intake.size:
                 self._body_done()
 
     def _body_done(self) -> None:
@@ -456,9 +455,12 @@ class Connection(asyncio.BufferedProtocol):
                 self._intake.forget()
                 plan.done(now)
                 return
-            body = self._intake.finish()
-            if isinstance(plan, Collect):
-                deliver(plan, body, now, exchange, self._shared, self._failed)
+            body = self._intake.gathered
+            self._intake.forget()
+            if body and isinstance(body, CompressedBody) and isinstance(plan, Collect):
+                inflate(plan, body, now, exchange, self._shared, self._failed)
+            elif isinstance(plan, Collect):
+                plan.done(b"" if body is None else body, now)
         except Exception as error:
             self._failed(error)
 
@@ -524,7 +526,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _linger(self) -> None:
         """Everything is said; wait for the client to read it."""
-        if self._ended or self._transport.is_closing() or not self._shared.may_linger():
+        shared = self._shared
+        full = shared.lingering >= shared.limits.max_lingering
+        if self._ended or self._transport.is_closing() or full:
             self._close()
             return
         self._phase = LINGER

@@ -1,18 +1,17 @@
-"""What the connections of one server share: buffers, the turns they take, and how far the loop is behind."""
+"""What the connections of one server share: buffers, and the turns they take."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
+from carpool.frontend.http.body import Ledger
 from carpool.frontend.http.exchange import App, Fault, date_line
-from carpool.frontend.http.gathering import Ledger
+from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import KIB, Limits
 from carpool.frontend.http.parsing import KnownHeads
 
@@ -23,10 +22,6 @@ _TURN_BYTES = 512 * 1024
 _TURN_S = 0.0005
 _REST_S = 0.002
 _MOST_GO_ON = 4  # go on in one turn, if none of them takes long: each may bring a whole read
-_LOOK_EVERY_S = 0.005
-_LAST_DATA_RECEIVED = struct.Struct("52xI")  # of Linux's struct tcp_info: milliseconds since data came last
-_KEPT_S = 0.25  # what was seen, while nobody comes who can be asked
-_LONGEST_S = 10.0  # what would be more is no wait: it is a field that means something else here
 BODY_READ = 256 * KIB
 """Of one body at a time: some tenths of a millisecond. Then others have their turn."""
 
@@ -77,7 +72,6 @@ class Turns:
             self._loop.call_soon(self._next)
 
     def _next(self) -> None:
-        """Another turn has begun."""
         self._scheduled = False
         self.left = _TURN_BYTES
         ends = monotonic() + _TURN_S
@@ -87,42 +81,6 @@ class Turns:
                 break
         if self._waiting:
             self._schedule()
-
-
-class Unread:
-    """Asked of the kernel, which alone knows: it notes when data comes, to the tick (4 ms or less).
-
-    The loop's own turns would say less. uvloop does not tell when it polled, a poll that returns late cannot
-    be told from one that had nothing to return, and on a busy machine it is just the waking up that takes
-    long. A question to the kernel costs some microseconds, so the answer is good for all requests of the next
-    few milliseconds: of the same turn, mostly.
-    """
-
-    __slots__ = ("look_at", "seconds")
-
-    def __init__(self) -> None:
-        self.look_at = 0.0
-        self.seconds = 0.0
-
-    def look(self, connection: socket.socket, now: float) -> None:
-        """A request has just been read from this socket, to its end."""
-        self.look_at = now + _LOOK_EVERY_S
-        self.seconds = waited(connection)
-
-    def cannot_look(self, now: float) -> None:
-        """A request has been read whose wait says nothing. What was seen long ago says nothing, either."""
-        if now >= self.look_at + _KEPT_S:
-            self.seconds = 0.0
-
-
-def waited(connection: socket.socket) -> float:
-    """Seconds since data came on a TCP socket; 0 where that cannot be told."""
-    try:
-        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
-        seconds: float = _LAST_DATA_RECEIVED.unpack(told)[0] / 1e3
-    except (AttributeError, OSError, struct.error):  # no Linux, no TCP, or gone already
-        return 0.0
-    return seconds if seconds <= _LONGEST_S else 0.0
 
 
 class Shared:
@@ -183,16 +141,12 @@ class Shared:
         slowest.cut_off_body()
         return True
 
-    def may_linger(self) -> bool:
-        return self.lingering < self.limits.max_lingering
-
     def close(self) -> None:
         if self._inflaters is not None:
             self._inflaters.shutdown(wait=False, cancel_futures=True)
             self._inflaters = None
 
     def sweep(self) -> None:
-        """Look once at every connection's clock."""
         self.date = date_line(time())
         now = monotonic()
         for connection in list(self.connections):

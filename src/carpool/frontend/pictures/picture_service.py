@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from time import monotonic
 
 import cv2
 
-from carpool.errors import CarpoolError
-from carpool.frontend.pictures.picture_models import PictureModel, PictureModels
-from carpool.frontend.pictures.sent_pictures import weight_of_size
+from carpool.errors import CarpoolError, InvalidInput
+from carpool.frontend.pictures.sent_pictures import PictureModel, weight_of_size
 from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import Catalog, Door, ModelEntry, Sender
 from carpool.types import Timing
@@ -28,24 +26,21 @@ class Passed:
     again would be read, offered and refused for the one place that was free.
     """
 
-    __slots__ = ("_heads", "_offered")
+    __slots__ = ("_offered", "heads")
 
     def __init__(self) -> None:
-        self._heads: deque[float] = deque(maxlen=_MOST_COUNTED)
+        self.heads: deque[float] = deque(maxlen=_MOST_COUNTED)  # when they were here
         self._offered: deque[float] = deque(maxlen=_MOST_COUNTED)
-
-    def at_head(self, now: float) -> None:
-        self._heads.append(now)
 
     def offered(self, now: float) -> None:
         """One of them; which, does not matter."""
-        if self._heads:
-            self._heads.popleft()
+        if self.heads:
+            self.heads.popleft()
         self._offered.append(now)
 
     def ahead(self, at: float) -> int:
         """Of those that are still read, and of those that were offered since that time."""
-        heads = self._heads
+        heads = self.heads
         while heads and heads[0] < at - _SLOW_S:
             heads.popleft()
         return len(heads) + self.offered_since(at)
@@ -65,21 +60,31 @@ class PictureService:
         self.workers = Workers(threads)
         self._after: dict[int, float] = {}  # by the model's key: what its batches take, seconds
         self._passed: defaultdict[int, Passed] = defaultdict(Passed)  # by the model's key
-        self._models = PictureModels()
+        self._models: dict[int, PictureModel] = {}  # by the entry's key
         self._held = 0
         self._pixels = 0
         door.watch(self._renewed)
 
     def _renewed(self, catalog: Catalog) -> None:
-        self._models.renew(catalog)
-        known = {entry.key for entry in (*catalog.entries.values(), *catalog.leaving)}
+        entries = (*catalog.entries.values(), *catalog.leaving)
+        self._models = {entry.key: self.model(entry) for entry in entries if entry.vision is not None}
+        known = {entry.key for entry in entries}
         self._after = {key: seconds for key, seconds in self._after.items() if key in known}
         for key in self._passed.keys() - known:
             del self._passed[key]
 
     def model(self, entry: ModelEntry) -> PictureModel:
-        """Raises `InvalidInput` for a model that takes no pictures."""
-        return self._models.find(entry)
+        """Made when the entry first appears. Raises `InvalidInput` for a model that takes no pictures."""
+        made = self._models.get(entry.key)
+        if made is not None and made.entry is entry:
+            return made
+        if entry.vision is None:
+            raise InvalidInput(
+                f"model '{entry.name}' takes tensors, not pictures: use /v2/models/{entry.name}/infer",
+                reason="no-task",
+                field="model",
+            )
+        return PictureModel(entry)
 
     def refuses(
         self, entry: ModelEntry, deadline: float, now: float, sender: Sender, size: int
@@ -87,20 +92,20 @@ class PictureService:
         """Before anything is done for so many bytes of pictures: the gate's word, and that of the threads."""
         passed = self._passed[entry.key]
         refusal = self.door.refuses(entry, deadline, now, sender, ahead=passed.ahead)
-        if refusal is None and not self._models.find(entry).encoded:  # else it waits for no thread
+        if refusal is None and self.workers.waiting and not self.model(entry).encoded:  # else for no thread
             refusal = self.cannot_decode(entry, promised(entry, now, deadline), now, weight_of_size(size))
         if refusal is None:
-            passed.at_head(now)
+            passed.heads.append(now)
         return refusal
 
     def refuses_now(
-        self, entry: ModelEntry, deadline: float, arrived: float, sender: Sender, weight: float
+        self, entry: ModelEntry, deadline: float, until: float, now: float, sender: Sender, weight: float
     ) -> CarpoolError | None:
         """As `refuses`, for a picture that is here: it will be offered if this says nothing."""
-        passed, now = self._passed[entry.key], monotonic()
+        passed = self._passed[entry.key]
         refusal = self.door.refuses(entry, deadline, now, sender, ahead=passed.offered_since)
-        if refusal is None:
-            refusal = self.cannot_decode(entry, promised(entry, arrived, deadline), now, weight)
+        if refusal is None and self.workers.waiting:
+            refusal = self.cannot_decode(entry, until, now, weight)
         if refusal is None:
             passed.offered(now)
         return refusal
@@ -121,17 +126,14 @@ class PictureService:
         before = self._after.get(entry.key, took)
         self._after[entry.key] = before + _LEARNING * (took - before)
 
-    def hold(self, size: int) -> bool:
-        """Count the bytes of a body whose pictures are under way; False when there are too many."""
+    def hold(self, size: int, pixels: int) -> bool:
+        """Count the bytes and the pixels of a body whose pictures are under way; False when there are too
+        many already. Until then, the body itself is counted where it is gathered."""
         if self._held and self._held + size > _MOST_HELD_BYTES:
             return False
-        self._held += size
-        return True
-
-    def hold_pixels(self, pixels: int) -> bool:
-        """Count pixels that are to be decoded; False when too many are already."""
         if self._pixels and self._pixels + pixels > MOST_PIXELS_WAITING:
             return False
+        self._held += size
         self._pixels += pixels
         return True
 

@@ -1,4 +1,5 @@
-"""The pictures of one call: how they come into its slot, and what is made of the model's outputs.
+"""A model as pictures see it, and the pictures of one call: how they come into its slot, and what is made of
+the model's outputs.
 
 Over v2 they are a BYTES tensor in the place of the model's own input, and a client may ask for `answer`, one
 JSON document per picture, besides the model's outputs. On a picture route there is one, and its answer is the
@@ -17,13 +18,14 @@ import numpy as np
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, Unsupported
-from carpool.frontend.pictures.picture_models import PictureModel
 from carpool.link.door import ModelEntry
 from carpool.memory.layout import FILE_AT, write_file
-from carpool.types import Array, Datatype, RequestedOutput, Signature, Tensor, TensorSpec
+from carpool.types import Array, Datatype, RequestedOutput, RequestOptions, Signature, Tensor, TensorSpec
+from carpool.vision import settings
 from carpool.vision.geometry import Geometry
 from carpool.vision.heads import Buffer, pixels_of_request, read_head, sniff
 from carpool.vision.picture_answers import Options
+from carpool.vision.picture_plan import PicturePlan
 from carpool.vision.tasks import options_of, read_options
 from carpool.wire.head import DEFAULT_OPTIONS
 from carpool.wire.v2 import (
@@ -68,6 +70,42 @@ def weight_of(data: Buffer, pixels: int) -> float:
     return float(_SAME_FOR_ALL + _A_BYTE * len(data) + pixels)
 
 
+class PictureModel(PicturePlan):
+    """A picture's plan, and what goes through the door for it. Made once per entry."""
+
+    def __init__(self, entry: ModelEntry) -> None:
+        assert entry.vision is not None
+        super().__init__(settings.read(entry.vision), entry.name)
+        self.entry = entry
+        self.outputs = tuple(RequestedOutput(spec.name, binary=True) for spec in self.settings.outputs)
+        self._batched = entry.signature.max_batch > 0
+        spec = entry.signature.input_named[self.settings.input.name]
+        self._leading = self._batched or len(spec.shape) > len(self.transform.shape)
+        self.head = self.head_of(1, self.outputs)  # always this object: by that the link knows it again
+        self.file_head = self.file_head_of(self.outputs)  # this one, too
+
+    def head_of(
+        self, batch: int, outputs: Sequence[RequestedOutput], options: RequestOptions = DEFAULT_OPTIONS
+    ) -> RequestHead:
+        """What goes through the door for so many pictures, whose inputs lie one behind the other."""
+        spec = self.settings.input
+        shape = (batch, *self.transform.shape) if self._leading else self.transform.shape
+        size = batch * self.bytes
+        tensor = TensorHead(spec.name, spec.datatype, shape, 0, size)
+        return RequestHead("", (tensor,), outputs, options, True, size, batch)
+
+    def file_head_of(
+        self, outputs: Sequence[RequestedOutput], options: RequestOptions = DEFAULT_OPTIONS
+    ) -> RequestHead:
+        """What goes through the door for a file that lies in a slot, whatever its length."""
+        tensor = TensorHead(self.settings.input.name, Datatype.UINT8, (FILE_AT,), 0, FILE_AT)
+        return RequestHead("", (tensor,), outputs, options, True, FILE_AT, 1, encoded=True)
+
+    def of_one(self, outputs: Sequence[Tensor], number: int) -> dict[str, Array]:
+        """The outputs for one picture of a batch, without the batch."""
+        return {tensor.name: tensor.data[number] if self._batched else tensor.data for tensor in outputs}
+
+
 class SentPictures:
     """`asked` is what the client says, `head` what goes through the door for it, with `size` bytes.
 
@@ -75,15 +113,7 @@ class SentPictures:
     """
 
     __slots__ = (
-        "_geometries",
-        "_model",
-        "_options",
-        "_pictures",
-        "asked",
-        "head",
-        "is_file",
-        "size",
-        "weight",
+        *("_geometries", "_model", "_options", "_pictures", "asked", "head", "is_file", "size", "weight"),
     )
 
     quick = False  # the answer is made in less time than a thread takes to wake up
@@ -111,7 +141,6 @@ class SentPictures:
         self.weight = 0.0
 
     def put_file(self, memory: memoryview) -> None:
-        """It goes into the slot as it is."""
         write_file(memory, self._pictures[0])
         if self.drawn is None:
             self._pictures = ()
@@ -143,9 +172,9 @@ class SentPictures:
         return made
 
     def _document(self, outputs: Sequence[Tensor], number: int) -> bytes:
-        """The answer to one of them, as JSON."""
         model = self._model
-        answer = model.answer(model.of_one(outputs, number), self._geometries[number], self._options)
+        given = model.of_one(outputs, number), self._geometries[number], self._options
+        answer = model.answers.answer(*given)
         return orjson.dumps({"model": model.entry.name, "version": model.entry.version, **answer})
 
 
@@ -166,7 +195,8 @@ class RoutePicture(SentPictures):
         as_file: Geometry | None = None,
     ) -> None:
         """With `as_file`, it lies in a slot already."""
-        as_file = as_file or model.seen_as_file(data)
+        if as_file is None and model.encoded:
+            as_file = model.seen_as_file(data)
         super().__init__(model, _ASKED_ON_A_ROUTE, (data,), options, as_file)
         self.drawn = drawn
         self.quick = model.quick and drawn is None
@@ -221,7 +251,6 @@ class TensorPictures(SentPictures):
             self.weight = sum(self._each(lambda number, data: weight_of(data, pixels[number])))
 
     def compose(self, outputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], float]:
-        """The outputs, and what they mean for each picture."""
         started = monotonic()
         answers: Array = np.empty(len(self._geometries), object)
         for number in range(len(answers)):

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeAlias
 
-from carpool.core.decode_forecast import DecodeForecast
+from carpool.core.front_load import DecodeForecast
 from carpool.core.job import INFINITY
 from carpool.core.numerals import numeral
 from carpool.errors import Refused
@@ -68,15 +68,10 @@ class Workers:
         self._tokens: SimpleQueue[None] = SimpleQueue()  # one for each job, or to end a thread
         self._over: deque[tuple[Then, Any, BaseException | None]] = deque()
         self._told = False  # the loop will look at what is over
-        self._waiting = 0  # to begin
+        self.waiting = 0  # to begin
         self._sequence = 0
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def waiting(self) -> int:
-        """How many wait to begin."""
-        return self._waiting
 
     def foresee(self, weight: float, now: float) -> float:
         """Seconds until one that comes now would be decoded."""
@@ -87,12 +82,14 @@ class Workers:
         self, who: str, deadline: float, now: float, weight: float = 1.0, then_s: float = 0.0
     ) -> Refused | None:
         """Whether there is no sense in beginning one more now, which takes `then_s` after it is decoded."""
-        waiting = self._waiting
+        waiting = self.waiting
+        if not waiting:
+            return None
         wait = self.foresee(weight, now)
         if waiting >= self.most_waiting:
             why = f"{waiting} pictures wait to be decoded already"
             return Refused(f"{who}: {why}", reason="queue-full", retry_after_s=wait)
-        if waiting and now + wait + then_s > deadline:
+        if now + wait + then_s > deadline:
             predicted = (wait + then_s) * 1e3
             why = (
                 f"would finish in {numeral(predicted)} ms, after its deadline: "
@@ -109,9 +106,11 @@ class Workers:
         with self._lock:
             self._sequence += 1
             self._forecast.joined(weight)
-            self._waiting += 1
+            self.waiting += 1
             heappush(self._beginning, (deadline, self._sequence, job))
-        self._put()
+        if self._loop is None:
+            self._start()
+        self._tokens.put(None)
         return job
 
     def drop(self, job: Job) -> bool:
@@ -121,9 +120,9 @@ class Workers:
                 return False
             # It holds a picture and whoever wanted it; its place in the heap is skipped.
             job.work, job.then = None, _nobody
-            self._waiting -= 1
+            self.waiting -= 1
             self._forecast.left(job.weight)
-            if len(self._beginning) > _COMPACT_AT + 2 * self._waiting:
+            if len(self._beginning) > _COMPACT_AT + 2 * self.waiting:
                 self._beginning = [entry for entry in self._beginning if entry[2].work is not None]
                 heapify(self._beginning)
         return True
@@ -132,7 +131,9 @@ class Workers:
         """Do the last part, before anything else begins."""
         with self._lock:
             self._finishing.append(Job(work, then))
-        self._put()
+        if self._loop is None:
+            self._start()
+        self._tokens.put(None)
 
     def close(self) -> None:
         """End the threads after what they are at; the rest is over too, as if it had been cancelled."""
@@ -141,7 +142,7 @@ class Workers:
             jobs = [*self._finishing, *(job for _, _, job in sorted(self._beginning, key=lambda e: e[:2]))]
             self._finishing.clear()
             self._beginning.clear()
-            self._waiting = 0
+            self.waiting = 0
         for job in jobs:
             if job.work is not None:
                 job.begun = True
@@ -149,12 +150,10 @@ class Workers:
         for _ in range(self.threads):
             self._tokens.put(None)
 
-    def _put(self) -> None:
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            for number in range(self.threads):
-                threading.Thread(target=self._live, name=f"{_NAME}-{number}", daemon=True).start()
-        self._tokens.put(None)
+    def _start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        for number in range(self.threads):
+            threading.Thread(target=self._live, name=f"{_NAME}-{number}", daemon=True).start()
 
     # ── in the threads ──
 
@@ -191,7 +190,7 @@ class Workers:
                 job = heappop(self._beginning)[2]
                 if job.work is not None:
                     job.begun = True
-                    self._waiting -= 1
+                    self.waiting -= 1
                     self._forecast.began(job.weight)
                     work, job.work = job.work, None
                     return job, work

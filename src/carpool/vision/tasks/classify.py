@@ -84,10 +84,11 @@ class Classify(VisionTask):
     def _classes(self, outputs: Mapping[str, Array], options: Options) -> list[Class]:
         scores = activate(read_floats(outputs, self._output).reshape(-1), self._activation, np.float64)
         best = best_first(scores, options.top_k)
-        least, label = options.score or 0.0, self._settings.label
+        least, numbers = options.score or 0.0, best.tolist()
+        labels = self._settings.labels_of(numbers)
         return [
-            {"label": label(class_id), "class_id": class_id, "score": round(score, SCORE_DIGITS)}
-            for class_id, score in zip(best.tolist(), scores[best].tolist(), strict=True)
+            {"label": label, "class_id": class_id, "score": round(score, SCORE_DIGITS)}
+            for label, class_id, score in zip(labels, numbers, scores[best].tolist(), strict=True)
             if score >= least
         ]
 
