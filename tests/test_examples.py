@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import carpool
+from later import later
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -190,11 +191,6 @@ def masked(text: str) -> str:
     """Numbers, spaces and where the clone lies differ from machine to machine; words should not."""
     text = re.sub(r"file=@\S*/pictures/", "file=@…/pictures/", text)
     return " ".join(re.sub(r"\d[\d.,]*", "#", re.sub(r"localhost|127\.0\.0\.1", "host", text)).split())
-
-
-def later(*values: object, name: str) -> object:
-    """A case for `make conformance`."""
-    return pytest.param(*values, id=name, marks=pytest.mark.conformance)
 
 
 @pytest.mark.parametrize(
