@@ -8,8 +8,12 @@ import sys
 
 from hypothesis import HealthCheck, settings
 
+from later import many
+
 # A machine may stand still for seconds: how long an example takes, or is made, says nothing about the code.
-settings.register_profile("carpool", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "carpool", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=many(100)
+)
 # What is to land is judged by the same examples each time; whoever develops looks at new ones with every run.
 settings.register_profile("ci", settings.get_profile("carpool"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "carpool")

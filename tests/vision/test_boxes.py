@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from carpool.types import Array
 from carpool.vision.tasks.detect import from_centres, iou, suppress
+from later import many
 
 SIDES = st.integers(-20, 60)
 # few values, so that ties, identical, empty and inverted boxes are frequent
@@ -42,7 +43,7 @@ def area(box: Array) -> np.float32:
     return np.float32(max(zero, box[2] - box[0]) * max(zero, box[3] - box[1]))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=many(200))
 @given(BOXES, LIMITS, st.integers(1, 70), st.booleans())
 def test_suppression_equals_the_slow_way(
     rows: list[tuple[float, ...]], limit: float, most: int, per_class: bool

@@ -17,6 +17,7 @@ from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.decode import Decoded, decode
 from carpool.vision.geometry import Geometry
 from carpool.vision.transforms import Transform
+from later import many
 from vision.photos import PHOTOS, encoded, enlarged_photo, exif, photo, stored
 from vision.reference import transformed
 
@@ -54,7 +55,7 @@ SETTINGS = st.builds(
 SIDE = st.integers(1, 70)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=many(150), deadline=None)
 @given(
     SETTINGS, SIDE, SIDE, st.integers(1, 40), st.integers(1, 40), st.sampled_from([1, 3]), st.integers(1, 8)
 )
