@@ -246,6 +246,21 @@ def test_the_readme_shows_what_the_simulator_says() -> None:
     assert promise["mean batch"] == f"{said['mean_batch']:.1f}"
 
 
+@pytest.mark.conformance
+@pytest.mark.parametrize("page", ["scheduling.md", "planning.md"])
+def test_pages_show_what_the_simulator_and_the_planner_say(page: str) -> None:
+    """In virtual time, so to the digit. A recording of traffic is not kept beside the page."""
+    shown = [step for step in steps(DOCS / page) if step.output and "trace:" not in step.command]
+    made = [step for step in shown if step.command.startswith(("carpool simulate", "carpool plan"))]
+    assert made
+    for step in made:
+        said, expected = run(step.command).split(), step.output.split()
+        if expected[-1] == "…":  # the page goes no further
+            expected.pop()
+            said = said[: len(expected)]
+        assert said == expected
+
+
 def test_make_serve_is_what_the_pages_take_it_for() -> None:
     recipe = re.search(r"^serve:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     assert recipe
