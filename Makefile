@@ -4,7 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SERVING := $(VENV)/.serving
-JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+CORES  := $(shell nproc 2>/dev/null || echo 2)
+# Of the processes that run tests, two wait for a server or a browser at any time.
+JOBS   ?= $(shell expr $(CORES) + 2)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test browser check format bench conformance docs proto clean

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import carpool
+from later import later
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -192,11 +193,6 @@ def masked(text: str) -> str:
     return " ".join(re.sub(r"\d[\d.,]*", "#", re.sub(r"localhost|127\.0\.0\.1", "host", text)).split())
 
 
-def later(*values: object, name: str) -> object:
-    """A case for `make conformance`."""
-    return pytest.param(*values, id=name, marks=pytest.mark.conformance)
-
-
 @pytest.mark.parametrize(
     "page",
     [
@@ -250,6 +246,21 @@ def test_the_readme_shows_what_the_simulator_says() -> None:
     assert promise["mean batch"] == f"{said['mean_batch']:.1f}"
 
 
+@pytest.mark.conformance
+@pytest.mark.parametrize("page", ["scheduling.md", "planning.md"])
+def test_pages_show_what_the_simulator_and_the_planner_say(page: str) -> None:
+    """In virtual time, so to the digit. A recording of traffic is not kept beside the page."""
+    shown = [step for step in steps(DOCS / page) if step.output and "trace:" not in step.command]
+    made = [step for step in shown if step.command.startswith(("carpool simulate", "carpool plan"))]
+    assert made
+    for step in made:
+        said, expected = run(step.command).split(), step.output.split()
+        if expected[-1] == "…":  # the page goes no further
+            expected.pop()
+            said = said[: len(expected)]
+        assert said == expected
+
+
 def test_make_serve_is_what_the_pages_take_it_for() -> None:
     recipe = re.search(r"^serve:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     assert recipe
@@ -275,6 +286,7 @@ def code_blocks(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
 
 
+DECLARES = ("BackendKind(", "(VisionTask)")  # what an entry point names
 ASKS_A_SERVER = ("demo/pictures", "InferenceServerClient")
 CODE = [(page.name, code) for page in PAGES for code in code_blocks(page)]
 
@@ -288,7 +300,7 @@ def code_case(number: int, page: str, code: str) -> object:
 
 @pytest.mark.parametrize("code", [code_case(number, *case) for number, case in enumerate(CODE)])
 def test_code_on_the_pages_is_real(code: str, tmp_path: Path) -> None:
-    """It is part of an example, or a model that can be served, or a client, or a program that runs."""
+    """It is part of an example, or a model, or a client, or something to register, or a program that runs."""
     if any(code in path.read_text("utf-8") for path in EXAMPLES.rglob("*.py")):
         return
     program = tmp_path / "model.py"
@@ -303,6 +315,9 @@ def test_code_on_the_pages_is_real(code: str, tmp_path: Path) -> None:
         with serving("carpool serve examples/python_model --slo-ms 5000", tmp_path) as server:
             program.write_text(server.here(code))
             assert code.split("# ")[-1].split("\n")[0] in run(f"python {program}")
+    elif any(word in code for word in DECLARES):
+        program.write_text(code)
+        run(f"python {program}")
     else:
         program.write_text(code)
         assert run(f"python {program}").strip()

@@ -21,6 +21,7 @@ from carpool.config.model import ImageSettings
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype
 from carpool.vision.geometry import InputForm, lookup_tables
+from later import many
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "script": ("", {"model.pt": tm.write_script}),
@@ -169,7 +170,7 @@ def bucketed(tmp_path_factory: pytest.TempPathFactory, scripted: Path) -> TorchB
     return tm.load(place(tmp_path_factory.mktemp("bucketed"), scripted, text))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=many(25), deadline=None)
 @given(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=4), seed=st.integers(0, 9))
 def test_padding_and_gathering_change_no_answer(sizes: list[int], seed: int, bucketed: TorchBackend) -> None:
     sizes = sizes[

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from carpool.cli.main import app
@@ -18,6 +19,13 @@ KEYS = {
     "why",
 }
 BASE = ("plan", "--curve", "4+1", "--slo-ms", "50", "--rate", "500")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorter checks: whether the planner is right is asked in tests/lab/test_plan.py."""
+    monkeypatch.setattr("carpool.lab.fleet_plan._REQUESTS", 3_000)
+    monkeypatch.setattr("carpool.lab.fleet_plan._SECONDS", 4.0)
 
 
 def test_json_has_every_key() -> None:

@@ -30,6 +30,7 @@ from carpool.config.model import (
 from carpool.config.toml import KEYS, read_toml, toml_config
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
+from later import many
 
 PATH = Path("models/m/model.toml")
 
@@ -354,7 +355,7 @@ VALUES = st.sampled_from(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=many(100), deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS[""]), VALUES, max_size=4))
 def test_any_values_give_a_config_or_a_config_error(pairs: dict[str, str]) -> None:
     try:

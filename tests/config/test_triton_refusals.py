@@ -12,6 +12,7 @@ from carpool.config.rules import read_settings
 from carpool.config.triton import NO_EFFECT, UNSUPPORTED, pbtxt_config, read_pbtxt
 from carpool.config.triton_text import MAX_VALUES
 from carpool.errors import ConfigError
+from later import many
 
 PATH = Path("models/m/config.pbtxt")
 
@@ -213,7 +214,7 @@ BODIES = st.recursive(
 FRAGMENTS = st.sampled_from([*"{}<>[]:,;-1\"'\\#\n ", "input", "dims", "name", "0x", "1e", "KIND_CPU"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=many(300), deadline=None)
 @given(
     st.lists(BODIES, max_size=4).map(" ".join)
     | st.text(max_size=60)

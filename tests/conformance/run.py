@@ -49,6 +49,7 @@ from conformance.show import (
     runs_table,
 )
 from conformance.table import Case, Server, every_case, missing
+from later import THOROUGH
 from live.server import Live
 
 LIMIT_S = 540.0  # for the calls and the load: what is not done by then counts as failed
@@ -102,11 +103,18 @@ def _asked(wanted: set[str], give_up: float) -> tuple[list[CallRow], list[RunRow
 
 
 def _long_tests() -> int:
-    """One process for each core; what they say goes to standard error, which leaves the other for tables."""
+    """Those of `make test` that take examples run again, with more of them.
+
+    One process for each core; what they say goes to standard error, which leaves the other for tables.
+    """
     jobs = str(len(os.sched_getaffinity(0)))
-    command = [sys.executable, "-m", "pytest", "-m", "conformance", "-n", jobs, "--dist", "worksteal"]
+    marked = "conformance or hypothesis"
+    command = [sys.executable, "-m", "pytest", "-m", marked, "-n", jobs, "--dist", "worksteal"]
+    given = os.environ | {THOROUGH: "1"}
     try:
-        done = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, timeout=TESTS_LIMIT_S, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=given, stdout=sys.stderr, timeout=TESTS_LIMIT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         _TELL.print(f"the long tests took more than {TESTS_LIMIT_S:g} s")
         return 1

@@ -111,7 +111,7 @@ def test_long_tests_that_fail_are_a_failure(monkeypatch: pytest.MonkeyPatch, sta
     monkeypatch.setattr("sys.argv", ["make conformance", "--only", "tests"])
     monkeypatch.setattr(subprocess, "run", pretended)
     assert run.main() == status
-    assert commands[0][1:5] == ["-m", "pytest", "-m", "conformance"]
+    assert commands[0][1:5] == ["-m", "pytest", "-m", "conformance or hypothesis"]
 
 
 def test_failures_stand_out() -> None:

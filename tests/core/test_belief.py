@@ -17,6 +17,7 @@ from carpool.core.job import Job
 from carpool.core.learning import Beliefs
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
+from later import later
 
 BUCKETS = (1, 8, 32, 64, 96, 128)
 # Ten times as slow as the GPU on which this was seen, so that a test need not play so many requests.
@@ -95,7 +96,7 @@ def test_what_files_taught_does_not_keep_tensors_in_small_batches() -> None:
     assert sum(b.images for b in batches if 16 <= b.started < 24) / 8 >= 0.95 * 3 * TENSORS.throughput(128)
 
 
-@pytest.mark.parametrize("instances", [1, 3])
+@pytest.mark.parametrize("instances", [later(1), 3])
 @pytest.mark.parametrize("rate", [100, 2000])
 def test_each_of_two_kinds_that_alternate_is_predicted_by_its_own_times(instances: int, rate: float) -> None:
     core = Scheduler(PROFILE, Promise(SLO, 128), instances)

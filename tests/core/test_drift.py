@@ -14,6 +14,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson
 from carpool.sim.simulation import Device, Run, Simulation
 from core.playing import in_time, named
+from later import later
 
 CURVE = BatchCurve.parse("1:5,8:12,32:36")
 
@@ -173,8 +174,13 @@ def kept(run: Run, slo: float, begin: float, end: float) -> float:
     return sum(in_time(r, slo) for r in answered) / len(answered)
 
 
-@pytest.mark.parametrize("name", ["4+1/50", "resnet/100", "yolo/100"])
-@pytest.mark.parametrize("instances", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "instances"),
+    [
+        *(("4+1/50", 1), ("resnet/100", 2), later("4+1/50", 2), later("resnet/100", 1)),
+        *(later("yolo/100", instances) for instances in (1, 2)),
+    ],
+)
 def test_a_throttled_device_keeps_its_promise_and_comes_back(name: str, instances: int) -> None:
     """1.6 times slower for 30 s, at 1.3 times the capacity that it had."""
     curve, slo = named(name)

@@ -10,6 +10,7 @@ from carpool.core.instance import Batch
 from carpool.core.job import INFINITY, Job, JobState
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.core.scheduler import Scheduler
+from later import many
 
 MAX_BATCH = 8
 SLO = 0.050
@@ -211,7 +212,7 @@ class Player:
         assert ended == set(self.jobs)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=many(150), deadline=None)
 @given(policy=promises, instances=st.integers(1, 3), slower=speeds, moves=moves)
 def test_promise(policy: Promise, instances: int, slower: float, moves: list[tuple[str, int, float]]) -> None:
     player = Player(policy, instances, slower)
@@ -220,7 +221,7 @@ def test_promise(policy: Promise, instances: int, slower: float, moves: list[tup
     player.drain()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=many(150), deadline=None)
 @given(policy=knobs, instances=st.integers(1, 3), slower=speeds, moves=moves)
 def test_knobs(policy: Knobs, instances: int, slower: float, moves: list[tuple[str, int, float]]) -> None:
     player = Player(policy, instances, slower)

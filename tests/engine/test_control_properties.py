@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from carpool.engine.engine import Engine
 from carpool.errors import CarpoolError, ModelError
 from engine.scripted import Stage, ask, model, run, settings, states, until, weights
+from later import many
 
 VERSIONS = (1, 2, 3)
 POLICIES = {
@@ -104,7 +105,7 @@ async def check(engine: Engine, picture: Picture) -> None:
 
 
 @given(st.lists(steps, max_size=12))
-@bounded(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@bounded(max_examples=many(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_after_every_step_exactly_what_should_be_served_is(story: list[tuple[str, int, str]]) -> None:
     stage = Stage()
     with tempfile.TemporaryDirectory() as home, pytest.MonkeyPatch.context() as patch:
@@ -113,7 +114,7 @@ def test_after_every_step_exactly_what_should_be_served_is(story: list[tuple[str
 
 
 @given(st.lists(st.sampled_from(["load", "unload", "write"]), min_size=2, max_size=8))
-@bounded(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@bounded(max_examples=many(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_orders_that_come_together_end_as_if_they_had_come_in_turn(orders: list[str]) -> None:
     stage = Stage()
 

@@ -42,6 +42,7 @@ SCENARIOS: tuple[tuple[str, ...], ...] = (
     ),
 )
 SEEDS = range(1, 51)
+EACH_ONCE = range(1, 1 + len(SCENARIOS))  # every scenario, with one seed
 WHOLE = (1, 10)  # the seeds whose text is kept as well: where a hash differs, they show how
 
 

@@ -42,6 +42,7 @@ def test_a_detector_at_500_a_second_needs_one_gpu() -> None:
     assert any("No delay helps" in sentence for sentence in found.why)
 
 
+@pytest.mark.usefixtures("quick")
 def test_with_surges_of_three_times_it_needs_two() -> None:
     found = plan(FleetQuestion(EXERCISE, 0.05, 500, surge=3, surge_seconds=10))
     _check(found, 50)
@@ -82,6 +83,7 @@ def test_the_moderation_fleet_needs_three() -> None:
     assert found.replicas == 3
 
 
+@pytest.mark.conformance  # by a permille, so the check cannot be shorter
 def test_a_tight_promise_needs_more_than_the_formula_says() -> None:
     found = plan(FleetQuestion(EXERCISE, 0.012, 100))
     assert found.capacity_rps > 100

@@ -37,6 +37,7 @@ from carpool.link.records import (
     to_frontend,
 )
 from carpool.memory.arena import Arena, create_memory, map_memory
+from later import many
 from link.echo import MODELS, catalog_of
 from link.joined import Client, joined, run, until
 
@@ -285,7 +286,7 @@ def test_a_flood_in_one_piece_is_heard_in_turns_and_in_order() -> None:
     run(main())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=many(100), deadline=None)
 @given(
     st.lists(
         st.one_of(

@@ -29,13 +29,14 @@ from carpool.link.records import (
 from carpool.link.request_place import RequestPlace
 from carpool.link.templates import ServedTemplate
 from carpool.memory.arena import create_memory, map_memory
+from later import many
 from link.echo import MODELS, catalog_of
 from link.joined import run
 
 FOUR = np.array([[1, 2, 3, 4]], np.float32)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=many(100), deadline=None)
 @given(st.lists(st.binary(max_size=300), max_size=20), st.lists(st.integers(1, 200), min_size=1, max_size=40))
 def test_a_stream_means_the_same_however_it_is_cut(payloads: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(to_engine(1, number, payload) for number, payload in enumerate(payloads))

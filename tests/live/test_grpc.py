@@ -157,6 +157,7 @@ def test_a_front_end_that_is_killed_is_replaced_and_nothing_else_notices(tmp_pat
         assert server.metric("carpool_process_restarts_total", process="http") == 0
 
 
+@pytest.mark.conformance  # with one it is replaced, as above
 def test_with_two_front_ends_the_other_serves_on(tmp_path: Path) -> None:
     model = repositories.python(tmp_path / "models", DOUBLE)
     with serving(model, grpc=2, folder=tmp_path) as server:
@@ -219,6 +220,7 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> 
         assert f"cannot listen on 127.0.0.1 port {server.grpc_port}" in second.stdout + second.stderr
 
 
+@pytest.mark.conformance
 def test_without_grpc_nothing_listens(tmp_path: Path) -> None:
     model = repositories.python(tmp_path / "models", DOUBLE)
     with serving(model, grpc=0, folder=tmp_path) as server:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import carpool.demo
+from later import later
 from live.server import PATIENCE_S, Live, serving, wait_until
 
 MODEL = """
@@ -72,8 +73,9 @@ def url_of(server: Live, protocol: str) -> str:
     return f"http://{server.url}" if protocol == "http" else f"grpc://127.0.0.1:{server.grpc_port}"
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("protocol", "processes"), [("http", 2), ("grpc", 1), later("http", 1), later("grpc", 2)]
+)
 def test_everything_that_is_sent_is_answered_and_counted(server: Live, protocol: str, processes: int) -> None:
     before = server.metric("nv_inference_request_success", model="quick")
     options = f"--model quick --concurrency 4 --requests 200 --batch 2 --processes {processes}"

@@ -12,6 +12,7 @@ import orjson
 import pytest
 import torch
 
+from later import later
 from live.server import (
     PATIENCE_S,
     Live,
@@ -182,8 +183,10 @@ def test_a_model_that_hangs_is_given_up_and_its_memory_is_left_alone(server: Liv
 
 @pytest.mark.parametrize(
     ("mood", "said"),
-    [(16, "process that runs it died"), (17, "CUDA error: pretended")],
-    ids=["exit", "device"],
+    [
+        later(16, "process that runs it died", name="exit"),
+        pytest.param(17, "CUDA error: pretended", id="device"),
+    ],
 )
 def test_what_breaks_the_process_is_mended(server: Live, mood: int, said: str) -> None:
     """Also for the model that had no part in it."""

@@ -36,6 +36,7 @@ def a_model(tmp_path: Path) -> Path:
     return repositories.fake(tmp_path / "models", curve="2+0.5")
 
 
+@pytest.mark.conformance  # tests/lab/sweep has its servers and its settings without processes
 def test_its_own_servers_have_the_settings_that_were_asked_for(model: Path, tmp_path: Path) -> None:
     found = finished(
         sweep(str(model), f"{TINY} --rates 40 --repeats 1 --max-batch 2 --out {tmp_path / 'out'}")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.memory.arena import Arena, ArenaSlot, create_memory, map_memory
+from later import many
 
 KIB = 1024
 
@@ -147,7 +148,7 @@ def test_an_idle_arena_in_pieces_serves_a_large_request_after_a_few_attempts() -
     assert any(memory.allocate(64 << 20) for _ in range(20))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=many(60), deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 200_000)), max_size=300))
 def test_slots_never_overlap(steps: list[tuple[bool, int]]) -> None:
     memory = arena()

@@ -19,6 +19,7 @@ from carpool.vision.draw import Canvas, colour, ink_on
 from carpool.vision.geometry import Geometry
 from carpool.vision.mask_regions import find
 from carpool.vision.picture_answers import Class, Detection
+from later import many
 
 GREY = 128
 
@@ -105,7 +106,7 @@ SIZES = st.integers(1, 700)
 LABELS = st.sampled_from(["dog", "", "ünïcödé 猫 🐈", "a\nb\x00", "long " * 60])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=many(40))
 @given(SIZES, SIZES, LABELS, st.floats(-0.5, 1.5), st.floats(-0.5, 1.5))
 def test_any_size_and_any_label_can_be_drawn(width: int, height: int, label: str, x: float, y: float) -> None:
     box = [x * width, y * height, x * width + width / 3, y * height + height / 3]

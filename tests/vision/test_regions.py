@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from carpool.types import Array
 from carpool.vision.geometry import Geometry
 from carpool.vision.mask_regions import NOTHING, find
+from later import many
 from vision.encoders import GEOMETRIES
 
 
@@ -28,7 +29,7 @@ def sample(one: Array, geometry: Geometry, x: float, y: float) -> float:
     return total
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=many(40))
 @given(
     st.integers(1, 40),
     st.integers(1, 40),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from carpool.errors import CarpoolError
 from carpool.types import Datatype, RequestedOutput, RequestOptions, TensorSpec
 from carpool.wire import v2
+from later import many
 from wire.samples import decode_request, entry, joined, request_of, signature, tensor_of
 
 MODEL = signature(
@@ -54,7 +55,7 @@ def feed(body: bytes, header_length: int | None) -> None:
     v2.decode_error(body)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=many(200), deadline=None)
 @given(st.binary(max_size=64), st.none() | st.integers(-1, 70))
 @example(b"", None)
 @example(b"", 0)
@@ -62,7 +63,7 @@ def test_random_bytes(body: bytes, header_length: int | None) -> None:
     feed(body, header_length)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=many(300), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, len(BODY) - 1), st.integers(0, 255)), max_size=4), st.integers(-3, 3)
 )
@@ -82,7 +83,7 @@ def paths(node: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PATHS = paths(orjson.loads(BODY[:END]))[1:]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=many(300), deadline=None)
 @given(st.sampled_from(PATHS), junk)
 def test_changed_values(path: tuple[Any, ...], value: Any) -> None:
     document = orjson.loads(BODY[:END])
@@ -94,7 +95,7 @@ def test_changed_values(path: tuple[Any, ...], value: Any) -> None:
     feed(json + BODY[END:], len(json))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=many(300), deadline=None)
 @given(junk, st.sampled_from(list(Datatype)), st.lists(st.integers(0, 3), max_size=3))
 def test_any_json_data(data: Any, datatype: Datatype, shape: list[int]) -> None:
     model = signature(TensorSpec("x", datatype, tuple(shape)), max_batch=0)
@@ -104,7 +105,7 @@ def test_any_json_data(data: Any, datatype: Datatype, shape: list[int]) -> None:
         assert (tensor.data.shape, tensor.data.dtype) == (tuple(shape), datatype.dtype)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=many(100), deadline=None)
 @given(st.text(max_size=6) | st.binary(max_size=6))
 def test_any_header_length(value: str | bytes) -> None:
     with contextlib.suppress(CarpoolError):

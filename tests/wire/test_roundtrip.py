@@ -19,6 +19,7 @@ from carpool.types import (
     TensorSpec,
 )
 from carpool.wire import v2
+from later import many
 from wire.samples import decode_request, joined, request_of
 from wire.strategies import names, options, requested, tensors
 
@@ -38,7 +39,7 @@ def model_for(sent: list[Tensor], max_batch: int, outputs: Sequence[RequestedOut
     return Signature("net", inputs, given_outputs, max_batch)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=many(150), deadline=None)
 @given(st.data(), st.booleans(), st.sampled_from([0, 4]))
 def test_requests(data: st.DataObject, binary: bool, max_batch: int) -> None:
     rows = data.draw(st.integers(1, max_batch)) if max_batch else None
@@ -61,7 +62,7 @@ def test_requests(data: st.DataObject, binary: bool, max_batch: int) -> None:
     assert found.binary_output is request.binary_output
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=many(100), deadline=None)
 @given(st.data(), st.booleans())
 def test_responses(data: st.DataObject, binary: bool) -> None:
     drawn = data.draw(st.lists(names, max_size=3, unique=True))

@@ -2,7 +2,7 @@
 
 A description is data, so that settings can be checked where no runtime is installed; `home` names the module
 that does the work. A package adds a backend with an entry point in the group carpool.backends that leads to a
-BackendKind of the entry point's name: docs/extending.md.
+BackendKind of the entry point's name: docs/python.md.
 """
 
 from __future__ import annotations

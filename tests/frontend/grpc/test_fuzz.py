@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from frontend.grpc.front_end import SUM, FrontEnd, channel, floats, front_end, image_request, infer, send
+from later import many
 
 # What a server may say to nonsense. INTERNAL and UNKNOWN would be bugs.
 ALLOWED = {
@@ -20,7 +21,7 @@ ALLOWED = {
     grpc.StatusCode.UNIMPLEMENTED,
 }
 BOUNDED = settings(
-    max_examples=150,
+    max_examples=many(150),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 IMAGE = image_request().SerializeToString()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from carpool.frontend.http.exchange import Fault
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import HeadFinder, parse_head
+from later import many
 
 LIMITS = Limits(max_body_bytes=1 << 20)
 LONGEST_BODY = 5_000  # is sent to h11 to see where it ends
@@ -160,7 +161,7 @@ def heads(draw: st.DrawFn) -> bytes:
 PLAIN = b"POST /a HTTP/1.1\r\nHost: h\r\n"
 
 
-@settings(max_examples=400)
+@settings(max_examples=many(400))
 @given(heads())
 @example(PLAIN + b"Content-Length: 3\r\n\r\n")
 @example(PLAIN + b"Transfer-Encoding: Chunked\r\n\r\n")

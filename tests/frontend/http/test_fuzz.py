@@ -18,6 +18,7 @@ from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.protocol import Connection
 from carpool.frontend.http.shared import Shared
 from frontend.http.harness import PathApp, Serving, chunked, parse_response_head, post
+from later import many
 
 # Small enough that a few hundred bytes reach every limit.
 LIMITS = Limits(
@@ -210,7 +211,7 @@ def test_one_byte_at_a_time_is_as_good_as_all_at_once(seed: int, empty_socket: s
     assert answers_to([data[at : at + 1] for at in range(len(data))], empty_socket) == whole
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=many(400), deadline=None)
 @given(data=streams(), where=cuts)
 @example(data=b"\r\n\r\n", where=[1])
 def test_pieces_never_change_the_answers(data: bytes, where: list[int], empty_socket: socket.socket) -> None:
@@ -219,7 +220,7 @@ def test_pieces_never_change_the_answers(data: bytes, where: list[int], empty_so
     assert answers_to(split(data, where), empty_socket) == whole
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=many(200), deadline=None)
 @given(data=st.binary(max_size=600), where=cuts)
 def test_garbage_is_answered_or_closed(data: bytes, where: list[int], empty_socket: socket.socket) -> None:
     whole = answers_to([data], empty_socket)
@@ -227,7 +228,7 @@ def test_garbage_is_answered_or_closed(data: bytes, where: list[int], empty_sock
     assert answers_to(split(data, where), empty_socket) == whole
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=many(60), deadline=None)
 @given(batch=st.lists(streams() | st.binary(max_size=200), min_size=1, max_size=4))
 def test_a_live_server_outlives_it(server: Serving, batch: list[bytes]) -> None:
     for data in batch:

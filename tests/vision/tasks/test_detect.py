@@ -18,6 +18,7 @@ from carpool.vision.settings import describe
 from carpool.vision.tasks import kinds
 from carpool.vision.tasks.detect import boxes_scores, yolov5, yolov8
 from carpool.vision.tasks.task import VisionTask
+from later import many
 from vision.encoders import ANCHORS, FORMATS, GEOMETRIES, Thing, encode
 from vision.models import config, signature, task
 from vision.schemas import complaints
@@ -52,7 +53,7 @@ def scenes(draw: st.DrawFn) -> tuple[int, int, list[Thing]]:
     return width, height, things
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=many(60))
 @given(
     scenes(),
     st.sampled_from(FORMATS),
@@ -80,7 +81,7 @@ def test_what_was_put_in_comes_out_in_the_pictures_pixels(
         assert one["box"] == pytest.approx(thing.box, abs=1.0)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=many(50))
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3, 0.9, 1.0]))
 def test_the_formats_find_the_same_candidates_as_the_slow_way(seed: int, least: float) -> None:
     random = np.random.default_rng(seed)

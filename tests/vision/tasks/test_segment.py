@@ -17,6 +17,7 @@ from carpool.vision.mask_regions import from_run_lengths
 from carpool.vision.picture_answers import Options
 from carpool.vision.tasks import kinds
 from carpool.vision.tasks.task import activate
+from later import many
 from vision.encoders import GEOMETRIES
 from vision.models import settings as made_settings
 from vision.models import task
@@ -61,7 +62,7 @@ def blob(geometry: Geometry, box: tuple[float, float, float, float]) -> Array:
     return inside.astype(np.float32)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=many(60))
 @given(st.integers(40, 900), st.integers(40, 900), st.sampled_from(sorted(GEOMETRIES)), st.booleans())
 def test_a_mask_comes_back_where_it_was(width: int, height: int, mode: str, flat: bool) -> None:
     """Within the pixels that one of the map covers; what was cropped away is in no mask."""

@@ -1,5 +1,5 @@
 """The tasks that there are. A package adds one with an entry point in the group carpool.tasks that leads to a
-VisionTask of the entry point's name: docs/extending.md."""
+VisionTask of the entry point's name: docs/python.md."""
 
 from __future__ import annotations
 

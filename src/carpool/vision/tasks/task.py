@@ -1,4 +1,4 @@
-"""What a task is, and how all of them read the model's outputs. docs/extending.md says how one is added."""
+"""What a task is, and how all of them read the model's outputs. docs/python.md says how one is added."""
 
 from __future__ import annotations
 

@@ -1,0 +1,28 @@
+"""Cases and examples that `make conformance` runs and `make test` does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+
+def later(*values: object, name: str | None = None) -> ParameterSet:
+    """A case for `make conformance`: a longer proof of what the cases beside it show."""
+    return pytest.param(*values, id=name, marks=pytest.mark.conformance)
+
+
+def first(now: int, cases: Iterable[object]) -> list[object]:
+    """The first so many cases at once, the others later. A case of several values is a tuple."""
+    given = list(cases)
+    return given[:now] + [later(*case) if isinstance(case, tuple) else later(case) for case in given[now:]]
+
+
+THOROUGH = "CARPOOL_THOROUGH"  # in the environment of `make conformance`
+
+
+def many(examples: int) -> int:
+    """How many examples Hypothesis makes: a quarter in `make test`."""
+    return examples if os.environ.get(THOROUGH) else examples // 4
