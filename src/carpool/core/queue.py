@@ -100,7 +100,8 @@ class Lane:
     """The jobs of one (level, source): lower levels go first, then whoever was served least."""
 
     __slots__ = (
-        *("level", "lines", "rate", "ready", "refused", "requests", "seen", "served", "source", "waiting"),
+        *("holder", "level", "lines", "part", "rate", "ready", "refused", "requests", "seen", "served"),
+        *("source", "waiting", "weight"),
     )
 
     def __init__(self, level: int, source: str, memory: float) -> None:
@@ -110,10 +111,19 @@ class Lane:
         self.waiting = 0  # images in the queue, decoded or not
         self.ready = 0  # those that may run now
         self.requests = 0  # jobs, of either kind
-        self.served = 0.0  # images, on the level's common scale (see Lanes.ready_now)
+        self.served = 0.0  # images for a weight of 1, on the level's common scale (see Lanes.ready_now)
+        self.holder = ""  # of the key that its source came with
+        self.weight = 1.0  # of that key
+        self.part = 1.0  # of that weight: all lanes of one holder share it
         self.seen = float("-inf")
         self.refused = float("-inf")  # when the gate last said no to it
         self.rate = Rate(memory)
+
+    def belongs_to(self, job: Job) -> None:
+        """Who pays for a lane may change with the keys. The lane that many share is nobody's."""
+        if job.source == self.source:
+            self.holder, self.weight = job.holder, job.weight
+            self.part = job.weight  # until all lanes are looked at
 
     def earliest(self) -> tuple[Job, Line]:
         """The most urgent ready job, and the line of its shape. The lane must have one."""
@@ -199,7 +209,7 @@ class Lanes:
         assert lane is not None
         if lane.ready == 0 and not in_place:
             # Whoever was away may be a batch ahead of the others, for a burst, but hoards no more credit.
-            lane.served = max(lane.served, self._served.get(lane.level, 0.0) - self.credit)
+            lane.served = max(lane.served, self._served.get(lane.level, 0.0) - self.credit / lane.part)
         job.state = READY
         self.coming.pop(job, None)
         lane.ready += images
@@ -252,7 +262,7 @@ class Lanes:
         assert lane is not None
         if lane.served > self._served.get(lane.level, 0.0):
             self._served[lane.level] = lane.served
-        lane.served += job.images
+        lane.served += job.images / lane.part
         self.remove(job, RUNNING)
 
     def serve_first(self, lane: Lane, line: Line, room: int) -> list[Job]:
@@ -260,9 +270,9 @@ class Lanes:
         jobs = line.take(room)
         if jobs:
             images = sum([job.images for job in jobs])
-            before_last = lane.served + images - jobs[-1].images
+            before_last = lane.served + (images - jobs[-1].images) / lane.part
             self._served[lane.level] = max(self._served.get(lane.level, 0.0), before_last)
-            lane.served += images
+            lane.served += images / lane.part
             for counts in (lane, self):
                 counts.ready -= images
                 counts.waiting -= images

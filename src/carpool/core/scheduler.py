@@ -99,6 +99,8 @@ class Scheduler:
             self._coming.seen(job.ready_at - now, now)
         level, source = self.policy.place(job, self._sequence)
         job.lane = lane = self.lanes.lane(level, source, now)
+        if job.holder != lane.holder or job.weight != lane.weight:
+            lane.belongs_to(job)
         old = self.lanes.frames.waiting(job.source) if job.latest else None
         self._count_arrival(job, lane, now, more=old is None)
         refusal = self._admit(job, old, now)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from carpool.frontend.http import fairness, openapi
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.pages import SharedPage
+from carpool.link.asked_fields import Sender
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
@@ -99,6 +102,26 @@ def test_sources_of_one_model_are_told_apart() -> None:
         told.seconds = LONG
         assert told.ask(client, "small", "quiet", 3) == [200, 200, 200]
         assert set(told.turned_away) == {("small", "loud")}
+
+
+def test_who_asks_for_little_is_not_turned_away_for_what_documents_take() -> None:
+    """They come from the same address, and are what the front end is late for."""
+    told = Told()
+    fair = Fairness(told, told.behind)
+    told.seconds = TOO_LONG
+    began = monotonic() - 20.0
+    document = SimpleNamespace(has_body=True, content_length=0, who=None)
+    body = SimpleNamespace(has_body=True, content_length=1000, who=None)
+    entry: Any = SimpleNamespace(name="small", key=1, slo=SLO)
+    found = []
+    for at in range(150):
+        now = began + at / 100
+        exchange: Any = SimpleNamespace(head=document, head_at=now, peer="::1", payer="::1", first=False)
+        fair.document(exchange, lambda: None)
+        if at % 2:
+            exchange.head = body
+            found.append(fair.judge(entry, exchange, Sender(), None))
+    assert found == [None] * 75
 
 
 @pytest.fixture

@@ -93,7 +93,8 @@ def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
             latest = read_latest(field)
         elif key == COMPRESSION:
             compression = _algorithm(value)
-    return Asked(budget, Sender(source, latest, 0 if who is None else who.priority), compression)
+    sender = Sender(source, latest)
+    return Asked(budget, sender if who is None else sender.with_key(who), compression)
 
 
 def _algorithm(value: Any) -> grpc.Compression | None:
