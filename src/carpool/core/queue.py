@@ -211,6 +211,8 @@ class Lanes:
             # Whoever was away may be a batch ahead of the others, for a burst, but hoards no more credit.
             lane.served = max(lane.served, self._served.get(lane.level, 0.0) - self.credit / lane.part)
         job.state = READY
+        if job.latest:
+            self.frames.became_ready(job)
         self.coming.pop(job, None)
         lane.ready += images
         self.ready += images
@@ -288,35 +290,60 @@ _REMEMBERED = 1024
 
 
 class Frames:
-    """Live sources: of each, at most one frame waits, the newest. Knows which, and when the newest arrived.
+    """Live sources: of each, at most one frame waits with its input, the newest that has one. Knows which, and
+    when the newest arrived.
+
+    Beside it, the inputs of two may be on their way. The first of them stays: of a source that sends faster
+    than its pictures can be decoded, none would ever be complete otherwise. The second is always the newest.
 
     Frames can overtake each other on their way here: pictures take longer to decode, front ends are several.
     So one that comes late is told from one that is new by when it arrived at the server.
     """
 
-    __slots__ = ("_newest", "_waiting")
+    __slots__ = ("_coming", "_newest", "_ready")
 
     def __init__(self) -> None:
-        self._waiting: dict[str, Job] = {}
+        self._ready: dict[str, Job] = {}
+        self._coming: dict[str, list[Job]] = {}
         self._newest: dict[str, float] = {}
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._ready) + sum(map(len, self._coming.values()))
 
-    def waiting(self, source: str) -> Job | None:
-        return self._waiting.get(source)
+    def replaced_by(self, job: Job, *, ready: bool) -> Job | None:
+        """Whose place a newcomer takes, with its input or before it."""
+        if ready:
+            return self._ready.get(job.source)
+        coming = self._coming.get(job.source, ())
+        return coming[1] if len(coming) > 1 else None
 
     def overtaken(self, job: Job) -> bool:
         """A newer frame of its source came before it."""
         return job.arrived < self._newest.get(job.source, job.arrived)
 
     def entered(self, job: Job) -> None:
-        self._waiting[job.source] = job
+        if job.state is READY:
+            self._ready[job.source] = job
+        else:
+            self._coming.setdefault(job.source, []).append(job)
         newest = max(job.arrived, self._newest.pop(job.source, job.arrived))
         if len(self._newest) >= _REMEMBERED:
             del self._newest[next(iter(self._newest))]
         self._newest[job.source] = newest
 
+    def became_ready(self, job: Job) -> None:
+        self._no_longer_coming(job)
+        self._ready[job.source] = job
+
     def left(self, job: Job) -> None:
-        if self._waiting.get(job.source) is job:
-            del self._waiting[job.source]
+        if self._ready.get(job.source) is job:
+            del self._ready[job.source]
+        else:
+            self._no_longer_coming(job)
+
+    def _no_longer_coming(self, job: Job) -> None:
+        coming = self._coming.get(job.source, [])
+        if job in coming:
+            coming.remove(job)
+            if not coming:
+                del self._coming[job.source]
