@@ -16,7 +16,7 @@ from carpool.config.repository import ModelVersion
 from carpool.config.server import ServerSettings
 from carpool.engine.hosted_model import HostedInstance, HostedLoading
 from carpool.engine.models.loading import ReportStep
-from carpool.engine.runner_documents import Failure, cache_folders, imported_names
+from carpool.engine.runner_documents import ASIDE, AT_ONCE, Failure, cache_folders, imported_names
 from carpool.errors import ModelError, Unavailable
 from carpool.link.child_process import Child, Message
 from carpool.link.link_failures import read_failure
@@ -156,7 +156,7 @@ class Runner:
             self._stand_by_later()
             return
         try:
-            self._standby = standby = self._new_child()
+            self._standby = standby = self._new_child(ASIDE)
         except OSError as error:
             _log.warning("no-standby", error=str(error))
             return
@@ -165,16 +165,16 @@ class Runner:
         task.add_done_callback(self._watches.discard)
         _log.info("runner-stands-by", pid=standby.pid)
 
-    def _new_child(self) -> Child:
+    def _new_child(self, when: str) -> Child:
         folders = cache_folders(self._settings.cache_dir)
-        return Child(_MODULE, *self._packages, called="runner", environment=folders)
+        return Child(_MODULE, when, *self._packages, called="runner", environment=folders)
 
     def _start(self) -> None:
         """The one that stands by, or a fresh one."""
         if self._standby is not None:
             child, self._standby = self._standby, None
         else:
-            child = self._new_child()
+            child = self._new_child(AT_ONCE)
             task = self._loop.create_task(self._watch(child))
             self._watches.add(task)
             task.add_done_callback(self._watches.discard)

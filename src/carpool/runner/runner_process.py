@@ -1,4 +1,4 @@
-"""The runner: `python -m carpool.runner.runner_process [MODULE …] CONTROL_FD`, started by the engine.
+"""The runner: `python -m carpool.runner.runner_process WHEN [MODULE …] CONTROL_FD`, started by the engine.
 
 It is told everything over its control socket, loads in threads of its own, and lives no longer than the
 engine.
@@ -28,7 +28,15 @@ from carpool.backends.backend import Backend, SharesDevice
 from carpool.backends.torch.device_sharing import limit_device_memory
 from carpool.engine.models.loading import Loading, Ready, ReportStep
 from carpool.engine.profile.profile_store import ProfileStore
-from carpool.engine.runner_documents import Failure, LoadOrder, OpenedAs, Opening, Prepared, imported_packages
+from carpool.engine.runner_documents import (
+    ASIDE,
+    Failure,
+    LoadOrder,
+    OpenedAs,
+    Opening,
+    Prepared,
+    imported_packages,
+)
 from carpool.errors import CarpoolError, ModelError
 from carpool.link.child_process import Control, Message, belong_to_parent, spare_the_collector, switch_often
 from carpool.link.door import ModelEntry
@@ -46,6 +54,7 @@ from carpool.vision.settings import write as write_vision
 _log = logger("runner")
 _QUIET_S = 0.5  # without anybody who waits for an instance
 _FIRST_PAUSE_S, _TRIES = 1.0, 4
+_NICER = 10
 
 
 class _Job(NamedTuple):
@@ -311,13 +320,31 @@ def _as_runner(record: logging.LogRecord) -> bool:
     return True
 
 
-async def _live(fd: int, names: Sequence[str], stream: int) -> None:
+def import_all(names: Sequence[str], *, aside: bool) -> None:
+    """`aside`: when nothing else has to be done. In a thread, which alone has the lower priority: who is not
+    privileged never gets the higher one back, and the process needs it when it takes over."""
+
+    if aside:
+        importing = threading.Thread(target=_import_all, args=(names, _NICER))
+        importing.start()
+        importing.join()
+    else:
+        _import_all(names, 0)
+
+
+def _import_all(names: Sequence[str], nicer: int) -> None:
+    if nicer:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nicer)
+    for name in names:
+        with suppress(Exception):  # a model that needs it says so
+            importlib.import_module(name)
+
+
+async def _live(fd: int, names: Sequence[str], aside: bool, stream: int) -> None:
     control = Control(socket.socket(fileno=fd))
     # Before anybody says what for: one that stands by has this behind it when it is needed. What is made at
     # import stays for ever.
-    for name in ("torch", *names):
-        with suppress(Exception):  # a model that needs it says so
-            importlib.import_module(name)
+    import_all(("torch", *names), aside=aside)
     spare_the_collector()
     first = await control.receive()
     if first is None:
@@ -333,14 +360,14 @@ async def _live(fd: int, names: Sequence[str], stream: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    *names, last = arguments
+    when, *names, last = arguments
     fd = int(last)
     belong_to_parent()
     stream = keep_stream()
     os.set_inheritable(fd, False)
     switch_often()
     try:
-        asyncio.run(_live(fd, names, stream))
+        asyncio.run(_live(fd, names, when == ASIDE, stream))
     except Exception:
         _log.exception("process-failed")
         return 1
