@@ -23,6 +23,7 @@ from carpool.observe.counters import Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.process import front_ends
 from carpool.process.children import FrontendParts
+from carpool.process.lone_watch import watched
 from carpool.process.start import add_questions, engine_for
 
 log = logger("server")
@@ -61,7 +62,8 @@ async def serve(
         host.set_ready(True)
         await side.everyone_saw(host.catalog.number)
         ready(host.catalog, ports)
-        await stop.wait()
+        with watched(settings):
+            await stop.wait()
         log.info("draining", seconds=settings.drain_s)
     finally:
         door.drain()
