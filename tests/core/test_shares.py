@@ -109,8 +109,6 @@ def test_names_that_a_holder_makes_up_bring_it_no_more() -> None:
 
 def test_what_a_heavy_key_does_not_ask_for_is_the_others() -> None:
     random = Random(1)
-    found = answered(
-        stream(100.0, 6.0, random, source="gold"), stream(1600.0, 6.0, random, source="plain")
-    )
+    found = answered(stream(100.0, 6.0, random, source="gold"), stream(1600.0, 6.0, random, source="plain"))
     assert found["gold"] > 0.97 * 600
     assert found["plain"] > 3 * found["gold"]

@@ -290,8 +290,8 @@ _REMEMBERED = 1024
 
 
 class Frames:
-    """Live sources: of each, at most one frame waits with its input, the newest that has one. Knows which, and
-    when the newest arrived.
+    """Live sources: of each, at most one frame waits with its input, the newest that has one. Knows which,
+    and when the newest arrived.
 
     Beside it, the inputs of two may be on their way. The first of them stays: of a source that sends faster
     than its pictures can be decoded, none would ever be complete otherwise. The second is always the newest.

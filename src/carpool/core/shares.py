@@ -36,7 +36,8 @@ def water_level(demands: Sequence[float], supply: float, weights: Sequence[float
     left = supply
     weights = weights or [1.0] * len(demands)
     together = sum(weights)
-    for per_weight, weight in sorted((demand / weight, weight) for demand, weight in zip(demands, weights, strict=True)):
+    asked = zip(demands, weights, strict=True)
+    for per_weight, weight in sorted([(demand / weight, weight) for demand, weight in asked]):
         fair = left / together
         if per_weight > fair:
             return max(fair, 0.0)

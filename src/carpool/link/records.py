@@ -77,7 +77,7 @@ MAX_ASK_BYTES = 256 << 20
 _MAX_UNSENT = 256 << 20
 _ENDING = struct.Struct("<HHI")
 _OF_KEY = struct.Struct("<dB")
-"""In front of a source's name: the weight of its key, and how much of the name is that of the key's holder."""
+"""In front of a source's name: the weight of its key, and how much of the name is the key's holder's."""
 _LONGEST_NAME = MAX_SOURCE_CHARS + 65
 _NO_FIELDS = (0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0)
 

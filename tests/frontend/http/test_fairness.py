@@ -124,6 +124,24 @@ def test_who_asks_for_little_is_not_turned_away_for_what_documents_take() -> Non
     assert found == [None] * 75
 
 
+def test_what_connections_take_is_no_lane_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, the one honest client would be all that the front end seems to work for."""
+    told = Told()
+    fair = Fairness(told, told.behind)
+    told.seconds = TOO_LONG
+    began = monotonic()
+    body = SimpleNamespace(has_body=True, content_length=1000, who=None)
+    entry: Any = SimpleNamespace(name="small", key=1, slo=SLO)
+    found = []
+    for at in range(50):
+        now = began + at / 50
+        monkeypatch.setattr(fairness, "monotonic", lambda now=now: now)
+        fair.charge("::1", 0.01)
+        exchange: Any = SimpleNamespace(head=body, head_at=now, peer="::1", payer="::1", first=False)
+        found.append(fair.judge(entry, exchange, Sender(), None))
+    assert found == [None] * 50
+
+
 @pytest.fixture
 def front() -> Iterator[FrontEnd]:
     with front_end() as running:

@@ -1,7 +1,7 @@
 """Key files: who holds a key, and what for.
 
-One key a line, `name key [priority=N] [models=a,b*] [weight=W]`; lines that start with # are remarks. No part of a
-key is ever in an error or in the log: lines are named by number.
+One key a line, `name key [priority=N] [models=a,b*] [weight=W]`; lines that start with # are remarks. No part
+of a key is ever in an error or in the log: lines are named by number.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import os
 import socket
+import stat
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -195,19 +197,24 @@ def _configuration(pair: Pair) -> grpc.ServerCertificateConfiguration:
 def listening(where: Sequence[str]) -> list[socket.socket]:
     """The sockets of this process that listen there, which the library does not show: each once more."""
     found = []
-    for descriptor in os.listdir("/proc/self/fd"):
+    for link in Path("/proc/self/fd").iterdir():
+        descriptor = int(link.name)
         try:
-            sock = socket.socket(fileno=os.dup(int(descriptor)))
-        except OSError:  # not a socket, or gone
-            continue
-        if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getsockopt(
-            socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-        ):
-            if addresses([sock])[0] in where:
-                found.append(sock)
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 continue
-        sock.close()
+            sock = socket.socket(fileno=os.dup(descriptor))
+        except OSError:  # gone by now
+            continue
+        if is_listening(sock) and addresses([sock])[0] in where:
+            found.append(sock)
+        else:
+            sock.close()
     return found
+
+
+def is_listening(sock: socket.socket) -> bool:
+    of_internet = sock.family in (socket.AF_INET, socket.AF_INET6)
+    return of_internet and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def addresses(sockets: Iterable[socket.socket]) -> list[str]:

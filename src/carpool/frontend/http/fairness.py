@@ -134,6 +134,11 @@ class Fairness:
         )
         return None
 
+    def charge(self, address: str, seconds: float) -> None:
+        """Connections from there took so much of the loop, beside their requests."""
+        now = monotonic()
+        self._charge(self._backlog.shares.lane(("", address), now), seconds, now)
+
     def _charge(self, lane: FrontLane, seconds: float, now: float) -> None:
         """What is done for one counts as done: it must not look as if the others had made the front end late,
         who then would be turned away for it."""
