@@ -85,9 +85,9 @@ class Shares:
         active = [lane for lane in core.lanes if lane.seen > since]
         protected = [lane.rate.at(now) for lane in active if lane.level == PROTECTED]
         others = [lane for lane in active if lane.level != PROTECTED]
-        parts = divide_weights(others)
         if not protected and len(others) <= 1:
             return
+        parts = divide_weights(others)
         slo = self._slo - planned(core.outside.at(now), self._slo, core.constants)
         guard = self._guard(core, slo, protected=bool(protected))
         supply = core.instances.pace * core.curve.throughput(guard)
