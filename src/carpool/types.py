@@ -13,6 +13,9 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[Any]
 Scalar: TypeAlias = bool | int | float | str
 
+LIGHTEST, HEAVIEST = 0.01, 1000.0
+"""Weights of keys, where a device is divided between their holders."""
+
 
 class Datatype(enum.Enum):
     """Protocol v2 datatypes: `dtype` is how numpy holds an element, `size` its bytes on the wire or 0."""

@@ -162,14 +162,16 @@ def test_a_newer_frame_takes_the_place_of_one_that_is_coming() -> None:
     first = core.decide(-0.01).batch
     assert first is not None
     core.finished(first, -0.005, 0.005)
-    old, new = coming(0.0, 0.010, source="cam", latest=True), coming(0.005, 0.015, source="cam", latest=True)
-    core.offer(old, 0.0, ready=False)
-    core.offer(new, 0.005, ready=False)
+    decoded, old, new = (
+        coming(at, at + 0.010, source="cam", latest=True) for at in (0.0, 0.003, 0.005)
+    )  # the first of them may be decoded by now, and stays
+    for job in (decoded, old, new):
+        core.offer(job, job.arrived, ready=False)
     assert core.decide(0.005).given_up == [(old, Reason.REPLACED)]
-    assert core.lanes.everybody() == [new]
+    assert core.lanes.everybody() == [decoded, new]
     unfit = coming(0.006, 0.9, source="cam", latest=True)
     assert core.offer(unfit, 0.006, ready=False) is not None  # who is refused replaces nobody
-    assert core.lanes.everybody() == [new]
+    assert core.lanes.everybody() == [decoded, new]
 
 
 def test_knobs_run_who_was_coming_in_the_order_of_arrival() -> None:

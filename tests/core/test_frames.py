@@ -42,15 +42,58 @@ def test_a_newer_frame_takes_the_place_of_a_waiting_one_which_is_told_at_the_nex
     assert core.ledger.given_up[Reason.REPLACED] == 1
 
 
-def test_a_picture_that_is_still_being_decoded_is_replaced_as_well() -> None:
+def test_of_frames_that_are_being_decoded_the_first_stays_and_the_newest_is_next() -> None:
+    core = promise()
+    busy(core)
+    first, second, third = frame(0.001), frame(0.002), frame(0.003)
+    for job in (first, second, third):
+        assert core.offer(job, job.arrived, ready=False) is None
+    assert gone(core, 0.003) == [(second, Reason.REPLACED)]
+    core.ready(first, 0.004)
+    assert (first.state, third.state) == (JobState.READY, JobState.OFFERED)
+    core.ready(third, 0.005)
+    assert (first.state, third.state) == (JobState.GONE, JobState.READY)
+    assert gone(core, 0.005) == [(first, Reason.REPLACED)]
+    assert len(core.lanes.frames) == core.lanes.requests == 1
+
+
+def test_a_frame_whose_input_comes_after_that_of_a_newer_one_is_replaced_by_it() -> None:
     core = promise()
     busy(core)
     old, new = frame(0.001), frame(0.002)
     core.offer(old, 0.001, ready=False)
     core.offer(new, 0.002, ready=False)
-    core.ready(old, 0.003)
     core.ready(new, 0.003)
+    core.ready(old, 0.004)
     assert (old.state, new.state) == (JobState.GONE, JobState.READY)
+    assert gone(core, 0.004) == [(old, Reason.REPLACED)]
+
+
+def test_a_source_that_sends_faster_than_it_is_decoded_is_served_all_the_same() -> None:
+    """A frame every 5 ms, of which each takes 12 ms to decode, one at a time."""
+    core = promise()
+    decoding: Job | None = None
+    done_at = now = 0.0
+    served = 0
+    wanted: list[Job] = []
+    batch = None
+    for tick in range(1, 1000):
+        now = tick / 1000
+        if tick % 5 == 0:
+            job = frame(now)
+            if core.offer(job, now, ready=False) is None:
+                wanted.append(job)
+        if decoding is not None and now >= done_at:
+            core.ready(decoding, now)
+            decoding = None
+        wanted = [job for job in wanted if job.state is JobState.OFFERED and job is not decoding]
+        if decoding is None and wanted:
+            decoding, done_at = wanted.pop(0), now + 0.012
+        if batch is not None and now >= batch.started + 0.005:
+            served += len(core.finished(batch, now, 0.005))
+            batch = None
+        batch = core.decide(now).batch or batch
+    assert served > 60
 
 
 def test_a_running_frame_is_not_replaced() -> None:

@@ -45,7 +45,14 @@ class WholeServer:
 @contextlib.contextmanager
 def whole_server(*paths: Path, **given: Any) -> Iterator[WholeServer]:
     settings = ServerSettings(
-        host="127.0.0.1", http_port=0, metrics_port=0, frontends=0, grpc_frontends=0, drain_s=5.0, **given
+        host="127.0.0.1",
+        http_port=0,
+        metrics_port=0,
+        frontends=0,
+        grpc_frontends=0,
+        drain_s=5.0,
+        watchdog_s=0,
+        **given,
     )
     desks: list[ControlDesk] = []
     started: list[WholeServer | BaseException] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,8 @@ def template(number: int = 1, **changes: Any) -> bytes:
     return to_engine(TEMPLATE, number, orjson.dumps(document | changes))
 
 
-def source(name: str, number: int = 1) -> bytes:
-    return to_engine(SOURCE, number, name.encode())
+def source(name: str, number: int = 1, weight: float = 1.0, held: int = 0) -> bytes:
+    return to_engine(SOURCE, number, struct.pack("<dB", weight, held) + name.encode())
 
 
 def submit(
@@ -137,7 +138,12 @@ LIES = {
     "timeout below 0": template() + submit(timeout=-0.5),
     "source too long": source("s" * 257),
     "source without a name": source(""),
-    "source that is no text": to_engine(SOURCE, 1, b"\xff"),
+    "source that is no text": to_engine(SOURCE, 1, struct.pack("<dB", 1.0, 0) + b"\xff"),
+    "source cut short": to_engine(SOURCE, 1, b"\0"),
+    "source of no weight": source("light", weight=0.0),
+    "source of endless weight": source("heavy", weight=float("inf")),
+    "source of a weight that is no number": source("odd", weight=float("nan")),
+    "source of a key with a longer name": source("short", held=6),
     "source 0": source("zero", 0),
     "source beyond all": source("far", MAX_SOURCES + 1),
     "source that nobody named": template() + submit(source=3),

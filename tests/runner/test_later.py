@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,3 +87,18 @@ def test_packages_are_told_and_what_is_no_name_is_not_passed_on(tmp_path: Any) -
     assert imported_names("torch") == []
     assert cache_folders(None) == {}
     assert set(cache_folders(tmp_path)) == {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+
+
+@pytest.mark.parametrize("aside", [True, False])
+def test_who_stands_by_imports_aside_and_then_works_as_fast_as_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aside: bool
+) -> None:
+    name = f"heavy_{'aside' if aside else 'now'}"
+    module = "import os, threading\nnice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())\n"
+    (tmp_path / f"{name}.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    later_module.import_all([name, "not_there_at_all"], aside=aside)
+    found = sys.modules.pop(name).nice
+    assert (found > own or own >= 10) if aside else found == own
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own

@@ -178,10 +178,11 @@ class Flow:
 class FrontLane:
     """What one lane asks of the front end: as if all of it were served, whether it was or not."""
 
-    __slots__ = ("_unmet_until", "asked", "key", "seen")
+    __slots__ = ("_unmet_until", "asked", "key", "seen", "weight")
 
     def __init__(self, key: LaneKey, constants: Constants) -> None:
         self.key = key
+        self.weight = 1.0  # of the key that pays, for its part of the whole
         self.seen = float("-inf")
         self.asked = Flow(constants.lane_memory_s)
         self._unmet_until = float("-inf")
@@ -231,10 +232,13 @@ class FrontShares:
         of, until = self._level_for
         if share != of or now >= until:
             demands = [known.demand(now) for known in self._lanes.values()]
-            self._level = water_level(demands, share * self.done.at(now))
-            self.spares_somebody = any(_LEAST < demand <= self._level for demand in demands)
+            weights = [known.weight for known in self._lanes.values()]
+            level = self._level = water_level(demands, share * self.done.at(now), weights)
+            self.spares_somebody = any(
+                _LEAST < demand <= level * weight for demand, weight in zip(demands, weights, strict=True)
+            )
             self._level_for = share, now + _LEVEL_S
-        return lane.demand(now) > self._level
+        return lane.demand(now) > self._level * lane.weight
 
     def _forget(self, now: float) -> None:
         """Now and then: somebody who makes up names must not have all of them looked through each time."""

@@ -51,8 +51,8 @@ class Job:
     """Whoever offers it may derive from it, or leave something in `payload`: core looks at neither."""
 
     __slots__ = (
-        *("arrived", "deadline", "due", "foreseen", "images", "lane", "latest", "outside", "payload"),
-        *("priority", "rank", "ready_at", "shape", "source", "state", "timeout"),
+        *("arrived", "deadline", "due", "foreseen", "holder", "images", "lane", "latest", "outside"),
+        *("payload", "priority", "rank", "ready_at", "shape", "source", "state", "timeout", "weight"),
     )
 
     def __init__(
@@ -76,6 +76,8 @@ class Job:
         self.shape = shape
         self.priority = priority
         self.source = source
+        self.holder = ""  # of the key that came with it: its sources share the key's weight
+        self.weight = 1.0
         self.latest = latest  # a newer frame of the source takes its place while it waits
         self.timeout = timeout
         self.payload = payload

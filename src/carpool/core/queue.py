@@ -102,7 +102,8 @@ class Lane:
     """The jobs of one (level, source): lower levels go first, then whoever was served least."""
 
     __slots__ = (
-        *("level", "lines", "rate", "ready", "refused", "requests", "seen", "served", "source", "waiting"),
+        *("holder", "level", "lines", "part", "rate", "ready", "refused", "requests", "seen", "served"),
+        *("source", "waiting", "weight"),
     )
 
     def __init__(self, level: int, source: str, memory: float) -> None:
@@ -112,10 +113,19 @@ class Lane:
         self.waiting = 0  # images in the queue, decoded or not
         self.ready = 0  # those that may run now
         self.requests = 0  # jobs, of either kind
-        self.served = 0.0  # images, on the level's common scale (see Lanes.ready_now)
+        self.served = 0.0  # images for a weight of 1, on the level's common scale (see Lanes.ready_now)
+        self.holder = ""  # of the key that its source came with
+        self.weight = 1.0  # of that key
+        self.part = 1.0  # of that weight: all lanes of one holder share it
         self.seen = float("-inf")
         self.refused = float("-inf")  # when the gate last said no to it
         self.rate = Rate(memory)
+
+    def belongs_to(self, job: Job) -> None:
+        """Who pays for a lane may change with the keys. The lane that many share is nobody's."""
+        if job.source == self.source:
+            self.holder, self.weight = job.holder, job.weight
+            self.part = job.weight  # until all lanes are looked at
 
     def earliest(self) -> tuple[Job, Line]:
         """The most urgent ready job, and the line of its shape. The lane must have one."""
@@ -201,8 +211,10 @@ class Lanes:
         assert lane is not None
         if lane.ready == 0 and not in_place:
             # Whoever was away may be a batch ahead of the others, for a burst, but hoards no more credit.
-            lane.served = max(lane.served, self._served.get(lane.level, 0.0) - self.credit)
+            lane.served = max(lane.served, self._served.get(lane.level, 0.0) - self.credit / lane.part)
         job.state = READY
+        if job.latest:
+            self.frames.became_ready(job)
         self.coming.pop(job, None)
         lane.ready += images
         self.ready += images
@@ -254,7 +266,7 @@ class Lanes:
         assert lane is not None
         if lane.served > self._served.get(lane.level, 0.0):
             self._served[lane.level] = lane.served
-        lane.served += job.images
+        lane.served += job.images / lane.part
         self.remove(job, RUNNING)
 
     def serve_first(self, lane: Lane, line: Line, room: int) -> list[Job]:
@@ -263,9 +275,9 @@ class Lanes:
         jobs = line.take(room)
         if jobs:
             images -= line.images
-            before_last = lane.served + images - jobs[-1].images
+            before_last = lane.served + (images - jobs[-1].images) / lane.part
             self._served[lane.level] = max(self._served.get(lane.level, 0.0), before_last)
-            lane.served += images
+            lane.served += images / lane.part
             for counts in (lane, self):
                 counts.ready -= images
                 counts.waiting -= images
@@ -281,35 +293,60 @@ _REMEMBERED = 1024
 
 
 class Frames:
-    """Live sources: of each, at most one frame waits, the newest. Knows which, and when the newest arrived.
+    """Live sources: of each, at most one frame waits with its input, the newest that has one. Knows which,
+    and when the newest arrived.
+
+    Beside it, the inputs of two may be on their way. The first of them stays: of a source that sends faster
+    than its pictures can be decoded, none would ever be complete otherwise. The second is always the newest.
 
     Frames can overtake each other on their way here: pictures take longer to decode, front ends are several.
     So one that comes late is told from one that is new by when it arrived at the server.
     """
 
-    __slots__ = ("_newest", "_waiting")
+    __slots__ = ("_coming", "_newest", "_ready")
 
     def __init__(self) -> None:
-        self._waiting: dict[str, Job] = {}
+        self._ready: dict[str, Job] = {}
+        self._coming: dict[str, list[Job]] = {}
         self._newest: dict[str, float] = {}
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._ready) + sum(map(len, self._coming.values()))
 
-    def waiting(self, source: str) -> Job | None:
-        return self._waiting.get(source)
+    def replaced_by(self, job: Job, *, ready: bool) -> Job | None:
+        """Whose place a newcomer takes, with its input or before it."""
+        if ready:
+            return self._ready.get(job.source)
+        coming = self._coming.get(job.source, ())
+        return coming[1] if len(coming) > 1 else None
 
     def overtaken(self, job: Job) -> bool:
         """A newer frame of its source came before it."""
         return job.arrived < self._newest.get(job.source, job.arrived)
 
     def entered(self, job: Job) -> None:
-        self._waiting[job.source] = job
+        if job.state is READY:
+            self._ready[job.source] = job
+        else:
+            self._coming.setdefault(job.source, []).append(job)
         newest = max(job.arrived, self._newest.pop(job.source, job.arrived))
         if len(self._newest) >= _REMEMBERED:
             del self._newest[next(iter(self._newest))]
         self._newest[job.source] = newest
 
+    def became_ready(self, job: Job) -> None:
+        self._no_longer_coming(job)
+        self._ready[job.source] = job
+
     def left(self, job: Job) -> None:
-        if self._waiting.get(job.source) is job:
-            del self._waiting[job.source]
+        if self._ready.get(job.source) is job:
+            del self._ready[job.source]
+        else:
+            self._no_longer_coming(job)
+
+    def _no_longer_coming(self, job: Job) -> None:
+        coming = self._coming.get(job.source, [])
+        if job in coming:
+            coming.remove(job)
+            if not coming:
+                del self._coming[job.source]

@@ -99,7 +99,9 @@ class Scheduler:
             self._coming.seen(job.ready_at - now, now)
         level, source = self.policy.place(job, self._sequence)
         job.lane = lane = self.lanes.lane(level, source, now)
-        old = self.lanes.frames.waiting(job.source) if job.latest else None
+        if job.holder != lane.holder or job.weight != lane.weight:
+            lane.belongs_to(job)
+        old = self.lanes.frames.replaced_by(job, ready=ready) if job.latest else None
         self._count_arrival(job, lane, now, more=old is None)
         refusal = self._admit(job, old, now)
         if refusal is not None:
@@ -151,7 +153,13 @@ class Scheduler:
         """The job's input is there: it may run. Too late for one that has left meanwhile."""
         if job.state is OFFERED:
             self._supply.add(job.images, now)
-            self._ready(job, None, now)
+            old = self.lanes.frames.replaced_by(job, ready=True) if job.latest else None
+            if old is not None and old.arrived > job.arrived:  # that one's input was there before
+                self._replace(job)
+                return
+            if old is not None:
+                self._replace(old)
+            self._ready(job, old, now)
 
     def cancel(self, job: Job, now: float) -> bool:
         """The client has gone. True if that spared the work; a running batch goes on without an answer."""
@@ -314,12 +322,16 @@ class Scheduler:
         state = old.state
         self.lanes.remove(old, GONE)
         refusal = self._limits(job, now) or self.policy.admit(self, job, now)
-        if refusal is not None:
-            self.lanes.put_back(old, state)
-        else:
-            self.ledger.given_up[Reason.REPLACED] += 1
-            self._replaced.append(GivenUp(old, Reason.REPLACED))
+        self.lanes.put_back(old, state)
+        if refusal is None:
+            self._replace(old)
         return refusal
+
+    def _replace(self, old: Job) -> None:
+        """It is told at the next look."""
+        self.lanes.remove(old, GONE)
+        self.ledger.given_up[Reason.REPLACED] += 1
+        self._replaced.append(GivenUp(old, Reason.REPLACED))
 
     def _ready(self, job: Job, old: Job | None, now: float) -> None:
         if job.state is OFFERED:

@@ -7,6 +7,8 @@ be so long that the two together break the promise: that is the guard batch.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -28,19 +30,34 @@ def level_of(priority: int) -> int:
     return ORDINARY if priority in (0, 2) else BACKGROUND
 
 
-def water_level(demands: list[float], supply: float) -> float:
-    """The most each may have so that together they use the supply; infinite when all demands fit."""
+def water_level(demands: Sequence[float], supply: float, weights: Sequence[float] = ()) -> float:
+    """The most each may have for a weight of 1, which it has where none are given, so that together they use
+    the supply; infinite when all demands fit."""
     left = supply
-    for served, demand in enumerate(sorted(demands)):
-        fair = left / (len(demands) - served)
-        if demand > fair:
+    weights = weights or [1.0] * len(demands)
+    together = sum(weights)
+    asked = zip(demands, weights, strict=True)
+    for per_weight, weight in sorted([(demand / weight, weight) for demand, weight in asked]):
+        fair = left / together
+        if per_weight > fair:
             return max(fair, 0.0)
-        left -= demand
+        left -= per_weight * weight
+        together -= weight
     return float("inf")
 
 
+def divide_weights(lanes: Sequence[Lane]) -> list[float]:
+    """Each lane's part. The sources that one key's holder names share its weight: nobody has more of the
+    device by making up names."""
+    lanes_of = Counter(lane.holder for lane in lanes)
+    for lane in lanes:
+        lane.part = lane.weight / lanes_of[lane.holder] if lane.holder else 1.0
+    return [lane.part for lane in lanes]
+
+
 class Shares:
-    """The largest batch allowed now, and each source's part of the device. Refreshed before every batch."""
+    """The largest batch allowed now, and each source's part of the device, `fair` times what its lane weighs.
+    Refreshed before every batch."""
 
     __slots__ = ("_largest", "_slo", "_with_right_of_way", "fair", "largest", "supply")
 
@@ -66,19 +83,20 @@ class Shares:
             self.largest = max(1, min(core.curve.efficient[size], self._largest))
         since = now - core.constants.lately_s
         first: list[Lane] = []
-        rest: list[Lane] = []
+        others: list[Lane] = []
         for lane in core.lanes.by_key.values():
             if lane.seen > since:
-                (first if lane.level == PROTECTED else rest).append(lane)
-        if not first and len(rest) <= 1:
+                (first if lane.level == PROTECTED else others).append(lane)
+        if not first and len(others) <= 1:
             return
         protected = [lane.rate.at(now) for lane in first]
-        others = [lane.rate.at(now) for lane in rest]
+        parts = divide_weights(others)
         slo = self._slo - planned(core.outside.at(now), self._slo, core.constants)
         guard = self._guard(core, slo, protected=bool(protected))
         supply = core.instances.pace * core.curve.throughput(guard)
-        fair = water_level(others, max(0.0, supply - sum(protected)))
-        modest = [rate for rate in others if rate <= fair]
+        rates = [lane.rate.at(now) for lane in others]
+        fair = water_level(rates, max(0.0, supply - sum(protected)), parts)
+        modest = [rate for rate, part in zip(rates, parts, strict=True) if rate <= fair * part]
         if protected or modest:
             self.largest, self.fair, self.supply = min(guard, self.largest), fair, supply
             self._with_right_of_way = sum(protected) + sum(modest)
@@ -100,14 +118,14 @@ class Shares:
         """The part of the device that this lane may count on."""
         if lane.level == PROTECTED or self.fair == float("inf"):
             return 1.0
-        return min(1.0, max(self.fair / self.supply, 1e-3))
+        return min(1.0, max(self.fair * lane.part / self.supply, 1e-3))
 
     def to_keep_up_with(self, core: Scheduler, lane: Lane, now: float) -> float:
         """The rate that batches made small for this lane's sake must still carry.
 
         For whoever has the right of way, only the others who have it: the rest is given up for them.
         """
-        if lane.level == PROTECTED or lane.rate.at(now) <= self.fair < float("inf"):
+        if lane.level == PROTECTED or lane.rate.at(now) <= self.fair * lane.part < float("inf"):
             return min(self._with_right_of_way, core.rate(now))
         return core.rate(now)
 

@@ -100,7 +100,7 @@ class Calls:
         work.timeout = timeout
         work.priority = priority
         if source:
-            work.source = self.sources.name(source)
+            work.source, work.holder, work.weight = self.sources.source(source)
         if flags & records.LATEST:
             work.latest = True
         if flags & records.COMING:

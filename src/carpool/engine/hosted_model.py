@@ -34,6 +34,9 @@ _MOST = 256
 _DEEP = ("torch._dynamo", "torch._inductor.compile_fx", "torch.export", "triton")
 """Beyond the packages themselves: what torch imports when something is compiled, which takes seconds."""
 
+ASIDE, AT_ONCE = "aside", "at-once"
+"""When a runner imports: while others work, or as soon as it can, since it is waited for."""
+
 
 def imported_packages() -> list[str]:
     """Installed ones only: what lies beside a model belongs to the model, and is read when that is loaded."""

@@ -14,7 +14,15 @@ from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.server import ServerSettings
-from carpool.engine.hosted_model import Failure, HostedInstance, HostedLoading, cache_folders, imported_names
+from carpool.engine.hosted_model import (
+    ASIDE,
+    AT_ONCE,
+    Failure,
+    HostedInstance,
+    HostedLoading,
+    cache_folders,
+    imported_names,
+)
 from carpool.engine.models.loading import ReportStep
 from carpool.errors import ModelError, Unavailable
 from carpool.link.child_process import Child, Guard, Message
@@ -154,15 +162,15 @@ class Runner:
             self._stand_by_later()
             return
         try:
-            self._standby = self._new_child()
+            self._standby = self._new_child(ASIDE)
         except OSError as error:
             _log.warning("no-standby", error=str(error))
         else:
             _log.info("runner-stands-by", pid=self._standby.pid)
 
-    def _new_child(self) -> Child:
+    def _new_child(self, when: str) -> Child:
         folders = cache_folders(self._settings.cache_dir)
-        child = Child(_MODULE, *self._packages, called="runner", environment=folders)
+        child = Child(_MODULE, when, *self._packages, called="runner", environment=folders)
         task = self._loop.create_task(self._watch(child))
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
@@ -170,7 +178,7 @@ class Runner:
 
     def _start(self) -> None:
         """The one that stands by, or a fresh one."""
-        child, self._standby = self._standby or self._new_child(), None
+        child, self._standby = self._standby or self._new_child(AT_ONCE), None
         self._child = child
         self._lives += 1
         if self._lives > 1:

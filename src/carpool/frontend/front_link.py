@@ -194,7 +194,7 @@ class FrontLink(asyncio.Protocol):
             min(timeout, _LONGEST_S) if timeout else 0.0,
             coming,
             priority if priority < MAX_PRIORITY else MAX_PRIORITY,
-            self._sources.number(sender.source) if sender.source else 0,
+            self._sources.number(sender.source, sender.holder, sender.weight) if sender.source else 0,
             flags,
         )
         self._outbox.put(record)

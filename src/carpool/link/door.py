@@ -27,22 +27,48 @@ LATEST = "X-Carpool-Latest"
 _MILLISECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 
+class Key(Protocol):
+    """What matters here of a key that came with a request."""
+
+    @property
+    def name(self) -> str:
+        """Of its holder."""
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def weight(self) -> float: ...
+
+
 class Sender(NamedTuple):
     """Who asks. `latest`: a newer frame of this source takes the place of one that waits.
 
     `priority` is that of the key: the most urgent that a request with it may be, and what it is by default;
-    0 is none, and 1 the most urgent: a request has the larger of its own and this.
+    0 is none, and 1 the most urgent: a request has the larger of its own and this. `holder` has the key, and
+    `weight` is its part of a busy device, which all sources that it names share.
     """
 
     source: str = ""
     latest: bool = False
     priority: int = 0
+    holder: str = ""
+    weight: float = 1.0
+
+    def with_key(self, key: Key) -> Sender:
+        """The sources that a holder names are its own: none is another's, whatever it is called."""
+        source = f"{key.name}/{self.source}" if self.source else key.name
+        return Sender(source, self.latest, key.priority, key.name, key.weight)
 
     def with_options(self, options: RequestOptions) -> Sender:
         """Together with what the request's own parameters say."""
         if not (options.source or options.latest or self.latest):
             return self
-        return checked(Sender(self.source or options.source, self.latest or options.latest, self.priority))
+        source = self.source
+        if options.source and source == self.holder:  # no header names another
+            source = f"{source}/{options.source}" if source else options.source
+        latest = self.latest or options.latest
+        return checked(Sender(source, latest, self.priority, self.holder, self.weight))
 
 
 NOBODY = Sender()

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from carpool.types import HEAVIEST, LIGHTEST
 from carpool.wire.head import MAX_SOURCE_CHARS
 
 TEMPLATE: Final = 1
@@ -75,6 +76,9 @@ MAX_ASK_BYTES = 256 << 20
 
 _MAX_UNSENT = 256 << 20
 _ENDING = struct.Struct("<HHI")
+_OF_KEY = struct.Struct("<dB")
+"""In front of a source's name: the weight of its key, and how much of the name is the key's holder's."""
+_LONGEST_NAME = MAX_SOURCE_CHARS + 65
 _NO_FIELDS = (0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0)
 
 Fields: TypeAlias = tuple[Any, ...]
@@ -214,27 +218,38 @@ def read_endings(payload: bytes, count: int) -> list[Ending]:
     return endings
 
 
+class Source(NamedTuple):
+    """Who asks. Where it came with a key, its name begins with that of the key's holder."""
+
+    name: str
+    holder: str = ""
+    weight: float = 1.0
+
+
+_NOBODY = Source("")
+
+
 class SaidSources:
     """The front end's end. `send` takes records for the engine."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
-        self._numbers: dict[str, int] = {}  # in the order in which they were given
+        self._numbers: dict[Source, int] = {}  # in the order in which they were given
 
-    def number(self, source: str) -> int:
-        """0 for none; the engine is told of a name that it does not know."""
-        if not source:
+    def number(self, name: str, holder: str = "", weight: float = 1.0) -> int:
+        """0 for none; the engine is told of one that it does not know."""
+        if not name:
             return 0
-        found = self._numbers.get(source)
+        found = self._numbers.get(source := Source(name, holder, weight))
         return self._say(source) if found is None else found
 
-    def _say(self, source: str) -> int:
+    def _say(self, source: Source) -> int:
         numbers = self._numbers
         full = len(numbers) >= MAX_SOURCES
         number = numbers.pop(next(iter(numbers))) if full else len(numbers) + 1
         numbers[source] = number
-        name = source[:MAX_SOURCE_CHARS].encode(errors="replace")
-        self._send(to_engine(SOURCE, number, name))
+        name = source.name[:_LONGEST_NAME].encode(errors="replace")
+        self._send(to_engine(SOURCE, number, _OF_KEY.pack(source.weight, len(source.holder)) + name))
         return number
 
 
@@ -242,19 +257,22 @@ class HeardSources:
     """The engine's end, which believes nothing."""
 
     def __init__(self) -> None:
-        self._names = {0: ""}
+        self._sources = {0: _NOBODY}
 
     def hear(self, number: int, payload: bytes) -> None:
         try:
-            name = payload.decode()
-        except UnicodeDecodeError:
+            weight, held = _OF_KEY.unpack_from(payload)
+            name = payload[_OF_KEY.size :].decode()
+        except (struct.error, UnicodeDecodeError):
             raise ProtocolError("a source that is no text") from None
-        if not 1 <= number <= MAX_SOURCES or not 1 <= len(name) <= MAX_SOURCE_CHARS:
-            raise ProtocolError(f"source {number} of {len(name)} characters")
-        self._names[number] = name
+        if not 1 <= number <= MAX_SOURCES or not max(1, held) <= len(name) <= _LONGEST_NAME:
+            raise ProtocolError(f"source {number} of {len(name)} characters, {held} of them a key's")
+        if not LIGHTEST <= weight <= HEAVIEST:  # NaN too
+            raise ProtocolError(f"source {number} of weight {weight}")
+        self._sources[number] = Source(name, name[:held], weight)
 
-    def name(self, number: int) -> str:
-        found = self._names.get(number)
+    def source(self, number: int) -> Source:
+        found = self._sources.get(number)
         if found is None:
             raise ProtocolError(f"source {number}, which has no name")
         return found

@@ -79,8 +79,8 @@ async def http(parts: FrontendParts) -> Frontend:
         guard=access.guard,
     )
     limits = Limits(**{name: getattr(settings, name) for name in _LIMITS})
-    metrics = HttpServer(MetricsApp(page, fair, access.guard), limits)
-    servers = {"http": HttpServer(app, limits, unread), "metrics": metrics}
+    metrics = HttpServer(MetricsApp(page, fair, access.guard), limits, charge=fair.charge)
+    servers = {"http": HttpServer(app, limits, unread, fair.charge), "metrics": metrics}
     for name, server in servers.items():
         await server.start(parts.sockets[name], access.context)
     return recording.frontend(HttpFrontend(app, list(servers.values()), block.server, access))

@@ -24,6 +24,7 @@ from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
+from carpool.process.lone_watch import watched
 from carpool.process.shared_settings import LogSettings, TraceSettings
 
 
@@ -120,7 +121,8 @@ async def serve(
         host.set_ready(True)
         await side.everyone_saw(host.catalog.number)
         ready(host.catalog, ports)
-        await stop.wait()
+        with watched(settings):
+            await stop.wait()
         logger("server").info("draining", seconds=settings.drain_s)
     finally:
         door.drain()

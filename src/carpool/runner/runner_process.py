@@ -1,4 +1,4 @@
-"""The runner: `python -m carpool.runner.runner_process [MODULE …] CONTROL_FD`, started by the engine.
+"""The runner: `python -m carpool.runner.runner_process WHEN [MODULE …] CONTROL_FD`, started by the engine.
 
 It is told everything over its control socket, loads in threads of its own, and lives no longer than the
 engine.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import os
 import socket
 import sys
 import threading
@@ -25,7 +26,15 @@ from weakref import WeakSet, WeakValueDictionary
 
 from carpool.backends.backend import Backend, SharesDevice
 from carpool.backends.torch.device_sharing import limit_device_memory
-from carpool.engine.hosted_model import Failure, LoadOrder, OpenedAs, Opening, Prepared, imported_packages
+from carpool.engine.hosted_model import (
+    ASIDE,
+    Failure,
+    LoadOrder,
+    OpenedAs,
+    Opening,
+    Prepared,
+    imported_packages,
+)
 from carpool.engine.models.loading import Loading, Ready, ReportStep
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.errors import CarpoolError, ModelError
@@ -43,6 +52,7 @@ from carpool.vision.settings import write as write_vision
 _log = logger("runner")
 _QUIET_S = 0.5  # without anybody who waits for an instance
 _FIRST_PAUSE_S, _TRIES = 1.0, 4
+_NICER = 10
 
 
 class _Job(NamedTuple):
@@ -298,12 +308,30 @@ def _as_runner(record: logging.LogRecord) -> bool:
     return True
 
 
-async def _live(names: Sequence[str], control: Control, stream: int) -> int:
-    # Before anybody says what for: one that stands by has this behind it when it is needed. What is made at
-    # import stays for ever.
-    for name in ("torch", *names):
+def import_all(names: Sequence[str], *, aside: bool) -> None:
+    """`aside`: when nothing else has to be done. In a thread, which alone has the lower priority: who is not
+    privileged never gets the higher one back, and the process needs it when it takes over."""
+
+    if aside:
+        importing = threading.Thread(target=_import_all, args=(names, _NICER))
+        importing.start()
+        importing.join()
+    else:
+        _import_all(names, 0)
+
+
+def _import_all(names: Sequence[str], nicer: int) -> None:
+    if nicer:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nicer)
+    for name in names:
         with suppress(Exception):  # a model that needs it says so
             importlib.import_module(name)
+
+
+async def _live(when: str, names: Sequence[str], control: Control, stream: int) -> int:
+    # Before anybody says what for: one that stands by has this behind it when it is needed. What is made at
+    # import stays for ever.
+    import_all(("torch", *names), aside=when == ASIDE)
     spare_the_collector()
     first = await control.receive()
     if first is None:
@@ -319,4 +347,4 @@ async def _live(names: Sequence[str], control: Control, stream: int) -> int:
 
 if __name__ == "__main__":
     switch_often()
-    live_as_child("runner", int(sys.argv[-1]), partial(_live, sys.argv[1:-1]))
+    live_as_child("runner", int(sys.argv[-1]), partial(_live, sys.argv[1], sys.argv[2:-1]))

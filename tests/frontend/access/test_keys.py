@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from carpool.link.asked_fields import Sender
 
 from carpool.errors import ConfigError, Forbidden, Unauthenticated
 from carpool.frontend.access.guard import Guard, presented
 from carpool.frontend.access.keys import read_keys
 from carpool.frontend.access.route_rules import Kind, Rule
+from carpool.types import RequestOptions
 from frontend.access.key_files import ALICE, BOB, ROOT, admin_keys, api_keys, write
 
 INFERENCE, CONTROL = Rule(Kind.INFERENCE, False), Rule(Kind.CONTROL, True)
@@ -45,6 +47,10 @@ def test_a_key_tells_who_it_is_and_what_for(tmp_path: Path) -> None:
         ("alice SECRET12 SECRET34\n", "line 1: after the key"),
         ("alice SECRET12 models=\n", "line 1: models"),
         ("alice SECRET12 models=a,,b\n", "line 1: models"),
+        ("alice SECRET12 weight=0\n", "line 1: weight"),
+        ("alice SECRET12 weight=nan\n", "line 1: weight"),
+        ("alice SECRET12 weight=1001\n", "line 1: weight"),
+        ("alice SECRET12 weight=2 weight=2\n", "once each"),
         ("alice SECRET1\u00e9\n", "not ASCII"),
     ],
 )
@@ -54,6 +60,27 @@ def test_what_will_not_do_is_named_without_its_secret(tmp_path: Path, text: str,
         read_keys(file, "")
     assert file in raised.value.message
     assert "SECRET" not in raised.value.message
+
+
+def test_a_key_has_a_weight(tmp_path: Path) -> None:
+    file = write(tmp_path / "keys", "alice SECRET12 weight=2.5\nbob SECRET34\n")
+    keys = read_keys(file, "")
+    alice, bob = keys.find(b"SECRET12"), keys.find(b"SECRET34")
+    assert alice is not None
+    assert bob is not None
+    assert (alice.weight, bob.weight) == (2.5, 1.0)
+
+
+def test_what_a_holder_calls_its_sources_is_its_own(tmp_path: Path) -> None:
+    keys = read_keys(write(tmp_path / "keys", "alice SECRET12 weight=2\n"), "")
+    alice = keys.find(b"SECRET12")
+    assert alice is not None
+    assert Sender().with_key(alice) == Sender("alice", holder="alice", weight=2.0)
+    assert Sender("bob", latest=True).with_key(alice).source == "alice/bob"
+    by_parameter = Sender().with_key(alice).with_options(RequestOptions(source="left"))
+    assert (by_parameter.source, by_parameter.holder, by_parameter.weight) == ("alice/left", "alice", 2.0)
+    by_header = Sender("right").with_key(alice).with_options(RequestOptions(source="left"))
+    assert by_header.source == "alice/right"
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o602, 0o644])

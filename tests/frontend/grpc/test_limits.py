@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from carpool.config.server import ServerSettings
+from carpool.frontend.grpc import grpc_server
 from carpool.frontend.grpc import grpc_service as service
 from carpool.frontend.grpc.grpc_server import largest_message
 from carpool.link.door import Catalog
@@ -64,6 +67,36 @@ def test_a_message_that_no_model_takes_is_refused_by_its_length_until_one_does()
         with channel(front, **{"grpc.max_receive_message_length": -1}) as connected:
             until(lambda: not front.server._retiring)
             assert len(infer(connected, request).raw_output_contents[0]) == 5 << 20
+
+
+def test_no_call_fails_while_larger_messages_come_to_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "_AGE_S", 0.5)
+    failed: list[grpc.StatusCode] = []
+    over = threading.Event()
+
+    def ask_again_and_again() -> None:
+        with channel(front) as connected:
+            while not over.is_set():
+                try:
+                    infer(connected, image_request())
+                except grpc.RpcError as error:
+                    failed.append(error.code())
+
+    with front_end(image_model("image"), max_body_bytes=ROOM, model_control_mode="poll") as front:
+        clients = [threading.Thread(target=ask_again_and_again, daemon=True) for _ in range(4)]
+        for client in clients:
+            client.start()
+        for elements in (200_000, 400_000, 800_000):
+            before = front.server._largest
+            larger = echo("later", Datatype.FP32, (elements,), max_batch=0)
+            fresh = FakeDoor(image_model("image"), larger, table=front.table).catalog
+            front.run(lambda given=fresh: front.door.renew(entries=given.entries, newest=given.newest))
+            until(lambda least=before: front.server._largest > least)
+            until(lambda: len(front.server._servers) == 1)
+        over.set()
+        for client in clients:
+            client.join()
+        assert not failed
 
 
 def test_calls_outlive_the_server_that_took_them() -> None:

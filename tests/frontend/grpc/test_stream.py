@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from carpool.errors import Refused
 from carpool.frontend.grpc.grpc_infer import MOST_UNANSWERED
+from frontend.access.key_files import ALICE, BOB, write
 from frontend.grpc.front_end import (
     SERVICE,
     SUM,
@@ -219,3 +221,21 @@ def test_a_server_that_stops_answers_what_it_has_read() -> None:
         status, _, metadata = refusal(talk.hear)
         assert (status, metadata["carpool-reason"]) == (Code.UNAVAILABLE, "stopping")
         talk.end()
+
+
+def test_a_stream_does_not_outlive_its_key(tmp_path: Path) -> None:
+    file = write(tmp_path / "keys", f"alice {ALICE}\nbob {BOB}\n")
+    with front_end(api_key_file=file) as front, channel(front) as connected:
+        talk = Talk(connected, metadata=[("x-api-key", ALICE)])
+        talk.ask(image_request(id="1"))
+        assert talk.hear().infer_response.id == "1"
+        write(tmp_path / "keys", f"alice {ALICE} weight=2\n")
+        front.run(front.access.guard.reload)
+        talk.ask(image_request(id="2"))
+        assert talk.hear().infer_response.id == "2"
+        write(tmp_path / "keys", f"bob {BOB}\n")
+        front.run(front.access.guard.reload)
+        talk.ask(image_request(id="3"))
+        with pytest.raises(grpc.RpcError) as raised:
+            talk.hear()
+        assert raised.value.code() is Code.UNAUTHENTICATED

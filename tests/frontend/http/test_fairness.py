@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from carpool.frontend.http import fairness, openapi
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_service import SharedPage
-from carpool.link.door import Catalog, ModelEntry
+from carpool.link.door import Catalog, ModelEntry, Sender
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
 from frontend.fake_door import FakeDoor
@@ -100,6 +101,44 @@ def test_sources_of_one_model_are_told_apart() -> None:
         told.seconds = LONG
         assert told.ask(client, "small", "quiet", 3) == [200, 200, 200]
         assert set(told.turned_away) == {("small", "loud")}
+
+
+def test_who_asks_for_little_is_not_turned_away_for_what_documents_take() -> None:
+    """They come from the same address, and are what the front end is late for."""
+    told = Told()
+    fair = Fairness(told, told.behind)
+    told.seconds = TOO_LONG
+    began = monotonic() - 20.0
+    document = SimpleNamespace(has_body=True, content_length=0, who=None)
+    body = SimpleNamespace(has_body=True, content_length=1000, who=None)
+    entry: Any = SimpleNamespace(name="small", key=1, slo=SLO)
+    found = []
+    for at in range(150):
+        now = began + at / 100
+        exchange: Any = SimpleNamespace(head=document, head_at=now, peer="::1", payer="::1", first=False)
+        fair.document(exchange, lambda: None)
+        if at % 2:
+            exchange.head = body
+            found.append(fair.judge(entry, exchange, Sender(), None))
+    assert found == [None] * 75
+
+
+def test_what_connections_take_is_no_lane_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, the one honest client would be all that the front end seems to work for."""
+    told = Told()
+    fair = Fairness(told, told.behind)
+    told.seconds = TOO_LONG
+    began = monotonic()
+    body = SimpleNamespace(has_body=True, content_length=1000, who=None)
+    entry: Any = SimpleNamespace(name="small", key=1, slo=SLO)
+    found = []
+    for at in range(50):
+        now = began + at / 50
+        monkeypatch.setattr(fairness, "monotonic", lambda now=now: now)
+        fair.charge("::1", 0.01)
+        exchange: Any = SimpleNamespace(head=body, head_at=now, peer="::1", payer="::1", first=False)
+        found.append(fair.judge(entry, exchange, Sender(), None))
+    assert found == [None] * 50
 
 
 @pytest.fixture

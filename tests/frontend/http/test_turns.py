@@ -192,12 +192,35 @@ def test_who_rests_goes_on_one_at_a_time() -> None:
     turns = Turns(cast(Any, loop))
     went: list[int] = []
     for number in range(3):
-        turns.rest(partial(went.append, number))
+        turns.rest(partial(went.append, number), before=1)
     for _ in range(10):
         before = len(went)
         loop.turn()
         assert len(went) <= before + 1
     assert went == [0, 1, 2]
+
+
+def test_who_was_less_dear_before_goes_on_first() -> None:
+    loop = Loop()
+    turns = Turns(cast(Any, loop))
+    went: list[int] = []
+    for before in (7, 3, 1):
+        turns.rest(partial(went.append, before), before)
+    for _ in range(10):
+        loop.turn()
+    assert went == [1, 3, 7]
+
+
+def test_what_connections_and_chunks_take_is_charged_to_their_address() -> None:
+    head = b"POST /gather HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    charged: list[float] = []
+    with Front(0, b"") as front:
+        front.shared.charge = lambda _address, seconds: charged.append(seconds)
+        front.clients.append(front.join(head + b"1\r\nA\r\n" * 5_000))
+        assert len(charged) == 1
+        for _ in range(40):
+            front.turn()
+    assert sum(charged) > 0.005
 
 
 def test_who_waits_longest_goes_on_first() -> None:

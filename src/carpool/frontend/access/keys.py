@@ -1,7 +1,7 @@
 """Key files: who holds a key, and what for.
 
-One key a line, `name key [priority=N] [models=a,b*]`; lines that start with # are remarks. No part of a
-key is ever in an error or in the log: lines are named by number.
+One key a line, `name key [priority=N] [models=a,b*] [weight=W]`; lines that start with # are remarks. No part
+of a key is ever in an error or in the log: lines are named by number.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from carpool.errors import ConfigError
+from carpool.types import HEAVIEST, LIGHTEST
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _KEY = re.compile(r"[!-~]{1,512}")
 _MODELS = re.compile(r"[!-+\--~]{1,256}")  # printable, and no comma
+_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _MOST_BYTES = 1 << 20
 _HIGHEST_PRIORITY, _LOWEST_PRIORITY = 1, 1 << 31
 _WEAK = 8  # characters: shorter than this, a key can be tried out over the network
@@ -36,6 +38,7 @@ class Principal:
     admin: bool = False
     priority: int = 0  # the most urgent that its requests may be, and what they are by default; 0: no matter
     models: tuple[str, ...] = ()  # patterns of those it may use; none is all
+    weight: float = 1.0  # its part of a busy device, beside those of others
 
     def may_use(self, model: str) -> bool:
         return not self.models or any(fnmatchcase(model, pattern) for pattern in self.models)
@@ -109,36 +112,52 @@ def _parsed(file: str, text: str, admin: bool) -> Iterator[Principal]:
             continue
         where = f"{file}, line {number}"
         if len(words) < 2:
-            raise ConfigError(f"{where}: must be 'name key [priority=N] [models=a,b*]'")
+            raise ConfigError(f"{where}: must be 'name key [priority=N] [models=a,b*] [weight=W]'")
         name, key, *options = words
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{where}: a name has up to 64 letters, digits and . _ @ -")
         if not _KEY.fullmatch(key) or len(key) < _WEAK:
             raise ConfigError(f"{where}: the key of {name} must have {_WEAK} to 512 printable characters")
-        priority, models = _options(where, options)
-        yield Principal(name, digest_of(key.encode()), admin, priority, models)
+        given = _options(where, options)
+        yield Principal(
+            name,
+            digest_of(key.encode()),
+            admin,
+            _priority(where, given["priority"]) if "priority" in given else 0,
+            _models(where, given["models"]) if "models" in given else (),
+            _weight(where, given["weight"]) if "weight" in given else 1.0,
+        )
 
 
-def _options(where: str, words: list[str]) -> tuple[int, tuple[str, ...]]:
-    priority = 0
-    models: tuple[str, ...] = ()
-    seen = set()
+def _options(where: str, words: list[str]) -> dict[str, str]:
+    given: dict[str, str] = {}
     for word in words:
         option, equals, value = word.partition("=")
-        if option not in ("priority", "models") or not equals or option in seen:
-            raise ConfigError(f"{where}: after the key come priority=N and models=a,b*, once each")
-        seen.add(option)
-        if option == "models":
-            models = tuple(value.split(","))
-            if not all(map(_MODELS.fullmatch, models)):
-                raise ConfigError(
-                    f"{where}: models must be names or patterns like yolo*, with commas between"
-                )
-        else:
-            priority = int(value) if value.isdigit() and len(value) < 11 else 0
-            if not _HIGHEST_PRIORITY <= priority < _LOWEST_PRIORITY:
-                raise ConfigError(f"{where}: priority must be a whole number from 1, the most urgent")
-    return priority, models
+        if option not in ("priority", "models", "weight") or not equals or option in given:
+            raise ConfigError(f"{where}: after the key come priority=N, models=a,b* and weight=W, once each")
+        given[option] = value
+    return given
+
+
+def _priority(where: str, value: str) -> int:
+    priority = int(value) if value.isdigit() and len(value) < 11 else 0
+    if not _HIGHEST_PRIORITY <= priority < _LOWEST_PRIORITY:
+        raise ConfigError(f"{where}: priority must be a whole number from 1, the most urgent")
+    return priority
+
+
+def _models(where: str, value: str) -> tuple[str, ...]:
+    models = tuple(value.split(","))
+    if not all(map(_MODELS.fullmatch, models)):
+        raise ConfigError(f"{where}: models must be names or patterns like yolo*, with commas between")
+    return models
+
+
+def _weight(where: str, value: str) -> float:
+    weight = float(value) if _NUMBER.fullmatch(value) else 0.0
+    if not LIGHTEST <= weight <= HEAVIEST:
+        raise ConfigError(f"{where}: weight must be a number from {LIGHTEST:g} to {HEAVIEST:g}; 1 is usual")
+    return weight
 
 
 def _check_unique(principals: Iterable[Principal], file: str) -> None:

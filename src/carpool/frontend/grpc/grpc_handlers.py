@@ -7,6 +7,7 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import grpc
@@ -224,7 +225,9 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             infer = UnaryInfer(self._service, details.invocation_metadata, who)
             return grpc.unary_unary_rpc_method_handler(infer.run)
         if method == _STREAM:
-            stream = Stream(self._service, details.invocation_metadata, who)
+            metadata = details.invocation_metadata
+            holder = partial(self._holder, method, metadata)
+            stream = Stream(self._service, metadata, who, self._guard, holder)
             return grpc.stream_stream_rpc_method_handler(stream.run)
         if who is not None and method in self._calls:
             return _handler(self._service, self._calls[method], who)

@@ -18,7 +18,7 @@ import grpc
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, TooLarge
-from carpool.frontend.access.guard import check_model
+from carpool.frontend.access.guard import Guard, check_model
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.call import ClientCall, Times, stopping
 from carpool.frontend.front_service import not_serving
@@ -87,7 +87,8 @@ def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
             if value != "identity" and value not in _ALGORITHMS:
                 raise InvalidInput(f"{COMPRESSION} must be gzip, deflate or identity", field=COMPRESSION)
             compression = _ALGORITHMS.get(value)
-    return Asked(budget, Sender(source, latest, 0 if who is None else who.priority), compression)
+    sender = Sender(source, latest)
+    return Asked(budget, sender if who is None else sender.with_key(who), compression)
 
 
 class GrpcCall(ClientCall):
@@ -247,12 +248,23 @@ class UnaryInfer:
 
 class Stream:
     """One call of ModelStreamInfer: a task reads requests, another writes answers, and the calls are in
-    between."""
+    between. `guard` may come to know other keys while it is open: `holder` then says whose key it brought."""
 
-    def __init__(self, service: Service, metadata: Metadata, who: Principal | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        metadata: Metadata,
+        who: Principal | None,
+        guard: Guard,
+        holder: Callable[[], Principal | None],
+    ) -> None:
         self._service = service
         self._metadata = metadata
         self._who = who
+        self._guard = guard
+        self._keys = guard.generation
+        self._holder = holder
+        self._locked_out: CarpoolError | None = None
         self._answers: asyncio.Queue[bytes] = asyncio.Queue()
         self._room = asyncio.Semaphore(MOST_UNANSWERED)
         self._unanswered = 0
@@ -271,6 +283,8 @@ class Stream:
                 context.set_compression(asked.compression)
             if not await self._serve(context, asked):
                 refuse(context, stopping())
+            elif self._locked_out is not None:
+                refuse(context, self._locked_out)
 
     async def _serve(self, context: Any, asked: Asked) -> bool:
         """Answer everything that is read; False when the server stops before the client is done."""
@@ -299,6 +313,14 @@ class Stream:
             message = await context.read()
             if message is grpc.aio.EOF:
                 return
+            if self._guard.generation != self._keys:
+                try:
+                    self._who = self._holder()
+                except CarpoolError as error:
+                    self._locked_out = error
+                    return
+                self._keys = self._guard.generation
+                asked = read_metadata(self._metadata, self._who)
             self._unanswered += 1
             self._answered.clear()
             await self._begin(message, asked.sender, asked.deadline(context, monotonic()))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
+import stat
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,10 +31,13 @@ _KEEPALIVE_MS = 60_000  # a client that is gone is noticed within this and the n
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _CLIENT_PINGS_MS = 10_000  # clients may ask as often whether we are there
 _LAST_MOMENT_S = 0.25  # for answers that are written already
+_AGE_S = 30.0  # of a connection, where another server may take its place; the library makes it a tenth more
+_NO_END_S = 1e9
 
 
 def options(settings: ServerSettings, largest: int) -> list[tuple[str, int]]:
     return [
+        *([("grpc.max_connection_age_ms", int(_AGE_S * 1e3))] if is_polling(settings) else []),
         ("grpc.so_reuseport", 1),
         ("grpc.max_receive_message_length", largest),
         ("grpc.max_send_message_length", -1),  # answers are bounded where they are made
@@ -46,6 +52,11 @@ def options(settings: ServerSettings, largest: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", _CLIENT_PINGS_MS),
     ]
+
+
+def is_polling(settings: ServerSettings) -> bool:
+    """Whether larger models may come while clients are served."""
+    return settings.model_control_mode == "poll"
 
 
 def largest_message(catalog: Catalog, settings: ServerSettings) -> int:
@@ -67,8 +78,11 @@ def largest_message(catalog: Catalog, settings: ServerSettings) -> int:
 class GrpcServer:
     """Serves from behind a door until it is stopped. To be used from its loop's thread.
 
-    A model that takes longer messages than those before it needs another server of the library: both listen
-    on the same ports for a moment, then the first is stopped, and its calls have time to end.
+    A model that takes longer messages than those before it needs another server of the library. To stop the
+    first would cancel what its clients send before they hear of it. So it only takes no new connections, and
+    those that it has are asked to go one by one, as their age ends: this the library does without losing a
+    call. Until then a client that was here before can send the new model no longer messages than it could.
+    Before all models are there, where nothing comes later, the first is stopped at once.
     """
 
     def __init__(
@@ -120,19 +134,29 @@ class GrpcServer:
     async def _renew(self) -> None:
         try:
             while largest_message(self._door.catalog, self._settings) > self._largest:
+                before = listening(self._addresses)
                 await self._listen()
-                self._retire(self._servers[-2])
+                self._retire(self._servers[-2], before)
         except ConfigError as error:
             log.error("messages-stay-limited", bytes=self._largest, error=error.message)
         finally:
             self._renewing = None
 
-    def _retire(self, server: Any) -> None:
+    def _retire(self, server: Any, sockets: Iterable[socket.socket]) -> None:
         """It takes no new connections; its calls have time to end."""
-        task = asyncio.get_running_loop().create_task(server.stop(self._settings.drain_s))
-        task.add_done_callback(lambda _task: self._servers.remove(server))
+        polling = is_polling(self._settings)
+        for sock in sockets:
+            with sock:
+                if polling:
+                    sock.shutdown(socket.SHUT_RDWR)
+        task = asyncio.get_running_loop().create_task(self._stop_later(server, _AGE_S if polling else 0.0))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+
+    async def _stop_later(self, server: Any, age_s: float) -> None:
+        await asyncio.sleep(1.2 * age_s)
+        await server.stop(_NO_END_S if age_s else self._settings.drain_s)  # streams may last
+        self._servers.remove(server)
 
     async def stop(self, within_s: float) -> int:
         """Refuse what is new, finish what has begun, cut off the rest; returns how many were cut off."""
@@ -143,6 +167,8 @@ class GrpcServer:
         cut_off = service.running
         if self._renewing is not None:
             self._renewing.cancel()
+        for task in self._retiring:
+            task.cancel()
         await asyncio.gather(*(server.stop(_LAST_MOMENT_S) for server in self._servers))
         service.close()
         return cut_off
@@ -166,6 +192,29 @@ def credentials(tls: Tls) -> grpc.ServerCredentials:
 
 def _configuration(pair: Pair) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pair.key, pair.cert)], pair.client_ca or None)
+
+
+def listening(where: Sequence[str]) -> list[socket.socket]:
+    """The sockets of this process that listen there, which the library does not show: each once more."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        descriptor = int(link.name)
+        try:
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            sock = socket.socket(fileno=os.dup(descriptor))
+        except OSError:  # gone by now
+            continue
+        if is_listening(sock) and addresses([sock])[0] in where:
+            found.append(sock)
+        else:
+            sock.close()
+    return found
+
+
+def is_listening(sock: socket.socket) -> bool:
+    of_internet = sock.family in (socket.AF_INET, socket.AF_INET6)
+    return of_internet and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def addresses(sockets: Iterable[socket.socket]) -> list[str]:

@@ -34,8 +34,10 @@ _DOCUMENT_WAIT_S = 1.0
 _PACED = (Refused, InvalidInput, NotFound, TooLarge, Unsupported, WrongMethod)
 """Errors that clients bring upon themselves, or that come in floods. The others are told at once."""
 
+_REQUEST_S = 150e-6  # of the loop: the unit in which lanes ask
 _REFUSAL_S = 80e-6
 _DOCUMENT_S = 30e-6  # around what its handler takes
+_LONGEST_DOCUMENT_S = 0.05  # what takes longer was kept from running by others
 _SECONDS_PER_BYTE = 2e-10
 _BYTES_OF_A_REQUEST = 64 * KIB  # take as long to read as the rest of a request
 _REFUSAL_PART = 0.4  # of what serving it would have taken
@@ -111,6 +113,8 @@ class Fairness:
         backlog = self._backlog
         lane = backlog.shares.lane(_lane(entry, exchange, sender.source), now)
         work = 1.0 + (exchange.head.content_length or 0) / _BYTES_OF_A_REQUEST
+        if sender.weight != lane.weight:
+            lane.weight = sender.weight
         lane.asked.add(work, now)
         if refusal is None and self._waits is not None and self._behind is not None:
             waited = self._waits.seconds
@@ -135,6 +139,8 @@ class Fairness:
         key = ("", exchange.payer) if entry is None else _lane(entry, exchange, source)
         lane = self._backlog.shares.lane(key, now)
         cost = _REFUSAL_S + (exchange.head.content_length or 0) * _SECONDS_PER_BYTE
+        if entry is None:  # else it was judged
+            self._charge(lane, cost, now)
         if self._pacer.is_free(lane.key, now) or not self._can_wait(exchange):
             self._pacer.spend(lane.key, cost, now)
             answer_error(exchange, error, more_fields)
@@ -154,13 +160,26 @@ class Fairness:
             try:
                 return handle()
             finally:
-                took = monotonic() - now
-                self._document_s += 0.1 * (min(took, 0.05) + _DOCUMENT_S - self._document_s)
+                took = min(monotonic() - now, _LONGEST_DOCUMENT_S)
+                self._document_s += 0.1 * (took + _DOCUMENT_S - self._document_s)
+                self._charge(lane, took + _DOCUMENT_S, now)
                 self._pacer.spend(lane.key, took + _DOCUMENT_S + cost, now)
+        self._charge(lane, self._document_s, now)
         self._hold(
             lane, partial(_handle_later, exchange, handle), self._document_s + cost, now, _DOCUMENT_WAIT_S
         )
         return None
+
+    def charge(self, address: str, seconds: float) -> None:
+        """Connections from there took so much of the loop, beside their requests."""
+        now = monotonic()
+        self._charge(self._backlog.shares.lane(("", address), now), seconds, now)
+
+    def _charge(self, lane: FrontLane, seconds: float, now: float) -> None:
+        """What is done for one counts as done: it must not look as if the others had made the front end late,
+        who then would be turned away for it."""
+        lane.asked.add(seconds / _REQUEST_S, now)
+        self._backlog.shares.done.add(seconds / _REQUEST_S, now)
 
     def _can_wait(self, exchange: Exchange) -> bool:
         """Whether its body can be read past meanwhile, and its connection go on afterwards.

@@ -14,7 +14,7 @@ from carpool.frontend.http.exchange import App
 from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.protocol import Connection
-from carpool.frontend.http.shared import Shared
+from carpool.frontend.http.shared import Charge, Shared
 from carpool.observe.descriptors import Descriptors
 
 _BACKLOG = 1024
@@ -101,9 +101,17 @@ def _bound(
 class HttpServer:
     """Serves one app on some sockets until it is stopped. To be used from its loop's thread."""
 
-    def __init__(self, app: App, limits: Limits | None = None, unread: Unread | None = None) -> None:
-        """`unread` is told how long requests wait to be read, for whoever else wants to know."""
+    def __init__(
+        self,
+        app: App,
+        limits: Limits | None = None,
+        unread: Unread | None = None,
+        charge: Charge | None = None,
+    ) -> None:
+        """`unread` is told how long requests wait to be read, for whoever else wants to know; `charge`, what
+        connections take."""
         self._app = app
+        self._charge = charge
         self._unread = unread or Unread()
         self._limits = limits or Limits()
         self._descriptors = Descriptors()
@@ -114,7 +122,7 @@ class HttpServer:
     async def start(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> None:
         """Begin to accept; the sockets are the server's from now on."""
         loop = asyncio.get_running_loop()
-        shared = self._shared = Shared(self._app, self._limits, loop, self._unread)
+        shared = self._shared = Shared(self._app, self._limits, loop, self._unread, self._charge)
         self._timer = loop.call_later(self._limits.sweep_s, self._sweep)
 
         def accepted() -> Connection:

@@ -75,20 +75,20 @@ class ImageHead(NamedTuple):
 
 def read_image_head(head: HttpHead) -> ImageHead:
     """Raises `InvalidInput` that names the field at fault."""
-    asked = _read(head.query, tuple(map(head.headers.get, _FIELDS)), bool(head.content_length))
-    if head.who is not None and head.who.priority:
-        return asked._replace(sender=asked.sender._replace(priority=head.who.priority))
-    return asked
+    who = head.who
+    asked = _read(head.query, tuple(map(head.headers.get, _FIELDS)), bool(head.content_length), who is None)
+    return asked if who is None else asked._replace(sender=asked.sender.with_key(who))
 
 
 @lru_cache(maxsize=_KEPT)
-def _read(query_text: str, fields: tuple[bytes | None, ...], sized: bool) -> ImageHead:
+def _read(query_text: str, fields: tuple[bytes | None, ...], sized: bool, keyless: bool) -> ImageHead:
     """Kept, for every picture has a head of its own, which differs from the last one only in its length."""
     content_type, accept, accepted, content_encoding, deadline, source, latest = fields
     query = read_query(query_text)
     form, wanted = read_accept(accept or b"")
     layout = read_layout(content_type)
     compressed = body_encoding(content_encoding) is not None
+    sender = Sender(read_source(source), read_latest(latest))
     return ImageHead(
         layout,
         query.pop("model", ""),
@@ -97,7 +97,7 @@ def _read(query_text: str, fields: tuple[bytes | None, ...], sized: bool) -> Ima
         form,
         wanted,
         read_budget(deadline),
-        checked(Sender(read_source(source), read_latest(latest))),
+        checked(sender) if keyless else sender,  # a key's holder is a source
         None if accepted is None else choose_encoding(accepted),
         sized and not compressed and layout.kind == "raw",
     )

@@ -79,16 +79,13 @@ def read_infer_head(head: HttpHead) -> InferHead:
     sized = head.content_length is not None and not encoded
     header_length = read_header_length(headers.get(_LENGTH_FIELD))
     json_encoding, binary_encoding = _answer_encodings(headers.get(b"accept-encoding"))
+    sender = Sender(read_source(headers.get(SOURCE_FIELD)), read_latest(headers.get(LATEST_FIELD)))
     return InferHead(
         header_length,
         header_length or 0 if sized else 0,
         sized and header_length is not None and header_length <= AT_ONCE,
         read_budget(headers.get(DEADLINE_FIELD)),
-        Sender(
-            read_source(headers.get(SOURCE_FIELD)),
-            read_latest(headers.get(LATEST_FIELD)),
-            0 if head.who is None else head.who.priority,
-        ),
+        sender if head.who is None else sender.with_key(head.who),
         json_encoding,
         binary_encoding,
     )

@@ -44,6 +44,7 @@ HEAD, BODY, WAITING, LINGER, CLOSED = range(5)
 
 _REQUESTS_PER_TURN = 16
 _SECONDS_PER_TURN = 0.001
+_CONNECTION_S = 0.0001  # to take it, and to let it go
 _MUCH = 16 * KIB  # what is read at once beyond this counts as work of the turn
 _AT_A_STRETCH = 4 * MIB  # of a body, once it was begun: many halves would take more memory than some wholes
 _CHUNKS_WORK = 64 * KIB  # some chunks take as long as so many bytes
@@ -62,8 +63,9 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_ahead", "_borrowed", "_busy", "_ended", "_exchange", "_finder", "_head", "_intake", "_keep",
-        "_known", "_known_raw", "_mark", "_partial", "_peer", "_phase", "_plan", "_queued", "_scratch",
-        "_secure", "_served", "_shared", "_since", "_stalled", "_stalled_at", "_transport", "_unsent",
+        "_known", "_known_raw", "_mark", "_partial", "_peer", "_phase", "_plan", "_queued", "_rests",
+        "_scratch", "_secure", "_served", "_shared", "_since", "_stalled", "_stalled_at", "_transport",
+        "_unsent",
     )  # fmt: skip
 
     def __init__(self, shared: Shared) -> None:
@@ -75,6 +77,7 @@ class Connection(asyncio.BufferedProtocol):
         self._phase = HEAD
         self._since = monotonic()  # when the phase, or its current window, began
         self._served = False  # it had an answer before
+        self._rests = 0  # how often it made much work of few bytes
         # what is read
         self._scratch = shared.head_buffer
         self._finder = HeadFinder(shared.limits)
@@ -106,6 +109,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=1 if self._secure else 0)
         name = transport.get_extra_info("peername")
         self._peer = str(name[0]) if isinstance(name, tuple) and name else ""
+        self._shared.charge(self._peer, _CONNECTION_S)
         refusal = self._shared.enter(self)
         if refusal is not None:
             self._fail(refusal)
@@ -341,7 +345,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.pause_reading()
         intake = self._intake
         if self._phase == BODY and self._ahead and intake.chunks is not None:
-            self._shared.turns.rest(self._continue)
+            self._shared.charge(self._peer, _SECONDS_PER_TURN)
+            self._rests += 1
+            self._shared.turns.rest(self._continue, self._rests)
             return
         begun = self._phase == BODY and intake.received % _AT_A_STRETCH >= BODY_READ
         self._shared.turns.wait(self._continue, first=begun)

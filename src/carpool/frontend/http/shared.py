@@ -6,8 +6,9 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from heapq import heappop, heappush
 from time import monotonic, time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from carpool.frontend.http.body import Ledger
 from carpool.frontend.http.exchange import App, Fault, date_line
@@ -26,16 +27,25 @@ BODY_READ = 256 * KIB
 """Of one body at a time: some tenths of a millisecond. Then others have their turn."""
 
 
+Charge: TypeAlias = Callable[[str, float], None]
+"""Told an address, and what its connections took of the loop: seconds that no request stands for."""
+
+
+def _nobody_counts(_address: str, _seconds: float) -> None:
+    """Where nobody is turned away for what others do."""
+
+
 class Turns:
     """Work is counted in bytes read; what is dear for another reason counts as so many more."""
 
-    __slots__ = ("_loop", "_resting", "_scheduled", "_waiting", "left")
+    __slots__ = ("_loop", "_resting", "_rests", "_scheduled", "_waiting", "left")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.left = _TURN_BYTES  # of this turn; who has more when it is used up waits for another
         self._waiting: deque[Callable[[], None]] = deque()
-        self._resting: deque[Callable[[], None]] = deque()
+        self._resting: list[tuple[int, int, Callable[[], None]]] = []  # a heap
+        self._rests = 0
         self._scheduled = False
 
     @property
@@ -54,15 +64,16 @@ class Turns:
             self._waiting.append(go_on)
         self._schedule()
 
-    def rest(self, go_on: Callable[[], None]) -> None:
+    def rest(self, go_on: Callable[[], None], before: int) -> None:
         """As `wait`, for who made much work of few bytes: after a pause, so that all of these together take
-        a part of the loop's time and not all that is left."""
-        self._resting.append(go_on)
+        a part of the loop's time and not all that is left. Who did it less often `before` goes first."""
+        self._rests += 1
+        heappush(self._resting, (before, self._rests, go_on))
         if len(self._resting) == 1:
             self._loop.call_later(_REST_S, self._rested)
 
     def _rested(self) -> None:
-        self.wait(self._resting.popleft())
+        self.wait(heappop(self._resting)[2])
         if self._resting:
             self._loop.call_later(_REST_S, self._rested)
 
@@ -86,8 +97,16 @@ class Turns:
 class Shared:
     """One read buffer serves all connections: the loop fills it and hands it over with nothing in between."""
 
-    def __init__(self, app: App, limits: Limits, loop: asyncio.AbstractEventLoop, unread: Unread) -> None:
+    def __init__(
+        self,
+        app: App,
+        limits: Limits,
+        loop: asyncio.AbstractEventLoop,
+        unread: Unread,
+        charge: Charge | None = None,
+    ) -> None:
         self.app = app
+        self.charge = charge or _nobody_counts
         self.limits = limits
         self.loop = loop
         self.head_buffer = bytearray(16 * KIB)
