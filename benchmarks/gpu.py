@@ -237,7 +237,7 @@ class Bench:
         self.add(row(f"{behaved} alone", load, *drive(server, load)))
         seconds = load.warmup + given.seconds + 2.0  # it is there before, and still there afterwards
         target = self.tensors(server.url, network=flood)
-        # The generator of the one that behaves has a core of its own: it must not be late for the flood's sake.
+        # Who behaves has generator's cores apart: it must not be late for the flood's sake.
         apart, rest = self.cores.generator_apart()
         processes = max(1, min(given.processes - 1, len(rest)))
         with flooded(target, given.flood_rate, seconds, processes, rest) as found, placed(apart):
