@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -33,6 +33,9 @@ class Task(enum.StrEnum):
     CLASSIFY = "classify"
     DETECT = "detect"
     SEGMENT = "segment"
+    POSE = "pose"
+    OBB = "obb"
+    DEPTH = "depth"
     EMBED = "embed"
     RAW = "raw"
 
@@ -115,33 +118,64 @@ KEPT = "kept"
 """The format of boxes that the model's device has chosen: rows of x1, y1, x2, y2, score and class."""
 
 
-@dataclass(frozen=True, slots=True)
-class DetectSettings:
-    """How raw detector outputs become boxes; format None is told from the shape of the outputs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxSettings:
+    """Which of the boxes that a model finds are answered."""
 
-    format: str | None = None
     score: float = 0.25
     iou: float = 0.45
     per_class: bool = True
-    normalized: bool = False  # boxes from 0 to 1 instead of in pixels of the input
     max_detections: int = 300
+
+
+@dataclass(frozen=True, slots=True)
+class DetectSettings(BoxSettings):
+    """How raw detector outputs become boxes; what is None is told from the model."""
+
+    format: str | None = None
+    normalized: bool | None = None  # boxes from 0 to 1 instead of in pixels of the input
+    boxes: str | None = None  # how one is written: "corners", "centers", or "corners_yx" with y first
+    activation: str | None = None  # of the scores; None: they are probabilities
+    background: int | None = None  # a class that is no object
     nms: str = "auto"  # where boxes are suppressed: "cpu", or the model's "device"; auto: on a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class ClassifySettings:
-    """How raw values become scores: "softmax", "sigmoid" or "none"; None goes by the output's name."""
+    """How raw values become scores: "softmax", "sigmoid" or "none"; None is told from the model."""
 
     activation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentSettings:
-    """How maps become masks: activations as in classify, and "minmax"; None goes by the output."""
+class SegmentSettings(BoxSettings):
+    """How outputs become masks: maps by an activation as in classify, or "minmax"; or, in the formats of
+    detectors, boxes with the parts of prototype masks that make up each."""
 
     activation: str | None = None
     threshold: float = 0.5
     background: int | None = None  # a class that gets no mask; None: the one labelled background, if any
+    format: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoseSettings(BoxSettings):
+    """Boxes with keypoints, each x, y and how sure that is (3 numbers), or x and y alone (2)."""
+
+    format: str | None = None
+    keypoints: tuple[int, int] | None = None  # how many, and how many numbers each
+
+
+@dataclass(frozen=True, slots=True)
+class ObbSettings(BoxSettings):
+    """Boxes with an angle."""
+
+    format: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DepthSettings:
+    inverse: bool | None = None  # larger numbers are nearer; None: unless the output's name says depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +249,27 @@ class ModelConfig:
     detect: DetectSettings | None = None
     classify: ClassifySettings | None = None
     segment: SegmentSettings | None = None
+    pose: PoseSettings | None = None
+    obb: ObbSettings | None = None
+    depth: DepthSettings | None = None
     embed: EmbedSettings | None = None
     fake: FakeSettings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PictureChoice:
+    """What is said about a model's pictures when it is served, in place of its settings."""
+
+    task: str | None = None
+    labels: Path | None = None
+    size: tuple[int, int] | None = None  # height, width
+
+    def applied(self, config: ModelConfig) -> ModelConfig:
+        image = config.image
+        if self.size is not None:
+            image = replace(image or ImageSettings(), size=self.size)
+        labels = config.labels if self.labels is None else str(self.labels.absolute())
+        return replace(config, task=self.task or config.task, labels=labels, image=image)
 
 
 @dataclass(frozen=True, slots=True)

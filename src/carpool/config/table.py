@@ -15,7 +15,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "": (
             "name backend file task slo_ms slo_may_grow max_batch instances versions labels "
             "execution_timeout_ms response_cache device_weight batching image detect classify segment "
-            "embed fake onnxruntime pytorch parameters input output"
+            "pose obb depth embed fake onnxruntime pytorch parameters input output"
         ),
         "instances": "count kind gpus",
         "versions": "latest",
@@ -26,9 +26,12 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "batching.priorities": "levels default",
         "batching.level": "max_queue_size timeout_ms timeout_action allow_timeout_override",
         "image": "size resize kernel pad anchor crop mean std scale channels layout decode",
-        "detect": "format score iou per_class normalized max_detections nms",
+        "detect": "format score iou per_class max_detections normalized boxes activation background nms",
         "classify": "activation",
-        "segment": "activation threshold background",
+        "segment": "format activation threshold background score iou per_class max_detections",
+        "pose": "format keypoints score iou per_class max_detections",
+        "obb": "format score iou per_class max_detections",
+        "depth": "inverse",
         "embed": "normalize",
         "fake": "curve device",
         "onnxruntime": "providers intra_op_threads inter_op_threads",

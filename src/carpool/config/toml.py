@@ -13,6 +13,7 @@ from carpool.config.backend_kinds import kinds
 from carpool.config.model import (
     AllVersions,
     ClassifySettings,
+    DepthSettings,
     DetectSettings,
     EmbedSettings,
     FakeSettings,
@@ -22,7 +23,9 @@ from carpool.config.model import (
     LatestVersions,
     Mode,
     ModelConfig,
+    ObbSettings,
     OnnxruntimeSettings,
+    PoseSettings,
     PytorchSettings,
     SegmentSettings,
     SpecificVersions,
@@ -45,7 +48,11 @@ ANCHORS = ("center", "top_left")
 CHANNELS = ("rgb", "bgr")
 LAYOUTS = ("nchw", "nhwc")
 WHERE = ("auto", "cpu", "device")
-DETECT_FORMATS = ("yolov5", "yolov8", "boxes_scores")
+HEAD_FORMATS = ("yolov5", "yolov8", "end2end")
+DETECT_FORMATS = (*HEAD_FORMATS, "boxes_scores", "boxes_labels_scores", "detr", "rtdetr")
+SEGMENT_FORMATS = (*HEAD_FORMATS, "maps")
+BOX_FORMS = ("corners", "centers", "corners_yx")
+MAX_KEYPOINTS = 1024
 MAX_DETECTIONS = 1000
 CLASS_ACTIVATIONS = ("softmax", "sigmoid", "none")
 MAP_ACTIVATIONS = (*CLASS_ACTIVATIONS, "minmax")
@@ -109,6 +116,9 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         detect=_section(top, "detect", _detect),
         classify=_section(top, "classify", _classify),
         segment=_section(top, "segment", _segment),
+        pose=_section(top, "pose", _pose),
+        obb=_section(top, "obb", _obb),
+        depth=_section(top, "depth", _depth),
         embed=_section(top, "embed", _embed),
         fake=_section(top, "fake", _fake),
     )
@@ -335,16 +345,25 @@ def _per_channel(table: Table, key: str, values: tuple[float, ...] | None) -> tu
     return values
 
 
+def _chosen_boxes(table: Table) -> dict[str, object]:
+    return {
+        "score": table.number("score", 0, 1),
+        "iou": table.number("iou", 0, 1),
+        "per_class": table.switch("per_class"),
+        "max_detections": table.integer("max_detections", 1, MAX_DETECTIONS),
+    }
+
+
 def _detect(table: Table) -> DetectSettings:
     return _given(
         DetectSettings,
         format=table.text("format", DETECT_FORMATS),
-        score=table.number("score", 0, 1),
-        iou=table.number("iou", 0, 1),
-        per_class=table.switch("per_class"),
         normalized=table.switch("normalized"),
-        max_detections=table.integer("max_detections", 1, MAX_DETECTIONS),
+        boxes=table.text("boxes", BOX_FORMS),
+        activation=table.text("activation", CLASS_ACTIVATIONS),
+        background=table.integer("background", 0, MAX_CLASSES - 1),
         nms=table.text("nms", WHERE),
+        **_chosen_boxes(table),
     )
 
 
@@ -358,7 +377,29 @@ def _segment(table: Table) -> SegmentSettings:
         activation=table.text("activation", MAP_ACTIVATIONS),
         threshold=table.number("threshold", 0, 1),
         background=table.integer("background", 0, MAX_CLASSES - 1),
+        format=table.text("format", SEGMENT_FORMATS),
+        **_chosen_boxes(table),
     )
+
+
+def _pose(table: Table) -> PoseSettings:
+    keypoints = table.integers("keypoints", 1, MAX_KEYPOINTS)
+    if keypoints is not None and (len(keypoints) != 2 or keypoints[1] not in (2, 3)):
+        raise table.error("keypoints", "must be how many there are, and 2 or 3 numbers each, like [17, 3]")
+    return _given(
+        PoseSettings,
+        format=table.text("format", HEAD_FORMATS),
+        keypoints=keypoints,
+        **_chosen_boxes(table),
+    )
+
+
+def _obb(table: Table) -> ObbSettings:
+    return _given(ObbSettings, format=table.text("format", HEAD_FORMATS), **_chosen_boxes(table))
+
+
+def _depth(table: Table) -> DepthSettings:
+    return DepthSettings(table.switch("inverse"))
 
 
 def _embed(table: Table) -> EmbedSettings:

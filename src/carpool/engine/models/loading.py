@@ -7,29 +7,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from carpool import backends
 from carpool.backends.backend import Backend, Finish, OnDevice
 from carpool.clock import now as monotonic
-from carpool.config.model import ModelConfig
+from carpool.config.model import DYNAMIC, ModelConfig, Task
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, promised_batch
 from carpool.core.policy import Promise
 from carpool.engine.batch import BatchResult, Executes
 from carpool.engine.models.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
 from carpool.engine.models.placing import choose_on_cpu, choose_on_gpus, instance_count, places
+from carpool.engine.models.trial import examine
 from carpool.engine.profile.instance_layout import Chosen, Layout
 from carpool.engine.profile.measuring import FOR_DEVICES, FOR_SERVING, Effort, Measured, Measuring, sizes
 from carpool.engine.profile.model_profile import Profile, best_piece, choices, keepable
 from carpool.engine.profile.profile_store import Key, ProfileStore, profile_key
-from carpool.engine.work import signature_of
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
 from carpool.types import Signature
 from carpool.vision.geometry import lookup_tables, read_form
-from carpool.vision.settings import VisionSettings, describe
+from carpool.vision.settings import NOTHING_SEEN, Seen, VisionSettings, describe
 
 
 class InstanceEvents(Protocol):
@@ -68,39 +67,23 @@ class ModelHost(Protocol):
 
 log = logger("engine")
 
-_LARGEST_FILE = 4 << 20
-
-
-def read_labels(config: ModelConfig) -> Mapping[str, Sequence[str]]:
-    """Class names by output: the output's own file, else the model's, which is for its first output."""
-    labels: dict[str, Sequence[str]] = {}
-    for index, output in enumerate(config.outputs):
-        name = output.labels or (config.labels if index == 0 else None)
-        if name is None:
-            continue
-        folder = config.path if config.path.is_dir() else config.path.parent
-        lines = _lines(folder, name)
-        if lines is None:
-            log.warning("labels-not-found", model=config.name, file=name)
-        else:
-            labels[output.name] = lines
-    return labels
-
-
-def _lines(folder: Path, name: str) -> list[str] | None:
-    file = (folder / name).resolve()
-    if not file.is_relative_to(folder.resolve()) or not file.is_file():
-        return None
-    with file.open(encoding="utf-8", errors="replace") as text:
-        return text.read(_LARGEST_FILE).splitlines()
+ASK = "carpool_ask"
+"""The parameter, in the settings that clients read, which says what to set before a model takes pictures."""
 
 
 Settled = tuple[ModelConfig, Signature, VisionSettings | None, Finish | None]
 
 
-def settle(config: ModelConfig, signature: Signature, labels: Mapping[str, Sequence[str]]) -> Settled:
-    """With the output that its device adds, if it does. Raises what its settings say and it cannot be."""
-    vision, notes = describe(config, signature, labels)
+def settle(
+    config: ModelConfig,
+    signature: Signature,
+    labels: Mapping[str, Sequence[str]],
+    seen: Seen = NOTHING_SEEN,
+    told: dict[str, str] | None = None,
+) -> Settled:
+    """With the output that its device adds, if it does. Raises what its settings say and it cannot be. `told`
+    hears what it was recognised as, for clients who read its settings."""
+    vision, notes, ask = describe(config, signature, labels, seen)
     try:
         if vision is not None:
             form = read_form(vision.image, vision.input, config.name)
@@ -112,6 +95,11 @@ def settle(config: ModelConfig, signature: Signature, labels: Mapping[str, Seque
         vision, notes = None, [f"it has no image route: {error.message}"]  # nobody asked for one
     for note in notes:
         log.info("pictures", model=config.name, note=note)
+    if ask:
+        log.warning("pictures", model=config.name, note=f"it is served as tensors: {ask}")
+    if told is not None and notes:
+        told |= {"carpool_task": "" if vision is None else vision.task, "carpool_evidence": "; ".join(notes)}
+        told |= {ASK: ask} if ask else {}
     return with_boxes(config, signature, vision)
 
 
@@ -156,6 +144,7 @@ class Loading:
         self._threads: int | None = None
         self._vision: VisionSettings | None = None
         self._finish: Finish | None = None
+        self._told: dict[str, str] = {}  # what it was recognised as, by parameter
         self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
 
     def prepare(self, tell: ReportStep) -> Ready:
@@ -185,10 +174,16 @@ class Loading:
 
     def _settle(self) -> tuple[ModelConfig, Signature, Mapping[str, Sequence[str]]]:
         """The settings with nothing left open. What is wrong is told before anything is loaded."""
-        config = backends.describe(self._config, self._version)
-        signature = signature_of(config)
-        labels = read_labels(config)
-        config, signature, self._vision, self._finish = settle(config, signature, labels)
+
+        def load(config: ModelConfig) -> Backend:
+            self._place(config)
+            return self.backend(config, 0, 1, hurry=True)
+
+        config, signature, labels, seen = examine(self._config, self._version, load)
+        self._told = {}
+        config, signature, self._vision, self._finish = settle(config, signature, labels, seen, self._told)
+        if not labels and self._vision is not None and self._vision.task == Task.CLASSIFY:
+            labels = {self._vision.outputs[0].name: self._vision.labels}
         return config, signature, labels
 
     def backend(
@@ -251,6 +246,7 @@ class Loading:
                 return self._measuring(opened, signature, effort)
 
             return choose_on_gpus(config, self._gpus, _slo(config), open_one, measuring)
+        signature = self._as_pictures(signature)
         return choose_on_cpu(config, _cores(), signature, lambda it: self.open(config, it), tell, self._now)
 
     def _fake(
@@ -344,7 +340,18 @@ class Loading:
         """With pictures, where the device decodes them."""
         encoded = self._vision is not None and self._vision.encoded
         picture = sample_picture() if encoded else None
-        return Measuring(opened, signature, effort, now=self._now, picture=picture)
+        return Measuring(opened, self._as_pictures(signature), effort, now=self._now, picture=picture)
+
+    def _as_pictures(self, signature: Signature) -> Signature:
+        """With the size that pictures have, where the input leaves it open: that is what will be asked."""
+        vision = self._vision
+        if vision is None or len(signature.inputs) != 1 or DYNAMIC not in vision.input.shape:
+            return signature
+        spec = signature.inputs[0]
+        shape = read_form(vision.image, vision.input, signature.model).shape
+        whole = (*spec.shape[: len(spec.shape) - len(shape)], *shape)
+        inputs = (replace(spec, shape=whole),)
+        return Signature(signature.model, inputs, signature.outputs, signature.max_batch)
 
     def _ready(
         self,
@@ -365,6 +372,7 @@ class Loading:
         if profile.layout.instances != instance_count(config):
             group = replace(config.instances[0], count=profile.layout.instances)
             config = replace(config, instances=(group,))
+        config = replace(config, parameters={**config.parameters, **self._told})
         piece = curve.max_batch if config.fake is not None else best_piece(curve)
         told = SAMPLE_TOLD if vision is not None and vision.encoded else ""
         said = choices(profile, curve, piece, slo, told) + ((grown,) if grown else ())
