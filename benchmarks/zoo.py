@@ -1,7 +1,7 @@
 """Exports of vision models as people have them, and what each is recognised as.
 
-Heads are rebuilt as small networks with random weights: what decides are names, shapes, values and metadata, and
-those are as in real exports. Each is written to a file, with static and with dynamic axes, and inspected as
+Heads are rebuilt as small networks with random weights: what decides are names, shapes, values and metadata,
+and those are as in real exports. Each is written to a file, with static and dynamic axes, and inspected as
 `carpool serve` would. Where torchvision, timm and transformers are installed, networks of theirs come in too.
 
     python benchmarks/zoo.py            # about two minutes

@@ -247,8 +247,7 @@ def _yolo() -> Iterator[Export]:
     yield Export("YOLOv10/26, end to end", lambda: Yolo(80, "end2end"), final, metadata=said, quick=True)
     yield Export("YOLOv10/26, end to end", lambda: Yolo(80, "end2end"), final, axes=DYNAMIC, metadata=said)
     yield Export("YOLOv10/26, end to end, no metadata", lambda: Yolo(80, "end2end"), final)
-    grid = lambda: Yolo(80, "yolox")  # noqa: E731
-    yield Export("YOLOX, not decoded", lambda: _Turned(grid()), {}, quick=True)
+    yield Export("YOLOX, not decoded", lambda: _Turned(Yolo(80, "yolox")), {}, quick=True)
     for task, more, classes, names in (
         ("segment", "seg", 80, COCO),
         ("pose", "pose", 1, ["person"]),
@@ -320,8 +319,7 @@ def _queries() -> Iterator[Export]:
     found = {"task": "detect", "format": "boxes_labels_scores", "normalized": False}
     three = ("boxes", "labels", "scores")
     yield Export("torchvision's detectors", Labelled, found, three, rows=True, quick=True)
-    many = "max_batch = 0\n" + f"[image]\nsize = {SIDE}"
-    yield Export("torchvision's detectors", Labelled, found, three, DYNAMIC, setting=many)
+    yield Export("torchvision's detectors", Labelled, found, three, "batch", setting="max_batch = 0")
 
 
 def _maps() -> Iterator[Export]:
@@ -441,7 +439,6 @@ class _Outputs(nn.Module):
 
 
 def _torchvision() -> list[Export]:
-    _declare_operators()
     from torchvision import __version__, models
 
     softmax = {"task": "classify", "activation": "softmax"}
@@ -468,18 +465,7 @@ def _torchvision() -> list[Export]:
     ]
 
 
-def _declare_operators() -> None:
-    """torchvision's wheel may be for another torch, and then has no operators: these networks need none."""
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:
-        torch.library.define(
-            "torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        )
-
-
 def _timm() -> list[Export]:
-    _declare_operators()
     import timm
 
     config = {"architecture": "resnet10t", "num_classes": 12}

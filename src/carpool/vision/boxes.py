@@ -102,7 +102,8 @@ def sound(found: Found, geometry: Geometry, around: Array | None = None) -> tupl
     if found.rest.shape[1]:
         good &= np.isfinite(found.rest).all(axis=1)
     found = found.only(good)
-    return found._replace(boxes=np.clip(found.boxes, -_FAR, _FAR)), placed[good]
+    boxes, rest = (np.clip(part, -_FAR, _FAR) for part in (found.boxes, found.rest))
+    return found._replace(boxes=boxes, rest=rest), placed[good]
 
 
 def choose(found: Found, table: BoxSettings, options: Options, form: str | None) -> Array:

@@ -72,6 +72,7 @@ class Seen(NamedTuple):
 
     claims: Claims = NO_CLAIMS
     samples: Mapping[str, Array] = MappingProxyType({})  # what a dry run answered, by output, for one picture
+    whole: bool = False  # outputs do not begin with a batch, although the input does
     trouble: str = ""  # why there is no dry run, in words
     ask: str = ""  # what to set, where that alone says it
 
@@ -100,7 +101,8 @@ def describe(
     if image.size is None and DYNAMIC in (picture.height, picture.width):
         return _without_a_size(config, picture, declared)
     names = next((tuple(lines) for lines in (labels or {}).values() if lines), ()) or seen.claims.labels
-    model = LoadedModel(config, picture, outputs_of(signature, picture), names, [])
+    outputs = signature.outputs if seen.whole else outputs_of(signature, picture)
+    model = LoadedModel(config, picture, outputs, names, [])
     if seen.trouble:
         model.notes.append(seen.trouble)
     if seen.ask and declared is None:
@@ -175,13 +177,15 @@ def _judge(model: LoadedModel, image: ImageSettings, seen: Seen, declared: str |
     if declared == Task.RAW:
         return Verdict(None, ())
     height, width = image.size or (model.picture.height, model.picture.width)
+    pose = model.config.pose
+    claims = seen.claims if pose is None else replace(seen.claims, keypoints=pose.keypoints)
     facts = Facts(
         height,
         width,
         image.layout == "nchw",
         tuple(OutputFact(spec, seen.samples.get(spec.name)) for spec in model.outputs),
         model.labels,
-        seen.claims,
+        claims,
         declared,
         getattr(getattr(model.config, declared or "", None), "format", None),
     )

@@ -95,25 +95,42 @@ def _look(
     height, width = image_settings(config, picture, claims).size or (picture.height, picture.width)
     if DYNAMIC in (height, width):
         return Seen(claims)
-    images = min(2, signature.max_batch)  # two: what does not grow with the batch is found
     channels = picture.spec.shape[0 if picture.layout == "nchw" else 2]
     channels = 3 if channels == DYNAMIC else channels
     shape = (channels, height, width) if picture.layout == "nchw" else (height, width, channels)
-    leading = (images,) if images else () if picture.leading is None else (1,)
-    noise = _noise((*leading, *shape), picture.spec.datatype)
     try:
         backend = load(config)
         try:
-            answered = backend.run({picture.spec.name: noise}, ())
+            return _tried(backend, signature, picture, shape)._replace(claims=claims)
         finally:
             backend.close()
     except CarpoolError as error:
         return Seen(claims, trouble=f"it could not be tried with a picture of noise: {error.message}")
+
+
+def _tried(backend: Backend, signature: Signature, picture: Picture, shape: tuple[int, ...]) -> Seen:
+    """With two pictures where it takes so many: what does not grow with the batch is found."""
+
+    def run(*leading: int) -> Mapping[str, Array]:
+        noise = _noise((*leading, *shape), picture.spec.datatype)
+        return backend.run({picture.spec.name: noise}, ())
+
+    images = min(2, signature.max_batch)
+    answered = run(images) if images else run(*(() if picture.leading is None else (1,)))
     for name, array in answered.items():
         if images and array.shape[:1] != (images,):
             found = f'its output "{name}" is {list(array.shape)} for a batch of {images}'
-            return Seen(claims, trouble=found, ask=f"{found}: set max_batch = 0 in model.toml")
-    return Seen(claims, _samples(signature, picture, answered))
+            return Seen(trouble=found, ask=f"{found}: set max_batch = 0 in model.toml")
+    whole = not images and picture.leading == DYNAMIC and not _grows(run)
+    return Seen(samples=_samples(signature, picture, answered, whole), whole=whole)
+
+
+def _grows(run: Callable[..., Mapping[str, Array]]) -> bool:
+    """Whether each output has a row for each picture, of a model that is asked for one at a time."""
+    try:
+        return all(array.shape[:1] == (2,) for array in run(2).values())
+    except CarpoolError:
+        return False
 
 
 def _tells(config: ModelConfig) -> bool:
@@ -138,10 +155,12 @@ def _noise(shape: tuple[int, ...], datatype: Datatype) -> Array:
     return random.integers(0, 128 if datatype is Datatype.INT8 else 256, shape).astype(datatype.dtype)
 
 
-def _samples(signature: Signature, picture: Picture, answered: Mapping[str, Array]) -> dict[str, Array]:
+def _samples(
+    signature: Signature, picture: Picture, answered: Mapping[str, Array], whole: bool
+) -> dict[str, Array]:
     """By output, as it is for one picture."""
     found = {}
-    for spec in outputs_of(signature, picture):
+    for spec in signature.outputs if whole else outputs_of(signature, picture):
         array = answered.get(spec.name)
         if array is None or array.dtype != spec.datatype.dtype:
             continue

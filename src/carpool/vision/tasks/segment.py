@@ -113,7 +113,8 @@ class Segment(VisionTask):
         chosen, boxes = found.only(stay), placed[stay]
         for said, box, weights in zip(listed(self._settings, chosen, boxes), boxes, chosen.rest, strict=True):
             label, class_id, score, corners = said
-            values = (weights @ parts).reshape(prototypes.shape[1:])
+            with np.errstate(all="ignore"):
+                values = np.nan_to_num(weights @ parts).reshape(prototypes.shape[1:])
             mask = Mask(label=label, class_id=class_id, score=score, box=corners)
             yield mask, inside_box(values, geometry, box.tolist(), least)
 
