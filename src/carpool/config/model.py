@@ -10,6 +10,7 @@ from pathlib import Path
 
 from carpool.config.backend_kinds import kind_of
 from carpool.core.policy import Knobs, Promise
+from carpool.errors import ConfigError
 
 DEFAULT_MAX_BATCH = 32  # for a model that can batch when nobody said how far
 DYNAMIC = -1  # a dimension that differs from request to request
@@ -265,6 +266,8 @@ class PictureChoice:
     size: tuple[int, int] | None = None  # height, width
 
     def applied(self, config: ModelConfig) -> ModelConfig:
+        if self.labels is not None and not self.labels.is_file():
+            raise ConfigError(f"{config.name}: there is no file {self.labels} for its labels", field="labels")
         image = config.image
         if self.size is not None:
             image = replace(image or ImageSettings(), size=self.size)

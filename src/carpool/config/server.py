@@ -210,8 +210,6 @@ class ServerSettings:
                 f"task cannot be {shown(self.task)}; {nearest(self.task, task_names())}", field="task"
             )
         labels = Path(self.labels) if self.labels else None
-        if labels is not None and not labels.is_file():
-            raise ConfigError(f"labels: there is no file {self.labels}", field="labels")
         sides = _SIZE.fullmatch(self.size)
         if self.size and sides is None:
             raise ConfigError(f"size must be like 640 or 480,640, not {shown(self.size)}", field="size")

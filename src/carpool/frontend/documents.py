@@ -15,7 +15,6 @@ import orjson
 
 from carpool import __version__
 from carpool.errors import CarpoolError, InvalidInput, NotFound
-from carpool.frontend.pictures.picture_models import what_to_set
 from carpool.link.door import Catalog, Door, IndexEntry, ModelEntry
 from carpool.observe.counters import MODEL_ROWS, Table
 from carpool.observe.statistics import BOUNDS, model_counts, server_counts
@@ -195,7 +194,7 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
         "reason": reason,
         "newest": catalog.newest.get(entry.name) is entry,
         "task": _task(entry),
-        "ask": what_to_set(entry),
+        "ask": entry.ask,
         "platform": entry.platform,
         "mode": entry.mode,
         "slo_ms": None if entry.slo is None else round(entry.slo * 1e3, 3),

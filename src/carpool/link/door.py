@@ -17,6 +17,9 @@ from carpool.memory.client_files import Region
 from carpool.types import Signature, Tensor, Timing
 from carpool.wire.v2 import RequestHead
 
+ASK = "carpool_ask"
+"""The parameter, in the settings that clients read, which says what to set before a model takes pictures."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
@@ -35,6 +38,11 @@ class ModelEntry:
     vision: Mapping[str, Any] | None = None  # how it answers pictures, as JSON; None: it takes only tensors
     choices: Sequence[str] = ()  # what was chosen for it at loading and why, in words
     hosted: bool = False  # it runs in a process beside the engine's, which front ends need not know
+
+    @property
+    def ask(self) -> str:
+        """What to set before a model that was not recognised takes pictures; empty: nothing would help."""
+        return str(self.config.get("parameters", {}).get(ASK, {}).get("string_value", ""))
 
 
 class IndexEntry(NamedTuple):

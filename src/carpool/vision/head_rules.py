@@ -118,15 +118,15 @@ def _of_anchors(facts: Facts, table: OutputFact, form: str) -> Iterator[Reading]
         specs = (table.spec, protos.spec)
         yield Reading(Task.SEGMENT, SegmentSettings(format=form), specs, why, classes, certain=True)
         return
-    if classes is not None:
-        yield from _with_keypoints(facts, table, form, classes, rest)
-        if classes > 1 and form == "yolov8":
-            yield from _with_angles(facts, table, classes - 1, rest)
     if rest is None or _fractions(rest) or facts.insist:
         why = f"{table} has a box and {classes} classes per anchor"
         settings = DetectSettings(form, normalized=False, boxes="centers")
         certain = classes == _COCO and _anchors(facts, table) == form
         yield Reading(Task.DETECT, settings, (table.spec,), why, classes, certain)
+    if classes is not None:
+        yield from _with_keypoints(facts, table, form, classes, rest)
+        if classes > 1 and form == "yolov8":
+            yield from _with_angles(facts, table, classes - 1, rest)
 
 
 def _prototypes(facts: Facts) -> OutputFact | None:
@@ -223,7 +223,8 @@ def _pairs(facts: Facts) -> Iterator[Reading]:
         for scores in tables:
             if scores is boxes or boxes.shape[1] != 4 or boxes.shape[0] != scores.shape[0]:
                 continue
-            if scores.shape[1] == DYNAMIC:
+            untold = boxes.shape == scores.shape and not boxes.called("box")
+            if scores.shape[1] == DYNAMIC or (untold and not facts.insist):
                 continue
             logits = scores.called("logit") or (scores.sample is not None and not _fractions(scores.sample))
             if not logits or facts.insist:

@@ -25,6 +25,7 @@ from carpool.engine.profile.measuring import FOR_DEVICES, FOR_SERVING, Effort, M
 from carpool.engine.profile.model_profile import Profile, best_piece, choices, keepable
 from carpool.engine.profile.profile_store import Key, ProfileStore, profile_key
 from carpool.errors import CarpoolError, ConfigError, ModelError
+from carpool.link.door import ASK
 from carpool.observe.logs import logger
 from carpool.types import Signature
 from carpool.vision.geometry import lookup_tables, read_form
@@ -66,9 +67,6 @@ class ModelHost(Protocol):
 
 
 log = logger("engine")
-
-ASK = "carpool_ask"
-"""The parameter, in the settings that clients read, which says what to set before a model takes pictures."""
 
 
 Settled = tuple[ModelConfig, Signature, VisionSettings | None, Finish | None]

@@ -24,7 +24,7 @@ from carpool.frontend.http.image_reading import Sent, read_image_head, read_pict
 from carpool.frontend.http.infer_route import TIMING
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.packing import AT_ONCE
-from carpool.frontend.pictures.picture_models import PictureModel, task_of, what_to_set
+from carpool.frontend.pictures.picture_models import PictureModel, task_of
 from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.link.asked_fields import LATEST
 from carpool.link.door import Answer, Catalog, ModelEntry, Slot
@@ -178,8 +178,8 @@ def default_model(catalog: Catalog, task: str, who: Principal | None = None) -> 
         return found[0]
     there = {str(found): None for found in map(task_of, in_order(catalog)) if found is not None}
     tasks = f"there are models for {', '.join(there)}" if there else "no model here takes pictures"
-    asks = {entry.name: ask for entry in in_order(catalog) if (ask := what_to_set(entry))}
-    maybe = "".join(f"; {name} may be: {ask}" for name, ask in list(asks.items())[:_MOST_MAYBE])
+    asks = [f"; {entry.name} may be: {entry.ask}" for entry in in_order(catalog) if entry.ask]
+    maybe = "".join(asks[:_MOST_MAYBE])
     raise NotFound(f"no model is for {task}; {tasks}{maybe}", reason="no-task")
 
 

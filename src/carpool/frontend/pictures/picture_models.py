@@ -67,20 +67,13 @@ class PictureModels:
         if made is not None and made.entry is entry:
             return made
         if entry.vision is None:
-            ask = what_to_set(entry)
-            why = f"; for pictures: {ask}" if ask else ""
+            why = f"; for pictures: {entry.ask}" if entry.ask else ""
             raise InvalidInput(
                 f"model '{entry.name}' takes tensors, not pictures: use /v2/models/{entry.name}/infer{why}",
                 reason="no-task",
                 field="model",
             )
         return PictureModel(entry)
-
-
-def what_to_set(entry: ModelEntry) -> str:
-    """Before a model that could not be recognised takes pictures; empty where nothing would help."""
-    told = entry.config.get("parameters", {}).get("carpool_ask", {})
-    return str(told.get("string_value", ""))
 
 
 def task_of(entry: ModelEntry) -> str | None:
