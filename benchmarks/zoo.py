@@ -4,7 +4,7 @@ Heads are rebuilt as small networks with random weights: what decides are names,
 and those are as in real exports. Each is written to a file, with static and dynamic axes, and inspected as
 `carpool serve` would. Where torchvision, timm and transformers are installed, networks of theirs come in too.
 
-    python benchmarks/zoo.py            # about two minutes
+    python benchmarks/zoo.py            # about a minute
     python benchmarks/zoo.py --quick    # every kind of head once
     python benchmarks/zoo.py --json
 

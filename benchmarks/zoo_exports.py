@@ -493,24 +493,45 @@ def _transformers() -> list[Export]:
     import transformers as hf
 
     told = f"transformers {hf.__version__}"
-    segformer = hf.SegformerConfig(num_labels=6, depths=[1, 1, 1, 1])
-    vit = hf.ViTConfig(
-        num_labels=9, hidden_size=48, num_hidden_layers=1, num_attention_heads=3, intermediate_size=64
-    )
+    small = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 64}
     segment = {"task": "segment", "format": "maps", "activation": "softmax", "labels": 6}
     classify = {"task": "classify", "activation": "softmax", "labels": 9}
+    detect = {"task": "detect", "format": "detr", "activation": "softmax", "labels": 7}
+    maps = hf.SegformerConfig(num_labels=6, depths=[1, 1, 1, 1])
+    rows = hf.YolosConfig(num_labels=7, image_size=[128, 128], num_detection_tokens=20, **small)
+    clip = hf.CLIPVisionConfig(projection_dim=32, image_size=64, patch_size=16, **small)
+    logits = ("logits",)
     return [
-        _of_transformers(f"SegFormer, {told}", hf.SegformerForSemanticSegmentation, segformer, segment, 128),
-        _of_transformers(f"ViT, {told}", hf.ViTForImageClassification, vit, classify, 224),
+        _of_transformers(
+            f"SegFormer, {told}", hf.SegformerForSemanticSegmentation(maps), segment, 128, logits
+        ),
+        _of_transformers(
+            f"ViT, {told}",
+            hf.ViTForImageClassification(hf.ViTConfig(num_labels=9, **small)),
+            classify,
+            224,
+            logits,
+        ),
+        _of_transformers(
+            f"YOLOS, {told}", hf.YolosForObjectDetection(rows), detect, 128, ("logits", "pred_boxes")
+        ),
+        _of_transformers(
+            f"CLIP, {told}", hf.CLIPVisionModelWithProjection(clip), {"task": "embed"}, 64, ("image_embeds",)
+        ),
+        _of_transformers(
+            f"GLPN, {told}",
+            hf.GLPNForDepthEstimation(hf.GLPNConfig(depths=[1, 1, 1, 1])),
+            {"task": "depth"},
+            128,
+            ("predicted_depth",),
+        ),
     ]
 
 
 def _of_transformers(
-    name: str, kind: type, config: object, expected: Mapping[str, object], side: int
+    name: str, network: nn.Module, expected: Mapping[str, object], side: int, outputs: Sequence[str]
 ) -> Export:
-    network = kind(config)
-    document = {**network.config.to_dict(), "architectures": [kind.__name__]}
+    document = {**network.config.to_dict(), "architectures": [type(network).__name__]}
     beside = {"config.json": json.loads(json.dumps(document, default=str))}
-    return Export(
-        name, lambda: _Outputs(network, ["logits"]), expected, ("logits",), side=(side, side), beside=beside
-    )
+    answers = _Outputs(network, outputs)
+    return Export(name, lambda: answers, expected, outputs, side=(side, side), beside=beside)

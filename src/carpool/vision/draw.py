@@ -246,7 +246,8 @@ def detections(pixels: Array, found: Sequence[Detection], size: tuple[int, int])
 def _scaled(canvas: Canvas, size: tuple[int, int], places: Sequence[float]) -> Array:
     """Coordinates x, y, x, y, … of a picture of this size, on the canvas."""
     scale = np.array([canvas.width / size[0], canvas.height / size[1]])
-    return (np.array(places, np.float64).reshape(-1, 2) * scale).reshape(-1)
+    scaled: Array = (np.array(places, np.float64).reshape(-1, 2) * scale).reshape(-1)
+    return scaled
 
 
 def _tag(canvas: Canvas, found: Sequence[Detection | Mask], boxes: Sequence[Sequence[float]]) -> None:

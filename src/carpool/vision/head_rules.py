@@ -328,8 +328,8 @@ def _maps(facts: Facts) -> Iterator[Reading]:
     told = first.called("prob", "softmax") or _sum_to_one(first.sample, 0 if facts.planar else -1)
     settings = SegmentSettings("none" if told else "softmax", format="maps")
     why = f"{first} are {classes} maps of the picture"
-    classes = classes if classes != DYNAMIC else None
-    yield Reading(Task.SEGMENT, settings, (first.spec,), why, classes, certain and classes is not None)
+    known = classes if classes != DYNAMIC else None
+    yield Reading(Task.SEGMENT, settings, (first.spec,), why, known, certain and known is not None)
 
 
 def _single_map(first: OutputFact) -> Iterator[Reading]:
