@@ -33,6 +33,7 @@ _VOC = 21  # as many as a hand has keypoints: heatmaps are smaller than the pict
 _MOST_ROWS = 1000  # of a detector that has chosen its boxes
 _MOST_FIELDS = 600  # of one of its rows
 _SMALLEST_MAP = 8  # a map may be this many times smaller than the picture; deeper ones are features
+_FEW = 8  # boxes: corners in order in fewer may be chance
 _BEYOND = 1.5  # what is larger is no fraction
 _NEAR = 1e-3
 
@@ -255,7 +256,7 @@ def _queries(facts: Facts, boxes: OutputFact, scores: OutputFact, logits: bool) 
 
 def _boxes_and_scores(boxes: OutputFact, scores: OutputFact) -> Reading:
     sample, ask = boxes.sample, ""
-    told = sample is not None and len(sample) > 1 and _largest(sample) > 0
+    told = sample is not None and len(sample) >= _FEW and _largest(sample) > 0
     ordered = sample is not None and bool((sample[:, 2:] >= sample[:, :2]).all())
     if scores.shape[1] > 1 and _sum_to_one(scores.sample, 1):
         ask = "set background in [detect] of model.toml: one class seems to stand for nothing"
@@ -324,7 +325,8 @@ def _maps(facts: Facts) -> Iterator[Reading]:
         return
     sides = first.shape[1:] if facts.planar else first.shape[:2]
     whole = sides == (facts.height, facts.width)
-    certain = first.called("mask", "seg") or classes in _SCENES or (classes == _VOC and whole)
+    named = first.called("mask", "seg") and not first.called("feat", "embed")
+    certain = named or classes in _SCENES or (classes == _VOC and whole)
     told = first.called("prob", "softmax") or _sum_to_one(first.sample, 0 if facts.planar else -1)
     settings = SegmentSettings("none" if told else "softmax", format="maps")
     why = f"{first} are {classes} maps of the picture"

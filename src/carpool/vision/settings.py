@@ -58,6 +58,12 @@ def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 # ---- from a loaded model --------------------------------------------------------------------------------
 
 
+_PLAIN_VALUES = (
+    "nothing says how it was trained to see pixels: they are letterboxed, and floats run from 0 to 1; "
+    "[image] can set resize, mean and std"
+)
+
+
 class Described(NamedTuple):
     """How a model answers pictures; None where it does not, and then `ask` says what to set, if that could
     help. `evidence` is what was found, in words."""
@@ -114,6 +120,8 @@ def describe(
     table, outputs = _settled(model, task, verdict)
     if values_on_device(config):  # who makes the pictures' tensors leaves their pixels as they are
         image = replace(image, mean=(0.0,), std=(1.0,), scale=None)
+    if declared is None and config.image is None and not seen.claims.source:
+        model.notes.append(_PLAIN_VALUES)
     told = [] if declared else [f"task {task}"]
     if not (declared and _answered(config, task)):
         told += verdict.evidence
