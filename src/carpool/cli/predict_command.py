@@ -37,6 +37,9 @@ class Task(StrEnum):
     detect = "detect"
     classify = "classify"
     segment = "segment"
+    pose = "pose"
+    obb = "obb"
+    depth = "depth"
     embed = "embed"
 
 
@@ -255,6 +258,8 @@ def in_words(answer: dict[str, Any]) -> str:
             things = [f"{one['label']} {one['score']:.2f}" for one in answer[key]]
             more = f" and {len(things) - _MOST_SHOWN} more" if len(things) > _MOST_SHOWN else ""
             return (", ".join(things[:_MOST_SHOWN]) or "nothing") + more
+    if "depth" in answer:
+        return f"from {answer['depth']['low']:g} to {answer['depth']['high']:g}"
     if "embedding" in answer:
         return f"a vector of {len(answer['embedding'])} numbers"
     shapes = [f"{one['name']} {one['shape']}" for one in answer.get("outputs", ())]
