@@ -20,7 +20,7 @@ import cv2
 import numpy as np
 
 from carpool.types import Array
-from carpool.vision.tasks.detect import columns_above, from_centres, rows_above, suppress
+from carpool.vision.boxes import columns_above, from_centres, rows_above, suppress
 
 CLASSES, MOST, OVERLAP, LEAST = 80, 300, 0.5, 0.25
 ANCHORS = (3549, 8400)

@@ -36,7 +36,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "core": "",
     "demo": "",
     "engine": "backends backends/torch config core engine/models engine/profile link memory observe vision",
-    "engine/models": "backends backends/torch config core engine engine/profile link observe vision",
+    "engine/models": "backends backends/torch config core engine engine/profile link observe vision "
+    "vision/tasks",
     "engine/profile": "backends config core engine link observe",
     "frontend": "core frontend/pictures link memory observe wire",
     "frontend/access": "config observe",
@@ -45,7 +46,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend/http": "config console core frontend frontend/access frontend/pictures link memory observe "
     "vision vision/tasks wire",
     "frontend/pictures": "core link memory vision vision/tasks wire",
-    "lab": "backends config core engine engine/models engine/profile sim",
+    "lab": "backends config core engine engine/models engine/profile sim vision",
     "lab/load": "sim wire wire/proto",
     "lab/sweep": "config core demo engine lab lab/load link sim",
     "link": "core memory observe wire",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from carpool.backends.torch.torch_pictures import NOBODY, BoxForm, KeptBoxes
 from carpool.types import Array
-from carpool.vision.tasks import detect
+from carpool.vision import boxes as detect
 
 CLASSES, MOST = 3, 40
 Detections = list[tuple[int, float, list[float]]]
@@ -38,7 +38,7 @@ def outputs_of(kind: str, centres: Array, scores: Array) -> dict[str, Array]:
 def by_the_cpu(kind: str, outputs: dict[str, Array], number: int, asked: BoxForm) -> Detections:
     arrays = [outputs[name][number] for name in asked.sources]
     reader = {"yolov8": detect.yolov8, "yolov5": detect.yolov5, "boxes_scores": detect.boxes_scores}[kind]
-    boxes, scores, classes = reader(*arrays, asked.score)
+    boxes, scores, classes, _ = reader(*arrays, asked.score)
     sound = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
     boxes, scores, classes = boxes[sound], scores[sound], classes[sound]
     kept = detect.suppress(boxes, scores, asked.iou, asked.most, classes if asked.per_class else None)
@@ -47,7 +47,7 @@ def by_the_cpu(kind: str, outputs: dict[str, Array], number: int, asked: BoxForm
 
 def by_the_device(rows: Array, asked: BoxForm) -> Detections:
     """As the front end reads it: what is left is suppressed once more."""
-    boxes, scores, classes = detect.kept(rows, asked.score)
+    boxes, scores, classes, _ = detect.kept(rows, asked.score)
     kinds = classes if asked.per_class else None
     again = detect.suppress(boxes, scores, asked.iou, asked.most, kinds)
     return listed(boxes[again], scores[again], classes[again])

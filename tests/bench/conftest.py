@@ -3,6 +3,7 @@ since some of them are called like folders of the tests."""
 
 import importlib
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 _FOLDER = str(Path(__file__).parents[2] / "benchmarks")
@@ -17,6 +18,7 @@ try:
         "chip.draw_processes",
         "chip.showing",
         "chip.watching",
+        *(("zoo",) if find_spec("torch") else ()),
     ):
         importlib.import_module(_name)
 finally:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from carpool.config.server import ServerSettings, variables
-from carpool.config.toml import KEYS, toml_config
+from carpool.config.table import KEYS
+from carpool.config.toml import toml_config
 from carpool.config.triton import UNSUPPORTED
 from carpool.wire.proto import message_class
 

@@ -38,6 +38,7 @@ def test_every_variable_reaches_its_setting() -> None:
         "cache_dir": "/c",
         "host": "h",
         "metrics_key": "yes",
+        "task": "pose",
         "metrics_config": "histogram_latencies=true",
     }
     numbers = {

@@ -27,7 +27,8 @@ from carpool.config.model import (
     Task,
     TensorConfig,
 )
-from carpool.config.toml import KEYS, read_toml, toml_config
+from carpool.config.table import KEYS
+from carpool.config.toml import read_toml, toml_config
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 from later import many
@@ -133,7 +134,9 @@ def test_everything_at_once() -> None:
         image=ImageSettings(
             (480, 640), "crop", (1, 2.5, 3), (58.0,), 0.5, "bgr", "nhwc", kernel="bicubic", crop=0.875
         ),
-        detect=DetectSettings("yolov8", 0, 0.6, False, True, 10),
+        detect=DetectSettings(
+            "yolov8", normalized=True, score=0, iou=0.6, per_class=False, max_detections=10
+        ),
     )
     assert pickle.loads(pickle.dumps(config)) == config
 

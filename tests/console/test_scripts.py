@@ -182,6 +182,35 @@ def test_boxes_stay_inside_the_picture(page: Page, box: Any, rect: Any) -> None:
     assert found == (rect and dict(zip(("x", "y", "width", "height"), rect, strict=True)))
 
 
+@pytest.mark.parametrize("points", [None, [[1, "a"]], [1, 2], "text"])
+def test_what_is_no_list_of_points_is_none(page: Page, points: Any) -> None:
+    assert call(page, "geometry.pointsOf", points) == []
+
+
+def test_keypoints_are_sure_or_not_and_those_of_people_are_joined(page: Page) -> None:
+    points = call(page, "geometry.pointsOf", [[1, 2], [3, 4, 0.9], [5, 6, 0.1]])
+    assert [point["sure"] for point in points] == [True, True, False]
+    assert call(page, "geometry.limbs", points) == []
+    person = [{"x": number, "y": 0, "sure": number != 16} for number in range(17)]
+    joined = call(page, "geometry.limbs", person)
+    assert [pair[0]["x"] for pair in joined[:2]] == [0, 0]
+    assert len(joined) == 15  # one ankle is not sure
+
+
+DRAWN = """async ([answer]) => {
+  const { drawable, summary } = await import("/console/answers.js");
+  const things = drawable(answer);
+  return [things.length, summary(answer, things)];
+}"""
+
+
+def test_answers_of_every_task_are_summed_up(page: Page) -> None:
+    one = {"label": "ship", "class_id": 1, "score": 0.9, "box": [0, 0, 9, 9], "corners": [[0, 0]] * 4}
+    assert page.evaluate(DRAWN, [{"detections": [one]}]) == [1, "1 object: ship"]
+    depth = {"low": 0.5, "high": 2, "png": ""}
+    assert page.evaluate(DRAWN, [{"depth": depth}]) == [0, "Depth from 0.50 to 2.00, in the model's own unit"]
+
+
 def test_labels_stay_on_the_picture(page: Page) -> None:
     size = {"width": 30, "height": 10}
 

@@ -54,7 +54,7 @@ def vision(
 ) -> VisionSettings:
     config = toml_config(TOML.format(backend=backend, decode=decode), Path("m/model.toml"))
     signature = Signature("m", (spec,), (TensorSpec("y", Datatype.FP32, (2,)),), max_batch)
-    found, _ = describe(config, signature)
+    found, *_ = describe(config, signature)
     assert found is not None
     return divided(config, signature, found)
 

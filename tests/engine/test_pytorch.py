@@ -19,7 +19,7 @@ from carpool.vision.settings import describe
 
 
 def model(tmp_path: Path, extra: str = "") -> Path:
-    text = f"slo_ms = 1000\nmax_batch = 6\ninstances = 1\n[image]\nsize = {tm.SIDE}\n"
+    text = f'task = "raw"\nslo_ms = 1000\nmax_batch = 6\ninstances = 1\n[image]\nsize = {tm.SIDE}\n'
     text += f"[pytorch]\nbuckets = [1, 4]\n{extra}"
     return tm.folder(tmp_path, text, {"model.pt": tm.write_script})
 
@@ -88,7 +88,7 @@ def test_a_profile_is_for_one_precision_one_compiler_and_these_buckets(tmp_path:
 
 def test_pictures_are_answered_with_what_the_network_says(tmp_path: Path) -> None:
     config, _ = tm.described(model(tmp_path))
-    vision, _ = describe(config, signature_of(config))
+    vision, *_ = describe(config, signature_of(config))
     assert vision is not None
     assert vision.input.datatype is Datatype.UINT8
     assert vision.image.layout == "nchw"

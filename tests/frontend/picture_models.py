@@ -105,7 +105,7 @@ def _model(
 ) -> FakeModel:
     config = toml_config(toml, Path(f"models/{name}/model.toml"))
     signature = Signature(name, (images,), tuple(outputs), max_batch)
-    vision, _ = describe(config, signature, {outputs[0].name: LABELS})
+    vision, *_ = describe(config, signature, {outputs[0].name: LABELS})
     assert vision is not None
     return FakeModel(
         name,

@@ -14,7 +14,7 @@ import carpool
 from carpool import errors
 from carpool.cli.main import app
 from carpool.config.server import variables
-from carpool.config.toml import KEYS
+from carpool.config.table import KEYS
 from carpool.frontend.http.app import ROUTES
 from carpool.link.door import DEADLINE, LATEST, SOURCE
 from carpool.observe.prometheus import chosen

@@ -33,7 +33,7 @@ def config(toml: str = "") -> ModelConfig:
 def settings(
     outputs: Shapes, toml: str = "", labels: Sequence[str] = (), input_shape: tuple[int, ...] = (3, 64, 64)
 ) -> VisionSettings:
-    found, _ = describe(config(toml), signature(outputs, input_shape), {next(iter(outputs)): labels})
+    found = describe(config(toml), signature(outputs, input_shape), {next(iter(outputs)): labels}).vision
     assert found is not None
     return found
 

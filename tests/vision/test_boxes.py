@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.types import Array
-from carpool.vision.tasks.detect import from_centres, iou, suppress
+from carpool.vision.boxes import from_centres, iou, suppress
 from later import later, many
 
 SIDES = st.integers(-20, 60)

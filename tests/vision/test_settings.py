@@ -10,9 +10,10 @@ import pytest
 from carpool.config.model import DetectSettings, ImageSettings, SegmentSettings, Task
 from carpool.errors import ConfigError
 from carpool.types import Datatype, Signature, TensorSpec
-from carpool.vision.settings import VisionSettings, describe, read, write
+from carpool.vision.settings import Described, VisionSettings, describe, read, write
 from vision.models import Shapes, config, signature
 
+NOTHING = Described(None, [])
 COCO = [f"thing {number}" for number in range(80)]
 
 
@@ -22,70 +23,24 @@ def told(
     input_shape: tuple[int, ...] = (3, 640, 640),
     toml: str = "",
 ) -> tuple[VisionSettings, str]:
-    found, notes = describe(
+    found, notes, _ = describe(
         config(toml), signature(outputs, input_shape), {next(iter(outputs)): labels} if labels else {}
     )
     assert found is not None
     return found, "; ".join(notes)
 
 
-@pytest.mark.parametrize(
-    ("outputs", "labels", "task", "note"),
-    [
-        ({"y": (1000,)}, [], Task.CLASSIFY, "task classify: one output [1000]"),
-        ({"y": (2,)}, ["cat", "dog"], Task.CLASSIFY, "task classify: one output [2] and 2 labels"),
-        ({"y": (1000, 1, 1)}, [], Task.CLASSIFY, "task classify: one output [1000, 1, 1]"),
-        ({"y": (512,)}, [], Task.RAW, 'task raw: outputs "y" [512] could be anything'),
-        ({"y": (512,)}, ["cat", "dog"], Task.RAW, "task raw"),
-        ({"image_embeds": (512,)}, [], Task.EMBED, 'task embed: output "image_embeds" [512]'),
-        ({"y": (84, 8400)}, [], Task.DETECT, "detect format yolov8"),
-        ({"y": (84, 8400)}, COCO, Task.DETECT, "task detect: one output [84, 8400] and 80 labels"),
-        ({"y": (84, -1)}, COCO, Task.DETECT, "detect format yolov8"),
-        ({"y": (25200, 85)}, [], Task.DETECT, "detect format yolov5"),
-        ({"y": (-1, 85)}, COCO, Task.DETECT, "detect format yolov5"),
-        ({"y": (197, 768)}, [], Task.RAW, "could be anything"),
-        ({"a": (3549, 4), "b": (3549, 80)}, [], Task.DETECT, "detect format boxes_scores"),
-        ({"scores": (100, 4), "boxes": (100, 4)}, [], Task.DETECT, "detect format boxes_scores"),
-        ({"y": (100, 4), "z": (99, 80)}, [], Task.RAW, "could be anything"),
-        ({"y": (1, 640, 640)}, [], Task.SEGMENT, "is a map of the picture"),
-        ({"y": (640, 640)}, [], Task.SEGMENT, "is a map of the picture"),
-        ({str(n): (1, 640, 640) for n in range(7)}, [], Task.SEGMENT, 'output "0" [1, 640, 640] is a map'),
-        ({"y": (21, 160, 160)}, [], Task.SEGMENT, "is a map of the picture"),
-        ({"y": (80, 160, 160)}, COCO, Task.SEGMENT, "is a map of the picture and 80 labels"),
-        ({"y": (21, 160, 160)}, COCO, Task.RAW, "could be anything"),
-        ({"features": (512, 20, 20)}, [], Task.RAW, "could be anything"),
-        ({"y": (21, 160, 80)}, [], Task.RAW, "could be anything"),
-        ({"y": (116, 8400), "protos": (32, 160, 160)}, [], Task.RAW, "could be anything"),
-        ({}, [], Task.RAW, "could be anything"),
-    ],
-)
-def test_the_task_is_told_from_the_outputs(outputs: Shapes, labels: list[str], task: Task, note: str) -> None:
-    found, notes = describe(
-        config(), signature(outputs, (3, 640, 640)), {next(iter(outputs)): labels} if labels else {}
-    )
-    assert found is not None
-    assert found.task is task
-    assert note in "; ".join(notes)
-
-
-def test_integers_are_no_maps_and_no_scores() -> None:
-    for shape in ((640, 640), (1000,), (84, 8400)):
-        found, _ = describe(config(), signature({"y": shape}, (3, 640, 640), datatype=Datatype.INT64))
-        assert found is not None
-        assert found.task is Task.RAW
-
-
 def test_boxes_go_before_scores_in_any_order() -> None:
-    found, _ = told({"scores": (50, 80), "boxes": (50, 4)})
+    found, _ = told({"scores": (50, 80), "boxes": (50, 4)}, toml="[detect]")
     assert [spec.name for spec in found.outputs] == ["boxes", "scores"]
-    found, _ = told({"scores": (50, 4), "boxes": (50, 4)})
+    found, _ = told({"scores": (50, 4), "boxes": (50, 4)}, toml="[detect]")
     assert [spec.name for spec in found.outputs] == ["boxes", "scores"]
 
 
 def test_a_table_is_as_good_as_a_task() -> None:
     found, notes = told({"y": (512,)}, toml="[embed]")
     assert found.task is Task.EMBED
-    assert notes == ""
+    assert notes == '"y" [512] is a vector'
 
 
 @pytest.mark.parametrize(
@@ -99,10 +54,10 @@ def test_a_table_is_as_good_as_a_task() -> None:
     ],
 )
 def test_activation_of_maps_goes_by_the_name(name: str, classes: int, activation: str) -> None:
-    found, notes = told({name: (classes, 160, 160)})
+    found, notes = told({name: (classes, 160, 160)}, toml='task = "segment"')
     assert isinstance(found.table, SegmentSettings)
     assert found.table.activation == activation
-    assert f'output "{name}"' in notes
+    assert f'"{name}" [{classes}, 160, 160]' in notes
 
 
 @pytest.mark.parametrize(
@@ -120,11 +75,9 @@ def test_declared_activations_stay() -> None:
     assert notes == ""
 
 
-def test_the_background_is_found_by_its_label() -> None:
-    found, _ = told({"y": (3, 640, 640)}, ["road", "Background", "car"])
-    assert found.table == SegmentSettings("softmax", 0.5, 1)
-    found, _ = told({"y": (3, 640, 640)}, ["road", "background", "car"], toml="[segment]\nbackground = 2")
-    assert found.table == SegmentSettings("softmax", 0.5, 2)
+def test_what_the_settings_say_stays_and_the_rest_is_told() -> None:
+    found, _ = told({"y": (3, 640, 640)}, ["road", "grass", "car"], toml="[segment]\nbackground = 2")
+    assert found.table == SegmentSettings("softmax", 0.5, 2, "maps")
 
 
 def test_labels_that_are_too_few_are_noted() -> None:
@@ -134,9 +87,8 @@ def test_labels_that_are_too_few_are_noted() -> None:
 
 def test_a_model_without_batches_may_carry_a_leading_one() -> None:
     whole = signature({"y": (1, 1, 320, 320)}, (1, 3, 320, 320), max_batch=0)
-    found, _ = describe(config(), whole)
+    found = describe(config('task = "segment"'), whole).vision
     assert found is not None
-    assert found.task is Task.SEGMENT
     assert found.input.shape == (3, 320, 320)
     assert found.outputs[0].shape == (1, 320, 320)
 
@@ -154,18 +106,18 @@ def test_the_layout_is_told_or_declared() -> None:
 
 @pytest.mark.parametrize("shape", [(5, 64, 64), (64, 64), (1000,), (3, 3, 64, 64), (-1, 64, 64)])
 def test_models_that_take_no_picture_have_no_settings(shape: tuple[int, ...]) -> None:
-    assert describe(config(), signature({"y": (1000,)}, shape)) == (None, [])
+    assert describe(config(), signature({"y": (1000,)}, shape)) == NOTHING
     with pytest.raises(ConfigError, match='m: task = "classify" needs one input that can hold a picture'):
         describe(config('task = "classify"'), signature({"y": (1000,)}, shape))
     with pytest.raises(ConfigError, match=r"m: \[image\] needs one input"):
         describe(config("[image]"), signature({"y": (1000,)}, shape))
-    assert describe(config('task = "raw"'), signature({"y": (1000,)}, shape)) == (None, [])
+    assert describe(config('task = "raw"'), signature({"y": (1000,)}, shape)) == NOTHING
 
 
 def test_two_inputs_are_not_one_picture() -> None:
     one = signature({"y": (1000,)})
     two = Signature("m", (*one.inputs, replace(one.inputs[0], name="more")), one.outputs, 8)
-    assert describe(config(), two) == (None, [])
+    assert describe(config(), two) == NOTHING
     optional = """
     [[input]]
     name = "images"
@@ -179,14 +131,14 @@ def test_two_inputs_are_not_one_picture() -> None:
     """
     assert describe(config(optional), two)[0] is not None
     text = Signature("m", (TensorSpec("t", Datatype.BYTES, (3, 64, 64)),), one.outputs, 8)
-    assert describe(config(), text) == (None, [])
+    assert describe(config(), text) == NOTHING
 
 
 def test_an_input_of_any_size_needs_one() -> None:
     shapes = signature({"y": (1000,)}, (3, -1, -1))
-    found, notes = describe(config(), shapes)
+    found, _, ask = describe(config(), shapes)
     assert found is None
-    assert "without size in [image] it has no image route" in notes[0]
+    assert "takes pictures of any size: set size in [image] of model.toml, or give --size" in ask
     with pytest.raises(
         ConfigError, match=r"takes pictures of any size; give the one to use as size in \[image\]"
     ):
@@ -202,14 +154,14 @@ def test_an_input_of_any_size_needs_one() -> None:
             {"y": (5, 5)},
             'needs an output [classes] of floats; the model\'s outputs are "y" [5, 5]',
         ),
-        ('task = "detect"', {"y": (1000,)}, "[anchors, 4] and [anchors, classes], [4 + classes, anchors] or"),
-        ('[detect]\nformat = "yolov8"', {"y": (4, 100)}, "for yolov8 an output [4 + classes, anchors]"),
-        ('[detect]\nformat = "yolov5"', {"y": (100, 5)}, "for yolov5 an output [anchors, 5 + classes]"),
         (
-            '[detect]\nformat = "boxes_scores"',
-            {"y": (84, 8400)},
-            "outputs [anchors, 4] and [anchors, classes]",
+            'task = "detect"',
+            {"y": (1000,)},
+            "[4 + classes, anchors], [anchors, 5 + classes], [boxes, 6]",
         ),
+        ('[detect]\nformat = "yolov8"', {"y": (4, 100)}, "needs for its format outputs of floats"),
+        ('[detect]\nformat = "yolov5"', {"y": (100, 5)}, "needs for its format outputs of floats"),
+        ('[detect]\nformat = "boxes_scores"', {"y": (84, 8400)}, "[anchors, 4] and [anchors, classes]"),
         (
             'task = "segment"',
             {"y": (1000,)},
@@ -234,20 +186,22 @@ def test_what_the_model_cannot_be_is_an_error(toml: str, outputs: Shapes, words:
 
 def test_declared_detectors_may_be_of_any_size() -> None:
     found, notes = told({"y": (9, 100)}, toml='task = "detect"')
-    assert found.table == DetectSettings("yolov8")
-    assert "detect format yolov8" in notes
-    assert told({"y": (100, 9)}, toml='task = "detect"')[0].table == DetectSettings("yolov5")
+    assert found.table == DetectSettings("yolov8", False, "centers")
+    assert "has a box and 5 classes per anchor" in notes
+    found, _ = told({"y": (100, 9)}, toml='task = "detect"')
+    assert found.table == DetectSettings("yolov5", False, "centers")
     assert told({"y": (-1, -1)}, toml='[detect]\nformat = "yolov5"')[0].outputs[0].shape == (-1, -1)
 
 
 @pytest.mark.parametrize(
     ("outputs", "toml"),
     [
-        ({"y": (1000,)}, '[image]\nmean = [1, 2, 3]\nsize = 640\nlayout = "nchw"'),
+        ({"y": (2,)}, '[image]\nmean = [1, 2, 3]\nsize = 640\nlayout = "nchw"'),
         ({"y": (84, 8400)}, "[detect]\nscore = 0.5"),
-        ({"y": (21, 640, 640)}, ""),
+        ({"y": (21, 640, 640)}, "[segment]"),
+        ({"y": (56, 8400)}, "[pose]\nkeypoints = [17, 3]"),
         ({"y": (512,)}, "[embed]\nnormalize = false"),
-        ({"y": (512,)}, ""),
+        ({"y": (512,)}, 'task = "raw"'),
     ],
 )
 def test_settings_survive_json(outputs: Shapes, toml: str) -> None:

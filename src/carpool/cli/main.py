@@ -12,6 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from carpool import __version__
+from carpool.cli.init_command import Init
+from carpool.cli.inspect_command import Inspect
 from carpool.cli.load_command import Load
 from carpool.cli.models_command import ModelsVerb
 from carpool.cli.plan_command import PlanVerb
@@ -92,6 +94,8 @@ app = typer.Typer(
     cls=OneLineErrors, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
 app.command("serve")(_as_command(Serve))
+app.command("inspect")(_as_command(Inspect))
+app.command("init")(_as_command(Init))
 app.command("predict")(_as_command(Predict))
 app.command("models")(_as_command(ModelsVerb))
 app.command("load")(_as_command(Load))
@@ -119,6 +123,10 @@ def carpool(
     Answer within 50 ms, or say no early:
 
         carpool serve resnet50.onnx --slo-ms 50
+
+    What is this model, and how would it be served?
+
+        carpool inspect yolov8n.onnx
 
     Send a picture to a running server, or traffic:
 

@@ -31,7 +31,7 @@ _PATIENCE_S = 60.0  # for a picture that is refused, and told to come back
 _COME_BACK = (429, 503)
 _LATER = 1.5
 _SHORTEST_S, _LONGEST_S = 0.05, 5.0  # between two tries
-Task = StrEnum("Task", ["detect", "classify", "segment", "embed"])
+Task = StrEnum("Task", ["detect", "classify", "segment", "pose", "obb", "depth", "embed"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +223,8 @@ def in_words(answer: dict[str, Any]) -> str:
             things = [f"{one['label']} {one['score']:.2f}" for one in answer[key]]
             more = f" and {len(things) - _MOST_SHOWN} more" if len(things) > _MOST_SHOWN else ""
             return (", ".join(things[:_MOST_SHOWN]) or "nothing") + more
+    if "depth" in answer:
+        return f"from {answer['depth']['low']:g} to {answer['depth']['high']:g}"
     if "embedding" in answer:
         return f"a vector of {len(answer['embedding'])} numbers"
     shapes = [f"{one['name']} {one['shape']}" for one in answer.get("outputs", ())]

@@ -101,6 +101,13 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
     sources, _ = find_models(
         paths, gpus=gpu_count(), only=settings.models_at_start, some=settings.needs_models
     )
+    if settings.task or settings.labels or settings.size:
+        if len(sources) != 1:
+            raise ConfigError(
+                f"--task, --labels and --size are about one model, and {len(sources)} are served here: "
+                "write them into the model.toml of each"
+            )
+        settings.pictures.applied(sources[0].config)
     if settings.record:
         settings = replace(settings, record=str(claim(settings.record)))
     print(f"Loading {_count(len(sources), 'model')} …", flush=True)

@@ -70,8 +70,8 @@ _BUILT_IN = (
     BackendKind(
         name="pytorch",
         home="carpool.backends.torch.pytorch",
-        suffixes=(".pt", ".pt2", ".py", ".pth", ".safetensors"),
-        at_home=(".pt", ".pt2"),
+        suffixes=(".pt", ".pt2", ".torchscript", ".py", ".pth", ".safetensors"),
+        at_home=(".pt", ".pt2", ".torchscript"),
         platforms=("pytorch_libtorch", "torch_aoti"),
         package="torch",
         process="runner",

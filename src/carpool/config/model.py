@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from carpool.config.backend_kinds import kind_of
 from carpool.core.policy import Knobs, Promise
+from carpool.errors import ConfigError
 
 DEFAULT_MAX_BATCH = 32  # for a model that can batch when nobody said how far
 DYNAMIC = -1  # a dimension that differs from request to request
@@ -34,6 +35,9 @@ class Task(enum.StrEnum):
     CLASSIFY = "classify"
     DETECT = "detect"
     SEGMENT = "segment"
+    POSE = "pose"
+    OBB = "obb"
+    DEPTH = "depth"
     EMBED = "embed"
     RAW = "raw"
 
@@ -106,9 +110,13 @@ def _key(default: Any, *choices: str, **said: Any) -> Any:
 
 INFINITY = float("inf")
 LAYOUTS = ("nchw", "nhwc")
+MAX_SIDE = 16384
 MAX_DETECTIONS = 1000
+MAX_CLASSES = 1 << 15
+MAX_KEYPOINTS = 1024
 _WHERE = ("auto", "cpu", "device")
 _ACTIVATIONS = ("softmax", "sigmoid", "none")
+_HEADS = ("yolov5", "yolov8", "end2end")
 _THREADS = (1, 1024)
 _NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
 _CURVE = rf"\s*{_NUMBER}\s*\+\s*{_NUMBER}\s*|\s*\d{{1,5}}:{_NUMBER}(?:\s*,\s*\d{{1,5}}:{_NUMBER})*\s*"
@@ -118,7 +126,9 @@ _CURVE = rf"\s*{_NUMBER}\s*\+\s*{_NUMBER}\s*|\s*\d{{1,5}}:{_NUMBER}(?:\s*,\s*\d{
 class ImageSettings:
     """How a picture becomes the model's input: (pixel × scale − mean) ÷ std."""
 
-    size: tuple[int, int] | None = _key(None, within=(1, 16384))  # height, width; None: as the model's input
+    size: tuple[int, int] | None = _key(
+        None, within=(1, MAX_SIDE)
+    )  # height, width; None: as the model's input
     resize: str = _key("letterbox", "letterbox", "stretch", "crop")
     mean: tuple[float, ...] = _key((0.0,), within=(-INFINITY, INFINITY))
     std: tuple[float, ...] = _key((1.0,), within=(0, INFINITY), above=True)
@@ -137,34 +147,67 @@ KEPT = "kept"
 """The format of boxes that the model's device has chosen: rows of x1, y1, x2, y2, score and class."""
 
 
-@dataclass(frozen=True, slots=True)
-class DetectSettings:
-    """How raw detector outputs become boxes; format None is told from the shape of the outputs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxSettings:
+    """Which of the boxes that a model finds are answered."""
 
-    format: str | None = _key(None, "yolov5", "yolov8", "boxes_scores")
     score: float = _key(0.25, within=(0, 1))
     iou: float = _key(0.45, within=(0, 1))
     per_class: bool = True
-    normalized: bool = False  # boxes from 0 to 1 instead of in pixels of the input
     max_detections: int = _key(300, within=(1, MAX_DETECTIONS))
+
+
+@dataclass(frozen=True, slots=True)
+class DetectSettings(BoxSettings):
+    """How raw detector outputs become boxes; what is None is told from the model."""
+
+    format: str | None = _key(None, *_HEADS, "boxes_scores", "boxes_labels_scores", "detr", "rtdetr")
+    normalized: bool | None = None  # boxes from 0 to 1 instead of in pixels of the input
+    # how one is written; in corners_yx y comes first
+    boxes: str | None = _key(None, "corners", "centers", "corners_yx")
+    activation: str | None = _key(None, *_ACTIVATIONS)  # of the scores; None: they are probabilities
+    background: int | None = _key(None, within=(0, MAX_CLASSES - 1))  # a class that is no object
     nms: str = _key("auto", *_WHERE)  # where boxes are suppressed: auto is the device, on a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class ClassifySettings:
-    """How raw values become scores: "softmax", "sigmoid" or "none"; None goes by the output's name."""
+    """How raw values become scores: "softmax", "sigmoid" or "none"; None is told from the model."""
 
     activation: str | None = _key(None, *_ACTIVATIONS)
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentSettings:
-    """How maps become masks: activations as in classify, and "minmax"; None goes by the output."""
+class SegmentSettings(BoxSettings):
+    """How outputs become masks: maps by an activation as in classify, or "minmax"; or, in the formats of
+    detectors, boxes with the parts of prototype masks that make up each."""
 
     activation: str | None = _key(None, *_ACTIVATIONS, "minmax")
     threshold: float = _key(0.5, within=(0, 1))
     # a class that gets no mask; None: the one labelled background, if any
-    background: int | None = _key(None, within=(0, (1 << 15) - 1))
+    background: int | None = _key(None, within=(0, MAX_CLASSES - 1))
+    format: str | None = _key(None, *_HEADS, "maps")
+
+
+@dataclass(frozen=True, slots=True)
+class PoseSettings(BoxSettings):
+    """Boxes with keypoints, each x, y and how sure that is (3 numbers), or x and y alone (2)."""
+
+    format: str | None = _key(None, *_HEADS)
+    # how many, and how many numbers each
+    keypoints: tuple[int, int] | None = _key(None, within=(1, MAX_KEYPOINTS))
+
+
+@dataclass(frozen=True, slots=True)
+class ObbSettings(BoxSettings):
+    """Boxes with an angle."""
+
+    format: str | None = _key(None, *_HEADS)
+
+
+@dataclass(frozen=True, slots=True)
+class DepthSettings:
+    inverse: bool | None = None  # larger numbers are nearer; None: unless the output's name says depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +286,29 @@ class ModelConfig:
     detect: DetectSettings | None = None
     classify: ClassifySettings | None = None
     segment: SegmentSettings | None = None
+    pose: PoseSettings | None = None
+    obb: ObbSettings | None = None
+    depth: DepthSettings | None = None
     embed: EmbedSettings | None = None
     fake: FakeSettings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PictureChoice:
+    """What is said about a model's pictures when it is served, in place of its settings."""
+
+    task: str | None = None
+    labels: Path | None = None
+    size: tuple[int, int] | None = None  # height, width
+
+    def applied(self, config: ModelConfig) -> ModelConfig:
+        if self.labels is not None and not self.labels.is_file():
+            raise ConfigError(f"{config.name}: there is no file {self.labels} for its labels", field="labels")
+        image = config.image
+        if self.size is not None:
+            image = replace(image or ImageSettings(), size=self.size)
+        labels = config.labels if self.labels is None else str(self.labels.absolute())
+        return replace(config, task=self.task or config.task, labels=labels, image=image)
 
 
 @dataclass(frozen=True, slots=True)

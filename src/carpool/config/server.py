@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from carpool.config.model import PictureChoice, task_names
 from carpool.config.rules import nearest, resembling, shown
 from carpool.errors import ConfigError
 
@@ -29,6 +30,7 @@ def usual_frontends(cores: int) -> int:
     return max(1, min(4, cores // 4))
 
 
+_SIZE = re.compile(r"([1-9]\d{0,4})(?:[,x]([1-9]\d{0,4}))?")
 _DAY = 86400.0
 _SECONDS = (0.001, _DAY)
 _PORT = (0, 65535)
@@ -59,6 +61,15 @@ class ServerSettings:
         "Promise this latency for every model, whatever its own settings say.",
         within=(0.001, 3.6e6),
         min=0.001,
+    )
+    task: str = _setting(
+        "",
+        "What the one model served does with pictures, where it does not say so itself.",
+        metavar="TASK",
+    )
+    labels: str = _setting("", "Its classes, one a line.", metavar="FILE")
+    size: str = _setting(
+        "", "The size of its pictures, where it takes any: 640, or height,width.", metavar="PIXELS"
     )
     host: str = _setting(
         LOCALHOST,
@@ -161,6 +172,7 @@ class ServerSettings:
             if choices and value not in choices:
                 raise ConfigError(f"{name} cannot be {shown(value)}; {nearest(value, choices)}", field=name)
         metrics_switches(self.metrics_config)
+        _ = self.pictures
         for field_at_fault, sentence in self._mistakes():
             raise ConfigError(sentence, field=field_at_fault)
         ports = [port for port in (getattr(self, name) for name in _PORTS) if port]
@@ -192,6 +204,21 @@ class ServerSettings:
         for name in (name for name in self.allowed_hosts if not _HOST_NAME.fullmatch(name)):
             form = "names without a port, like carpool.example"
             yield "allowed_hosts", f"allowed_hosts takes {form}, not {shown(name)}"
+
+    @property
+    def pictures(self) -> PictureChoice:
+        """What is said about the pictures of the model that is served."""
+        if self.task and self.task not in task_names():
+            raise ConfigError(
+                f"task cannot be {shown(self.task)}; {nearest(self.task, task_names())}", field="task"
+            )
+        labels = Path(self.labels) if self.labels else None
+        sides = _SIZE.fullmatch(self.size)
+        if self.size and sides is None:
+            raise ConfigError(f"size must be like 640 or 480,640, not {shown(self.size)}", field="size")
+        height = int(sides[1]) if sides else 0
+        size = (height, int(sides[2] or height)) if sides else None
+        return PictureChoice(self.task or None, labels, size)
 
     @property
     def metrics(self) -> Mapping[str, bool]:

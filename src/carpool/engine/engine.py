@@ -12,7 +12,7 @@ import numpy as np
 
 from carpool.backends.torch.device_sharing import limit_device_memory
 from carpool.clock import now
-from carpool.config.model import ModelConfig
+from carpool.config.model import ModelConfig, PictureChoice
 from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY
 from carpool.engine.batch import Outcome, Work, check_inputs, only_input, shape_key
@@ -49,6 +49,7 @@ class Engine:
         self,
         *paths: str | Path,
         slo_ms: float | None = None,
+        pictures: PictureChoice | None = None,
         table: Table | None = None,
         block: Block | None = None,
         cache_dir: Path | None = None,
@@ -58,6 +59,7 @@ class Engine:
         """Models that `host` takes run in its process, and answer only what lies in memory that it maps."""
         self._paths = [Path(path) for path in paths]
         self._slo_ms = slo_ms
+        self._pictures = pictures or PictureChoice()
         self.table = table or Table(bytearray(table_bytes(1)))
         limit_device_memory(device_memory_gb)
         profiles = None if cache_dir is None else ProfileStore(cache_dir)
@@ -124,6 +126,8 @@ class Engine:
         await self.control.unload(model)
 
     def _with_promise(self, config: ModelConfig) -> ModelConfig:
+        """And with what is said about its pictures."""
+        config = self._pictures.applied(config)
         if self._slo_ms is None:
             return config
         config, warnings = with_promise(config, self._slo_ms)

@@ -190,6 +190,7 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
         "reason": reason,
         "newest": catalog.newest.get(entry.name) is entry,
         "task": task_of(entry),
+        "ask": entry.ask,
         "platform": entry.platform,
         "mode": entry.mode,
         "slo_ms": None if entry.slo is None else round(entry.slo * 1e3, 3),

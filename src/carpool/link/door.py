@@ -20,6 +20,8 @@ from carpool.types import DATATYPES, RequestOptions, Signature, Tensor, TensorSp
 from carpool.wire import head
 from carpool.wire.v2 import RequestHead
 
+ASK = "carpool_ask"
+"""The parameter, in the settings that clients read, which says what to set before a model takes pictures."""
 DEADLINE = "X-Carpool-Deadline-Ms"
 SOURCE = "X-Carpool-Source"
 LATEST = "X-Carpool-Latest"
@@ -127,6 +129,11 @@ class ModelEntry:
     vision: Mapping[str, Any] | None = None  # how it answers pictures, as JSON; None: it takes only tensors
     choices: Sequence[str] = ()  # what was chosen for it at loading and why, in words
     hosted: bool = False  # it runs in a process beside the engine's, which front ends need not know
+
+    @property
+    def ask(self) -> str:
+        """What to set before a model that was not recognised takes pictures; empty: nothing would help."""
+        return str(self.config.get("parameters", {}).get(ASK, {}).get("string_value", ""))
 
 
 class IndexEntry(NamedTuple):

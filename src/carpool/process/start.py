@@ -39,6 +39,7 @@ def engine_for(
     return Engine(
         *paths,
         slo_ms=settings.slo_ms,
+        pictures=settings.pictures,
         table=table,
         block=block,
         cache_dir=settings.cache_dir,

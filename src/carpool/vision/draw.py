@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 import cv2
@@ -14,7 +14,7 @@ from carpool.config.rules import nearest, shown
 from carpool.errors import InvalidInput
 from carpool.types import Array
 from carpool.vision.mask_regions import NOTHING, Regions
-from carpool.vision.picture_answers import Class, Detection
+from carpool.vision.picture_answers import Class, Detection, Mask, Pose, RotatedBox
 
 # ---- A picture to draw on: lines, tags and text that can be read on any size and any background
 
@@ -29,6 +29,7 @@ _LONGEST_TEXT = 60
 _SMOOTH = 4  # tags are drawn so many times larger and scaled down: that rounds their corners
 _GOLDEN = 0.61803398875
 _FINE, _UNIT = 4, 16  # OpenCV takes coordinates in 16ths of a pixel
+_FURTHEST = 1 << 24  # in such units: what lies beyond is as good as there
 
 
 @lru_cache(maxsize=1024)
@@ -95,6 +96,17 @@ class Canvas:
         last = (round(max(left, right) * _UNIT), round(max(top, bottom) * _UNIT))
         for thickness, shade in ((self.line + 2, (own[0] // 4, own[1] // 4, own[2] // 4)), (self.line, own)):
             cv2.rectangle(self.pixels, first, last, shade, thickness, cv2.LINE_AA, _FINE)
+
+    def polyline(self, points: Sequence[Array], own: Colour) -> None:
+        """Lines from point to point, with a dark rim as well."""
+        path = np.rint(np.array(points) * _UNIT).clip(-_FURTHEST, _FURTHEST).astype(np.int32)
+        for thickness, shade in ((self.line + 2, (own[0] // 4, own[1] // 4, own[2] // 4)), (self.line, own)):
+            cv2.polylines(self.pixels, [path], False, shade, thickness, cv2.LINE_AA, _FINE)
+
+    def dot(self, point: Array, own: Colour) -> None:
+        place = tuple(np.rint(point * _UNIT).clip(-_FURTHEST, _FURTHEST).astype(int).tolist())
+        for radius, shade in ((self.line + 2, (own[0] // 4, own[1] // 4, own[2] // 4)), (self.line + 1, own)):
+            cv2.circle(self.pixels, place, radius * _UNIT, shade, cv2.FILLED, cv2.LINE_AA, _FINE)
 
     # ---- tags -------------------------------------------------------------------------------------------
 
@@ -197,6 +209,12 @@ _SHADE = 0.45  # how bright the rest stays
 _FASTEST_PNG = 1
 _MOST_ROWS = 10
 _MOST_TAGS = 100  # more could not be read, and finding places for them takes time
+_UNSURE = 0.3  # keypoints below this are not drawn
+_PERSON = 17  # keypoints of a person in COCO, and which of them are joined:
+_LIMBS = (
+    *((0, 1), (0, 2), (1, 3), (2, 4), (5, 6), (5, 7), (7, 9), (6, 8), (8, 10)),
+    *((5, 11), (6, 12), (11, 12), (11, 13), (13, 15), (12, 14), (14, 16)),
+)
 _COARSE = 256  # the grid on which the middle of a mask is looked for
 
 
@@ -218,13 +236,74 @@ def encode(pixels: Array, kind: str, quality: int = 90) -> bytes:
 def detections(pixels: Array, found: Sequence[Detection], size: tuple[int, int]) -> Array:
     """Boxes with their labels and scores; `size` is the width and height that the boxes are for."""
     canvas = Canvas(pixels)
-    scale = np.array([canvas.width / size[0], canvas.height / size[1]] * 2)
-    boxes = [(np.array(one["box"]) * scale).tolist() for one in found]
+    boxes = [_scaled(canvas, size, one["box"]).tolist() for one in found]
     for one, box in reversed(list(zip(found, boxes, strict=True))):  # the best on top
         canvas.box(box, colour(one["class_id"]))
+    _tag(canvas, found, boxes)
+    return canvas.pixels
+
+
+def _scaled(canvas: Canvas, size: tuple[int, int], places: Sequence[float]) -> Array:
+    """Coordinates x, y, x, y, … of a picture of this size, on the canvas."""
+    scale = np.array([canvas.width / size[0], canvas.height / size[1]])
+    scaled: Array = (np.array(places, np.float64).reshape(-1, 2) * scale).reshape(-1)
+    return scaled
+
+
+def _tag(canvas: Canvas, found: Sequence[Detection | Mask], boxes: Sequence[Sequence[float]]) -> None:
     for one, box in list(zip(found, boxes, strict=True))[:_MOST_TAGS]:  # the best choose first
         canvas.tag_box(box, f"{one['label']} {one['score']:.2f}", colour(one["class_id"]))
+
+
+def poses(pixels: Array, found: Sequence[Pose], size: tuple[int, int]) -> Array:
+    """Boxes, and their keypoints as dots; those of people are joined."""
+    drawn = detections(pixels, found, size)
+    canvas = Canvas(drawn)
+    for one in reversed(found):
+        own = colour(one["class_id"])
+        points = [
+            None if len(point) > 2 and point[2] < _UNSURE else _scaled(canvas, size, point[:2])
+            for point in one["keypoints"]
+        ]
+        for start, end in _LIMBS if len(points) == _PERSON else ():
+            first, last = points[start], points[end]
+            if first is not None and last is not None:
+                canvas.polyline([first, last], own)
+        for point in points:
+            if point is not None:
+                canvas.dot(point, own)
     return canvas.pixels
+
+
+def rotated(pixels: Array, found: Sequence[RotatedBox], size: tuple[int, int]) -> Array:
+    """Boxes at their angles."""
+    canvas = Canvas(pixels)
+    boxes = [_scaled(canvas, size, one["box"]).tolist() for one in found]
+    for one in reversed(found):
+        corners = [_scaled(canvas, size, corner) for corner in one["corners"]]
+        canvas.polyline([*corners, corners[0]], colour(one["class_id"]))
+    _tag(canvas, found, boxes)
+    return canvas.pixels
+
+
+def objects(pixels: Array, found: Iterable[tuple[Mask, Array]], size: tuple[int, int]) -> Array:
+    """Masks, each with the pixels [h, w] of the picture that belong to it, laid on in turn."""
+    canvas = Canvas(pixels)
+    told = []
+    for one, mask in found:
+        own = cv2.resize(mask, (canvas.width, canvas.height), interpolation=cv2.INTER_NEAREST)
+        if own.any():
+            _tint(canvas, own, colour(one["class_id"]), _TINT)
+        told.append(one)
+    _tag(canvas, told, [_scaled(canvas, size, one["box"]).tolist() for one in told])
+    return canvas.pixels
+
+
+def distances(pixels: Array, near: Array) -> Array:
+    """From dark and blue, far away, to bright and yellow; `near` is [h, w] from 0 to 1."""
+    height, width = pixels.shape[:2]
+    steps = np.rint(255 * cv2.resize(near, (width, height), interpolation=cv2.INTER_LINEAR)).astype(np.uint8)
+    return cv2.cvtColor(cv2.applyColorMap(steps, cv2.COLORMAP_INFERNO), cv2.COLOR_BGR2RGB)
 
 
 def classes(pixels: Array, found: Sequence[Class]) -> Array:

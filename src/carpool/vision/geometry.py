@@ -36,6 +36,13 @@ class Geometry:
         moved: Array = np.clip((boxes - offset) / scale, 0.0, limits)
         return moved
 
+    def points_to_picture(self, points: Array) -> Array:
+        """[…, 2] as x, y in input pixels → in the picture's pixels, also beyond its edges."""
+        moved: Array = (points - np.array([self.left, self.top], np.float32)) / np.array(
+            [self.scale_x, self.scale_y], np.float32
+        )
+        return moved
+
     @property
     def area(self) -> tuple[float, float, float, float]:
         """Where the whole picture lies in the input: x1, y1, x2, y2, beyond its edges where cropped."""

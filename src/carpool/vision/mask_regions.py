@@ -132,18 +132,49 @@ def _most_probable(
 
 def _enlarged(probabilities: Array, geometry: Geometry, grid: tuple[int, int]) -> Array:
     """One map laid over the grid: the letterbox falls away, and what was cropped takes the edge's value."""
+    return _laid(probabilities, geometry, (0, 0, geometry.width, geometry.height), grid)
+
+
+def _laid(values: Array, geometry: Geometry, box: tuple[int, int, int, int], grid: tuple[int, int]) -> Array:
+    """A map over the input, where the box of the picture lies in it, enlarged to the grid."""
     # Pixels of the map for one of the input, and for one of the grid; and where the grid begins in the map
-    across = probabilities.shape[1] / geometry.input_width
-    down = probabilities.shape[0] / geometry.input_height
-    scale_x, left = geometry.width * geometry.scale_x * across / grid[0], geometry.left * across
-    scale_y, top = geometry.height * geometry.scale_y * down / grid[1], geometry.top * down
+    across = values.shape[1] / geometry.input_width
+    down = values.shape[0] / geometry.input_height
+    scale_x = (box[2] - box[0]) * geometry.scale_x * across / grid[0]
+    scale_y = (box[3] - box[1]) * geometry.scale_y * down / grid[1]
+    left = (geometry.left + box[0] * geometry.scale_x) * across
+    top = (geometry.top + box[1] * geometry.scale_y) * down
     # OpenCV counts from the centres of pixels, geometry from their edges: hence the halves
     matrix = np.array(
         [[scale_x, 0.0, left + scale_x / 2 - 0.5], [0.0, scale_y, top + scale_y / 2 - 0.5]], np.float64
     )
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    source = np.ascontiguousarray(probabilities, np.float32)
+    source = np.ascontiguousarray(values, np.float32)
     return cv2.warpAffine(source, matrix, grid, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+
+
+def whole_picture(values: Array, geometry: Geometry, unseen: float) -> Array:
+    """[height, width]: a map over the input laid over the picture; what the model did not see is `unseen`."""
+    grid = _grid(geometry.width, geometry.height)
+    laid = _enlarged(values, geometry, grid)
+    top, bottom, left, right = _seen(geometry, grid)
+    laid[:top], laid[bottom:], laid[:, :left], laid[:, right:] = (unseen,) * 4
+    if grid == (geometry.width, geometry.height):
+        return laid
+    return cv2.resize(laid, (geometry.width, geometry.height), interpolation=cv2.INTER_LINEAR)
+
+
+def inside_box(values: Array, geometry: Geometry, box: Sequence[float], least: float) -> Array:
+    """[height, width] of the picture, as bytes: 1 where a map over the input has so much, within this box."""
+    x1, y1 = (max(0, math.floor(side)) for side in box[:2])
+    x2, y2 = min(geometry.width, math.ceil(box[2])), min(geometry.height, math.ceil(box[3]))
+    mask = np.zeros((geometry.height, geometry.width), np.uint8)
+    if x2 > x1 and y2 > y1:
+        here = _laid(values, geometry, (x1, y1, x2, y2), _grid(x2 - x1, y2 - y1)) >= least
+        mask[y1:y2, x1:x2] = cv2.resize(
+            here.view(np.uint8), (x2 - x1, y2 - y1), interpolation=cv2.INTER_NEAREST
+        )
+    return mask
 
 
 def _seen(geometry: Geometry, grid: tuple[int, int]) -> tuple[int, int, int, int]:

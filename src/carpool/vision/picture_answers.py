@@ -50,6 +50,17 @@ class Detection(TypedDict):
     box: Box
 
 
+class Pose(Detection):
+    keypoints: Annotated[
+        list[list[float]], "x, y in pixels of the picture and, where the model says it, how sure that is"
+    ]
+
+
+class RotatedBox(Detection):
+    corners: Annotated[list[list[float]], "four points x, y in pixels of the picture, in turn around the box"]
+    angle: Annotated[float, "radians, clockwise, from the x axis to the side between the last two corners"]
+
+
 class RunLengths(TypedDict):
     size: Annotated[list[int], "height, width"]
     counts: Annotated[list[int], "lengths of runs down the columns, from left to right, outside first"]
@@ -58,8 +69,8 @@ class RunLengths(TypedDict):
 class Mask(TypedDict):
     label: Label
     class_id: ClassId
-    score: Annotated[float, "the mean probability inside the mask, from 0 to 1"]
-    box: Annotated[list[float], "the smallest box around the mask: x1, y1, x2, y2"]
+    score: Annotated[float, "of the object, or the mean probability inside the mask, from 0 to 1"]
+    box: Annotated[list[float], "of the object, or the smallest around the mask: x1, y1, x2, y2"]
     png: NotRequired[Annotated[str, "base64 of an 8-bit PNG of the picture's size, 255 inside, 0 outside"]]
     rle: NotRequired[Annotated[RunLengths, "COCO's uncompressed run lengths"]]
 
@@ -77,6 +88,24 @@ class Classes(Answer):
 
 class Detections(Answer):
     detections: Annotated[list[Detection], "the best first"]
+
+
+class Poses(Answer):
+    detections: Annotated[list[Pose], "the best first"]
+
+
+class RotatedBoxes(Answer):
+    detections: Annotated[list[RotatedBox], "the best first"]
+
+
+class Range(TypedDict):
+    low: Annotated[float, "what 0 in the PNG stands for"]
+    high: Annotated[float, "what 65535 stands for"]
+    png: Annotated[str, "base64 of a 16-bit PNG of the picture's size; 0 also where the model saw nothing"]
+
+
+class Depths(Answer):
+    depth: Annotated[Range, "how far away each pixel is, in the model's own unit"]
 
 
 class Masks(Answer):

@@ -12,11 +12,11 @@ from carpool.config.model import KEPT, DetectSettings, Task
 from carpool.errors import InvalidInput, ModelError
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision import tasks
+from carpool.vision.boxes import boxes_scores, yolov5, yolov8
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import Options
 from carpool.vision.settings import describe
 from carpool.vision.tasks import kinds
-from carpool.vision.tasks.detect import boxes_scores, yolov5, yolov8
 from carpool.vision.tasks.task import VisionTask
 from later import many
 from vision.encoders import ANCHORS, FORMATS, GEOMETRIES, Thing, encode
@@ -164,7 +164,7 @@ def test_other_kinds_of_floats(dtype: type) -> None:
 
 
 def test_bfloat16() -> None:
-    made, _ = describe(config("[detect]"), signature(SHAPES["yolov8"], datatype=Datatype.BF16))
+    made, *_ = describe(config("[detect]"), signature(SHAPES["yolov8"], datatype=Datatype.BF16))
     assert made is not None
     wide = encode("yolov8", [Thing((8, 8, 24, 24), 3, 0.875)], SQUARE, CLASSES)["out"]
     bits = (np.ascontiguousarray(wide).view(np.uint32) >> 16).astype(np.uint16)

@@ -20,7 +20,7 @@ GEOMETRY = Geometry(200, 100, 64, 64, 0.32, 0.64)
 
 
 def output(array: Array, datatype: Datatype) -> dict[str, object]:
-    made, _ = describe(config('task = "raw"'), signature({"y": array.shape}, datatype=datatype))
+    made, *_ = describe(config('task = "raw"'), signature({"y": array.shape}, datatype=datatype))
     assert made is not None
     answer = tasks.build(made).answer({"y": array}, GEOMETRY, Options())
     assert complaints({"model": "m", "version": "1", **answer}, kinds()[Task.RAW].schema()) == []

@@ -33,6 +33,7 @@ export function summary(answer, things) {
   if (Array.isArray(answer.masks)) return things.length ? found(things, "mask") : "No part of this picture stands out.";
   const [best] = list(answer.classes);
   if (best) return `${nameOf(best)}, ${percent(scoreOf(best))}`;
+  if (answer.depth) return `Depth from ${number2(answer.depth.low)} to ${number2(answer.depth.high)}, in the model's own unit`;
   if (Array.isArray(answer.embedding)) return `An embedding of ${count(answer.embedding.length, "number")}`;
   return "Answered.";
 }
@@ -50,6 +51,7 @@ export function rendered(answer, things, highlight) {
   if (things.length) return thingList(things, highlight);
   if (Array.isArray(answer.detections) || Array.isArray(answer.masks)) return null;
   if (Array.isArray(answer.classes)) return classBars(list(answer.classes));
+  if (answer.depth) return null;
   if (Array.isArray(answer.embedding)) return embeddingStrip(answer.embedding);
   return el("pre", { tabindex: 0, "aria-label": "The answer" }, JSON.stringify(answer, null, 1).slice(0, RAW_CHARS));
 }
@@ -101,4 +103,4 @@ function embeddingStrip(values) {
   return el("div", {}, strip, el("p", { class: "hint" }, note));
 }
 
-const number2 = (score) => (score === null ? "" : score.toFixed(2));
+const number2 = (score) => (Number.isFinite(score) ? score.toFixed(2) : "");

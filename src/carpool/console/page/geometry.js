@@ -24,6 +24,27 @@ export function placeLabel(rect, size, picture) {
   return { x: Math.max(0, x), y };
 }
 
+const UNSURE = 0.3; // keypoints below this are not drawn
+const LIMBS = "0-1 0-2 1-3 2-4 5-6 5-7 7-9 6-8 8-10 5-11 6-12 11-12 11-13 13-15 12-14 14-16".split(" ");
+
+/** Points of an answer as x, y and whether they are sure; what is no list of points is none. */
+export function pointsOf(points) {
+  if (!Array.isArray(points) || !points.every((point) => Array.isArray(point) && point.slice(0, 2).every(Number.isFinite))) return [];
+  return points.map(([x, y, score]) => ({ x, y, sure: !(score < UNSURE) }));
+}
+
+/** Which of a person's seventeen points in COCO are joined, where both are sure. */
+export function limbs(points) {
+  if (points.length !== 17) return [];
+  const pairs = LIMBS.map((limb) => limb.split("-").map((number) => points[Number(number)]));
+  return pairs.filter((pair) => pair.every((point) => point.sure));
+}
+
+/** Red, green, blue from dark violet (0) over red to yellow (1). */
+export function heat(share) {
+  return [255 * Math.min(1, 1.6 * share), 255 * Math.max(0, 1.7 * share - 0.7), 255 * Math.max(0, 0.35 - Math.abs(share - 0.25))].map(Math.round);
+}
+
 /** The size to draw masks at: the picture's shape, no side over `most`. */
 export function shrunk(picture, most) {
   const factor = Math.min(1, most / Math.max(picture.width, picture.height));

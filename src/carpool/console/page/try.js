@@ -13,6 +13,7 @@ import { stackBar } from "./stack.js";
 import { breakdown } from "./timing.js";
 
 const NO_PICTURES = "This model takes tensors through the v2 protocol, not pictures.";
+const noPictures = (model) => (model?.ask ? `${NO_PICTURES} For pictures: ${model.ask}.` : NO_PICTURES);
 const INVITATION = "Drop a picture here, paste one, or choose one.";
 
 export class TryPanel {
@@ -38,12 +39,12 @@ export class TryPanel {
     const before = this.#model;
     this.#model = model;
     if (before?.name === model.name && before?.version === model.version && before?.task === model.task) return;
-    setText(find("stage-hint"), model.task ? INVITATION : NO_PICTURES);
+    setText(find("stage-hint"), model.task ? INVITATION : noPictures(model));
     document.querySelector(".actions").hidden = !model.task;
     this.#showCommand();
     if (this.#file && model.task) this.#send();
-    else if (before) this.#forget(model.task ? "No picture yet." : NO_PICTURES);
-    else if (!model.task) setText(this.#status, NO_PICTURES);
+    else if (before) this.#forget(model.task ? "No picture yet." : noPictures(model));
+    else if (!model.task) setText(this.#status, noPictures(model));
   }
 
   #take(file) {
@@ -59,7 +60,7 @@ export class TryPanel {
 
   async #send() {
     if (!this.#model?.task) {
-      this.#forget(NO_PICTURES);
+      this.#forget(noPictures(this.#model));
       return;
     }
     this.#running.abort();
@@ -84,7 +85,7 @@ export class TryPanel {
     const list = rendered(answer, things, (index) => this.#overlay.highlight(index));
     this.#body.replaceChildren(...(list ? [list] : []));
     const { width, height } = answer.image ?? {};
-    if (width > 0 && height > 0) await this.#overlay.show({ width, height }, things, said);
+    if (width > 0 && height > 0) await this.#overlay.show({ width, height }, things, said, answer.depth?.png ?? null);
   }
 
   #refuse(refusal) {

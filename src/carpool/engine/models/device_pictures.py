@@ -50,7 +50,9 @@ def _wanted(config: ModelConfig, signature: Signature, vision: VisionSettings, t
     if table.nms == "cpu" or (table.nms == "auto" and not on_a_gpu(config)):
         return False
     why = None
-    if not kind_of(config.backend).values_on_device:
+    if table.format not in ("yolov5", "yolov8", "boxes_scores") or table.background is not None:
+        why = f"is not for the format {table.format}"
+    elif not kind_of(config.backend).values_on_device:
         why = f"is for the pytorch backend, and this model runs on {config.backend}"
     elif not signature.max_batch:
         why = "needs a model that takes batches"

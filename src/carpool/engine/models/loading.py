@@ -12,12 +12,12 @@ from typing import Any
 from carpool import backends
 from carpool.backends.backend import Backend, Finish, OnDevice, Placement
 from carpool.clock import now as monotonic
-from carpool.config.model import ModelConfig
+from carpool.config.model import DYNAMIC, ModelConfig, Task
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, promised_batch
 from carpool.core.policy import Promise
-from carpool.engine.batch import signature_of
 from carpool.engine.models.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
+from carpool.engine.models.trial import examine
 from carpool.engine.profile.instance_layout import (
     Chosen,
     Layout,
@@ -39,39 +39,28 @@ from carpool.engine.profile.model_profile import (
     profile_key,
 )
 from carpool.errors import CarpoolError, ConfigError, ModelError
+from carpool.link.door import ASK
 from carpool.observe.logs import logger
 from carpool.types import Signature
 from carpool.vision.geometry import lookup_tables, read_form
-from carpool.vision.settings import VisionSettings, describe
+from carpool.vision.settings import NOTHING_SEEN, Seen, VisionSettings, describe
 
 log = logger("engine")
-
-_LARGEST_FILE = 4 << 20
-
-
-def read_labels(config: ModelConfig) -> Mapping[str, Sequence[str]]:
-    """Class names by output: the output's own file, else the model's, which is for its first output."""
-    folder = (config.path if config.path.is_dir() else config.path.parent).resolve()
-    labels: dict[str, Sequence[str]] = {}
-    for index, output in enumerate(config.outputs):
-        name = output.labels or (config.labels if index == 0 else None)
-        if name is None:
-            continue
-        file = (folder / name).resolve()
-        if file.is_relative_to(folder) and file.is_file():
-            with file.open(encoding="utf-8", errors="replace") as text:
-                labels[output.name] = text.read(_LARGEST_FILE).splitlines()
-        else:
-            log.warning("labels-not-found", model=config.name, file=name)
-    return labels
 
 
 Settled = tuple[ModelConfig, Signature, VisionSettings | None, Finish | None]
 
 
-def settle(config: ModelConfig, signature: Signature, labels: Mapping[str, Sequence[str]]) -> Settled:
-    """With the output that its device adds, if it does. Raises what its settings say and it cannot be."""
-    vision, notes = describe(config, signature, labels)
+def settle(
+    config: ModelConfig,
+    signature: Signature,
+    labels: Mapping[str, Sequence[str]],
+    seen: Seen = NOTHING_SEEN,
+    told: dict[str, str] | None = None,
+) -> Settled:
+    """With the output that its device adds, if it does. Raises what its settings say and it cannot be. `told`
+    hears what it was recognised as, for clients who read its settings."""
+    vision, notes, ask = describe(config, signature, labels, seen)
     try:
         if vision is not None:
             form = read_form(vision.image, vision.input, config.name)
@@ -83,6 +72,11 @@ def settle(config: ModelConfig, signature: Signature, labels: Mapping[str, Seque
         vision, notes = None, [f"it has no image route: {error.message}"]  # nobody asked for one
     for note in notes:
         log.info("pictures", model=config.name, note=note)
+    if ask:
+        log.warning("pictures", model=config.name, note=f"it is served as tensors: {ask}")
+    if told is not None and notes:
+        told |= {"carpool_task": "" if vision is None else vision.task, "carpool_evidence": "; ".join(notes)}
+        told |= {ASK: ask} if ask else {}
     return with_boxes(config, signature, vision)
 
 
@@ -132,6 +126,7 @@ class Loading:
         self._labels: Mapping[str, Sequence[str]] = {}
         self._vision: VisionSettings | None = None
         self._finish: Finish | None = None
+        self._told: dict[str, str] = {}  # what it was recognised as, by parameter
         self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
 
     def prepare(self, tell: ReportStep) -> Ready:
@@ -156,10 +151,18 @@ class Loading:
 
     def _settle(self) -> None:
         """The settings with nothing left open. What is wrong is told before anything is loaded."""
-        config = backends.describe(self._config, self._version)
-        self._labels = read_labels(config)
-        settled = settle(config, signature_of(config), self._labels)
+
+        def load(config: ModelConfig) -> Backend:
+            self._config = config
+            self._place()
+            return self.backend(0, 1, hurry=True)
+
+        config, signature, self._labels, seen = examine(self._config, self._version, load)
+        self._told = {}
+        settled = settle(config, signature, self._labels, seen, self._told)
         self._config, self._signature, self._vision, self._finish = settled
+        if not self._labels and self._vision is not None and self._vision.task == Task.CLASSIFY:
+            self._labels = {self._vision.outputs[0].name: self._vision.labels}
 
     @property
     def _largest(self) -> int:
@@ -207,7 +210,7 @@ class Loading:
         """Instances and threads: as the settings say, else as trying them says."""
         self._place()
         if not self._gpus:
-            return choose_on_cpu(self._config, _cores(), self._signature, self.open, tell, self._now)
+            return choose_on_cpu(self._config, _cores(), self._as_pictures(), self.open, tell, self._now)
         self.threads = 1
 
         def open_one(index: int) -> Backend:
@@ -291,7 +294,18 @@ class Loading:
         """With pictures, where the device decodes them."""
         encoded = self._vision is not None and self._vision.encoded
         picture = sample_picture() if encoded else None
-        return Measuring(opened, self._signature, effort, now=self._now, picture=picture)
+        return Measuring(opened, self._as_pictures(), effort, now=self._now, picture=picture)
+
+    def _as_pictures(self) -> Signature:
+        """With the size that pictures have, where the input leaves it open: that is what will be asked."""
+        vision, signature = self._vision, self._signature
+        if vision is None or len(signature.inputs) != 1 or DYNAMIC not in vision.input.shape:
+            return signature
+        spec = signature.inputs[0]
+        shape = read_form(vision.image, vision.input, signature.model).shape
+        whole = (*spec.shape[: len(spec.shape) - len(shape)], *shape)
+        inputs = (replace(spec, shape=whole),)
+        return Signature(signature.model, inputs, signature.outputs, signature.max_batch)
 
     def _ready(self, opened: list[Backend], profile: Profile, curve: BatchCurve) -> Ready:
         with closed_if_it_fails(opened):
@@ -299,7 +313,7 @@ class Loading:
         if profile.layout.instances != instance_count(config):
             group = replace(config.instances[0], count=profile.layout.instances)
             config = replace(config, instances=(group,))
-        self._config = config
+        config = self._config = replace(config, parameters={**config.parameters, **self._told})
         piece = curve.max_batch if config.fake is not None else best_piece(curve)
         told = SAMPLE_TOLD if self._vision is not None and self._vision.encoded else ""
         slo = None if isinf(self._slo) else self._slo

@@ -41,6 +41,7 @@ TASK_ROUTES: Mapping[str, str] = {name: kind.route for name, kind in kinds().ite
 _AT_ONCE_UNDER_WAY = 16
 """Pictures of one request: enough to fill batches, and no client takes all the slots."""
 
+_MOST_MAYBE = 3  # models that an error names
 _LEFT = asyncio.CancelledError("the client left")
 _JSON_ANSWER = JSON_FIELDS + b"Vary: Accept\r\n" + TIMING
 _DRAWN_ANSWER = b"Content-Type: image/%b\r\nVary: Accept\r\n" + TIMING
@@ -144,7 +145,9 @@ def default_model(catalog: Catalog, task: str, who: Principal | None = None) -> 
         return found[0]
     there = {str(found): None for found in map(task_of, in_order(catalog)) if found is not None}
     tasks = f"there are models for {', '.join(there)}" if there else "no model here takes pictures"
-    raise NotFound(f"no model is for {task}; {tasks}", reason="no-task")
+    asks = [f"; {entry.name} may be: {entry.ask}" for entry in in_order(catalog) if entry.ask]
+    maybe = "".join(asks[:_MOST_MAYBE])
+    raise NotFound(f"no model is for {task}; {tasks}{maybe}", reason="no-task")
 
 
 def in_order(catalog: Catalog) -> Iterable[ModelEntry]:

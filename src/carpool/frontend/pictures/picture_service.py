@@ -79,8 +79,9 @@ class PictureService:
         if made is not None and made.entry is entry:
             return made
         if entry.vision is None:
+            why = f"; for pictures: {entry.ask}" if entry.ask else ""
             raise InvalidInput(
-                f"model '{entry.name}' takes tensors, not pictures: use /v2/models/{entry.name}/infer",
+                f"model '{entry.name}' takes tensors, not pictures: use /v2/models/{entry.name}/infer{why}",
                 reason="no-task",
                 field="model",
             )

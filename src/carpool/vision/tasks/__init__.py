@@ -14,18 +14,22 @@ from carpool.config.rules import nearest, shown
 from carpool.errors import ConfigError, InvalidInput
 from carpool.vision.picture_answers import Option, Options
 from carpool.vision.tasks.classify import Classify
+from carpool.vision.tasks.depth import Depth
 from carpool.vision.tasks.detect import Detect
+from carpool.vision.tasks.obb import ObbTask
 from carpool.vision.tasks.plain_numbers import Embed, Raw
+from carpool.vision.tasks.pose import PoseTask
 from carpool.vision.tasks.segment import Segment
 from carpool.vision.tasks.task import VisionSettings, VisionTask
 
+_OWN: tuple[type[VisionTask], ...] = (Detect, Classify, Segment, PoseTask, ObbTask, Depth, Embed, Raw)
 _STANDARD = {field.name for field in fields(Options)} - {"extra"}
 
 
 @cache
 def kinds() -> Mapping[str, type[VisionTask]]:
     """By name: those of this package, then those of others, which can replace none."""
-    found: dict[str, type[VisionTask]] = {kind.name: kind for kind in (Detect, Classify, Segment, Embed, Raw)}
+    found: dict[str, type[VisionTask]] = {kind.name: kind for kind in _OWN}
     for point in entry_points(group=TASK_GROUP):
         try:
             kind = point.load()

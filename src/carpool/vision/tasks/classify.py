@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from carpool.config.model import ClassifySettings, Task
-from carpool.types import Array, TensorSpec
+from carpool.types import Array
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import OVERLAY, SCORE, TOP_K, Class, Classes, Option, Options
 from carpool.vision.tasks.task import (
     SCORE_DIGITS,
-    LoadedModel,
-    Verdict,
     VisionSettings,
     VisionTask,
     activate,
-    activation_in_words,
-    holds_probabilities,
-    length,
     read_floats,
     size,
 )
-
-_IMAGENET = 1000  # classes
 
 
 class Classify(VisionTask):
@@ -41,6 +33,7 @@ class Classify(VisionTask):
     }
     options: ClassVar[Mapping[str, Option]] = {"top_k": TOP_K, "score": SCORE, "overlay": OVERLAY}
     table = ClassifySettings
+    needs = "an output [classes] of floats"
     quick = True
 
     def __init__(self, settings: VisionSettings) -> None:
@@ -48,28 +41,6 @@ class Classify(VisionTask):
         self._settings = settings
         self._activation = settings.table.activation
         self._output = settings.outputs[0]
-
-    @classmethod
-    def recognise(cls, model: LoadedModel) -> Verdict | None:
-        if len(model.outputs) != 1 or length(model.outputs[0]) != (len(model.labels) or _IMAGENET):
-            return None
-        return Verdict(20, f"one output {list(model.outputs[0].shape)}{model.counted_labels()}")
-
-    @classmethod
-    def settle(cls, model: LoadedModel) -> tuple[ClassifySettings, tuple[TensorSpec, ...]]:
-        vectors = [spec for spec in model.outputs if length(spec) is not None]
-        vectors.sort(key=lambda spec: length(spec) != len(model.labels))
-        if not vectors:
-            raise model.cannot(cls.name, "an output [classes] of floats")
-        chosen = vectors[0]
-        model.note_labels(length(chosen) or 0)
-        table = model.config.classify or ClassifySettings()
-        if table.activation is None:
-            table = replace(table, activation="none" if holds_probabilities(chosen) else "softmax")
-            model.notes.append(
-                f'scores are {activation_in_words(table.activation)} output "{chosen.name}", by its name'
-            )
-        return table, (chosen,)
 
     def answer(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> dict[str, Any]:
         return dict(Classes(image=size(geometry), classes=self._classes(outputs, options)))

@@ -13,14 +13,11 @@ from carpool.errors import ModelError, TooLarge
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import Embedding, Options, Output, Outputs
+from carpool.vision.recognition import FLOATS
 from carpool.vision.tasks.task import (
-    FLOATS,
     LoadedModel,
-    Verdict,
     VisionSettings,
     VisionTask,
-    in_words,
-    length,
     read,
     read_floats,
     size,
@@ -88,14 +85,8 @@ class Embed(VisionTask):
         self._output = settings.outputs[0]
 
     @classmethod
-    def recognise(cls, model: LoadedModel) -> Verdict | None:
-        named = [spec for spec in model.outputs if "embed" in spec.name.lower()]
-        if len(model.outputs) != 1 or not named or not length(named[0]):
-            return None
-        return Verdict(30, f"output {in_words(model.outputs)}")
-
-    @classmethod
     def settle(cls, model: LoadedModel) -> tuple[EmbedSettings, tuple[TensorSpec, ...]]:
+        """Whatever it has, made flat."""
         chosen = next((spec for spec in model.outputs if spec.datatype in FLOATS), None)
         if chosen is None:
             raise model.cannot(cls.name, "an output of floats")

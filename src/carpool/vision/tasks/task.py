@@ -5,27 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 
-from carpool.config.model import (
-    DYNAMIC,
-    ClassifySettings,
-    DetectSettings,
-    EmbedSettings,
-    ImageSettings,
-    ModelConfig,
-    SegmentSettings,
-)
+from carpool.config.model import DYNAMIC, ImageSettings, ModelConfig
 from carpool.errors import ConfigError, InvalidInput, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import Option, Options, Size, Who, schema_of
+from carpool.vision.recognition import FLOATS, Facts, Reading, TaskTable
 
 # ---- what a model's tensors look like
 
-FLOATS = (Datatype.FP32, Datatype.FP16, Datatype.FP64, Datatype.BF16)
 _PICTURES = (*FLOATS, Datatype.UINT8, Datatype.INT8, Datatype.UINT16, Datatype.INT32)
 _CHANNELS = (1, 3)
 
@@ -77,18 +69,7 @@ def in_words(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(f'"{spec.name}" {list(spec.shape)}' for spec in specs) or "none"
 
 
-def length(spec: TensorSpec) -> int | None:
-    """Of a vector, however many dimensions of 1 surround it; None for anything else."""
-    sides = [side for side in spec.shape if side != 1]
-    if spec.datatype not in FLOATS or not spec.shape or len(sides) > 1:
-        return None
-    return sides[0] if sides else 1
-
-
 SCORE_DIGITS, BOX_DIGITS = 6, 2  # of numbers in answers: beyond this is noise
-
-
-TaskTable: TypeAlias = ClassifySettings | DetectSettings | SegmentSettings | EmbedSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +79,7 @@ class VisionSettings:
     task: str
     image: ImageSettings
     input: TensorSpec  # three dimensions, in the order of image.layout
-    outputs: tuple[TensorSpec, ...]  # those the task reads: for boxes_scores the boxes, then the scores
+    outputs: tuple[TensorSpec, ...]  # those the task reads, in the order of its format
     table: TaskTable | None = None  # the task's own settings, if it has any
     labels: tuple[str, ...] = ()
     encoded: bool = False  # the model's device decodes pictures; `image` says what is left to do elsewhere
@@ -127,20 +108,6 @@ class LoadedModel:
         found = in_words(self.outputs)
         return ConfigError(f"{self.config.name}: {why} needs {expected}; the model's outputs are {found}")
 
-    def note_labels(self, classes: int) -> None:
-        if self.labels and classes not in (DYNAMIC, len(self.labels)):
-            self.notes.append(f"{len(self.labels)} labels for {classes} classes: the rest go by number")
-
-    def counted_labels(self) -> str:
-        return f" and {len(self.labels)} labels" if self.labels else ""
-
-
-class Verdict(NamedTuple):
-    """That a model is for a task. Of several the strongest counts."""
-
-    strength: int
-    why: str
-
 
 class VisionTask:
     """Everything about one task: the class says what it is, an object of it answers for one model.
@@ -156,19 +123,24 @@ class VisionTask:
     example: ClassVar[Mapping[str, Any]]  # what an answer has beside `image`
     options: ClassVar[Mapping[str, Option]] = {}  # what a request may ask; with OVERLAY it can be drawn
     table: ClassVar[type | None] = None  # its settings in model.toml, a dataclass
+    needs: ClassVar[str] = ""  # which outputs: what is said where a model for it has none of them
     quick: ClassVar[bool] = False  # few numbers are answered in less time than a thread takes to wake up
 
     def __init__(self, settings: VisionSettings) -> None:
         self._settings = settings
 
     @classmethod
-    def recognise(cls, model: LoadedModel) -> Verdict | None:  # noqa: ARG003
-        """Whether the outputs of a model show beyond doubt that it is for this task."""
+    def recognise(cls, facts: Facts) -> Reading | None:  # noqa: ARG003
+        """How the outputs of a model would be read by a task of another package; those of this one have their
+        rules in vision/head_rules.py."""
         return None
 
     @classmethod
     def settle(cls, model: LoadedModel) -> tuple[Any, tuple[TensorSpec, ...]]:
-        """The settings with nothing left open, and the outputs that are read. ConfigError if it cannot be."""
+        """For a model that the settings say is for this task, and that no reading fits: its settings with
+        nothing left open, and the outputs that are read. ConfigError if it cannot be."""
+        if cls.needs:
+            raise model.cannot(cls.name, cls.needs)
         return None, model.outputs
 
     def answer(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> dict[str, Any]:
@@ -271,14 +243,3 @@ def activate(values: Array, activation: str | None, dtype: type[np.floating[Any]
         wide -= dtype(low)
         wide /= dtype(high - low if high > low else 1.0)
     return np.clip(wide, 0.0, 1.0, out=wide)
-
-
-_ALREADY = ("prob", "softmax", "sigmoid")  # in the name of an output: it holds probabilities
-
-
-def holds_probabilities(spec: TensorSpec) -> bool:
-    return any(word in spec.name.lower() for word in _ALREADY)
-
-
-def activation_in_words(activation: str | None) -> str:
-    return "the" if activation == "none" else f"the {activation} of"

@@ -1,0 +1,537 @@
+"""The exports that zoo.py inspects: small networks of our own with the heads of well-known models."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+SIDE = 320  # of pictures for detectors
+STATIC, DYNAMIC = "static", "dynamic"
+COCO = [f"thing {number}" for number in range(80)]
+Network = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class Export:
+    name: str
+    network: Network
+    expected: Mapping[str, object]  # of its task, its settings and how many labels; empty: nothing reads it
+    outputs: Sequence[str] = ("output0",)
+    axes: str = STATIC
+    side: tuple[int, int] = (SIDE, SIDE)
+    setting: str = ""  # the line of model.toml without which nobody can know
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, object] = field(default_factory=dict)  # JSON files, or lists of labels
+    rows: bool = False  # outputs do not begin with the batch
+    script: bool = False  # TorchScript instead of ONNX
+    quick: bool = False
+
+    def fits(self, found: Mapping[str, object]) -> bool:
+        return bool(self.expected) and all(found.get(key) == value for key, value in self.expected.items())
+
+    def write(self, folder: Path) -> Path:
+        torch.manual_seed(7)
+        network = self.network().eval()
+        example = torch.rand(1, 3, *self.side)
+        for name, content in self.beside.items():
+            lines = isinstance(content, list)
+            text = (
+                "".join(f"{line}\n" for line in content) if isinstance(content, list) else json.dumps(content)
+            )
+            (folder / name).write_text(text)
+            if lines:
+                (folder / "model.toml").write_text(f'file = "net.onnx"\nlabels = "{name}"\n')
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            if self.script:
+                return self._script(network, example, folder / "net.pt")
+            return self._onnx(network, example, folder / "net.onnx")
+
+    def _script(self, network: nn.Module, example: Tensor, file: Path) -> Path:
+        extra = {"config.txt": json.dumps(dict(self.metadata))}
+        torch.jit.save(torch.jit.trace(network, example), str(file), _extra_files=extra)
+        return file
+
+    def _onnx(self, network: nn.Module, example: Tensor, file: Path) -> Path:
+        axes = {"images": {0: "batch", 2: "height", 3: "width"}} if self.axes == DYNAMIC else {}
+        if self.axes == DYNAMIC or self.rows:
+            answered = network(example)
+            answered = answered if isinstance(answered, tuple) else (answered,)
+            for name, tensor in zip(self.outputs, answered, strict=True):
+                varying = range(len(tensor.shape)) if self.axes == DYNAMIC else (0,)
+                axes[name] = {axis: f"{name}_{axis}" for axis in varying}
+        if self.axes == "batch":
+            axes = {name: {0: "batch"} for name in ("images", *self.outputs)}
+        torch.onnx.export(
+            network,
+            (example,),
+            str(file),
+            input_names=["images"],
+            output_names=list(self.outputs),
+            dynamic_axes=axes,
+            dynamo=False,
+        )
+        if self.metadata:
+            model = onnx.load(file)
+            for key, value in self.metadata.items():
+                entry = model.metadata_props.add()
+                entry.key, entry.value = key, value
+            onnx.save(model, file)
+        return file
+
+
+# ---- heads
+
+
+class Yolo(nn.Module):
+    """[fields, anchors] with one anchor per cell, or [anchors, fields] with three."""
+
+    def __init__(self, classes: int, form: str = "yolov8", more: str = "") -> None:
+        super().__init__()
+        self.classes, self.form, self.more = classes, form, more
+        self.before = 4 if form != "yolov5" else 5
+        fields = self.before + classes + {"": 0, "pose": 51, "obb": 1, "flat": 1, "seg": 32}[more]
+        self.fields = fields
+        each = 3 if form == "yolov5" else 1
+        self.heads = nn.ModuleList(nn.Conv2d(3, each * fields, side, side) for side in (8, 16, 32))
+        self.prototypes = nn.Conv2d(3, 32, 4, 4)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        n = x.shape[0]
+        maps = [head(x) for head in self.heads]
+        if self.form == "yolov5":
+            raw = torch.cat([m.reshape(n, 3, self.fields, -1).transpose(2, 3).flatten(1, 2) for m in maps], 1)
+            raw = raw.transpose(1, 2)
+        else:
+            raw = torch.cat([m.flatten(2) for m in maps], 2)
+        found = torch.cat((self._boxes(raw), *self._rest(raw)), 1)
+        if self.form == "end2end":
+            found = self._chosen(found)
+        elif self.form in ("yolov5", "rtdetr"):
+            found = found.transpose(1, 2)
+        if self.form == "rtdetr":
+            found = found[:, :300] / torch.tensor([SIDE] * 4 + [1.0] * self.classes)
+        return (found, self.prototypes(x)) if self.more == "seg" else found
+
+    def _boxes(self, raw: Tensor) -> Tensor:
+        return torch.sigmoid(4 * raw[:, :4]) * SIDE
+
+    def _rest(self, raw: Tensor) -> Iterator[Tensor]:
+        last = self.before + self.classes
+        yield torch.sigmoid(4 * raw[:, 4:last])
+        rest = raw[:, last:]
+        if self.more == "pose":
+            points = torch.sigmoid(4 * rest.unflatten(1, (17, 3)))
+            yield (points * torch.tensor([SIDE, SIDE, 1.0])[:, None]).flatten(1, 2)
+        elif self.more == "obb":
+            yield (torch.sigmoid(8 * rest) - 0.25) * math.pi
+        elif self.more == "flat":  # as an untrained one: every angle is near a quarter of π
+            yield (torch.sigmoid(0.01 * rest) - 0.25) * math.pi
+        elif self.more:
+            yield rest
+
+    def _chosen(self, found: Tensor) -> Tensor:
+        rows = found.transpose(1, 2)
+        scores, classes = rows[:, :, 4 : 4 + self.classes].max(2)
+        best = scores.topk(100, dim=1)[1]
+        rows = rows.gather(1, best[:, :, None].expand(-1, -1, rows.shape[2]))
+        half = rows[:, :, 2:4] / 2
+        corners = torch.cat((rows[:, :, :2] - half, rows[:, :, :2] + half), 2)
+        if self.more == "obb":
+            corners = rows[:, :, :4]
+        told = torch.stack((scores.gather(1, best), classes.gather(1, best).to(corners.dtype)), 2)
+        return torch.cat((corners, told, rows[:, :, 4 + self.classes :]), 2)
+
+
+class Queries(nn.Module):
+    """DETR and its kin, or an SSD's boxes and softmax."""
+
+    def __init__(self, columns: int, *, ssd: bool = False) -> None:
+        super().__init__()
+        self.columns, self.ssd = columns, ssd
+        self.scores, self.boxes = nn.Conv2d(3, columns, 32, 32), nn.Conv2d(3, 4, 32, 32)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = 8 * self.scores(x).flatten(2).transpose(1, 2)
+        boxes = torch.sigmoid(4 * self.boxes(x)).flatten(2).transpose(1, 2)
+        if self.ssd:
+            return torch.cat((boxes[:, :, :2] / 2, 0.5 + boxes[:, :, 2:] / 2), 2), scores.softmax(2)
+        return scores, boxes
+
+
+class Labelled(nn.Module):
+    """Boxes, labels and scores without a batch, as torchvision's detectors answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Conv2d(3, 5, 32, 32)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found = torch.sigmoid(self.head(x)).flatten(2)[0].transpose(0, 1)
+        kept = found[found[:, 4] > 0.2]
+        corners = torch.cat((kept[:, :2] * 100, 150 + kept[:, 2:4] * 100), 1)
+        return corners, (kept[:, 4] * 90).long() + 1, kept[:, 4]
+
+
+class Maps(nn.Module):
+    """So many maps, so many times smaller than the picture."""
+
+    def __init__(self, maps: int, stride: int = 1, copies: int = 1, *, flat: bool = False) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Conv2d(3, maps, stride, stride) for _ in range(copies))
+        self.flat = flat
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        made = tuple(3 * head(x) for head in self.heads)
+        return made if len(made) > 1 else made[0][:, 0] if self.flat else made[0]
+
+
+class Vector(nn.Module):
+    def __init__(self, length: int, end: str = "") -> None:
+        super().__init__()
+        self.head, self.end = nn.Conv2d(3, length, 16, 16), end
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = 5 * self.head(x).mean((2, 3))
+        if self.end == "unit":
+            return nn.functional.normalize(made, dim=1)
+        return made.softmax(1) if self.end == "softmax" else made.sigmoid() if self.end == "sigmoid" else made
+
+
+# ---- the list
+
+
+def ultralytics(task: str, names: Sequence[str], size: int = SIDE, **more: str) -> dict[str, str]:
+    named = str(dict(enumerate(names)))
+    said = {
+        "description": "a model",
+        "task": task,
+        "stride": "32",
+        "batch": "1",
+        "imgsz": f"[{size}, {size}]",
+    }
+    return {**said, "names": named, **more}
+
+
+def _yolo() -> Iterator[Export]:
+    coco = {"task": "detect", "format": "yolov8", "labels": 80}
+    two = ["plane", "ship"]
+    said = ultralytics("detect", COCO)
+    yield Export("YOLOv8/11, Ultralytics", lambda: Yolo(80), coco, metadata=said, quick=True)
+    yield Export("YOLOv8/11, Ultralytics", lambda: Yolo(80), coco, axes=DYNAMIC, metadata=said, quick=True)
+    yield Export("YOLOv8/11, Ultralytics, TorchScript", lambda: Yolo(80), coco, metadata=said, script=True)
+    plain = {"task": "detect", "format": "yolov8", "labels": 0}
+    yield Export("YOLOv8/11, 80 classes, no metadata", lambda: Yolo(80), plain)
+    size = f"[image]\nsize = {SIDE}"
+    yield Export("YOLOv8/11, 80 classes, no metadata", lambda: Yolo(80), plain, axes=DYNAMIC, setting=size)
+    task = 'task = "detect"'
+    yield Export("YOLOv8/11, 3 classes, no metadata", lambda: Yolo(3), plain, setting=task, quick=True)
+    three = {**plain, "labels": 3}
+    yield Export(
+        "YOLOv8/11, 3 classes, labels", lambda: Yolo(3), three, beside={"names.txt": ["a", "b", "c"]}
+    )
+    fives = {"task": "detect", "format": "yolov5", "labels": 80}
+    old = {"stride": "32", "names": str(COCO)}
+    yield Export("YOLOv5", lambda: Yolo(80, "yolov5"), fives, metadata=old, quick=True)
+    yield Export("YOLOv5", lambda: Yolo(80, "yolov5"), fives, axes=DYNAMIC, metadata=old, setting=size)
+    yield Export("YOLOv5, no metadata", lambda: Yolo(80, "yolov5"), {**fives, "labels": 0})
+    final = {"task": "detect", "format": "end2end"}
+    yield Export("YOLOv10/26, end to end", lambda: Yolo(80, "end2end"), final, metadata=said, quick=True)
+    yield Export("YOLOv10/26, end to end", lambda: Yolo(80, "end2end"), final, axes=DYNAMIC, metadata=said)
+    yield Export("YOLOv10/26, end to end, no metadata", lambda: Yolo(80, "end2end"), final)
+    yield Export("YOLOX, not decoded", lambda: _Turned(Yolo(80, "yolox")), {}, quick=True)
+    for task, more, classes, names in (
+        ("segment", "seg", 80, COCO),
+        ("pose", "pose", 1, ["person"]),
+        ("obb", "obb", 2, two),
+    ):
+        yield from _with_more(task, more, classes, names)
+    flat = {"task": "obb", "format": "yolov8"}
+    asked = 'task = "obb"'
+    yield Export("YOLO -obb, untrained, no metadata", lambda: Yolo(2, more="flat"), flat, setting=asked)
+
+
+def _with_more(task: str, more: str, classes: int, names: Sequence[str]) -> Iterator[Export]:
+    outputs = ("output0", "output1") if more == "seg" else ("output0",)
+    points = {"kpt_shape": "[17, 3]"} if more == "pose" else {}
+    said = ultralytics(task, names, **points)
+    told: dict[str, object] = {"task": task, "format": "yolov8", "labels": len(names)}
+    if more == "pose":
+        told["keypoints"] = [17, 3]
+    name = f"YOLO -{more}"
+    yield Export(
+        f"{name}, Ultralytics", lambda: Yolo(classes, more=more), told, outputs, metadata=said, quick=True
+    )
+    yield Export(
+        f"{name}, Ultralytics", lambda: Yolo(classes, more=more), told, outputs, DYNAMIC, metadata=said
+    )
+    yield Export(f"{name}, no metadata", lambda: Yolo(classes, more=more), {**told, "labels": 0}, outputs)
+    final = {**told, "format": "end2end"}
+    network = lambda: Yolo(classes, "end2end", more)  # noqa: E731
+    yield Export(f"{name}, end to end", network, final, outputs, metadata=said)
+
+
+class _Turned(nn.Module):
+    """[anchors, fields] with one anchor per cell, and numbers that a grid has yet to be added to."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.network(x).transpose(1, 2)
+        return torch.cat((found[:, :, :4] / SIDE - 0.5, found[:, :, 4:5], found[:, :, 4:]), 2)
+
+
+def _queries() -> Iterator[Export]:
+    detr = {"task": "detect", "format": "detr"}
+    names = ("logits", "pred_boxes")
+    sigmoid, softmax = {**detr, "activation": "sigmoid"}, {**detr, "activation": "softmax"}
+    yield Export("RT-DETR, 80 classes", lambda: Queries(80), sigmoid, names, quick=True)
+    config = {"architectures": ["RTDetrForObjectDetection"], "id2label": {str(n): f"c{n}" for n in range(5)}}
+    shown = {"do_normalize": False, "do_rescale": True, "rescale_factor": 1 / 255, "do_resize": True}
+    shown["size"] = {"height": SIDE, "width": SIDE}
+    beside = {"config.json": config, "preprocessor_config.json": shown}
+    five = {**sigmoid, "labels": 5, "resize": "stretch"}
+    yield Export("RT-DETR, transformers", lambda: Queries(5), five, names, DYNAMIC, beside=beside)
+    yield Export("DETR, COCO", lambda: Queries(92), softmax, names, quick=True)
+    four = {"config.json": {"architectures": ["DetrForObjectDetection"], "id2label": {"0": "a", "1": "b"}}}
+    yield Export(
+        "DETR, 2 classes, transformers", lambda: Queries(3), {**softmax, "labels": 2}, names, beside=four
+    )
+    asked = '[detect]\nactivation = "sigmoid"'
+    yield Export("DETR or kin, 4 classes, no metadata", lambda: Queries(4), sigmoid, names, setting=asked)
+    said = ultralytics("detect", COCO)
+    rows = {"task": "detect", "format": "rtdetr", "labels": 80}
+    yield Export("RT-DETR, Ultralytics", lambda: Yolo(80, "rtdetr"), rows, metadata=said)
+    ssd = {"task": "detect", "format": "boxes_scores", "normalized": True, "background": 0}
+    asked = "[detect]\nbackground = 0"
+    pair = ("boxes", "scores")
+    yield Export("SSD, boxes and softmax", lambda: Queries(3, ssd=True), ssd, pair, setting=asked, quick=True)
+    found = {"task": "detect", "format": "boxes_labels_scores", "normalized": False}
+    three = ("boxes", "labels", "scores")
+    yield Export("torchvision's detectors", Labelled, found, three, rows=True, quick=True)
+    yield Export("torchvision's detectors", Labelled, found, three, "batch", setting="max_batch = 0")
+
+
+def _maps() -> Iterator[Export]:
+    segment = {"task": "segment", "format": "maps", "activation": "softmax"}
+    yield Export(
+        "DeepLab, VOC, with its helper", lambda: Maps(21, copies=2), segment, ("out", "aux"), quick=True
+    )
+    yield Export("SegFormer, ADE20K, a quarter", lambda: Maps(150, 4), segment, ("logits",), quick=True)
+    config = {"architectures": ["SegformerForSemanticSegmentation"]}
+    config |= {"id2label": {str(n): f"c{n}" for n in range(7)}}
+    shown = {"size": {"height": 128, "width": 128}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    beside = {"config.json": config, "preprocessor_config.json": shown}
+    seven = {**segment, "labels": 7, "mean": [0.5] * 3}
+    yield Export(
+        "SegFormer, 7 classes, transformers", lambda: Maps(7, 4), seven, ("logits",), DYNAMIC, beside=beside
+    )
+    plain = {"task": "segment", "format": "maps"}
+    yield Export("Segmenter, 5 classes, no metadata", lambda: Maps(5, 4), plain, setting='task = "segment"')
+    yield Export("Salient object", lambda: Maps(1), plain, ("mask",))
+    depth = {"task": "depth"}
+    yield Export("Depth", lambda: Maps(1, flat=True), depth, ("predicted_depth",), quick=True)
+    yield Export("Depth, output without a name", lambda: Maps(1, flat=True), depth, setting='task = "depth"')
+    yield Export("Heatmaps of 17 keypoints", lambda: Maps(17, 4), {}, side=(256, 192), quick=True)
+    yield Export("Picture to picture", lambda: Maps(3), {}, quick=True)
+    yield Export("Features", lambda: Maps(64, 16), {})
+
+
+def _vectors() -> Iterator[Export]:
+    side = (224, 224)
+    softmax = {"task": "classify", "activation": "softmax"}
+    plain = {"task": "classify", "activation": "none"}
+    yield Export("Classifier, ImageNet", lambda: Vector(1000), softmax, side=side, quick=True)
+    yield Export("Classifier, ImageNet", lambda: Vector(1000), softmax, axes="batch", side=side)
+    ask = 'task = "classify"'
+    yield Export("Classifier, 10 classes", lambda: Vector(10), softmax, side=side, setting=ask, quick=True)
+    yield Export(
+        "Classifier, 10 classes, logits by name", lambda: Vector(10), softmax, ("logits",), side=side
+    )
+    yield Export(
+        "Classifier, 10 classes, softmax inside", lambda: Vector(10, "softmax"), plain, side=side, quick=True
+    )
+    said = ultralytics("classify", ["a", "b", "c"], 224)
+    cut = {**plain, "labels": 3, "resize": "crop"}
+    yield Export("YOLO -cls, Ultralytics", lambda: Vector(3, "softmax"), cut, side=side, metadata=said)
+    labels = {"names.txt": ["sun", "sea", "sand", "snow"]}
+    several = {**plain, "labels": 4}
+    yield Export(
+        "Multi-label, sigmoid inside, labels", lambda: Vector(4, "sigmoid"), several, side=side, beside=labels
+    )
+    config = {"architectures": ["ViTForImageClassification"], "problem_type": "multi_label_classification"}
+    config |= {"id2label": {str(n): f"c{n}" for n in range(4)}}
+    shown = {"size": {"height": 224, "width": 224}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    beside = {"config.json": config, "preprocessor_config.json": shown}
+    several = {"task": "classify", "activation": "sigmoid", "labels": 4, "std": [0.5] * 3}
+    yield Export(
+        "Multi-label, transformers", lambda: Vector(4), several, ("logits",), DYNAMIC, side, beside=beside
+    )
+    cfg = {
+        "mean": [0.485, 0.456, 0.406],
+        "std": [0.229, 0.224, 0.225],
+        "crop_pct": 0.95,
+        "interpolation": "bicubic",
+    }
+    config = {
+        "architecture": "convnext_nano",
+        "num_classes": 37,
+        "pretrained_cfg": {**cfg, "input_size": [3, 224, 224]},
+    }
+    named = {**softmax, "crop": 0.95, "kernel": "bicubic"}
+    yield Export(
+        "Classifier, 37 classes, timm",
+        lambda: Vector(37),
+        named,
+        axes=DYNAMIC,
+        side=side,
+        beside={"config.json": config},
+    )
+    embed = {"task": "embed"}
+    yield Export("Embedding by name", lambda: Vector(512), embed, ("image_embeds",), side=side, quick=True)
+    yield Export("Embedding of length 1", lambda: Vector(512, "unit"), embed, side=side)
+
+
+def exports(*, quick: bool) -> tuple[list[Export], list[str]]:
+    """All of them, and in words what could not be made here."""
+    made = [*_yolo(), *_queries(), *_maps(), *_vectors()]
+    if quick:
+        return [one for one in made if one.quick], []
+    found, missing = _libraries()
+    return [*made, *found], missing
+
+
+# ---- networks of other people's libraries, with random weights
+
+
+def _libraries() -> tuple[list[Export], list[str]]:
+    found: list[Export] = []
+    missing: list[str] = []
+    for library in (_torchvision, _timm, _transformers):
+        try:
+            found += library()
+        except (ImportError, RuntimeError) as error:
+            missing.append(f"{library.__name__[1:]}: {' '.join(str(error).split())[:100]}")
+    return found, missing
+
+
+class _Outputs(nn.Module):
+    """Some outputs of a network that answers a dict or an object."""
+
+    def __init__(self, network: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.network, self.names = network, names
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        answer = self.network(x)
+        found = tuple(answer[name] for name in self.names)
+        return found if len(found) > 1 else found[0]
+
+
+def _torchvision() -> list[Export]:
+    from torchvision import __version__, models
+
+    softmax = {"task": "classify", "activation": "softmax"}
+    segment = {"task": "segment", "format": "maps", "activation": "softmax"}
+    side, ask = (224, 224), 'task = "classify"'
+    told = f"torchvision {__version__}"
+    return [
+        Export(f"ResNet-18, {told}", lambda: models.resnet18(), softmax, side=side),
+        Export(
+            f"MobileNetV3, 10 classes, {told}",
+            lambda: models.mobilenet_v3_small(num_classes=10),
+            softmax,
+            side=side,
+            setting=ask,
+        ),
+        Export(
+            f"LR-ASPP, VOC, {told}",
+            lambda: _Outputs(
+                models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None), ["out"]
+            ),
+            segment,
+            ("out",),
+        ),
+    ]
+
+
+def _timm() -> list[Export]:
+    import timm
+
+    config = {"architecture": "resnet10t", "num_classes": 12}
+    network = timm.create_model("resnet10t", pretrained=False, num_classes=12)
+    cfg = {
+        key: value
+        for key, value in network.pretrained_cfg.items()
+        if isinstance(value, int | float | str | tuple)
+    }
+    beside = {"config.json": {**config, "pretrained_cfg": cfg}}
+    expected = {"task": "classify", "activation": "softmax", "resize": "crop"}
+    return [
+        Export(
+            f"ResNet-10-T, 12 classes, timm {timm.__version__}",
+            lambda: network,
+            expected,
+            axes=DYNAMIC,
+            side=(176, 176),
+            beside=beside,
+        )
+    ]
+
+
+def _transformers() -> list[Export]:
+    import transformers as hf
+
+    told = f"transformers {hf.__version__}"
+    small = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 64}
+    segment = {"task": "segment", "format": "maps", "activation": "softmax", "labels": 6}
+    classify = {"task": "classify", "activation": "softmax", "labels": 9}
+    detect = {"task": "detect", "format": "detr", "activation": "softmax", "labels": 7}
+    maps = hf.SegformerConfig(num_labels=6, depths=[1, 1, 1, 1])
+    rows = hf.YolosConfig(num_labels=7, image_size=[128, 128], num_detection_tokens=20, **small)
+    clip = hf.CLIPVisionConfig(projection_dim=32, image_size=64, patch_size=16, **small)
+    logits = ("logits",)
+    return [
+        _of_transformers(
+            f"SegFormer, {told}", hf.SegformerForSemanticSegmentation(maps), segment, 128, logits
+        ),
+        _of_transformers(
+            f"ViT, {told}",
+            hf.ViTForImageClassification(hf.ViTConfig(num_labels=9, **small)),
+            classify,
+            224,
+            logits,
+        ),
+        _of_transformers(
+            f"YOLOS, {told}", hf.YolosForObjectDetection(rows), detect, 128, ("logits", "pred_boxes")
+        ),
+        _of_transformers(
+            f"CLIP, {told}", hf.CLIPVisionModelWithProjection(clip), {"task": "embed"}, 64, ("image_embeds",)
+        ),
+        _of_transformers(
+            f"GLPN, {told}",
+            hf.GLPNForDepthEstimation(hf.GLPNConfig(depths=[1, 1, 1, 1])),
+            {"task": "depth"},
+            128,
+            ("predicted_depth",),
+        ),
+    ]
+
+
+def _of_transformers(
+    name: str, network: nn.Module, expected: Mapping[str, object], side: int, outputs: Sequence[str]
+) -> Export:
+    document = {**network.config.to_dict(), "architectures": [type(network).__name__]}
+    beside = {"config.json": json.loads(json.dumps(document, default=str))}
+    answers = _Outputs(network, outputs)
+    return Export(name, lambda: answers, expected, outputs, side=(side, side), beside=beside)

@@ -1,0 +1,183 @@
+"""One table of a model.toml: its keys are known, and their values have the type that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from carpool.config import model, rules
+from carpool.errors import ConfigError
+
+SECTIONS: Mapping[str, type[Any]] = {
+    "image": model.ImageSettings,
+    "detect": model.DetectSettings,
+    "classify": model.ClassifySettings,
+    "segment": model.SegmentSettings,
+    "pose": model.PoseSettings,
+    "obb": model.ObbSettings,
+    "depth": model.DepthSettings,
+    "embed": model.EmbedSettings,
+    "fake": model.FakeSettings,
+    "onnxruntime": model.OnnxruntimeSettings,
+    "pytorch": model.PytorchSettings,
+}
+"""The tables whose keys are the fields of these."""
+
+# Every key of model.toml, by table; the tests hold the reference in docs/ against this list.
+KEYS: Mapping[str, tuple[str, ...]] = {
+    table: tuple(keys.split())
+    for table, keys in {
+        "": (
+            "name backend file task slo_ms slo_may_grow max_batch instances versions labels "
+            "execution_timeout_ms response_cache device_weight batching image detect classify segment "
+            "pose obb depth embed fake onnxruntime pytorch parameters input output"
+        ),
+        "instances": "count kind gpus",
+        "versions": "latest",
+        "batching": (
+            "max_delay_ms preferred preserve_ordering priorities max_queue_size timeout_ms "
+            "timeout_action allow_timeout_override level"
+        ),
+        "batching.priorities": "levels default",
+        "batching.level": "max_queue_size timeout_ms timeout_action allow_timeout_override",
+        **{name: " ".join(key.name for key in fields(kind)) for name, kind in SECTIONS.items()},
+        "input": "name datatype shape reshape optional layout",
+        "output": "name datatype shape reshape labels",
+    }.items()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`path` is how messages name the table, `section` is its name in KEYS."""
+
+    file: str
+    path: str
+    section: str
+    data: Mapping[str, object]
+
+    @classmethod
+    def checked(cls, file: str, path: str, section: str, data: object) -> Table:
+        if not isinstance(data, dict):
+            raise ConfigError(f"{file}: {path} must be a table, not {_kind(data)}")
+        table = cls(file, path, section, data)
+        for key in data:
+            if key not in KEYS[section]:
+                raise ConfigError(
+                    f"{file}: unknown key {rules.shown(table.name(key))}; {_suggestion(key, section)}"
+                )
+        return table
+
+    def name(self, key: str) -> str:
+        return f"{self.path}.{key}" if self.path else key
+
+    def where(self, key: str) -> str:
+        return f"{self.file}: {self.name(key)}"
+
+    def error(self, key: str, message: str) -> ConfigError:
+        return ConfigError(f"{self.where(key)} {message}")
+
+    def has(self, key: str) -> bool:
+        return key in self.data
+
+    def text(self, key: str, choices: Collection[str] = ()) -> str | None:
+        value = self.data.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise self.error(key, f"must be a string, not {_kind(value)}")
+        if choices and value not in choices:
+            raise self.error(key, f"cannot be {rules.shown(value)}; {rules.nearest(value, choices)}")
+        return value
+
+    def switch(self, key: str) -> bool | None:
+        value = self.data.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(key, f"must be true or false, not {_kind(value)}")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """Off unless it is said."""
+        return self.switch(key) or False
+
+    def integer(self, key: str, low: int, high: int) -> int | None:
+        value = self.data.get(key)
+        return None if value is None else self._integer(key, value, low, high)
+
+    def integers(self, key: str, low: int, high: int) -> tuple[int, ...] | None:
+        values = self._list(key, "whole numbers")
+        return None if values is None else tuple(self._integer(key, value, low, high) for value in values)
+
+    def number(
+        self, key: str, low: float, high: float = float("inf"), *, above: bool = False
+    ) -> float | None:
+        """A number from low to high; `above` leaves low itself out."""
+        value = self.data.get(key)
+        return None if value is None else self._number(key, value, low, high, above)
+
+    def numbers(self, key: str, low: float, *, above: bool = False) -> tuple[float, ...] | None:
+        """A list of numbers; a single one is a list of one."""
+        if not isinstance(self.data.get(key), list):
+            value = self.number(key, low, above=above)
+            return None if value is None else (value,)
+        values = self._list(key, "numbers") or []
+        return tuple(self._number(key, value, low, float("inf"), above) for value in values)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        values = self._list(key, "strings") or []
+        for value in values:
+            if not isinstance(value, str) or not value:
+                raise self.error(key, f"must be a list of strings, not of {_kind(value)}")
+        return tuple(str(value) for value in values)
+
+    def table(self, key: str) -> Table | None:
+        if not self.has(key):
+            return None
+        section = f"{self.section}.{key}" if self.section else key
+        return Table.checked(self.file, self.name(key), section, self.data[key])
+
+    def tables(self, key: str) -> list[Table]:
+        values = self._list(key, "tables") or []
+        return [
+            Table.checked(self.file, f"{self.name(key)}[{n}]", key, value) for n, value in enumerate(values)
+        ]
+
+    def _list(self, key: str, of: str) -> list[object] | None:
+        value = self.data.get(key)
+        if value is not None and not isinstance(value, list):
+            raise self.error(key, f"must be a list of {of}, not {_kind(value)}")
+        return value
+
+    def _integer(self, key: str, value: object, low: int, high: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.error(key, f"must be a whole number, not {_kind(value)}")
+        if not low <= value <= high:
+            raise self.error(key, f"must be {low} to {high}, not {str(value)[:64]}")
+        return value
+
+    def _number(self, key: str, value: object, low: float, high: float, above: bool) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.error(key, f"must be a number, not {_kind(value)}")
+        fits = low < value <= high if above else low <= value <= high
+        if not fits or abs(value) > 1e18:
+            most = "" if high == float("inf") else f" and at most {high:g}"
+            least = f"above {low:g}" if above else f"{low:g} or more"
+            raise self.error(key, f"must be {least}{most}, not {str(value)[:64]}")
+        return float(value)
+
+
+def _suggestion(key: str, section: str) -> str:
+    homes = [name for name, keys in KEYS.items() if key in keys and name not in ("", section)]
+    if homes:
+        return "it belongs in " + " or ".join(f"[{home}]" for home in homes)
+    if section and key in KEYS[""]:
+        return "it belongs at the top of the file, before the first table"
+    return rules.nearest(key, KEYS[section])
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    names = {int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a table"}
+    return names.get(type(value), "a date or time")

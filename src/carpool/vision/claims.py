@@ -1,0 +1,233 @@
+"""What a model's own metadata claims: its task, classes, size and pixel values.
+
+Three writers are understood: Ultralytics (in the file), transformers and timm (JSON beside it). Their texts
+are read as literals within bounds, never evaluated. A claim is believed only where the outputs fit it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from carpool.config.file_metadata import FileMetadata
+from carpool.config.model import MAX_CLASSES, MAX_KEYPOINTS, MAX_SIDE, ImageSettings
+
+_LONGEST = 1 << 20  # characters of a literal
+_DEEPEST = 4
+_LONGEST_LABEL = 200
+_TASKS = ("detect", "segment", "classify", "pose", "obb")  # those that Ultralytics and we both know
+_ARCHITECTURES = {  # how names of transformers' classes end
+    "ForImageClassification": "classify",
+    "ForObjectDetection": "detect",
+    "ForSemanticSegmentation": "segment",
+    "ForDepthEstimation": "depth",
+    "VisionModelWithProjection": "embed",
+}
+_SOFTMAX_DETECTORS = ("Detr", "Yolos", "TableTransformer")  # with a last class for nothing; others: sigmoids
+_KERNELS = {2: "bilinear", 3: "bicubic", "bilinear": "bilinear", "bicubic": "bicubic"}
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    source: str = ""  # who wrote it; empty: nobody
+    task: str | None = None
+    labels: tuple[str, ...] = ()
+    size: tuple[int, int] | None = None  # height, width
+    image: Mapping[str, Any] = field(default_factory=dict)  # fields of ImageSettings
+    activation: str | None = None
+    keypoints: tuple[int, int] | None = None
+    lines: tuple[str, ...] = ()  # what was found, in words
+
+    def settings(self) -> ImageSettings:
+        return ImageSettings(size=self.size, **self.image)
+
+
+NO_CLAIMS = Claims()
+
+
+def read_claims(metadata: FileMetadata) -> Claims:
+    """An empty one where nobody claims anything."""
+    entries, config = metadata.entries, metadata.config
+    if "names" in entries or ("task" in entries and "stride" in entries):
+        return _ultralytics(entries)
+    if isinstance(config.get("architectures"), list):
+        return _transformers(config, metadata.preprocessor)
+    if isinstance(config.get("architecture"), str):
+        return _timm(config)
+    return NO_CLAIMS
+
+
+def literal(text: str) -> object:
+    """A number, text, list, tuple or dict as Python writes it; None for what is too long, too deep or not."""
+    if len(text) > _LONGEST or _depth(text) > _DEEPEST:
+        return None
+    try:
+        value: object = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    return value
+
+
+def _depth(text: str) -> int:
+    """Of brackets, also of those in texts: a bound needs no more."""
+    deepest = depth = 0
+    for letter in text:
+        if letter in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif letter in ")]}":
+            depth -= 1
+    return deepest
+
+
+def _names(value: object) -> tuple[str, ...]:
+    """Of classes: a list of them, or numbers from 0 with names; anything else is none."""
+    if isinstance(value, Mapping):
+        numbered = {_number(key): name for key, name in list(value.items())[:MAX_CLASSES]}
+        if not numbered or sorted(numbered) != list(range(len(numbered))):
+            return ()
+        value = [numbered[number] for number in range(len(numbered))]
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) > MAX_CLASSES:
+        return ()
+    return tuple(str(name)[:_LONGEST_LABEL] for name in value)
+
+
+def _number(key: object) -> int:
+    text = str(key)
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else -1
+
+
+def _sides(value: object) -> tuple[int, int] | None:
+    """One number for a square, height and width, or timm's channels, height and width."""
+    found = [value, value] if isinstance(value, int) else value
+    if not isinstance(found, list | tuple) or len(found) not in (2, 3):
+        return None
+    height, width = found[-2:]
+    good = all(isinstance(side, int) and 0 < side <= MAX_SIDE for side in (height, width))
+    return (height, width) if good else None
+
+
+# ---- Ultralytics: YOLO and RT-DETR exports
+
+
+def _ultralytics(entries: Mapping[str, str]) -> Claims:
+    task = entries.get("task", "detect")  # YOLOv5 writes names and stride alone
+    labels = _names(literal(entries.get("names", "")))
+    size = _sides(literal(entries.get("imgsz", "")))
+    shape = literal(entries.get("kpt_shape", ""))
+    keypoints = None
+    if isinstance(shape, list | tuple) and len(shape) == 2 and shape[1] in (2, 3):
+        keypoints = (shape[0], shape[1]) if shape[0] in range(1, MAX_KEYPOINTS + 1) else None
+    told = {"task": entries.get("task"), "names": f"{len(labels)} of them" if labels else None}
+    told |= {"imgsz": entries.get("imgsz"), "kpt_shape": entries.get("kpt_shape")}
+    words = ", ".join(f"{key} {' '.join(value.split())[:60]}" for key, value in told.items() if value)
+    image = {"resize": "crop"} if task == "classify" else {}
+    if "rtdetr" in entries.get("description", "").lower().replace("-", ""):
+        image = {"resize": "stretch"}
+    return Claims(
+        source="Ultralytics",
+        task=task if task in _TASKS else None,
+        labels=labels,
+        size=size,
+        image=image,
+        keypoints=keypoints,
+        lines=(f"metadata of Ultralytics in the file: {words}",) if words else (),
+    )
+
+
+# ---- transformers and timm: JSON beside the file
+
+
+def _transformers(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Claims:
+    architecture = str((config["architectures"] or [""])[0])[:100]
+    task = next((task for end, task in _ARCHITECTURES.items() if architecture.endswith(end)), None)
+    activation = None
+    if task == "detect":
+        activation = "softmax" if architecture.startswith(_SOFTMAX_DETECTORS) else "sigmoid"
+    elif task == "classify":
+        several = config.get("problem_type") == "multi_label_classification"
+        activation = "sigmoid" if several else "softmax"
+    labels = _names(config.get("id2label"))
+    claims = Claims(
+        source="transformers",
+        task=task,
+        labels=labels,
+        activation=activation,
+        lines=(f"config.json of transformers: {architecture}, {len(labels)} labels",),
+    )
+    return _with_preprocessor(claims, preprocessor)
+
+
+def _with_preprocessor(claims: Claims, settings: Mapping[str, Any]) -> Claims:
+    if not settings:
+        return claims
+    image: dict[str, Any] = {"resize": "stretch"}
+    size = _edges(settings.get("size"))
+    if settings.get("do_center_crop"):
+        cut, shown = _edges(settings.get("crop_size")), size
+        image["resize"] = "crop"
+        if cut and shown and min(cut) <= min(shown):
+            image["crop"] = min(cut) / min(shown)
+        size = cut or size
+    kernel = _KERNELS.get(settings.get("resample", -1))
+    if kernel:
+        image["kernel"] = kernel
+    image |= _values(settings)
+    words = ", ".join(f"{key} {value}" for key, value in image.items())
+    lines = (*claims.lines, f"preprocessor_config.json: size {size}, {words}")
+    return replace(claims, size=size, image=image, lines=lines)
+
+
+def _edges(value: object) -> tuple[int, int] | None:
+    if isinstance(value, Mapping):
+        if "shortest_edge" in value:
+            return _sides(value["shortest_edge"])
+        return _sides([value.get("height"), value.get("width")])
+    return _sides(value)
+
+
+def _values(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Scale, mean and deviation, as (pixel × scale − mean) ÷ std."""
+    scale = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0
+    found: dict[str, Any] = {}
+    if isinstance(scale, float) and 0 < scale <= 1:
+        found["scale"] = scale
+    if settings.get("do_normalize", True):
+        for key, name in (("mean", "image_mean"), ("std", "image_std")):
+            numbers = _numbers(settings.get(name))
+            if numbers and (key == "mean" or min(numbers) > 0):
+                found[key] = numbers
+    return found
+
+
+def _numbers(value: object) -> tuple[float, ...] | None:
+    if not isinstance(value, list | tuple) or len(value) not in (1, 3):
+        return None
+    good = all(isinstance(one, int | float) and abs(one) < 1e6 for one in value)
+    return tuple(map(float, value)) if good else None
+
+
+def _timm(config: Mapping[str, Any]) -> Claims:
+    cfg = config.get("pretrained_cfg")
+    cfg = cfg if isinstance(cfg, Mapping) else config
+    classes = config.get("num_classes", cfg.get("num_classes"))
+    image: dict[str, Any] = {"resize": "crop"}
+    crop, kernel = cfg.get("crop_pct"), _KERNELS.get(str(cfg.get("interpolation")))
+    if isinstance(crop, float) and 0 < crop <= 1:
+        image["crop"] = crop
+    if kernel:
+        image["kernel"] = kernel
+    image |= _values({"image_mean": cfg.get("mean"), "image_std": cfg.get("std")})
+    words = ", ".join(f"{key} {value}" for key, value in image.items())
+    architecture = str(config["architecture"])[:100]
+    return Claims(
+        source="timm",
+        task="embed" if classes == 0 else "classify",
+        labels=_names(config.get("label_names", cfg.get("label_names"))),
+        size=_sides(cfg.get("input_size")),
+        image=image,
+        activation="softmax",
+        lines=(f"config.json of timm: {architecture}, {classes} classes; {words}",),
+    )

@@ -1,0 +1,173 @@
+"""What a model is for, told from facts: the shapes and values of a dry run, names, labels and metadata.
+
+Every rule (head_rules) gives readings: a task, and the settings with which the outputs make sense. No shape
+that fits decides alone: a reading is certain only where something speaks for it that other models lack, such
+as metadata, as many labels as classes, or values that only this head answers. Where two readings are
+left, or none is certain, the model is served as tensors, and whoever sends a picture is told what to set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from carpool.config.model import (
+    DYNAMIC,
+    ClassifySettings,
+    DepthSettings,
+    DetectSettings,
+    EmbedSettings,
+    ObbSettings,
+    PoseSettings,
+    SegmentSettings,
+    Task,
+)
+from carpool.types import Array, Datatype, TensorSpec
+from carpool.vision.claims import NO_CLAIMS, Claims
+
+FLOATS = (Datatype.FP32, Datatype.FP16, Datatype.FP64, Datatype.BF16)
+_LISTED = 3  # readings that a question names
+
+TaskTable: TypeAlias = (
+    ClassifySettings
+    | DetectSettings
+    | SegmentSettings
+    | PoseSettings
+    | ObbSettings
+    | DepthSettings
+    | EmbedSettings
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputFact:
+    """`sample` is what a dry run answered for one picture; without one, -1 stands where a length varies."""
+
+    spec: TensorSpec  # without the batch
+    sample: Array | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.spec.shape if self.sample is None else self.sample.shape
+
+    def called(self, *words: str) -> bool:
+        return any(word in self.spec.name.lower() for word in words)
+
+    def __str__(self) -> str:
+        return f'"{self.spec.name}" {list(self.shape)}'
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """`task` and `form` are what the settings say: readings then need not be certain, only possible."""
+
+    height: int  # of the picture in the model's input; -1 where nobody says
+    width: int
+    planar: bool
+    outputs: tuple[OutputFact, ...]
+    labels: tuple[str, ...] = ()
+    claims: Claims = NO_CLAIMS
+    task: str | None = None
+    form: str | None = None
+
+    @property
+    def insist(self) -> bool:
+        return self.task is not None
+
+    def floats(self, *ranks: int) -> list[OutputFact]:
+        """Outputs of so many dimensions. A length that is not known fits nothing, unless somebody insists."""
+        return [
+            one
+            for rank in ranks
+            for one in self.outputs
+            if len(one.shape) == rank
+            and one.spec.datatype in FLOATS
+            and (self.insist or DYNAMIC not in one.shape)
+        ]
+
+    def in_words(self) -> str:
+        return ", ".join(map(str, self.outputs)) or "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One way to understand the outputs."""
+
+    task: str
+    table: TaskTable | None  # the task's settings; what is None in it stays to be told
+    outputs: tuple[TensorSpec, ...]  # those that are read, in order
+    why: str
+    classes: int | None = None  # how many there would be
+    certain: bool = False
+    ask: str = ""  # what else must be set before it can be used
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    reading: Reading | None  # None: nothing is sure
+    evidence: tuple[str, ...]
+    ask: str = ""  # what to set, where nothing is sure
+
+
+def recognise(facts: Facts, found: Iterable[Reading]) -> Verdict:
+    """Which of the readings it is, if that can be said."""
+    found = list(found)
+    evidence = list(facts.claims.lines)
+    if facts.labels:
+        evidence.append(f"{len(facts.labels)} labels")
+    if facts.task is not None:
+        return _as_declared(facts, [one for one in found if one.task == facts.task], evidence)
+    claimed = facts.claims.task
+    if claimed is not None:
+        found = [one for one in found if one.task == claimed]
+        if not found:
+            say = f"its metadata says {claimed}, and its outputs {facts.in_words()} are none of that"
+            return Verdict(None, (*evidence, say), f"{say}: {how_to_set(None)}")
+    sure = _sure(facts, found, claimed is not None)
+    if len(sure) == 1 and not sure[0].ask:
+        return Verdict(sure[0], (*evidence, sure[0].why))
+    left = sure or found
+    evidence += [f"could be {one.task}: {one.why}" for one in left]
+    return Verdict(None, tuple(evidence), _question(facts, left))
+
+
+def _sure(facts: Facts, found: Sequence[Reading], claimed: bool) -> list[Reading]:
+    """As many labels as classes decide, for heads that are not rare; else a claim that one reading alone
+    fits; else what is certain by itself, unless there are labels and their number is another."""
+    if facts.labels:
+        exact = [one for one in found if one.classes == len(facts.labels)]
+        exact = [one for one in exact if claimed or one.certain or one.task not in (Task.POSE, Task.OBB)]
+        if exact:
+            return [one for one in exact if one.certain] or exact
+        found = [one for one in found if one.classes is None]
+    if claimed and len(found) == 1:
+        return list(found)
+    return [one for one in found if one.certain]
+
+
+def _as_declared(facts: Facts, found: list[Reading], evidence: list[str]) -> Verdict:
+    if facts.form is not None:
+        found = [one for one in found if getattr(one.table, "format", None) == facts.form]
+    if not found:
+        return Verdict(None, tuple(evidence))
+    best = next(iter(_sure(facts, found, claimed=True)), found[0])
+    return Verdict(best, (*evidence, best.why), best.ask)
+
+
+def _question(facts: Facts, found: Sequence[Reading]) -> str:
+    tasks = list(dict.fromkeys(one.task for one in found))
+    asked = next((one.ask for one in found if one.ask), "")
+    outputs = f"its outputs are {facts.in_words()}"
+    if not found:
+        return f"{outputs}, which could be anything: {how_to_set(None)}"
+    if len(tasks) == 1 and asked:
+        return f"{outputs}, which look like {tasks[0]}: {asked}"
+    could = " or ".join(f"{one.task} ({one.why})" for one in found[:_LISTED])
+    counted = f", and there are {len(facts.labels)} labels" if facts.labels else ""
+    return f"{outputs}, which could be {could}{counted}: {how_to_set(tasks[0])}"
+
+
+def how_to_set(task: str | None) -> str:
+    word = task or "…"
+    return f'set task = "{word}" in model.toml, or give --task {word} to carpool serve'

@@ -1,0 +1,68 @@
+"""One map of distances → a picture of them in the size of the one that was sent."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from carpool.config.model import DepthSettings, Task
+from carpool.errors import ModelError
+from carpool.types import Array
+from carpool.vision.geometry import Geometry
+from carpool.vision.picture_answers import OVERLAY, Depths, Option, Options, Range
+from carpool.vision.tasks.task import VisionSettings, VisionTask, read_floats, size
+
+_MOST = 65_535
+
+
+class Depth(VisionTask):
+    name = Task.DEPTH
+    route, summary = "/depth", "Say how far away everything is"
+    form, title = Depths, "How far away each pixel is"
+    example: ClassVar[Mapping[str, Any]] = {
+        "depth": {"low": 0.4, "high": 12.5, "png": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABEAAAAABi"}
+    }
+    options: ClassVar[Mapping[str, Option]] = {"overlay": OVERLAY}
+    table = DepthSettings
+    needs = "an output [height, width] or [1, height, width] of floats"
+
+    def __init__(self, settings: VisionSettings) -> None:
+        assert isinstance(settings.table, DepthSettings)
+        self._output = settings.outputs[0]
+        self._inverse = bool(settings.table.inverse)
+
+    def answer(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> dict[str, Any]:
+        values, low, high = self._values(outputs, geometry)
+        import cv2  # which the engine never needs
+
+        steps = np.rint((values - low) * (_MOST / (high - low or 1.0))).astype(np.uint16)
+        _, file = cv2.imencode(".png", steps)
+        text = base64.b64encode(file.tobytes()).decode("ascii")
+        return dict(Depths(image=size(geometry), depth=Range(low=low, high=high, png=text)))
+
+    def draw(
+        self, pixels: Array, outputs: Mapping[str, Array], geometry: Geometry, options: Options
+    ) -> Array:
+        from carpool.vision import draw
+
+        values, low, high = self._values(outputs, geometry)
+        near = (values - low) / (high - low or 1.0)
+        return draw.distances(pixels, near if self._inverse else 1.0 - near)
+
+    def _values(self, outputs: Mapping[str, Array], geometry: Geometry) -> tuple[Array, float, float]:
+        """Over the whole picture, and their ends; what is no number counts as the lowest."""
+        from carpool.vision.mask_regions import whole_picture
+
+        found = read_floats(outputs, self._output).astype(np.float32, copy=False)
+        found = found.reshape([side for side in found.shape if side != 1] or [1, 1])
+        good = np.isfinite(found)
+        if found.ndim != 2 or not good.any():
+            raise ModelError(
+                f'the output "{self._output.name}" has no distances in its shape {list(found.shape)}'
+            )
+        low, high = float(found[good].min()), float(found[good].max())
+        values = whole_picture(np.where(good, found, np.float32(low)), geometry, low)
+        return values, low, high
