@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from carpool.config.repository import ModelSource
-    from carpool.link.door import Catalog
+    from carpool.link.door import Catalog, LoadingStep
 
 _ENGINE = "carpool.process.start:engine"
 _HTTP = "carpool.process.front_ends:http"
@@ -99,13 +99,20 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
     check_files(settings)
     _warn_if_open(settings)
     paths = paths or demo_models()
-    # Mistakes in settings are told before anything is started.
+    # Mistakes in settings are told before anything is started; the engine tells those that stop nothing.
+    mistakes: dict[str, ConfigError] = {}
     sources, _ = find_models(
-        paths, gpus=gpu_count(), only=settings.models_at_start, some=settings.needs_models
+        paths,
+        gpus=gpu_count(),
+        only=settings.models_at_start,
+        some=settings.needs_models,
+        mistakes=None if settings.exit_on_error else mistakes,
     )
+    if mistakes and not sources and settings.needs_models:
+        raise next(iter(mistakes.values()))
     if settings.record:
         settings = replace(settings, record=str(claim(settings.record)))
-    print(f"Loading {_count(len(sources), 'model')} …", flush=True)
+    print(f"Loading {_count(len(sources) + len(mistakes), 'model')} …", flush=True)
     screen = _Screen(sources, settings)
     if settings.frontends == 0:
         return _alone(paths, settings, screen)
@@ -150,7 +157,7 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
 
     import uvloop
 
-    from carpool.frontend.documents import picture_tasks, promises
+    from carpool.frontend.documents import failures, picture_tasks, promises
     from carpool.observe.output import caught
     from carpool.process import one_process  # all of the engine, which otherwise has a process of its own
     from carpool.process.children import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
@@ -170,10 +177,10 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
             loop.add_signal_handler(number, signalled, number)
 
         def ready(catalog: Catalog, ports: Mapping[str, int]) -> None:
-            screen.show(ports, picture_tasks(catalog), promises(catalog))
+            screen.show(ports, picture_tasks(catalog), promises(catalog), failures(catalog))
 
-        def progress(model: str, step: str) -> None:  # from the thread that loads
-            loop.call_soon_threadsafe(screen.progress.step, model, step)
+        def progress(step: LoadingStep) -> None:  # from the thread that loads
+            loop.call_soon_threadsafe(screen.progress.step, step)
 
         return await one_process.serve(paths, settings, stop, progress=progress, ready=ready)
 
@@ -195,11 +202,18 @@ class _Screen:
     def __init__(self, sources: Sequence[ModelSource], settings: ServerSettings) -> None:
         self._sources = sources
         self._settings = settings
-        self.progress = LoadingProgress(len(sources))
+        self.progress = LoadingProgress()
         self.shown = False
 
-    def show(self, ports: Mapping[str, int], tasks: Mapping[str, str], promised: Mapping[str, float]) -> None:
-        """By model: the tasks of those that take pictures, the milliseconds of those that promise."""
+    def show(
+        self,
+        ports: Mapping[str, int],
+        tasks: Mapping[str, str],
+        promised: Mapping[str, float],
+        failed: Mapping[str, str],
+    ) -> None:
+        """By model: the tasks of those that take pictures, the milliseconds of those that promise, and why
+        others are not served."""
         from carpool.frontend.access.access import is_loopback
 
         if self.shown:
@@ -210,11 +224,14 @@ class _Screen:
         host = "localhost" if settings.host in ("0.0.0.0", "::") else settings.host
         http = "https" if settings.tls_cert else "http"
         address = f"{http}://{host}:{ports['http']}"
-        print(f"\n  Carpool serves {_count(len(self._sources), 'model')} at {address}\n")
-        for source in self._sources:
+        served = [source for source in self._sources if source.config.name not in failed]
+        print(f"\n  Carpool serves {_count(len(served), 'model')} at {address}\n")
+        for source in served:
             print(f"    {_line(source, promised.get(source.config.name))}")
-        if self._sources:
-            metadata = f"curl -s {address}/v2/models/{self._sources[0].config.name}"
+        for name, why in failed.items():
+            print(f"    {name:<24} not served: {why}")
+        if served:
+            metadata = f"curl -s {address}/v2/models/{served[0].config.name}"
             print(f"\n  Try:      {_line_to_try(address, tasks) or metadata}")
         if settings.model_control_mode == "explicit":
             print(f"  Load:     carpool models load NAME --url {address}")
@@ -253,23 +270,20 @@ def _count(number: int, noun: str) -> str:
 class LoadingProgress:
     """Told every step, in the loop's thread; a step may take minutes, so that the time goes on being told."""
 
-    def __init__(self, models: int) -> None:
-        self._models = models
-        self._seen: list[str] = []
-        self._step = ""
+    def __init__(self) -> None:
+        self._last: LoadingStep | None = None
+        self._said = 0  # models before this one are over with, and that was told
         self._began = time.monotonic()
         self._watched = sys.stdout.isatty()
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
 
-    def step(self, model: str, step: str) -> None:
+    def step(self, step: LoadingStep) -> None:
         if self._over:
             return  # a restarted engine is a line in the log, not a new beginning
-        self._step = step
-        if model not in self._seen:
-            self._seen.append(model)
-            if self._watched:
-                self._say()
+        self._last = step
+        if self._watched and step.number != self._said and step.step != "ready":
+            self._say()
         if self._timer is None:
             self._wait()
 
@@ -289,13 +303,14 @@ class LoadingProgress:
         self._wait()
 
     def _say(self) -> None:
-        number, of, model = len(self._seen), max(self._models, len(self._seen)), self._seen[-1]
+        last = self._last
+        assert last is not None
+        self._said = last.number
         seconds = round(time.monotonic() - self._began)
         if self._watched:
-            print(f"  {number} of {of}: {model}, {self._step} ({seconds} s)", flush=True)
+            print(f"  {last} ({seconds} s)", flush=True)
         else:
             from carpool.observe.logs import logger
 
-            logger("server").info(
-                "loading", model=model, step=self._step, number=number, of=of, seconds=seconds
-            )
+            fields = {"step": last.step, "number": last.number, "of": last.of, "seconds": seconds}
+            logger("server").info("loading", model=last.model, **fields)

@@ -59,16 +59,28 @@ ReadSettings = Callable[[Path, str], tuple[ModelConfig, list[str]]]
 
 
 def find_models(
-    paths: Sequence[Path], *, gpus: int = 0, only: Collection[str] | None = None, some: bool = True
+    paths: Sequence[Path],
+    *,
+    gpus: int = 0,
+    only: Collection[str] | None = None,
+    some: bool = True,
+    mistakes: dict[str, ConfigError] | None = None,
 ) -> tuple[list[ModelSource], list[str]]:
     """Every model under these paths (repositories, model folders or model files) and the warnings.
 
-    With `only`, the models of these names; without `some`, a repository may be empty.
+    With `only`, the models of these names; without `some`, a repository may be empty. `mistakes` gets what is
+    wrong with single models, by name, which otherwise is raised.
     """
     places, warnings = find_places(paths, some=some and only is None)
     sources = []
     for name in places if only is None else dict.fromkeys(only):
-        source, notes = read_place(the_place(name, places), gpus=gpus)
+        try:
+            source, notes = read_place(the_place(name, places), gpus=gpus)
+        except ConfigError as error:
+            if mistakes is None or name not in places:
+                raise
+            mistakes[name] = error
+            continue
         warnings += notes
         sources.append(source)
     return sources, warnings
@@ -105,12 +117,22 @@ def _places_under(path: Path, names: Mapping[Path, str]) -> dict[str, Path]:
     if path in names and is_model_file(path):
         return {names[path]: path} if path.is_file() else {}
     if path.is_file():
-        return {read_model_file(path)[0].config.name: path}
+        return {_name_of(path): path}
     if not path.is_dir():
         raise ConfigError(f"{path}: no such file or folder")
     if is_model_folder(path):
         return {path.name: path}
     return {folder.name: folder for folder in _folders(path) if is_model_folder(folder)}
+
+
+def _name_of(file: Path) -> str:
+    """As the settings beside it say, or its own: whoever loads it hears what is wrong with them."""
+    try:
+        return read_model_file(file)[0].config.name
+    except ConfigError:
+        if not is_model_file(file):
+            raise
+        return file.parent.name if file.stem == "model" else file.stem
 
 
 def the_place(name: str, places: Places) -> Path:

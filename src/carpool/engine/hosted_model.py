@@ -8,16 +8,18 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from time import monotonic
 from typing import Protocol, TypeVar
 
+from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.batch import BatchResult
 from carpool.engine.models.loading import InstanceEvents, Ready, ReportStep
 from carpool.engine.runner_documents import LoadOrder, OpenedAs, Opening, Prepared
 from carpool.engine.work import Outcome, Work
-from carpool.errors import ModelError
+from carpool.errors import ModelError, Unsupported
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ALIVE,
@@ -155,6 +157,12 @@ class HostedLoading:
         self._number = number
         self._asked = LoadOrder(config, version)
         self._found: tuple[Ready, int | None] | None = None  # and the threads of an instance
+
+    def check(self) -> None:
+        """Its file is read where it runs: the process for that takes seconds to start."""
+        config, package = self._asked.config, kind_of(self._asked.config.backend).package
+        if package and find_spec(package) is None:
+            raise Unsupported(f"{config.name}: needs {package} (pip install {package})")
 
     def prepare(self, tell: ReportStep) -> Ready:
         found = self._runner.wait_for("prepare", Prepared, self._asked, tell, loading=self._number)

@@ -62,6 +62,13 @@ class EngineLike(Protocol):
     @property
     def catalog(self) -> Catalog: ...
 
+    async def open(self) -> None:
+        """Load what is to be there from the start: each model serves as soon as it can. Raises where there
+        will be nothing to serve."""
+
+    def set_ready(self, ready: bool) -> None:
+        """Say so in the catalogue."""
+
     def listen(
         self, listener: Callable[[Catalog], None], seen: Callable[[int], Awaitable[None]] | None = None
     ) -> None:

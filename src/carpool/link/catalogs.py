@@ -29,6 +29,7 @@ def write_catalog(catalog: Catalog) -> bytes:
         "tracing": catalog.tracing,
         "extensions": list(catalog.extensions),
         "server_name": catalog.server_name,
+        "loading": catalog.loading,
     }
     return orjson.dumps(document)
 
@@ -57,6 +58,7 @@ def read_catalog(number: int, payload: bytes, known: Mapping[int, ModelEntry]) -
         tracing=document["tracing"],
         extensions=document["extensions"],
         server_name=document["server_name"],
+        loading=document["loading"],
     )
 
 

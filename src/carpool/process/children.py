@@ -24,10 +24,10 @@ from carpool.config.server import ServerSettings
 from carpool.engine.engine_link import EngineSide
 from carpool.engine.link_calls import EngineLike
 from carpool.errors import CarpoolError, ConfigError
-from carpool.frontend.documents import picture_tasks, promises
+from carpool.frontend.documents import failures, picture_tasks, promises
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.child_process import Control, Message, belong_to_parent, spare_the_collector, switch_often
-from carpool.link.door import Catalog
+from carpool.link.door import Catalog, LoadingStep
 from carpool.memory.arena import Arena, map_memory
 from carpool.memory.gates import GateTable
 from carpool.memory.pulse import Beats, Pulses, Watch
@@ -50,7 +50,7 @@ _CATALOGUE_S = 1.0
 
 
 class StartEngine(Protocol):
-    """Builds the engine. It may load in the background: `Catalog.ready` says when models can be used.
+    """Builds the engine, which loads nothing before it is opened.
 
     `progress` may be told from any thread which model is being loaded, and what is done for it.
     """
@@ -63,7 +63,7 @@ class StartEngine(Protocol):
         table: Table,
         block: int,
         write_gate: Callable[..., None],
-        progress: Callable[[str, str], None],
+        progress: Callable[[LoadingStep], None],
     ) -> Awaitable[EngineLike]: ...
 
 
@@ -145,21 +145,33 @@ class EngineProcess:
             engine = starting.result()
         except Exception as error:
             return self._give_up(error)
-        spare_the_collector()
-        self._control.send("up")  # before anybody can see that it is
         self._side = EngineSide(
             engine, max_answer_bytes=self._settings.max_body_bytes, dropped=self._report_dropped
         )
         for message in self._early:
             await self._attach(self._side, message)
         engine.listen(self._report)
-        self._report(engine.catalog)
+        opening = asyncio.create_task(self._open(engine))
+        await asyncio.wait({obeying, opening}, return_when=asyncio.FIRST_COMPLETED)
+        if not obeying.done() and (error := opening.exception()) is not None:
+            return self._give_up(error)
         within_s = await obeying
+        if within_s is None and not opening.done():
+            os._exit(0)
         if within_s is not None:
             await engine.drain(within_s)
+            opening.cancel()  # it has nothing to wait for any more
+            await asyncio.gather(opening, return_exceptions=True)
             logger("engine").info("drained")
         beats.stop()
         return 0
+
+    async def _open(self, engine: EngineLike) -> None:
+        await engine.open()
+        spare_the_collector()
+        self._control.send("up")  # before anybody can see that it is
+        engine.set_ready(True)
+        self._report(engine.catalog)
 
     async def _start(self) -> EngineLike:
         start: StartEngine = _load(self._first.body["start"])
@@ -174,11 +186,11 @@ class EngineProcess:
             progress=self._progress,
         )
 
-    def _progress(self, model: str, step: str) -> None:
+    def _progress(self, step: LoadingStep) -> None:
         """From the thread that loads: the socket is the loop's."""
-        self._loop.call_soon_threadsafe(partial(self._control.send, "loading", model=model, step=step))
+        self._loop.call_soon_threadsafe(partial(self._control.send, "loading", **asdict(step)))
 
-    def _give_up(self, error: Exception) -> int:
+    def _give_up(self, error: BaseException) -> int:
         if not isinstance(error, CarpoolError):
             logger("engine").exception("engine-failed")
         self._control.send("failed", error=str(error) or type(error).__name__)
@@ -206,8 +218,12 @@ class EngineProcess:
         if catalog.ready and not self._was_ready:
             self._was_ready = True
             models = [f"{name}:{version}" for name, version in catalog.entries]
-            promised = promises(catalog)
-            self._control.send("ready", models=models, tasks=picture_tasks(catalog), promises=promised)
+            told = {
+                "tasks": picture_tasks(catalog),
+                "promises": promises(catalog),
+                "failed": failures(catalog),
+            }
+            self._control.send("ready", models=models, **told)
 
     def _report_dropped(self, frontend: int) -> None:
         self._control.send("dropped", frontend=frontend)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from carpool.config.server import ServerSettings
+from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_link import EngineSide
 from carpool.engine.engine_questions import ControlDesk
-from carpool.engine.models.control import Progress
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.door import Catalog
@@ -35,7 +35,7 @@ async def serve(
     settings: ServerSettings,
     stop: asyncio.Event,
     *,
-    progress: Progress = lambda _model, _step: None,
+    progress: StartProgress = lambda _step: None,
     ready: Callable[[Catalog, Mapping[str, int]], None] = lambda _catalog, _ports: None,
 ) -> int:
     """Serve until `stop` is set, then finish what was accepted. `ready` gets the ports in use.

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from carpool.config.server import ServerSettings
-from carpool.engine.engine import Engine
+from carpool.engine.engine import Engine, StartProgress
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_questions import ControlDesk, MemoryRegistry, answer_profile_questions
 from carpool.engine.models.loading import ModelHost
 from carpool.engine.runner_client import Runner
+from carpool.link.door import LoadingStep
 from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
@@ -52,9 +53,9 @@ async def engine(
     table: Table,
     block: int,
     write_gate: Callable[..., None],
-    progress: Callable[[str, str], None],
+    progress: StartProgress,
 ) -> EngineHost:
-    """Load the models; the front ends answer that they are alive, but not ready, until this returns."""
+    """Front ends can be attached from here on; `open` loads the models."""
     log = logger("engine")
     mine = table.block(block)
     runner = Runner(settings, lambda: mine.server.add(RESTARTS["worker"]))
@@ -64,11 +65,16 @@ async def engine(
     host.listen(lambda catalog: runner.follow_logging(catalog.logging))
     add_questions(host, settings)
 
-    def step_taken(model: str, step: str) -> None:
-        log.debug("loading", model=model, step=step)
-        progress(model, step)
+    desk = ControlDesk(host, settings)
 
-    await ControlDesk(host, settings).open(step_taken)
-    mine.server.set(UP, 1.0)
-    host.set_ready(True)
+    def step_taken(step: LoadingStep) -> None:
+        log.debug("loading", model=step.model, step=step.step)
+        progress(step)
+
+    async def open_models() -> None:
+        await desk.open(step_taken)
+        mine.server.set(UP, 1.0)
+
+    host.open = open_models
+    host.publish()
     return host

@@ -23,6 +23,7 @@ from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.link.child_process import Child, Message
+from carpool.link.door import LoadingStep
 from carpool.memory.arena import create_memory, map_memory
 from carpool.memory.gates import GATE_BYTES
 from carpool.memory.pulse import STALE_S, START_S, Beats, Pulses, Watch, pulse_bytes
@@ -92,9 +93,9 @@ _DIVERT_S = 1.0  # with a longer delay, clients are better sent to another front
 _FRONTENDS_SHARE = 0.9  # of the time to drain; the rest is the engine's
 
 
-Ready = Callable[[Mapping[str, int], Mapping[str, str], Mapping[str, float]], None]
-"""Told the ports in use, and by the models' names the tasks of those that take pictures and the milliseconds
-that they promise, each time that an engine has warmed them up."""
+Ready = Callable[[Mapping[str, int], Mapping[str, str], Mapping[str, float], Mapping[str, str]], None]
+"""Told the ports in use, and by the models' names the tasks of those that take pictures, the milliseconds
+that they promise, and why others do not serve, each time that an engine has warmed them up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +143,10 @@ class Supervisor:
         *,
         engine: str,
         frontends: Sequence[FrontendKind],
-        ready: Ready = lambda _ports, _tasks, _promises: None,
-        loading: Callable[[str, str], None] = lambda _model, _step: None,
+        ready: Ready = lambda _ports, _tasks, _promises, _failed: None,
+        loading: Callable[[LoadingStep], None] = lambda _step: None,
     ) -> None:
-        """`loading` is told each step while the engine loads its models: which model, and what is done."""
+        """`loading` is told each step while the engine loads its models."""
         self._settings = settings
         self._began = time.monotonic()
         self._paths = list(paths)
@@ -295,7 +296,7 @@ class Supervisor:
             self._warm = message.body
             self._announce()
         elif message.word == "loading":
-            self._loading(str(message.body["model"]), str(message.body["step"]))
+            self._loading(LoadingStep(**message.body))
         elif message.word == "logging":
             apply_log_settings(message.body["settings"])
         elif message.word == "failed":
@@ -311,7 +312,7 @@ class Supervisor:
         if self._warm is not None and all(post.was_up for post in self._posts):
             warm, self._warm = self._warm, None
             _log.info("ready", models=" ".join(warm["models"]), host=self._settings.host, **self.ports)
-            self._ready(self.ports, warm["tasks"], warm["promises"])
+            self._ready(self.ports, warm["tasks"], warm["promises"], warm["failed"])
 
     def _finish(self, code: int) -> None:
         if not self._finished.done():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import Fingerprint, ModelVersion, find_places
 from carpool.engine.models.candidate import Candidate, Override, as_known, fingerprint_of, read_candidate
@@ -86,8 +88,27 @@ def silent(_model: str, _step: str) -> None:
     """For those who do not want to know."""
 
 
+class Checks:
+    """Of models that are loaded together: what is wrong with any of them is told before anything slow."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._unchecked = set(names)
+        self._over = asyncio.Event()
+
+    def passed(self, name: str) -> None:
+        """It is in order, or will not be loaded."""
+        self._unchecked.discard(name)
+        if not self._unchecked:
+            self._over.set()
+
+    async def of_all(self, name: str) -> None:
+        """This one is in order; wait for the others."""
+        self.passed(name)
+        await self._over.wait()
+
+
 class ModelControl:
-    """One load at a time, since each model is measured; what is asked of one model happens in its order."""
+    """Models load side by side; what is asked of one model happens in its order."""
 
     def __init__(
         self, paths: Sequence[Path], fleet: Fleet, with_promise: Callable[[ModelConfig], ModelConfig]
@@ -96,7 +117,8 @@ class ModelControl:
         self._fleet = fleet
         self._with_promise = with_promise
         self._models: dict[str, ModelState] = {}
-        self._one_at_a_time = asyncio.Lock()
+        self._few = asyncio.Semaphore(max(2, len(os.sched_getaffinity(0))))  # more would only share the cores
+        self._in_the_runner = asyncio.Lock()  # what captures work on a GPU must be alone with it
         self._last: dict[str, asyncio.Task[None]] = {}  # by model: what was asked last and is not over
         self._unbegun: dict[str, asyncio.Task[None]] = {}  # by model: a plain load that others may share
         self.closed = False
@@ -133,16 +155,23 @@ class ModelControl:
 
     # ---- what can be asked for --------------------------------------------------------------------------
 
-    async def load(self, name: str, override: Override | None = None, progress: Progress = silent) -> None:
+    async def load(
+        self,
+        name: str,
+        override: Override | None = None,
+        progress: Progress = silent,
+        checks: Checks | None = None,
+    ) -> None:
         """Load, or load again. What serves goes on until all that replaces it is warm, or if that fails.
 
-        Who asks for a load that has not begun yet shares it.
+        Who asks for a load that has not begun yet shares it. With `checks`, nothing slow begins before all
+        that it was made for have passed theirs.
         """
         if override is not None and override.files and override.config is None:
             raise InvalidInput("a model that comes as files needs its settings too", field="config")
         task = self._unbegun.get(name) if override is None else None
         if task is None:
-            task = self._follow(name, lambda: self._load_in_turn(name, override, progress))
+            task = self._follow(name, lambda: self._load_checked(name, override, progress, checks))
             if override is None:
                 self._unbegun[name] = task
         await _outcome(task)
@@ -207,19 +236,24 @@ class ModelControl:
 
     # ---- loading ----------------------------------------------------------------------------------------
 
-    async def _load_in_turn(self, name: str, override: Override | None, progress: Progress) -> None:
-        async with self._one_at_a_time:
-            if self._unbegun.get(name) is asyncio.current_task():
-                del self._unbegun[name]
+    async def _load_checked(
+        self, name: str, override: Override | None, progress: Progress, checks: Checks | None
+    ) -> None:
+        if self._unbegun.get(name) is asyncio.current_task():
+            del self._unbegun[name]
+        checks = checks or Checks([name])
+        try:
             model = await self._model_to_load(name, override)
             try:
-                await self._load(model, override, progress)
+                await self._load(model, override, progress, checks)
             except CarpoolError as error:
                 log.error("model-not-loaded", model=name, error=error.message)
                 raise
             finally:
                 model.loading = ()
                 self._fleet.changed()
+        finally:
+            checks.passed(name)
 
     async def _model_to_load(self, name: str, override: Override | None) -> ModelState:
         if override is not None and override.files:
@@ -233,7 +267,9 @@ class ModelControl:
             raise self.unknown(name)
         return self._models[name]
 
-    async def _load(self, model: ModelState, override: Override | None, progress: Progress) -> None:
+    async def _load(
+        self, model: ModelState, override: Override | None, progress: Progress, checks: Checks
+    ) -> None:
         model.tried = files = await asyncio.to_thread(fingerprint_of, model.places)
         if override is None and model.kept is not None and model.kept.files == files:
             override = Override(model.kept.config)
@@ -246,13 +282,15 @@ class ModelControl:
             model.failed(error.message)
             raise error from cause
         try:
-            await self._bring_in(model, found, progress)
+            await self._bring_in(model, found, progress, checks)
         finally:
             await asyncio.to_thread(found.close)
         config = None if override is None or override.files else override.config
         model.kept = None if config is None else KeptConfig(config, files)
 
-    async def _bring_in(self, model: ModelState, found: Candidate, progress: Progress) -> None:
+    async def _bring_in(
+        self, model: ModelState, found: Candidate, progress: Progress, checks: Checks
+    ) -> None:
         kept: dict[int, Served] = {}
         fresh: list[ModelVersion] = []
         for version in found.source.versions:
@@ -263,7 +301,7 @@ class ModelControl:
                 fresh.append(version)
         model.loading = [version.number for version in fresh]
         self._fleet.changed()
-        new = await self._load_all(model, found, fresh, progress)
+        new = await self._load_all(model, found, fresh, progress, checks)
         # Nothing is waited for from here on: between two requests, all of it changes at once.
         going = [served for number, served in model.serving.items() if kept.get(number) is not served]
         for served in kept.values():
@@ -273,18 +311,29 @@ class ModelControl:
         self._fleet.swap(new, going)
 
     async def _load_all(
-        self, model: ModelState, found: Candidate, fresh: Sequence[ModelVersion], progress: Progress
+        self,
+        model: ModelState,
+        found: Candidate,
+        fresh: Sequence[ModelVersion],
+        progress: Progress,
+        checks: Checks,
     ) -> list[Served]:
         """All of them, or none and the reason."""
         new: list[Served] = []
         at_fault: list[int] = []
+        config = found.source.config
+        in_the_runner = kind_of(config.backend).process == "runner"
         try:
             for version in fresh:
                 at_fault = [version.number]
-                new.append(
-                    self._fleet.build(found.source.config, version, found.identity(version), found.upload)
-                )
-                await new[-1].load(lambda step: progress(model.name, step))
+                new.append(self._fleet.build(config, version, found.identity(version), found.upload))
+                async with self._few:
+                    await new[-1].check()
+            await checks.of_all(model.name)
+            async with self._in_the_runner if in_the_runner else self._few:
+                for served in new:
+                    at_fault = [int(served.version)]
+                    await served.load(lambda step: progress(model.name, step))
             at_fault = [version.number for version in fresh]
             await asyncio.to_thread(found.check_unchanged)
         except BaseException as cause:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable, Iterable
 
 from carpool.config.model import Mode, ModelConfig
@@ -46,6 +47,7 @@ class Fleet:
         self._profiles = profiles
         self._devices = Devices()
         self._host = host
+        self._turn = threading.Lock()  # held by whoever measures: what else is measured would disturb it
         self.offered: dict[int, Served] = {}  # by key, a number that is never used again
         self.leaving: dict[int, Served] = {}
         self.routes: dict[int, Route] = {}  # of both
@@ -72,6 +74,7 @@ class Fleet:
             profiles=self._profiles,
             devices=self._devices,
             host=self._host,
+            turn=self._turn,
         )
         served.changed = lambda: self.changed()
         if upload is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf
@@ -20,7 +21,7 @@ from carpool.core.policy import Promise
 from carpool.engine.batch import BatchResult, Executes
 from carpool.engine.models.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
 from carpool.engine.models.placing import choose_on_cpu, choose_on_gpus, instance_count, places
-from carpool.engine.profile.instance_layout import Chosen, Layout
+from carpool.engine.profile.instance_layout import Chosen, Layout, Trying
 from carpool.engine.profile.measuring import FOR_DEVICES, FOR_SERVING, Effort, Measured, Measuring, sizes
 from carpool.engine.profile.model_profile import Profile, best_piece, choices, keepable
 from carpool.engine.profile.profile_store import Key, ProfileStore, profile_key
@@ -53,6 +54,9 @@ class HostedBackend(Protocol):
 
 class Loads(Protocol):
     """Loads one version: all of its instances, and later one that replaces a lost one. Not for the loop."""
+
+    def check(self) -> None:
+        """Raises what can be seen to be wrong before anything is loaded; called once, before the rest."""
 
     def prepare(self, tell: ReportStep) -> Ready: ...
 
@@ -115,6 +119,7 @@ def settle(config: ModelConfig, signature: Signature, labels: Mapping[str, Seque
     return with_boxes(config, signature, vision)
 
 
+_CHECKED_S = 0.1  # batches that take longer are believed if single images are as they were
 _STILL_TRUE = 1.3  # times in a kept profile may be off by this factor, for machines are never quite quiet
 
 ReportStep = Callable[[str], None]
@@ -148,18 +153,25 @@ class Loading:
         version: ModelVersion,
         profiles: ProfileStore | None = None,
         now: Callable[[], float] = monotonic,
+        turn: AbstractContextManager[object] | None = None,
     ) -> None:
+        """`turn` is held while times are taken: models load side by side, and are measured one by one."""
         self._config = config
         self._version = version
         self._profiles = profiles
         self._now = now
+        self._turn = nullcontext() if turn is None else turn
+        self._settled: tuple[ModelConfig, Signature, Mapping[str, Sequence[str]]] | None = None
         self._threads: int | None = None
         self._vision: VisionSettings | None = None
         self._finish: Finish | None = None
         self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
 
+    def check(self) -> None:
+        self._settled = self._settle()
+
     def prepare(self, tell: ReportStep) -> Ready:
-        config, signature, labels = self._settle()
+        config, signature, labels = self._settled or self._settle()
         vision = self._vision
         if config.fake is not None:
             return self._ready(config, signature, labels, vision, *self._fake(config, signature, tell))
@@ -251,7 +263,8 @@ class Loading:
                 return self._measuring(opened, signature, effort)
 
             return choose_on_gpus(config, self._gpus, _slo(config), open_one, measuring)
-        return choose_on_cpu(config, _cores(), signature, lambda it: self.open(config, it), tell, self._now)
+        trying = Trying(signature, lambda it: self.open(config, it), self._now, self._turn)
+        return choose_on_cpu(config, _cores(), trying, tell)
 
     def _fake(
         self, config: ModelConfig, signature: Signature, tell: ReportStep
@@ -279,11 +292,13 @@ class Loading:
         """With the instances it was measured with, if a few runs still take what it says."""
         largest = max(1, signature.max_batch)
         curve = kept.measured.curve(largest, config.pytorch.buckets)
-        wanted = {1, promised_batch(curve, _slo(config)) or 1}
+        promised = promised_batch(curve, _slo(config)) or 1
+        wanted = {1, promised if curve.times[promised] < _CHECKED_S else 1}
         opened = self.open(config, kept.layout, tell)
         try:
             tell("checking the kept profile")
-            ratios = self._measuring(opened, signature).ratios(sorted(wanted), curve, _STILL_TRUE)
+            with self._turn:
+                ratios = self._measuring(opened, signature).ratios(sorted(wanted), curve, _STILL_TRUE)
         except ModelError as error:
             log.warning("profile-outdated", model=config.name, error=error.message)
             _close(opened)
@@ -309,9 +324,10 @@ class Loading:
         profile = Profile(chosen.layout, chosen.reason)
         largest = max(1, signature.max_batch)
         try:
-            measured = self._look(config, opened, signature, tell)
+            warm = bool(chosen.backends) and not self._gpus
+            measured = self._look(config, opened, signature, tell, warm=warm)
             if measured.points[0].seconds > _slo(config):  # before saying no: it may only be the machine
-                again = self._look(config, opened, signature, tell)
+                again = self._look(config, opened, signature, tell, warm=warm)
                 measured = min(measured, again, key=lambda found: found.points[0].seconds)
         except ModelError as error:
             if isinstance(config.policy, Promise) or not all(backend.alive for backend in opened):
@@ -332,19 +348,32 @@ class Loading:
         )
 
     def _look(
-        self, config: ModelConfig, opened: Sequence[Backend], signature: Signature, tell: ReportStep
+        self,
+        config: ModelConfig,
+        opened: Sequence[Backend],
+        signature: Signature,
+        tell: ReportStep,
+        *,
+        warm: bool,
     ) -> Measured:
-        measuring = self._measuring(opened, signature, FOR_DEVICES if self._gpus else FOR_SERVING)
+        effort = FOR_DEVICES if self._gpus else FOR_SERVING
+        measuring = self._measuring(opened, signature, effort, warm=warm)
         wanted = config.pytorch.buckets or sizes(max(1, signature.max_batch))
-        return measuring.points(wanted, _slo(config), lambda size: tell(f"measuring a batch of {size}"))
+        with self._turn:
+            return measuring.points(wanted, _slo(config), lambda size: tell(f"measuring batches of {size}"))
 
     def _measuring(
-        self, opened: Sequence[Backend], signature: Signature, effort: Effort = FOR_SERVING
+        self,
+        opened: Sequence[Backend],
+        signature: Signature,
+        effort: Effort = FOR_SERVING,
+        *,
+        warm: bool = False,
     ) -> Measuring:
         """With pictures, where the device decodes them."""
         encoded = self._vision is not None and self._vision.encoded
         picture = sample_picture() if encoded else None
-        return Measuring(opened, signature, effort, now=self._now, picture=picture)
+        return Measuring(opened, signature, effort, now=self._now, picture=picture, warm=warm)
 
     def _ready(
         self,

@@ -7,7 +7,6 @@ from math import isinf
 
 from carpool import backends
 from carpool.backends.backend import Backend, SharesDevice
-from carpool.clock import now as monotonic
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import Kind, ModelConfig
 from carpool.core.arbiter import Arbiter, Turn
@@ -17,11 +16,16 @@ from carpool.core.numerals import numeral
 from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.shares import Intake
-from carpool.engine.profile.instance_layout import Chosen, Layout, Open, choose_by_capacity, choose_threads
+from carpool.engine.profile.instance_layout import (
+    Chosen,
+    Layout,
+    Trying,
+    choose_by_capacity,
+    choose_threads,
+)
 from carpool.engine.profile.measuring import Effort, Measuring
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
-from carpool.types import Signature
 
 log = logger("engine")
 
@@ -56,12 +60,7 @@ def places(config: ModelConfig, devices: Sequence[int]) -> list[int]:
 
 
 def choose_on_cpu(
-    config: ModelConfig,
-    cores: int,
-    signature: Signature,
-    open_all: Open,
-    tell: Callable[[str], None] = lambda _: None,
-    now: Callable[[], float] = monotonic,
+    config: ModelConfig, cores: int, trying: Trying, tell: Callable[[str], None] = lambda _: None
 ) -> Chosen:
     """Instances and threads, which share the cores."""
     count = instance_count(config)
@@ -73,9 +72,9 @@ def choose_on_cpu(
     policy = config.policy
     try:
         if isinstance(policy, Promise) and not any(group.given for group in config.instances):
-            return choose_by_capacity(cores, policy.slo, signature, open_all, now)
+            return choose_by_capacity(cores, policy.slo, trying)
         if shared > 1:
-            return choose_threads(count, shared, signature, open_all, now)
+            return choose_threads(count, shared, trying)
     except CarpoolError:  # it cannot be tried on zeros; what is wrong is told later, if it matters
         log.debug("not-tried", model=config.name)
     return Chosen(Layout(count, shared))

@@ -6,6 +6,7 @@ import asyncio
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from time import monotonic, time
 from typing import ParamSpec, TypeVar
 
@@ -72,6 +73,7 @@ class Served:
         profiles: ProfileStore | None = None,
         devices: Devices | None = None,
         host: ModelHost | None = None,
+        turn: AbstractContextManager[object] | None = None,
     ) -> None:
         self.name = config.name
         self.version = str(version.number)
@@ -97,7 +99,7 @@ class Served:
         self._server_row = server_row
         there = None if host is None else host.loading(config, version)
         self.hosted = there is not None  # it runs in another process
-        self._loading: Loads = there or Loading(config, version, profiles)
+        self._loading: Loads = there or Loading(config, version, profiles, turn=turn)
         self._devices = devices or Devices()
         self._leave_devices: Callable[[], None] = lambda: None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -114,6 +116,10 @@ class Served:
         return self._driver
 
     # ---- loading ----------------------------------------------------------------------------------------
+
+    async def check(self) -> None:
+        """Raises what can be seen to be wrong without loading."""
+        await self._off_the_loop(lambda _: None, self._loading.check)
 
     async def load(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Load, warm up and measure, off the loop; it serves once it is offered. Raises what went wrong."""

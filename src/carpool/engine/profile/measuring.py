@@ -94,7 +94,8 @@ class Effort:
     passes: int = 1  # over all sizes: what disturbs the machine for a while then disturbs all alike
 
 
-FOR_SERVING = Effort()
+FOR_SERVING = Effort(seconds=0.06, warm_up=0.15, total=0.6)
+"""Somebody waits for it to be over, and what it leaves out is learned in service."""
 FOR_DEVICES = Effort(total=10.0)
 """Every size that was prepared: beside seconds of compiling for each, and one is not like the next."""
 
@@ -142,14 +143,17 @@ class Measuring:
         now: Callable[[], float] = monotonic,
         synchronise: Callable[[], None] = lambda: None,
         picture: Array | None = None,
+        warm: bool = False,
     ) -> None:
-        """With a `picture`, a file, the backends get so many of it instead of tensors."""
+        """With a `picture`, a file, the backends get so many of it instead of tensors. `warm` ones have run
+        single images just now."""
         self._backends = backends
         self._signature = signature
         self._effort = effort
         self._now = now
         self._synchronise = synchronise
         self._picture = picture
+        self._warm = warm
 
     def points(
         self, wanted: Iterable[int], budget: float = inf, tell: Callable[[int], None] = lambda _: None
@@ -161,7 +165,7 @@ class Measuring:
         ended = ""
         for images in wanted:
             if times and self._now() + self._expected(_point(*list(times.items())[-1]), images) > end:
-                ended = f"larger ones would take more than {self._effort.total:g} s"
+                ended = f"the {self._effort.total:g} s for measuring were over, and service teaches the rest"
                 break
             tell(images)
             times[images] = self._times(images)
@@ -178,13 +182,19 @@ class Measuring:
     def point(self, images: int) -> Point:
         return _point(images, self._times(images))
 
+    def once(self, images: int) -> float:
+        """Seconds of one run, the first there is perhaps: what it needs only once is counted too."""
+        with self._runs(images) as runs:
+            return min(runs.once())
+
     def ratios(self, wanted: Sequence[int], curve: BatchCurve, near: float) -> dict[int, float]:
-        """By size: what it takes now over what the curve says, the nearest of a few looks. Whatever disturbs
-        a first look may be gone."""
+        """By size: what it takes now over what the curve says, the nearest of a few looks. One run is enough
+        where it is near: whatever disturbs a first look may be gone at the next."""
         found: dict[int, float] = {}
         for size in wanted:
-            for _ in range(_LOOKS):
-                ratio = self.point(size).seconds / curve.times[size]
+            for look in range(1 + _LOOKS):
+                seconds = self.point(size).seconds if look else self.once(size)
+                ratio = seconds / curve.times[size]
                 if size not in found or max(ratio, 1 / ratio) < max(found[size], 1 / found[size]):
                     found[size] = ratio
                 if max(ratio, 1 / ratio) <= near:
@@ -194,7 +204,7 @@ class Measuring:
     def _times(self, images: int) -> list[float]:
         effort = self._effort
         with self._runs(images) as runs:
-            times = self._warm_up(runs)
+            times = self._warm_up(runs, warm=self._warm and images == 1)
             began = self._now()
             while len(times) < _fewest(times) or (
                 len(times) < effort.most_runs
@@ -209,8 +219,8 @@ class Measuring:
             return _PictureRuns(self._backends, self._picture, images, self._now, self._synchronise)
         return _Runs(self._backends, sample(self._signature, images), images, self._now, self._synchronise)
 
-    def _warm_up(self, runs: _Runs) -> list[float]:
-        """Until the last few runs agree; those count. None do if that takes too long."""
+    def _warm_up(self, runs: _Runs, *, warm: bool) -> list[float]:
+        """Until the last few runs agree; those count. None do if that takes too long, unless it is `warm`."""
         few = _STEADY_RUNS * len(self._backends)
         times: list[float] = []
         began = self._now()
@@ -219,12 +229,11 @@ class Measuring:
             last = times[-few:]
             if len(last) == few and max(last) <= _STEADY * min(last):
                 return last
-        return []
+        return times if warm else []
 
     def _expected(self, before: Point, images: int) -> float:
         """Seconds that another size will take, at least."""
-        once = before.seconds * images / before.size
-        return once * (_STEADY_RUNS if once * _STEADY_RUNS < self._effort.warm_up else 3)
+        return _STEADY_RUNS * before.seconds * images / before.size
 
 
 class _Runs:
