@@ -296,7 +296,8 @@ class Supervisor:
             self._warm = message.body
             self._announce()
         elif message.word == "loading":
-            self._loading(LoadingStep(**message.body))
+            body = message.body
+            self._loading(LoadingStep(body["model"], body["step"], body["number"], body["of"]))
         elif message.word == "logging":
             apply_log_settings(message.body["settings"])
         elif message.word == "failed":

@@ -92,19 +92,22 @@ class Checks:
     """Of models that are loaded together: what is wrong with any of them is told before anything slow."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._unchecked = set(names)
-        self._over = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._begin = {name: loop.create_future() for name in names}
+        self._unchecked = set(self._begin)
 
     def passed(self, name: str) -> None:
         """It is in order, or will not be loaded."""
         self._unchecked.discard(name)
         if not self._unchecked:
-            self._over.set()
+            for begin in self._begin.values():  # in the order in which they were named
+                if not begin.done():
+                    begin.set_result(None)
 
     async def of_all(self, name: str) -> None:
         """This one is in order; wait for the others."""
-        self.passed(name)
-        await self._over.wait()
+        asyncio.get_running_loop().call_soon(self.passed, name)  # later: who comes last may not go first
+        await self._begin[name]
 
 
 class ModelControl:

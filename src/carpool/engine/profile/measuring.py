@@ -63,7 +63,8 @@ _ANY_LENGTH = 64  # stands in for a dimension that differs from request to reque
 _STEADY_RUNS = 3
 _STEADY = 1.15  # the longest of the last few over the shortest
 _CLEAR = 0.03  # half the width of what is not known, over the time itself
-_LOOKS = 2
+_LOOKS, _LOOK_S = 2, 1.0
+_COLD = 1.2  # a first run takes up to so many times as long as the next
 _LONG_S = 0.5
 _NO_GAIN = 0.95  # of the best rate: larger batches that do worse, twice in a row, are not looked at
 
@@ -191,13 +192,16 @@ class Measuring:
         """By size: what it takes now over what the curve says, the nearest of a few looks. One run is enough
         where it is near: whatever disturbs a first look may be gone at the next."""
         found: dict[int, float] = {}
+        end = self._now() + _LOOK_S
         for size in wanted:
             for look in range(1 + _LOOKS):
                 seconds = self.point(size).seconds if look else self.once(size)
                 ratio = seconds / curve.times[size]
+                if not look and ratio > near:
+                    ratio /= _COLD
                 if size not in found or max(ratio, 1 / ratio) < max(found[size], 1 / found[size]):
                     found[size] = ratio
-                if max(ratio, 1 / ratio) <= near:
+                if max(ratio, 1 / ratio) <= near or (look and self._now() > end):
                     break
         return found
 
@@ -207,7 +211,8 @@ class Measuring:
             times = self._warm_up(runs, warm=self._warm and images == 1)
             began = self._now()
             while len(times) < _fewest(times) or (
-                len(times) < effort.most_runs
+                min(times) < _LONG_S
+                and len(times) < effort.most_runs
                 and self._now() - began < effort.seconds
                 and not (len(times) >= effort.least_runs and _is_clear(times))
             ):
