@@ -156,6 +156,7 @@ class Console {
 function serverState(server, models) {
   if (!server.serving) return ["The engine is starting or being restarted", "warn"];
   const loading = models.filter((model) => model.state === "LOADING").length;
+  if (server.loading) return [`${server.loading[0].toUpperCase()}${server.loading.slice(1)}`, "warn"];
   if (!server.ready) return [loading ? `Loading ${count(loading, "model")} …` : "Not ready", "warn"];
   return ["Ready", "good"];
 }
