@@ -49,7 +49,6 @@ def test_a_terminal_sees_every_model_and_that_time_goes_on(
     progress.step(LoadingStep("a", "loading instance 1 of 1", 1, 5))
     clock.move_to(1.0)
     progress.step(LoadingStep("a", "measuring batches of 1", 1, 5))
-    progress.step(LoadingStep("a", "ready", 2, 5))
     clock.move_to(2.0)
     progress.step(LoadingStep("u2netp", "measuring batches of 2", 2, 5))
     clock.move_to(11.0)

@@ -471,7 +471,7 @@ def test_at_the_start_what_is_wrong_is_told_before_anything_is_loaded(tmp_path: 
         await engine.stop()
 
     run(story())
-    assert str(told[-1]) == "loading 3 of 3: a, ready"
+    assert str(told[-1]) == "loading 3 of 3: a, measuring batches of 4"
 
 
 def test_a_load_that_has_not_begun_is_shared_and_one_under_way_is_followed(

@@ -282,7 +282,7 @@ class LoadingProgress:
         if self._over:
             return  # a restarted engine is a line in the log, not a new beginning
         self._last = step
-        if self._watched and step.number != self._said and step.step != "ready":
+        if self._watched and step.number != self._said:
             self._say()
         if self._timer is None:
             self._wait()

@@ -111,10 +111,12 @@ class Engine:
         self, names: Sequence[str], progress: StartProgress, *, patient: bool
     ) -> Mapping[str, CarpoolError]:
         checks = Checks(names)
-        over: dict[str, CarpoolError | None] = {}
+        under_way = dict.fromkeys(names, "waiting")
+        failed: dict[str, CarpoolError] = {}
 
-        def tell(name: str, step: str) -> None:  # also from threads that load
-            progress(LoadingStep(name, step, min(len(over) + 1, len(names)), len(names)))
+        def tell(name: str, step: str) -> None:  # also from threads that load, each for a model of its own
+            under_way[name] = step
+            progress(LoadingStep(name, step, len(names) - len(under_way) + 1, len(names)))
 
         async def load(name: str) -> None:
             try:
@@ -122,13 +124,13 @@ class Engine:
             except CarpoolError as error:
                 if not patient:
                     raise
-                over[name] = error
-            else:
-                over[name] = None
-                tell(name, "ready")
+                failed[name] = error
+            del under_way[name]
+            for other, step in list(under_way.items())[:1]:
+                tell(other, step)
 
         await asyncio.gather(*map(load, names))
-        return {name: error for name, error in over.items() if error is not None}
+        return failed
 
     async def load(
         self, model: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None

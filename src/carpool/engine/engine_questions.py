@@ -289,18 +289,21 @@ class ControlDesk:
     def _following(self, progress: StartProgress) -> StartProgress:
         """Tells the front ends, too: not every step, since each costs a whole catalogue."""
         loop = asyncio.get_running_loop()
-        last = -_TOLD_EVERY_S
+        planned: asyncio.TimerHandle | None = None
 
-        def publish(step: LoadingStep) -> None:
-            nonlocal last
+        def take_down(step: LoadingStep) -> None:
+            nonlocal planned
             self._host.extra["loading"] = str(step)
-            if loop.time() - last >= _TOLD_EVERY_S:
-                last = loop.time()
-                self._host.publish()
+            planned = planned or loop.call_later(_TOLD_EVERY_S, publish)
+
+        def publish() -> None:
+            nonlocal planned
+            planned = None
+            self._host.publish()
 
         def tell(step: LoadingStep) -> None:
             progress(step)
-            loop.call_soon_threadsafe(publish, step)
+            loop.call_soon_threadsafe(take_down, step)
 
         return tell
 

@@ -52,7 +52,7 @@ UNLOADED = "unloaded"
 
 @dataclass(frozen=True, slots=True)
 class LoadingStep:
-    """Of models that are loaded together, `number - 1` are over with: they serve, or failed."""
+    """What is done for one of those that are loaded together: `number - 1` of them serve, or failed."""
 
     model: str
     step: str

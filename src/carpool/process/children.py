@@ -153,8 +153,9 @@ class EngineProcess:
         engine.listen(self._report)
         opening = asyncio.create_task(self._open(engine))
         await asyncio.wait({obeying, opening}, return_when=asyncio.FIRST_COMPLETED)
-        if not obeying.done() and (error := opening.exception()) is not None:
-            return self._give_up(error)
+        failure = None if obeying.done() else opening.exception()
+        if failure is not None:
+            return self._give_up(failure)
         within_s = await obeying
         if within_s is None and not opening.done():
             os._exit(0)
@@ -218,12 +219,13 @@ class EngineProcess:
         if catalog.ready and not self._was_ready:
             self._was_ready = True
             models = [f"{name}:{version}" for name, version in catalog.entries]
-            told = {
-                "tasks": picture_tasks(catalog),
-                "promises": promises(catalog),
-                "failed": failures(catalog),
-            }
-            self._control.send("ready", models=models, **told)
+            self._control.send(
+                "ready",
+                models=models,
+                tasks=picture_tasks(catalog),
+                promises=promises(catalog),
+                failed=failures(catalog),
+            )
 
     def _report_dropped(self, frontend: int) -> None:
         self._control.send("dropped", frontend=frontend)

@@ -64,7 +64,7 @@ _STEADY_RUNS = 3
 _STEADY = 1.15  # the longest of the last few over the shortest
 _CLEAR = 0.03  # half the width of what is not known, over the time itself
 _LOOKS, _LOOK_S = 2, 1.0
-_COLD = 1.2  # a first run takes up to so many times as long as the next
+_COLD = 1.4  # a first run takes up to so many times as long as the next
 _LONG_S = 0.5
 _NO_GAIN = 0.95  # of the best rate: larger batches that do worse, twice in a row, are not looked at
 
@@ -197,8 +197,8 @@ class Measuring:
             for look in range(1 + _LOOKS):
                 seconds = self.point(size).seconds if look else self.once(size)
                 ratio = seconds / curve.times[size]
-                if not look and ratio > near:
-                    ratio /= _COLD
+                if not look and near < ratio < near * _COLD and seconds > _LONG_S / 2:
+                    ratio = near  # a second look would take long, and teach little
                 if size not in found or max(ratio, 1 / ratio) < max(found[size], 1 / found[size]):
                     found[size] = ratio
                 if max(ratio, 1 / ratio) <= near or (look and self._now() > end):
