@@ -117,22 +117,12 @@ def _places_under(path: Path, names: Mapping[Path, str]) -> dict[str, Path]:
     if path in names and is_model_file(path):
         return {names[path]: path} if path.is_file() else {}
     if path.is_file():
-        return {_name_of(path): path}
+        return {read_model_file(path)[0].config.name: path}
     if not path.is_dir():
         raise ConfigError(f"{path}: no such file or folder")
     if is_model_folder(path):
         return {path.name: path}
     return {folder.name: folder for folder in _folders(path) if is_model_folder(folder)}
-
-
-def _name_of(file: Path) -> str:
-    """As the settings beside it say, or its own: whoever loads it hears what is wrong with them."""
-    try:
-        return read_model_file(file)[0].config.name
-    except ConfigError:
-        if not is_model_file(file):
-            raise
-        return file.parent.name if file.stem == "model" else file.stem
 
 
 def the_place(name: str, places: Places) -> Path:
