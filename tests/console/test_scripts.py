@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from carpool.observe.columns import BATCH_BOUNDS, SECONDS_BOUNDS
+from carpool.vision.draw import colour as drawn_in
 from console.stage import KNOBS, PROFILE, stage
 
 CALL = "async ([file, name, given]) => (await import(`/console/${file}.js`))[name](...given)"
@@ -180,6 +181,11 @@ def test_a_picture_is_shown_whole(page: Page) -> None:
 def test_boxes_stay_inside_the_picture(page: Page, box: Any, rect: Any) -> None:
     found = call(page, "geometry.boxInside", box, PICTURE)
     assert found == (rect and dict(zip(("x", "y", "width", "height"), rect, strict=True)))
+
+
+def test_a_class_has_the_colour_that_the_server_draws_it_in(page: Page) -> None:
+    for number in (0, 1, 2, 17, 79, 999):
+        assert tuple(call(page, "geometry.colourBytes", number)) == drawn_in(number)
 
 
 def test_labels_stay_on_the_picture(page: Page) -> None:

@@ -143,7 +143,7 @@ def test_a_promise_that_only_two_threads_can_keep_decides() -> None:
     """One image takes 60 ms on one thread: nothing can be promised within 100 ms."""
     _, layout, reason = capacity(lambda layout, images: 0.06 * images / layout.threads**0.5)
     assert layout == Layout(1, 2)
-    assert "against nothing sure with 2 instances × 1 thread" in reason
+    assert "against one image in 60 ms with 2 instances × 1 thread" in reason
 
 
 def test_nothing_stays_open_when_the_model_cannot_be_tried() -> None:

@@ -133,6 +133,7 @@ carpool_post_duration_seconds           From raw outputs to an answer.
 carpool_batch_size                      Images per execution.
 carpool_saturation                      Predicted wait of a new request over the wait its promise allows, 0 to 1.
 carpool_speed_ratio                     Time that batches take over what was measured at loading; 0 for a model without a promise.
+carpool_slo_seconds                     What the model promises; 0 for one without a promise.
 carpool_out_of_memory_total             Batches that did not fit into their device's memory and were run in smaller ones.
 carpool_shed_total                      Requests the scheduler chose not to run, by reason.
 carpool_connections                     Open client connections.
@@ -189,6 +190,7 @@ _OWN = (
     _observed("carpool_batch_size", columns.BATCH_SIZE),
     _one("carpool_saturation", "gauge", _cell(columns.SATURATION)),
     _one("carpool_speed_ratio", "gauge", _cell(columns.SPEED_RATIO)),
+    _one("carpool_slo_seconds", "gauge", _cell(columns.SLO_SECONDS)),
     _one("carpool_out_of_memory_total", "counter", _cell(columns.OUT_OF_MEMORY)),
     _several("carpool_shed_total", "reason", columns.SHED),
     _one("carpool_connections", "gauge", _cell(columns.CONNECTIONS), Scope.SERVER),

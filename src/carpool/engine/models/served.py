@@ -306,6 +306,8 @@ class Served:
 
     def offer(self) -> None:
         self.state = State.READY
+        policy = self.config.policy
+        self.row.set(columns.SLO_SECONDS, policy.slo if isinstance(policy, Promise) else 0.0)
         if self.promises:
             self.row.set(columns.SPEED_RATIO, 1.0)
 

@@ -66,6 +66,16 @@ class _Trial:
     rate: float = 0.0  # images per second that can be promised
     shortest: float = inf  # seconds of a single image
 
+    @property
+    def promises(self) -> bool:
+        return self.rate >= _HARDLY * 1e3
+
+    def __str__(self) -> str:
+        """One that takes more than half of the promise can promise nothing here, and perhaps in service."""
+        if self.promises:
+            return f"{numeral(self.rate)} images/s"
+        return f"one image in {numeral(self.shortest * 1e3)} ms"
+
 
 @contextmanager
 def other_work(cores: int) -> Iterator[None]:
@@ -168,11 +178,11 @@ def _best(trials: Sequence[_Trial], slo: float, how: str) -> Chosen:
     else:
         best = min(good, key=lambda trial: trial.shortest)
     others = [trial for trial in trials if trial is not best]
-    against = ", ".join(f"{_rate(other.rate)} with {other.layout}" for other in others)
+    against = ", ".join(f"{other} with {other.layout}" for other in others)
     shortest = numeral(best.shortest * 1e3)
     close = f"; about as many, and one image takes only {shortest} ms" if len(good) > 1 else ""
-    promised = f"{_rate(best.rate)} within the promise{how}"
-    return Chosen(best.layout, f"{promised}, against {against}{close}", best.backends)
+    within = " within the promise" if best.promises else ""
+    return Chosen(best.layout, f"{best}{within}{how}, against {against}{close}", best.backends)
 
 
 def _too_short(seconds: float) -> str:
@@ -182,10 +192,6 @@ def _too_short(seconds: float) -> str:
 def _quick_enough(seconds: float) -> str:
     takes = f"one image takes {numeral(seconds * 1e3)} ms with one thread, little of the promise"
     return f"{takes}, and threads that wait for nobody carry most"
-
-
-def _rate(rate: float) -> str:
-    return f"{numeral(rate)} images/s" if rate >= _HARDLY * 1e3 else "nothing sure"
 
 
 def choose_threads(instances: int, shared: int, trying: Trying) -> Chosen:

@@ -166,7 +166,7 @@ class Measuring:
         ended = ""
         for images in wanted:
             if times and self._now() + self._expected(_point(*list(times.items())[-1]), images) > end:
-                ended = f"the {self._effort.total:g} s for measuring were over, and service teaches the rest"
+                ended = f"the {self._effort.total:g} s for measuring were over"
                 break
             tell(images)
             times[images] = self._times(images)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PALETTE = ("#0b7a75", "#d1603d", "#c99012", "#6a4c93", "#3a6ea5", "#b5446e", "#7a5c3e", "#75757f")
 PAPER = "#fefefe"
 _LOADS_SHOWN = 3
+_AROUND_SLO = 3  # times above and below it are shown at least
+_FEW_POINTS = 8
 _CHARTS = {
     "operating-curve": "Operating curve",
     "goodput": "Goodput and its prediction",
@@ -78,7 +80,10 @@ def _operating_curve(axes: list[Axes], results: Results) -> None:
         rows = [row for row in results.rows if row.setting == name and row.answered]
         _measured(ax, results, rows, lambda row: (row.goodput_rps, row.p99_ms))
     ax.set_yscale("log")
+    low, high = ax.get_ylim()  # a few points alone would have no number beside them
+    ax.set_ylim(min(low, results.slo_ms / _AROUND_SLO), max(high, results.slo_ms * _AROUND_SLO))
     _plain_numbers(ax)
+    _name_rates(ax, results)
     ax.axhline(results.slo_ms, color=INK, linestyle="--", linewidth=1.4, gid="operating-curve-slo")
     beside_level(ax, f"SLO {results.slo_ms:g} ms", results.slo_ms, left=True)
     _ring_best(ax, results)
@@ -98,6 +103,16 @@ def _measured(ax: Axes, results: Results, rows: Sequence[PointRow], point: Place
     ax.plot([x for x, _ in valid], [y for _, y in valid], color=shade, marker="o", markersize=5, label=label)
     for x, y in (point(row) for row in rows if row.void):
         ax.plot([x], [y], marker="o", markersize=6, markerfacecolor="none", color=shade, linestyle="none")
+
+
+def _name_rates(ax: Axes, results: Results) -> None:
+    """Where points are few, what was offered at each; among many the line shows the way."""
+    if len(results.rows) > _FEW_POINTS:
+        return
+    for row in results.rows:
+        if row.answered:
+            words, place = f"{numeral(row.rate)}/s offered", (row.goodput_rps, row.p99_ms)
+            ax.annotate(words, place, xytext=(7, 5), textcoords="offset points", color=INK, fontsize=8)
 
 
 def _ring_best(ax: Axes, results: Results) -> None:
