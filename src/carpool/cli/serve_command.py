@@ -169,8 +169,6 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
         def signalled(number: signal.Signals) -> None:
             if stop.is_set():
                 os._exit(128 + number)  # the second one: at once
-            if not screen.shown:
-                os._exit(0)  # nothing to drain yet, and a thread that loads a model would be waited for
             stop.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -190,6 +188,8 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             cut_off = runner.run(serve())
+            if not screen.shown:
+                os._exit(EXIT_CUT_OFF if cut_off else 0)  # a thread that loads a model would be waited for
     except CarpoolError as error:
         print(f"carpool: {error.message}", file=sys.stderr)
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED

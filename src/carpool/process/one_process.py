@@ -55,20 +55,26 @@ async def serve(
     frontends = [await front_ends.http(parts)]
     if "grpc" in sockets:
         frontends.append(await front_ends.grpc(parts))
+    opening, stopping = asyncio.ensure_future(desk.open(progress)), asyncio.ensure_future(stop.wait())
     try:
-        await desk.open(progress)
-        table.block(0).server.set(UP, 1.0)
-        host.set_ready(True)
-        await side.everyone_saw(host.catalog.number)
-        ready(host.catalog, ports)
-        await stop.wait()
+        await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            opening.result()
+            table.block(0).server.set(UP, 1.0)
+            host.set_ready(True)
+            await side.everyone_saw(host.catalog.number)
+            ready(host.catalog, ports)
+        await stopping
         log.info("draining", seconds=settings.drain_s)
     finally:
         door.drain()
         host.set_ready(False)
         within = settings.drain_s
-        stopping = asyncio.gather(*(frontend.stop(within) for frontend in frontends))
-        cut_off, _ = await asyncio.gather(stopping, host.drain(within + _LAST_MOMENT_S))
+        ends = asyncio.gather(*(frontend.stop(within) for frontend in frontends))
+        cut_off, _ = await asyncio.gather(ends, host.drain(within + _LAST_MOMENT_S))
+        for task in (opening, stopping):
+            task.cancel()
+        await asyncio.gather(opening, stopping, return_exceptions=True)
         side.close()
         door.close()
     return sum(cut_off)
