@@ -38,9 +38,12 @@ def test_keys_close_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_the_first_screen_says_how_to_open_it(capsys: pytest.CaptureFixture[str]) -> None:
-    _Screen([], ServerSettings()).show(PORTS, {}, {})
+    _Screen([], ServerSettings()).show(PORTS, {}, {}, {"a": "it is broken"})
     assert "--host 0.0.0.0 opens it" in capsys.readouterr().out
-    _Screen([], ServerSettings(host="0.0.0.0", tls_cert="c", tls_key="k")).show(PORTS, {}, {})
+    _Screen([], ServerSettings(host="0.0.0.0", tls_cert="c", tls_key="k")).show(
+        PORTS, {}, {}, {"a": "it is broken"}
+    )
     shown = capsys.readouterr().out
     assert "opens it" not in shown
     assert "https://localhost:8000" in shown
+    assert "not served: it is broken" in shown

@@ -10,6 +10,7 @@ import pytest
 
 from carpool.cli import serve_command
 from carpool.cli.serve_command import LoadingProgress
+from carpool.link.door import LoadingStep
 
 
 class Clock:
@@ -44,21 +45,21 @@ def test_a_terminal_sees_every_model_and_that_time_goes_on(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    progress = LoadingProgress(5)
-    progress.step("a", "loading instance 1 of 1")
+    progress = LoadingProgress()
+    progress.step(LoadingStep("a", "loading instance 1 of 1", 1, 5))
     clock.move_to(1.0)
-    progress.step("a", "measuring a batch of 1")
+    progress.step(LoadingStep("a", "measuring batches of 1", 1, 5))
     clock.move_to(2.0)
-    progress.step("u2netp", "measuring a batch of 2")
+    progress.step(LoadingStep("u2netp", "measuring batches of 2", 2, 5))
     clock.move_to(11.0)
     progress.end()
     clock.move_to(60.0)
-    progress.step("a", "again")
+    progress.step(LoadingStep("a", "again", 1, 5))
     assert capsys.readouterr().out.splitlines() == [
-        "  1 of 5: a, loading instance 1 of 1 (0 s)",
-        "  2 of 5: u2netp, measuring a batch of 2 (2 s)",
-        "  2 of 5: u2netp, measuring a batch of 2 (5 s)",
-        "  2 of 5: u2netp, measuring a batch of 2 (10 s)",
+        "  loading 1 of 5: a, loading instance 1 of 1 (0 s)",
+        "  loading 2 of 5: u2netp, measuring batches of 2 (2 s)",
+        "  loading 2 of 5: u2netp, measuring batches of 2 (5 s)",
+        "  loading 2 of 5: u2netp, measuring batches of 2 (10 s)",
     ]
 
 
@@ -66,9 +67,9 @@ def test_a_log_gets_a_line_now_and_then(
     clock: Clock, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.INFO, "carpool")
-    progress = LoadingProgress(2)
+    progress = LoadingProgress()
     for number in range(90):
-        progress.step("ab"[number // 45], f"step {number}")
+        progress.step(LoadingStep("ab"[number // 45], f"step {number}", 1 + number // 45, 2))
         clock.move_to(number / 6)
     progress.end()
     assert caplog.messages == ['loading model=b step="step 60" number=2 of=2 seconds=10']

@@ -35,6 +35,8 @@ def test_every_variable_reaches_its_setting() -> None:
         "log_format": "json",
         "log_level": "debug",
         "allow_client_shm": "Yes",
+        "exit_on_error": "on",
+        "strict_readiness": "false",
         "cache_dir": "/c",
         "host": "h",
         "metrics_key": "yes",

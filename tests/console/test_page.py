@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -196,6 +197,18 @@ def test_a_model_without_a_promise_a_curve_or_batches(console: Watched) -> None:
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 1280
 
 
+def test_the_address_names_the_model_that_is_looked_at(console: Watched) -> None:
+    page = console.open()
+    console.choose("segmenter")
+    expect(page).to_have_url(re.compile("#segmenter%2F1$"))
+    page.reload()
+    expect(page.locator("#model-title")).to_have_text("segmenter")
+    page.goto(f"{page.url.partition('#')[0]}#embedder%2F1")
+    expect(page.locator("#model-title")).to_have_text("embedder")
+    page.goto(f"{page.url.partition('#')[0]}#%")
+    expect(page.locator("#model-title")).to_have_text("embedder")
+
+
 def test_a_real_request_moves_the_numbers(console: Watched) -> None:
     page = console.open()
     console.choose("tensors")
@@ -295,9 +308,8 @@ def test_a_pasted_and_a_dropped_picture(answering: Watched) -> None:
     script = """([kind, bytes]) => {
         const data = new DataTransfer();
         data.items.add(new File([Uint8Array.from(bytes)], `${kind}.png`, { type: "image/png" }));
-        const target = kind === "drop" ? document.getElementById("stage") : document.body;
         const given = { bubbles: true, cancelable: true };
-        target.dispatchEvent(kind === "drop"
+        document.body.dispatchEvent(kind === "drop"
             ? new DragEvent("drop", { ...given, dataTransfer: data })
             : new ClipboardEvent("paste", { ...given, clipboardData: data }));
     }"""
@@ -357,6 +369,8 @@ def test_it_works_with_the_keyboard_alone(answering: Watched, picture: Path) -> 
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the picture")).to_be_focused()
     page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="API")).to_be_focused()
     page.keyboard.press("Tab")
     expect(page.get_by_role("button", name="Switch to the")).to_be_focused()
     page.keyboard.press("Tab")  # into the list of models, then along it

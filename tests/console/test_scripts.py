@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from carpool.observe.columns import BATCH_BOUNDS, SECONDS_BOUNDS
+from carpool.vision.draw import colour as drawn_in
 from console.stage import KNOBS, PROFILE, stage
 
 CALL = "async ([file, name, given]) => (await import(`/console/${file}.js`))[name](...given)"
@@ -209,6 +210,11 @@ def test_answers_of_every_task_are_summed_up(page: Page) -> None:
     assert page.evaluate(DRAWN, [{"detections": [one]}]) == [1, "1 object: ship"]
     depth = {"low": 0.5, "high": 2, "png": ""}
     assert page.evaluate(DRAWN, [{"depth": depth}]) == [0, "Depth from 0.50 to 2.00, in the model's own unit"]
+
+
+def test_a_class_has_the_colour_that_the_server_draws_it_in(page: Page) -> None:
+    for number in (0, 1, 2, 17, 79, 999):
+        assert tuple(call(page, "geometry.colourBytes", number)) == drawn_in(number)
 
 
 def test_labels_stay_on_the_picture(page: Page) -> None:

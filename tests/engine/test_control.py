@@ -19,6 +19,7 @@ from carpool.errors import (
     NotFound,
     Unavailable,
 )
+from carpool.link.door import LoadingStep
 from carpool.observe.prometheus import Exposition
 from engine.scripted import Stage, ask, model, run, scripted_stage, settings, states, until, weights
 
@@ -427,19 +428,50 @@ def test_counters_go_on_over_a_reload_and_end_with_the_model(tmp_path: Path, sta
 # ---- the order of things
 
 
-def test_models_are_loaded_one_at_a_time(tmp_path: Path, stage: Stage) -> None:
-    for n in range(4):
-        model(tmp_path, f"m{n}", v1=n)
+def test_models_are_loaded_side_by_side_and_each_serves_as_soon_as_it_can(
+    tmp_path: Path, stage: Stage
+) -> None:
+    model(tmp_path, "quick", v1=1.0)
+    model(tmp_path, "slow", v1=2.0)
 
     async def story() -> None:
         async with Engine(tmp_path) as engine:
-            for n in range(4):
-                weights(tmp_path, f"m{n}", 1, 10 + n)
-            await asyncio.gather(*(engine.load(f"m{n}") for n in range(4)))
-            assert [await ask(engine, f"m{n}") for n in range(4)] == [10.0, 11.0, 12.0, 13.0]
-        assert stage.most_at_once == 1
+            weights(tmp_path, "slow", 1, 3.0)
+            stage.hold_loads()
+            slow = asyncio.ensure_future(engine.load("slow"))
+            await until(lambda: stage.waiting == ["slow"])
+            weights(tmp_path, "quick", 1, 4.0)
+            quick = asyncio.ensure_future(engine.load("quick"))
+            await until(lambda: stage.waiting == ["slow", "quick"])
+            stage.loading.set()
+            await asyncio.gather(slow, quick)
+            assert [await ask(engine, name) for name in ("slow", "quick")] == [3.0, 4.0]
 
     run(story())
+
+
+def test_at_the_start_what_is_wrong_is_told_before_anything_is_loaded(tmp_path: Path, stage: Stage) -> None:
+    for name in ("a", "b", "c"):
+        model(tmp_path, name, v1=1.0)
+    (tmp_path / "b" / "model.toml").write_text('backend = "fake"\nlabels = "none.txt"\n')
+    settings(tmp_path, "c", head='task = "classify"')  # which its tensors cannot be
+    told: list[LoadingStep] = []
+
+    async def story() -> None:
+        stage.hold_loads()
+        engine = Engine(tmp_path)
+        starting = asyncio.ensure_future(engine.start(told.append, patient=True))
+        await until(lambda: stage.waiting == ["a"])
+        assert states(engine, "a") == {"1": "LOADING"}
+        assert "none.txt" in states(engine, "b")[""]
+        assert states(engine, "c")["1"].startswith("UNAVAILABLE: ")
+        stage.loading.set()
+        assert sorted(await starting) == ["b", "c"]
+        assert await ask(engine, "a") == 1.0
+        await engine.stop()
+
+    run(story())
+    assert str(told[-1]) == "loading 3 of 3: a, measuring batches of 4"
 
 
 def test_a_load_that_has_not_begun_is_shared_and_one_under_way_is_followed(
@@ -561,7 +593,8 @@ def test_a_patient_start_takes_what_it_can_get(tmp_path: Path, stage: Stage) -> 
 
     async def story() -> None:
         engine = Engine(tmp_path)
-        await engine.start(only=["broken", "gone", "m"], patient=True)
+        failed = await engine.start(only=["broken", "m"], patient=True)
+        assert list(failed) == ["broken"]
         assert await ask(engine) == 1.0
         assert "broken weights" in states(engine, "broken")["1"]
         await engine.stop()

@@ -13,6 +13,7 @@ from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_questions import ControlDesk
 from carpool.errors import ConfigError, InvalidInput, ModelError, NotFound, Unavailable
+from carpool.link.door import LoadingStep
 from carpool.observe.columns import RESTARTS
 from carpool.observe.counters import Table, table_bytes
 from engine.scripted import Stage, ask, model, run, scripted_stage, states, until, weights
@@ -26,7 +27,7 @@ def desk_of(home: Path, table: Table | None = None, **given: Any) -> tuple[Contr
     return ControlDesk(host, ServerSettings(**given)), host
 
 
-def quiet(_model: str, _step: str) -> None:
+def quiet(_step: LoadingStep) -> None:
     """Nobody watches."""
 
 
@@ -62,20 +63,69 @@ def test_what_each_mode_starts_with(
 
 
 @pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
-def test_a_model_that_fails_at_the_start_is_an_error(tmp_path: Path, stage: Stage, mode: str) -> None:
+def test_a_model_that_fails_stops_the_start_only_where_that_is_asked_for(
+    tmp_path: Path, stage: Stage, mode: str
+) -> None:
     model(tmp_path, "a", v1=1.0)
     model(tmp_path, "b", v1=1.0)
     weights(tmp_path, "b", 1, "broken")
-    given = {"load_models": ("b",)} if mode == "explicit" else {}
+    given: dict[str, Any] = {"load_models": ("*",)} if mode == "explicit" else {}
 
     async def story() -> None:
-        desk, host = desk_of(tmp_path, model_control_mode=mode, **given)
+        desk, host = desk_of(tmp_path, model_control_mode=mode, exit_on_error=True, **given)
         with pytest.raises(ModelError, match="broken weights"):
             await desk.open(quiet)
         assert ready(host) == []
         assert stage.open == []
+        desk, host = desk_of(tmp_path, model_control_mode=mode, **given)
+        await desk.open(quiet)
+        assert ready(host) == [("a", "1")]
+        assert "broken weights" in states(host.engine, "b")["1"]
+        assert not host.catalog.ready, "that is said by whoever opened it"
+        host.set_ready(True)
+        assert host.catalog.ready
+        await host.drain(5.0)
 
     run(story())
+
+
+@pytest.mark.parametrize("mode", ["none", "poll"])
+def test_where_nothing_loads_nothing_is_ready(tmp_path: Path, stage: Stage, mode: str) -> None:
+    model(tmp_path, "b", v1=1.0)
+    weights(tmp_path, "b", 1, "broken")
+
+    async def story() -> None:
+        desk, host = desk_of(tmp_path, model_control_mode=mode)
+        if mode == "none":
+            with pytest.raises(ModelError, match="broken weights"):
+                await desk.open(quiet)
+            return
+        await desk.open(quiet)
+        host.set_ready(True)
+        assert not host.catalog.ready
+        weights(tmp_path, "b", 1, 2.0)
+        await desk.look()
+        assert host.catalog.ready
+        await host.drain(5.0)
+
+    run(story())
+
+
+def test_without_strict_readiness_the_first_model_makes_it_ready(tmp_path: Path, stage: Stage) -> None:
+    model(tmp_path, "a", v1=1.0)
+    seen: list[tuple[bool, list[tuple[str, str]]]] = []
+
+    async def story() -> None:
+        desk, host = desk_of(tmp_path, strict_readiness="false")
+        host.listen(lambda catalog: seen.append((catalog.ready, sorted(catalog.entries))))
+        await desk.open(quiet)
+        await host.drain(5.0)
+
+    run(story())
+    assert (False, []) in seen
+    assert (True, [("a", "1")]) in seen
+    assert (True, []) not in seen
+    assert (False, [("a", "1")]) not in seen[: seen.index((True, [("a", "1")]))]
 
 
 def test_a_model_to_start_with_must_exist(tmp_path: Path, stage: Stage) -> None:
@@ -137,7 +187,7 @@ def test_a_restart_is_patient_where_models_can_be_mended(tmp_path: Path, stage: 
         assert ready(host) == [("a", "1"), ("b", "1")]
         await host.drain(5.0)
         weights(tmp_path, "b", 1, "broken")
-        desk, host = desk_of(tmp_path, table)
+        desk, host = desk_of(tmp_path, table, exit_on_error=True)
         with pytest.raises(ModelError):
             await desk.open(quiet)
 

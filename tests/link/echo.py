@@ -101,6 +101,12 @@ class EchoEngine:
             work.state = READY
             self.finish(work)
 
+    async def open(self) -> None:
+        """There is nothing to load."""
+
+    def set_ready(self, ready: bool) -> None:
+        """It always was."""
+
     def share(self, arena: int, file: int) -> None:
         """No model of it runs elsewhere."""
 

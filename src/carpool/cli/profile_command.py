@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _SOME_CORES = 0.1  # less is not worth a word
 _GOES_WITH_A_URL = ("model", "name", "as_json", "api_key_file", "ca", "insecure")
 _MOST_NAMED = 8
+_FOR_SIMULATE = "For simulate and plan: --curve "  # and then all of it on one line, to be copied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +145,7 @@ def _print(report: ProfileReport) -> None:
     )
     show.paragraph("")
     show.table(
-        ("promise", "batch", "takes", "images/s", "largest", "why"),
+        ("promise", "batch", "takes", "images/s", "largest", "its images/s", "why"),
         [
             (
                 f"{budget.slo_ms:g} ms",
@@ -152,6 +153,7 @@ def _print(report: ProfileReport) -> None:
                 f"{numeral(budget.batch_ms)} ms" if budget.batch else "–",
                 numeral(budget.images_per_s) if budget.batch else "–",
                 f"{budget.largest or '–'}",
+                numeral(budget.largest_images_per_s) if budget.largest else "–",
                 budget.why,
             )
             for budget in report.budgets
@@ -162,7 +164,7 @@ def _print(report: ProfileReport) -> None:
     for note in report.notes:
         show.paragraph(note, "· ")
     several = f" --instances {report.instances}" if report.instances > 1 else ""
-    show.paragraph(f"For simulate and plan: --curve {report.curve}{several}", "· ")
+    print(f"· {_FOR_SIMULATE}{report.curve}{several}")
     if report.infer_cores >= _SOME_CORES:
         show.paragraph(
             f"Batches kept {numeral(report.infer_cores)} cores busy. For plan, where they share them with "
@@ -205,9 +207,9 @@ def _print_document(document: dict[str, Any]) -> None:
             f"Largest batch {promise['largest_batch']}, under load near {promise['promised_batch'] or '–'}: "
             f"that carries {numeral(promise['capacity_rps'])} images/s."
         )
-    curve = ",".join(f"{size}:{ms:.4g}" for size, ms in document["curve"])
-    for note in (*notes, *map(str, document["choices"]), f"For simulate and plan: --curve {curve}"):
+    for note in (*notes, *map(str, document["choices"])):
         show.paragraph(note, "· ")
+    print(f"· {_FOR_SIMULATE}{','.join(f'{size}:{ms:.4g}' for size, ms in document['curve'])}")
 
 
 def _ms(value: float | None) -> str:

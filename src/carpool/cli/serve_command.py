@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from carpool.config.repository import ModelSource
-    from carpool.link.door import Catalog
+    from carpool.link.door import Catalog, LoadingStep
 
 _ENGINE = "carpool.process.start:engine"
 _HTTP = "carpool.process.front_ends:http"
@@ -97,10 +97,17 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
     check_files(settings)
     _warn_if_open(settings)
     paths = paths or demo_models()
-    # Mistakes in settings are told before anything is started.
+    # Mistakes in settings are told before anything is started; the engine tells those that stop nothing.
+    mistakes: dict[str, ConfigError] = {}
     sources, _ = find_models(
-        paths, gpus=gpu_count(), only=settings.models_at_start, some=settings.needs_models
+        paths,
+        gpus=gpu_count(),
+        only=settings.models_at_start,
+        some=settings.needs_models,
+        mistakes=None if settings.exit_on_error else mistakes,
     )
+    if mistakes and not sources and settings.needs_models:
+        raise next(iter(mistakes.values()))
     if settings.task or settings.labels or settings.size:
         if len(sources) != 1:
             raise ConfigError(
@@ -110,7 +117,7 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
         settings.pictures.applied(sources[0].config)
     if settings.record:
         settings = replace(settings, record=str(claim(settings.record)))
-    print(f"Loading {_count(len(sources), 'model')} …", flush=True)
+    print(f"Loading {_count(len(sources) + len(mistakes), 'model')} …", flush=True)
     screen = _Screen(sources, settings)
     if settings.frontends == 0:
         return _alone(paths, settings, screen)
@@ -155,7 +162,7 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
 
     import uvloop
 
-    from carpool.frontend.documents import picture_tasks, promises
+    from carpool.frontend.documents import failures, picture_tasks, promises
     from carpool.observe.output import caught
     from carpool.process import start  # all of the engine, which otherwise has a process of its own
     from carpool.process.children import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
@@ -167,18 +174,16 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
         def signalled(number: signal.Signals) -> None:
             if stop.is_set():
                 os._exit(128 + number)  # the second one: at once
-            if not screen.shown:
-                os._exit(0)  # nothing to drain yet, and a thread that loads a model would be waited for
             stop.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signalled, number)
 
         def ready(catalog: Catalog, ports: Mapping[str, int]) -> None:
-            screen.show(ports, picture_tasks(catalog), promises(catalog))
+            screen.show(ports, picture_tasks(catalog), promises(catalog), failures(catalog))
 
-        def progress(model: str, step: str) -> None:  # from the thread that loads
-            loop.call_soon_threadsafe(screen.progress.step, model, step)
+        def progress(step: LoadingStep) -> None:  # from the thread that loads
+            loop.call_soon_threadsafe(screen.progress.step, step)
 
         return await start.serve(paths, settings, stop, progress=progress, ready=ready)
 
@@ -188,6 +193,8 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             cut_off = runner.run(serve())
+            if not screen.shown:
+                os._exit(EXIT_CUT_OFF if cut_off else 0)  # a thread that loads a model would be waited for
     except CarpoolError as error:
         print(f"carpool: {error.message}", file=sys.stderr)
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
@@ -200,11 +207,18 @@ class _Screen:
     def __init__(self, sources: Sequence[ModelSource], settings: ServerSettings) -> None:
         self._sources = sources
         self._settings = settings
-        self.progress = LoadingProgress(len(sources))
+        self.progress = LoadingProgress()
         self.shown = False
 
-    def show(self, ports: Mapping[str, int], tasks: Mapping[str, str], promised: Mapping[str, float]) -> None:
-        """By model: the tasks of those that take pictures, the milliseconds of those that promise."""
+    def show(
+        self,
+        ports: Mapping[str, int],
+        tasks: Mapping[str, str],
+        promised: Mapping[str, float],
+        failed: Mapping[str, str],
+    ) -> None:
+        """By model: the tasks of those that take pictures, the milliseconds of those that promise, and why
+        others are not served."""
         from carpool.frontend.access.access import is_loopback
 
         if self.shown:
@@ -215,14 +229,17 @@ class _Screen:
         host = "localhost" if settings.host in ("0.0.0.0", "::") else settings.host
         http = "https" if settings.tls_cert else "http"
         address = f"{http}://{host}:{ports['http']}"
-        print(f"\n  Carpool serves {_count(len(self._sources), 'model')} at {address}\n")
-        for source in self._sources:
+        served = [source for source in self._sources if source.config.name not in failed]
+        print(f"\n  Carpool serves {_count(len(served), 'model')} at {address}\n")
+        for source in served:
             config, slo_ms = source.config, promised.get(source.config.name)
             promise = f"promises {slo_ms:g} ms" if slo_ms else f"{config.mode.value} batching, no promise"
             versions = ", ".join(str(version.number) for version in source.versions)
             print(f"    {config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}")
-        if self._sources:
-            metadata = f"curl -s {address}/v2/models/{self._sources[0].config.name}"
+        for name, why in failed.items():
+            print(f"    {name:<24} not served: {why}")
+        if served:
+            metadata = f"curl -s {address}/v2/models/{served[0].config.name}"
             print(f"\n  Try:      {_line_to_try(address, tasks) or metadata}")
         if settings.model_control_mode == "explicit":
             print(f"  Load:     carpool models load NAME --url {address}")
@@ -254,23 +271,20 @@ def _count(number: int, noun: str) -> str:
 class LoadingProgress:
     """Told every step, in the loop's thread; a step may take minutes, so that the time goes on being told."""
 
-    def __init__(self, models: int) -> None:
-        self._models = models
-        self._seen: list[str] = []
-        self._step = ""
+    def __init__(self) -> None:
+        self._last: LoadingStep | None = None
+        self._said = 0  # models before this one are over with, and that was told
         self._began = time.monotonic()
         self._watched = sys.stdout.isatty()
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
 
-    def step(self, model: str, step: str) -> None:
+    def step(self, step: LoadingStep) -> None:
         if self._over:
             return  # a restarted engine is a line in the log, not a new beginning
-        self._step = step
-        if model not in self._seen:
-            self._seen.append(model)
-            if self._watched:
-                self._say()
+        self._last = step
+        if self._watched and step.number != self._said:
+            self._say()
         if self._timer is None:
             self._remind()
 
@@ -288,12 +302,14 @@ class LoadingProgress:
         self._timer = asyncio.get_running_loop().call_later(every, self._remind)
 
     def _say(self) -> None:
-        number, of, model = len(self._seen), max(self._models, len(self._seen)), self._seen[-1]
+        last = self._last
+        assert last is not None
+        self._said = last.number
         seconds = round(time.monotonic() - self._began)
         if self._watched:
-            print(f"  {number} of {of}: {model}, {self._step} ({seconds} s)", flush=True)
+            print(f"  {last} ({seconds} s)", flush=True)
         else:
             from carpool.observe.logs import logger
 
-            told = {"model": model, "step": self._step, "number": number, "of": of, "seconds": seconds}
-            logger("server").info("loading", **told)
+            fields = {"step": last.step, "number": last.number, "of": last.of, "seconds": seconds}
+            logger("server").info("loading", model=last.model, **fields)

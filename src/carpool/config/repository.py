@@ -51,16 +51,28 @@ ReadSettings = Callable[[Path, str], tuple[ModelConfig, list[str]]]
 
 
 def find_models(
-    paths: Sequence[Path], *, gpus: int = 0, only: Collection[str] | None = None, some: bool = True
+    paths: Sequence[Path],
+    *,
+    gpus: int = 0,
+    only: Collection[str] | None = None,
+    some: bool = True,
+    mistakes: dict[str, ConfigError] | None = None,
 ) -> tuple[list[ModelSource], list[str]]:
     """Every model under these paths (repositories, model folders or model files) and the warnings.
 
-    With `only`, the models of these names; without `some`, a repository may be empty.
+    With `only`, the models of these names; without `some`, a repository may be empty. `mistakes` gets what is
+    wrong with single models, by name, which otherwise is raised.
     """
     places, warnings = find_places(paths, some=some and only is None)
     sources = []
     for name in places if only is None else dict.fromkeys(only):
-        source, notes = read_place(the_place(name, places), gpus=gpus)
+        try:
+            source, notes = read_place(the_place(name, places), gpus=gpus)
+        except ConfigError as error:
+            if mistakes is None or name not in places:
+                raise
+            mistakes[name] = error
+            continue
         warnings += notes
         sources.append(source)
     return sources, warnings

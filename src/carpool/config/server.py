@@ -108,6 +108,14 @@ class ServerSettings:
     load_models: tuple[str, ...] = _setting(
         (), "With explicit: a model to start with; * for all.", name="--load-model"
     )
+    exit_on_error: bool = _setting(
+        False, "Stop when a model does not load, instead of serving the others.", name="--exit-on-error"
+    )
+    strict_readiness: str = _setting(
+        "true",
+        "Ready when every model is warm or has failed; false: with the first.",
+        choices=("true", "false"),
+    )
     poll_s: float = _setting(
         15.0,
         "Seconds between two looks at the model folders.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,13 @@ from carpool.core.job import INFINITY
 from carpool.engine.batch import Outcome, Work, check_inputs, only_input, shape_key
 from carpool.engine.hardware import gpu_count
 from carpool.engine.models.candidate import Override
-from carpool.engine.models.control import Fleet, ModelControl, Progress, silent
+from carpool.engine.models.control import Checks, ModelControl
+from carpool.engine.models.fleet import Fleet
 from carpool.engine.models.served import Served, State
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.route import newest
-from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
-from carpool.link.door import UNLOADED, IndexEntry
+from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unavailable, Unsupported
+from carpool.link.door import UNLOADED, IndexEntry, LoadingStep
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.types import Array
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from carpool.engine.runner_client import Runner
 
 log = logger("engine")
+
+StartProgress = Callable[[LoadingStep], None]
+"""Told from any thread how far a start is."""
 
 
 class Engine:
@@ -52,7 +56,7 @@ class Engine:
         pictures: PictureChoice | None = None,
         table: Table | None = None,
         block: Block | None = None,
-        cache_dir: Path | None = None,
+        cache_dir: str | Path | None = None,
         device_memory_gb: float | None = None,
         host: Runner | None = None,
     ) -> None:
@@ -62,7 +66,7 @@ class Engine:
         self._pictures = pictures or PictureChoice()
         self.table = table or Table(bytearray(table_bytes(1)))
         limit_device_memory(device_memory_gb)
-        profiles = None if cache_dir is None else ProfileStore(cache_dir)
+        profiles = None if cache_dir is None else ProfileStore(Path(cache_dir))
         self.fleet = Fleet(self.table, block or self.table.block(0), profiles, host)
         self.control = ModelControl(self._paths, self.fleet, self._with_promise)
 
@@ -84,30 +88,53 @@ class Engine:
 
     async def start(
         self,
-        progress: Progress = silent,
+        progress: StartProgress = lambda _step: None,
         *,
         only: Collection[str] | None = None,
         some: bool = True,
         patient: bool = False,
-    ) -> None:
-        """Load every model, or only these, one after the other: each is measured on a quiet machine.
+    ) -> Mapping[str, CarpoolError]:
+        """Load every model, or only these, side by side; each serves as soon as it is warm.
 
-        Without `some`, there may be none. With `patient`, what does not load is left for later: the index
-        has the reason.
+        Whatever can be found wrong without loading is told before anything is loaded. Without `some`, there
+        may be none. With `patient`, what does not load is left for later, and returned by name: the index has
+        the reason, too.
         """
         try:
-            if not patient:  # mistakes in settings are told before anything is loaded
-                find_models(self._paths, gpus=gpu_count(), only=only, some=some)
+            mistakes: dict[str, ConfigError] | None = {} if patient else None
+            find_models(self._paths, gpus=gpu_count(), only=only, some=some, mistakes=mistakes)
             there = await self.control.find()
-            for name in there if only is None else dict.fromkeys(only):
-                try:
-                    await self.control.load(name, progress=progress)
-                except CarpoolError:
-                    if not patient:
-                        raise
+            names = list(there if only is None else dict.fromkeys(only))
+            return await self._load_together(names, progress, patient=patient)
         except BaseException:
-            await self.stop(0.0)
+            if not self.control.closed:  # else whoever stopped it sees to what it has accepted
+                await self.stop(0.0)
             raise
+
+    async def _load_together(
+        self, names: Sequence[str], progress: StartProgress, *, patient: bool
+    ) -> Mapping[str, CarpoolError]:
+        checks = Checks(names)
+        under_way = dict.fromkeys(names, "waiting")
+        failed: dict[str, CarpoolError] = {}
+
+        def tell(name: str, step: str) -> None:  # also from threads that load, each for a model of its own
+            under_way[name] = step
+            progress(LoadingStep(name, step, len(names) - len(under_way) + 1, len(names)))
+
+        async def load(name: str) -> None:
+            try:
+                await self.control.load(name, progress=tell, checks=checks)
+            except CarpoolError as error:
+                if not patient:
+                    raise
+                failed[name] = error
+            del under_way[name]
+            for other, step in list(under_way.items())[:1]:
+                tell(other, step)
+
+        await asyncio.gather(*map(load, names))
+        return failed
 
     async def load(
         self, model: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None

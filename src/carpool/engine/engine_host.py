@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,10 @@ Question = Callable[[Mapping[str, Any]], Awaitable[Any]]
 """JSON in and out; errors are `CarpoolError`s."""
 
 
+async def _nothing_to_open() -> None:
+    """The models were loaded already."""
+
+
 class EngineHost:
     """Wraps an engine for the doors. `listen` is told whenever the catalogue changes."""
 
@@ -79,7 +83,9 @@ class EngineHost:
         self._seen: list[Seen] = []
         self._entries: dict[int, ModelEntry] = {}  # of what is offered or leaving, by key
         self._ends: list[Callable[[], None]] = []
+        self.open: Callable[[], Coroutine[Any, Any, None]] = _nothing_to_open
         self._ready = False
+        self.needs_one = False  # there should be models, so that none at all is not ready
         self._catalog = Catalog()
         self.extra: dict[str, Any] = {}  # fields of the catalogue that are not about models
         self._questions: dict[str, Question] = {
@@ -107,7 +113,7 @@ class EngineHost:
         self._ends.append(end)
 
     def set_ready(self, ready: bool) -> None:
-        """Ready only when every model is; not ready as soon as we mean to stop."""
+        """Ready when every model is, or has failed; not ready as soon as we mean to stop."""
         self._ready = ready
         self.publish()
 
@@ -125,7 +131,8 @@ class EngineHost:
         folders = self.engine.folders
         index = [_index_line(*line, halted, folders) for line in self.engine.index()]
         number = self._catalog.number + 1
-        self._catalog = Catalog(number, self._ready, entries, chosen, index, leaving, down, **self.extra)
+        is_ready = self._ready and (bool(entries) or not self.needs_one)
+        self._catalog = Catalog(number, is_ready, entries, chosen, index, leaving, down, **self.extra)
         for listener in self._listeners:
             listener(self._catalog)
 

@@ -17,11 +17,12 @@ from carpool.config.server import ServerSettings
 from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
+from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost, hide_paths
 from carpool.engine.models.candidate import remove_abandoned
-from carpool.engine.models.control import Progress
 from carpool.engine.models.served import RECENT_S, RecentBatches, Served
 from carpool.errors import CarpoolError, InvalidInput, Unavailable, Unsupported
+from carpool.link.door import LoadingStep
 from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, Region, open_file
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import logger
@@ -223,6 +224,7 @@ log = logger("engine")
 
 UNLOAD_EXTENSION = "model_repository(unload_dependents)"
 _LONGEST_SHOWN = 80
+_TOLD_EVERY_S = 0.25
 
 _NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"  # Triton's, in both modes
 _REFUSALS = {
@@ -248,26 +250,61 @@ class ControlDesk:
         if self._mode == "explicit":
             host.extra["extensions"] = (*host.extra.get("extensions", ()), UNLOAD_EXTENSION)
 
-    async def open(self, progress: Progress) -> None:
-        """Load what is to be there from the start.
+    async def open(self, progress: StartProgress) -> None:
+        """Load what is to be there from the start; whoever waits for this then says that the server is ready.
 
-        An engine that was restarted takes what it can get, where models can be mended without a restart.
+        One model that does not load keeps no other from serving, unless that is asked for. Raises where
+        nothing would be served, and nothing could be mended without a restart.
         """
         abandoned = await asyncio.to_thread(remove_abandoned)
         if abandoned:
             log.info("uploads-removed", folders=abandoned)
         table = self._engine.table
         again = table.server()[RESTARTS["engine"]] > 0
-        only = self._settings.models_at_start
+        settings, only = self._settings, self._settings.models_at_start
         if again and self._mode == "explicit":
             # The counters outlive an engine, and with them the names of what it had loaded.
-            only = {name for name, _ in table.directory.live().values()}
-        patient = again and self._mode != "none"
-        await self._engine.start(progress, only=only, some=self._settings.needs_models, patient=patient)
+            there = await self._engine.control.find()
+            only = {name for name, _ in table.directory.live().values() if name in there}
+        if settings.strict_readiness == "false":
+            self._host.needs_one = True
+            self._host.set_ready(True)
+        patient = not settings.exit_on_error or (again and self._mode != "none")
+        failed = await self._engine.start(
+            self._following(progress), only=only, some=settings.needs_models, patient=patient
+        )
+        if self._engine.control.closed:
+            raise Unavailable("the server is stopping", reason="stopping")
+        self._host.extra.pop("loading", None)
+        if failed and settings.needs_models and not self._engine.served:
+            await self._engine.stop(0.0)
+            raise next(iter(failed.values()))
+        self._host.needs_one = bool(failed)
         if again:
             self._tidy()
         if self._mode != "none":
             self._looking = asyncio.get_running_loop().create_task(self._look_in_time())
+
+    def _following(self, progress: StartProgress) -> StartProgress:
+        """Tells the front ends, too: not every step, since each costs a whole catalogue."""
+        loop = asyncio.get_running_loop()
+        planned: asyncio.TimerHandle | None = None
+
+        def take_down(step: LoadingStep) -> None:
+            nonlocal planned
+            self._host.extra["loading"] = str(step)
+            planned = planned or loop.call_later(_TOLD_EVERY_S, publish)
+
+        def publish() -> None:
+            nonlocal planned
+            planned = None
+            self._host.publish()
+
+        def tell(step: LoadingStep) -> None:
+            progress(step)
+            loop.call_soon_threadsafe(take_down, step)
+
+        return tell
 
     def _tidy(self) -> None:
         """Counters of what the engine before had, and this one has not."""

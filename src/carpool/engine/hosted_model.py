@@ -9,15 +9,17 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.batch import BatchResult, Outcome, Work
 from carpool.engine.models.loading import Ready, ReportStep
-from carpool.errors import ModelError
+from carpool.errors import ModelError, Unsupported
 from carpool.link import records
 from carpool.link.link_failures import read_failure
 from carpool.link.records import ProtocolError, RecordReader, read_endings
@@ -197,6 +199,12 @@ class HostedLoading:
         self._number = number
         self._asked = LoadOrder(config, version)
         self._found: tuple[Ready, int | None] | None = None  # and the threads of an instance
+
+    def check(self) -> None:
+        """Its file is read where it runs: the process for that takes seconds to start."""
+        config, package = self._asked.config, kind_of(self._asked.config.backend).package
+        if package and find_spec(package) is None:
+            raise Unsupported(f"{config.name}: needs {package} (pip install {package})")
 
     def prepare(self, tell: ReportStep) -> Ready:
         found = self._runner.wait_for("prepare", Prepared, self._asked, tell, loading=self._number)

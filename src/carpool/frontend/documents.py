@@ -15,7 +15,7 @@ import orjson
 
 from carpool import __version__
 from carpool.errors import CarpoolError, InvalidInput, NotFound
-from carpool.link.door import Catalog, Door, IndexEntry, ModelEntry
+from carpool.link.door import UNLOADED, Catalog, Door, IndexEntry, ModelEntry
 from carpool.observe.counters import MODEL_ROWS, Table
 from carpool.observe.statistics import BOUNDS, model_counts, server_counts
 from carpool.types import TensorSpec
@@ -68,6 +68,15 @@ def picture_tasks(catalog: Catalog) -> dict[str, str]:
 def promises(catalog: Catalog) -> dict[str, float]:
     """What each model promises, in milliseconds, where it promises: a promise may have grown at loading."""
     return {name: entry.slo * 1e3 for name, entry in catalog.newest.items() if entry.slo is not None}
+
+
+def failures(catalog: Catalog) -> dict[str, str]:
+    """Why models that should serve do not, by name."""
+    return {
+        line.name: line.reason
+        for line in catalog.index
+        if line.name not in catalog.newest and line.state == "UNAVAILABLE" and line.reason != UNLOADED
+    }
 
 
 def model_metadata(catalog: Catalog, entry: ModelEntry) -> Document:
@@ -166,6 +175,7 @@ class LivePage:
                 "uptime_s": round(now - self._started, 3),
                 "ready": door.serving and catalog.ready and catalog.able,
                 "serving": door.serving,
+                "loading": catalog.loading,
                 **server_counts(self._table.server()),
             },
             "models": models,

@@ -56,6 +56,7 @@ class Budget:
     batch_ms: float
     images_per_s: float
     largest: int  # the largest batch that ends in time if it starts at once
+    largest_images_per_s: float
     why: str
 
 
@@ -202,7 +203,8 @@ def _budget(slo: float, curve: BatchCurve, instances: int) -> Budget:
         ms = curve.times[batch] * 1e3
         why = f"2 × {numeral(ms)} ms, the batch that runs and one's own, with a tenth to spare"
     takes, rate = (curve.times[batch] * 1e3, instances * curve.throughput(batch)) if batch else (0.0, 0.0)
-    return Budget(slo * 1e3, batch, takes, rate, largest, why)
+    at_most = instances * curve.throughput(largest) if largest else 0.0
+    return Budget(slo * 1e3, batch, takes, rate, largest, at_most, why)
 
 
 def _line(shape: Shape) -> str:

@@ -10,7 +10,7 @@ from carpool.backends.backend import Backend, Placement
 from carpool.config.model import ImageSettings, ModelConfig, PictureChoice
 from carpool.config.repository import ModelSource, find_models
 from carpool.engine.hardware import gpu_count
-from carpool.engine.models.trial import Examined, examine
+from carpool.engine.models.trial import Examined, examine, try_out
 from carpool.errors import ConfigError
 from carpool.types import TensorSpec
 from carpool.vision.settings import Described, VisionSettings, describe
@@ -67,7 +67,7 @@ def inspect_model(path: Path, choice: PictureChoice | None = None) -> ModelRepor
         placement = Placement(threads=1, gpu=devices[0] if devices else None, hurry=True)
         return backends.load(config, version, placement)
 
-    found = examine((choice or PictureChoice()).applied(source.config), version, load)
+    found = try_out(examine((choice or PictureChoice()).applied(source.config), version), load)
     return _report(source, found, describe(found.config, found.signature, found.labels, found.seen))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carpool.errors import InvalidInput
-from carpool.lab.batch_profile import CAUTION, ProfileReport
+from carpool.lab.batch_profile import CAUTION, Budget, ProfileReport
 from carpool.sim.simulation import Outcome
 
 if TYPE_CHECKING:
@@ -86,10 +86,20 @@ def batch_profile(path: Path, report: ProfileReport) -> None:
         right.annotate(f"knee: {report.knee}", (report.knee, 0), xytext=(4, 6), textcoords="offset points")
         right.set_title("Images per second")
         right.set_ylim(0, 1.12 * max(rates))
+        for budget in report.budgets:
+            _chosen_batch(right, budget)
         for axes in (left, right):
             axes.set_xlabel("images in a batch")
             axes.set_xlim(left=0)
         left.legend(loc="upper left")
+
+
+def _chosen_batch(axes: Axes, budget: Budget) -> None:
+    if budget.batch:
+        place = (budget.batch, budget.images_per_s)
+        axes.plot(*place, marker="D", markersize=8, color=COLOURS["knobs"])
+        words = f"{budget.slo_ms:g} ms: batches of {budget.batch}"
+        axes.annotate(words, place, xytext=(6, -14), textcoords="offset points", color=INK, fontsize=9)
 
 
 def goodput(axes: Axes, sweeps: Mapping[str, Sweep]) -> None:

@@ -150,6 +150,19 @@ UNLOADED = "unloaded"
 
 
 @dataclass(frozen=True, slots=True)
+class LoadingStep:
+    """What is done for one of those that are loaded together: `number - 1` of them serve, or failed."""
+
+    model: str
+    step: str
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"loading {self.number} of {self.of}: {self.model}, {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
 class Catalog:
     """Everything that is served now. Replaced as a whole, with the next number.
 
@@ -169,6 +182,7 @@ class Catalog:
     tracing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # v2 trace settings; "" is global
     extensions: Sequence[str] = ()  # of the protocol, besides those that every server has
     server_name: str = "carpool"  # what the server calls itself to clients
+    loading: str = ""  # how far the start is: what is loaded now, in words
 
     @property
     def able(self) -> bool:

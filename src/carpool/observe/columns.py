@@ -99,6 +99,7 @@ PENDING = _layout.gauge()
 SATURATION = _layout.gauge(largest=True)
 SPEED_RATIO = _layout.gauge(largest=True)
 LOAD_SECONDS = _layout.gauge(largest=True)
+SLO_SECONDS = _layout.gauge(largest=True)
 OUT_OF_MEMORY = _layout.counter()
 
 # The server.

@@ -115,6 +115,7 @@ carpool_post_duration_seconds            histogram model  all:POST_SECONDS      
 carpool_batch_size                       histogram model  all:BATCH_SIZE        Images per execution.
 carpool_saturation                       gauge     model  cell:SATURATION       Predicted wait of a new request over the wait its promise allows, 0 to 1.
 carpool_speed_ratio                      gauge     model  cell:SPEED_RATIO      Time that batches take over what was measured at loading; 0 for a model without a promise.
+carpool_slo_seconds                      gauge     model  cell:SLO_SECONDS      What the model promises; 0 for one without a promise.
 carpool_out_of_memory_total              counter   model  cell:OUT_OF_MEMORY    Batches that did not fit into their device's memory and were run in smaller ones.
 carpool_shed_total                       counter   model  reason:SHED           Requests the scheduler chose not to run, by reason.
 carpool_connections                      gauge     server cell:CONNECTIONS      Open client connections.

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,11 +21,11 @@ import uvloop
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError
-from carpool.frontend.documents import picture_tasks, promises
+from carpool.frontend.documents import failures, picture_tasks, promises
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.advice import GateTable
 from carpool.link.child_process import Control, Message, live_as_child, spare_the_collector, switch_often
-from carpool.link.door import Catalog
+from carpool.link.door import Catalog, LoadingStep
 from carpool.link.typed_json import read_document
 from carpool.memory.arena import Arena, take_memory
 from carpool.memory.pulse import Beats, Pulses, Watch
@@ -72,8 +72,8 @@ class FrontendParts:
 
 StartFrontend = Callable[[FrontendParts], Awaitable[Frontend]]
 StartEngine = Callable[..., Awaitable["EngineHost"]]
-"""Builds the engine, as `process.start.engine` does. It may load in the background: `Catalog.ready` says when
-models can be used. Its `progress` may be told from any thread which model is loaded, and what is done."""
+"""Builds the engine, as `process.start.engine` does, which loads nothing before it is opened. Its `progress`
+may be told from any thread which model is loaded, and what is done."""
 
 
 def _load(name: str) -> Callable[..., Any]:
@@ -107,21 +107,34 @@ class EngineProcess:
             return self._give_up(error)
         from carpool.engine.engine_link import EngineSide  # front ends run this file too
 
-        spare_the_collector()
-        self._control.send("up")  # before anybody can see that it is
         self._side = EngineSide(
             engine, max_answer_bytes=self._settings.max_body_bytes, dropped=self._report_dropped
         )
         for message in self._early:
             await self._attach(self._side, message)
         engine.listen(self._report)
-        self._report(engine.catalog)
+        opening = asyncio.create_task(self._open(engine))
+        await asyncio.wait({obeying, opening}, return_when=asyncio.FIRST_COMPLETED)
+        failure = None if obeying.done() else opening.exception()
+        if failure is not None:
+            return self._give_up(failure)
         within_s = await obeying
+        if within_s is None and not opening.done():
+            os._exit(0)
         if within_s is not None:
             await engine.drain(within_s)
+            opening.cancel()  # it has nothing to wait for any more
+            await asyncio.gather(opening, return_exceptions=True)
             logger("engine").info("drained")
         beats.stop()
         return 0
+
+    async def _open(self, engine: EngineHost) -> None:
+        await engine.open()
+        spare_the_collector()
+        self._control.send("up")  # before anybody can see that it is
+        engine.set_ready(True)
+        self._report(engine.catalog)
 
     async def _start(self) -> EngineHost:
         start: StartEngine = _load(self._first.body["start"])
@@ -136,11 +149,11 @@ class EngineProcess:
             progress=self._progress,
         )
 
-    def _progress(self, model: str, step: str) -> None:
+    def _progress(self, step: LoadingStep) -> None:
         """From the thread that loads: the socket is the loop's."""
-        self._loop.call_soon_threadsafe(partial(self._control.send, "loading", model=model, step=step))
+        self._loop.call_soon_threadsafe(partial(self._control.send, "loading", **asdict(step)))
 
-    def _give_up(self, error: Exception) -> int:
+    def _give_up(self, error: BaseException) -> int:
         if not isinstance(error, CarpoolError):
             logger("engine").exception("engine-failed")
         self._control.send("failed", error=str(error) or type(error).__name__)
@@ -168,8 +181,13 @@ class EngineProcess:
         if catalog.ready and not self._was_ready:
             self._was_ready = True
             models = [f"{name}:{version}" for name, version in catalog.entries]
-            promised = promises(catalog)
-            self._control.send("ready", models=models, tasks=picture_tasks(catalog), promises=promised)
+            self._control.send(
+                "ready",
+                models=models,
+                tasks=picture_tasks(catalog),
+                promises=promises(catalog),
+                failed=failures(catalog),
+            )
 
     def _report_dropped(self, frontend: int) -> None:
         self._control.send("dropped", frontend=frontend)

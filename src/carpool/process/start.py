@@ -10,16 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from carpool.config.server import ServerSettings
-from carpool.engine.engine import Engine
+from carpool.engine.engine import Engine, StartProgress
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_link import EngineSide
 from carpool.engine.engine_questions import ControlDesk, MemoryRegistry, answer_profile_questions
-from carpool.engine.models.control import Progress
 from carpool.engine.runner_client import Runner
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.advice import GATE_BYTES, GateTable
-from carpool.link.door import Catalog
+from carpool.link.door import Catalog, LoadingStep
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Block, Table, table_bytes
@@ -64,9 +63,9 @@ async def engine(
     table: Table,
     block: int,
     write_gate: Callable[..., None],
-    progress: Callable[[str, str], None],
+    progress: StartProgress,
 ) -> EngineHost:
-    """Load the models; the front ends answer that they are alive, but not ready, until this returns."""
+    """Front ends can be attached from here on; `open` loads the models."""
     log = logger("engine")
     mine = table.block(block)
     runner = Runner(settings, lambda: mine.server.add(RESTARTS["worker"]))
@@ -76,13 +75,18 @@ async def engine(
     host.listen(lambda catalog: runner.follow_logging(catalog.logging))
     add_questions(host, settings)
 
-    def step_taken(model: str, step: str) -> None:
-        log.debug("loading", model=model, step=step)
-        progress(model, step)
+    desk = ControlDesk(host, settings)
 
-    await ControlDesk(host, settings).open(step_taken)
-    mine.server.set(UP, 1.0)
-    host.set_ready(True)
+    def step_taken(step: LoadingStep) -> None:
+        log.debug("loading", model=step.model, step=step.step)
+        progress(step)
+
+    async def open_models() -> None:
+        await desk.open(step_taken)
+        mine.server.set(UP, 1.0)
+
+    host.open = open_models
+    host.publish()
     return host
 
 
@@ -94,7 +98,7 @@ async def serve(
     settings: ServerSettings,
     stop: asyncio.Event,
     *,
-    progress: Progress = lambda _model, _step: None,
+    progress: StartProgress = lambda _step: None,
     ready: Callable[[Catalog, Mapping[str, int]], None] = lambda _catalog, _ports: None,
 ) -> int:
     """Serve until `stop` is set, then finish what was accepted. `ready` gets the ports in use.
@@ -116,21 +120,27 @@ async def serve(
     frontends = [await front_ends.http(parts)]
     if "grpc" in sockets:
         frontends.append(await front_ends.grpc(parts))
+    opening, stopping = asyncio.ensure_future(desk.open(progress)), asyncio.ensure_future(stop.wait())
     try:
-        await desk.open(progress)
-        table.block(0).server.set(UP, 1.0)
-        host.set_ready(True)
-        await side.everyone_saw(host.catalog.number)
-        ready(host.catalog, ports)
-        with watched(settings):
-            await stop.wait()
+        await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            opening.result()
+            table.block(0).server.set(UP, 1.0)
+            host.set_ready(True)
+            await side.everyone_saw(host.catalog.number)
+            ready(host.catalog, ports)
+            with watched(settings):
+                await stopping
         logger("server").info("draining", seconds=settings.drain_s)
     finally:
         door.drain()
         host.set_ready(False)
         within = settings.drain_s
-        stopping = asyncio.gather(*(frontend.stop(within) for frontend in frontends))
-        cut_off, _ = await asyncio.gather(stopping, host.drain(within + _LAST_MOMENT_S))
+        ends = asyncio.gather(*(frontend.stop(within) for frontend in frontends))
+        cut_off, _ = await asyncio.gather(ends, host.drain(within + _LAST_MOMENT_S))
+        for task in (opening, stopping):
+            task.cancel()
+        await asyncio.gather(opening, stopping, return_exceptions=True)
         side.close()
         door.close()
     return sum(cut_off)

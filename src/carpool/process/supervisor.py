@@ -24,6 +24,7 @@ from carpool.errors import ConfigError
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.link.advice import GATE_BYTES
 from carpool.link.child_process import Child, Guard, Message
+from carpool.link.door import LoadingStep
 from carpool.link.typed_json import write_document
 from carpool.memory.arena import create_memory, map_memory
 from carpool.memory.pulse import Beats, Pulses, Watch, pulse_bytes
@@ -43,9 +44,9 @@ _DIVERT_S = 1.0  # with a longer delay, clients are better sent to another front
 _FRONTENDS_SHARE = 0.9  # of the time to drain; the rest is the engine's
 
 
-Ready = Callable[[Mapping[str, int], Mapping[str, str], Mapping[str, float]], None]
-"""Told the ports in use, and by the models' names the tasks of those that take pictures and the milliseconds
-that they promise, each time that an engine has warmed them up."""
+Ready = Callable[[Mapping[str, int], Mapping[str, str], Mapping[str, float], Mapping[str, str]], None]
+"""Told the ports in use, and by the models' names the tasks of those that take pictures, the milliseconds
+that they promise, and why others do not serve, each time that an engine has warmed them up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,10 @@ class Supervisor:
         *,
         engine: str,
         frontends: Sequence[FrontendKind],
-        ready: Ready = lambda _ports, _tasks, _promises: None,
-        loading: Callable[[str, str], None] = lambda _model, _step: None,
+        ready: Ready = lambda _ports, _tasks, _promises, _failed: None,
+        loading: Callable[[LoadingStep], None] = lambda _step: None,
     ) -> None:
-        """`loading` is told each step while the engine loads its models: which model, and what is done."""
+        """`loading` is told each step while the engine loads its models."""
         self._settings = settings
         self._began = time.monotonic()
         self._paths = list(paths)
@@ -258,7 +259,8 @@ class Supervisor:
             self._warm = message.body
             self._announce()
         elif message.word == "loading":
-            self._loading(str(message.body["model"]), str(message.body["step"]))
+            body = message.body
+            self._loading(LoadingStep(body["model"], body["step"], body["number"], body["of"]))
         elif message.word == "logging":
             apply_log_settings(message.body["settings"])
         elif message.word == "failed":
@@ -274,7 +276,7 @@ class Supervisor:
         if self._warm is not None and all(post.was_up for post in self._posts):
             warm, self._warm = self._warm, None
             _log.info("ready", models=" ".join(warm["models"]), host=self._settings.host, **self.ports)
-            self._ready(self.ports, warm["tasks"], warm["promises"])
+            self._ready(self.ports, warm["tasks"], warm["promises"], warm["failed"])
 
     def _finish(self, code: int) -> None:
         if not self._finished.done():

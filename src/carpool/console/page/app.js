@@ -21,7 +21,7 @@ const LONGEST_QUERY = 4000;
 class Console {
   #histories = new Map();
   #traffic = null;
-  #selected = null;
+  #selected = chosenByAddress();
   #seconds = RECENT_S;
   #document = null;
   #profile = null; // of the model that is looked at
@@ -41,6 +41,7 @@ class Console {
       });
     }
     new ResizeObserver(() => this.#showModel()).observe(document.body);
+    addEventListener("hashchange", () => this.#select(chosenByAddress()));
   }
 
   /** The profile of the model that is looked at comes along every other time: it changes slowly. */
@@ -79,7 +80,9 @@ class Console {
   }
 
   #select(key) {
+    if (!key || key === this.#selected) return;
     this.#selected = key;
+    history.replaceState(null, "", `#${encodeURIComponent(key)}`);
     this.#profile = null;
     this.#showModel();
     askNow();
@@ -153,9 +156,20 @@ class Console {
   }
 }
 
+/** The model that the address names behind its #, as name/version; other such parts are places on the page. */
+function chosenByAddress() {
+  try {
+    const key = decodeURIComponent(location.hash.slice(1));
+    return key.includes("/") ? key : null;
+  } catch {
+    return null; // somebody cut it
+  }
+}
+
 function serverState(server, models) {
   if (!server.serving) return ["The engine is starting or being restarted", "warn"];
   const loading = models.filter((model) => model.state === "LOADING").length;
+  if (server.loading) return [`${server.loading[0].toUpperCase()}${server.loading.slice(1)}`, "warn"];
   if (!server.ready) return [loading ? `Loading ${count(loading, "model")} …` : "Not ready", "warn"];
   return ["Ready", "good"];
 }

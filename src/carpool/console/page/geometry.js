@@ -80,20 +80,26 @@ export function maskFromRuns(counts, picture, target) {
   return mask;
 }
 
-const GOLDEN_ANGLE = 137.508;
+const GOLDEN = 0.61803398875;
+const TONES = [[0.74, 0.17], [0.66, 0.2], [0.82, 0.14]]; // lightness and chroma, in turn
 
-/** Neighbouring classes get colours far apart, and the same class always the same one. */
-export const hue = (id) => Math.round((168 + Math.abs(Math.trunc(id) || 0) * GOLDEN_ANGLE) % 360);
+export const colour = (id) => `rgb(${colourBytes(id).join(" ")})`;
 
-export const colour = (id) => `hsl(${hue(id)} 82% 62%)`;
-
-/** The same colour as red, green, blue, for pixels. */
+/** A class's own colour, as red, green and blue: the one that the server draws with (vision/draw.py). */
 export function colourBytes(id) {
-  const [h, s, l] = [hue(id), 0.82, 0.62];
-  const reach = s * Math.min(l, 1 - l);
-  const channel = (n) => {
-    const k = (n + h / 30) % 12;
-    return Math.round(255 * (l - reach * Math.max(-1, Math.min(k - 3, 9 - k, 1))));
-  };
-  return [channel(0), channel(8), channel(4)];
+  const number = Math.abs(Math.trunc(id) || 0);
+  const angle = 2 * Math.PI * ((0.6 + number * GOLDEN) % 1);
+  const [lightness, chroma] = TONES[number % 3];
+  const [a, b] = [chroma * Math.cos(angle), chroma * Math.sin(angle)];
+  const long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+  const medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+  const short = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
+  const linear = [
+    4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
+    -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
+    -0.0041960863 * long - 0.7034186147 * medium + 1.707614701 * short,
+  ];
+  return linear.map((part) => Math.min(1, Math.max(0, part))).map((part) => Math.round(255 * gamma(part)));
 }
+
+const gamma = (part) => (part <= 0.0031308 ? 12.92 * part : 1.055 * part ** (1 / 2.4) - 0.055);

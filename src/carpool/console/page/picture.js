@@ -31,11 +31,12 @@ function takeDrops(take) {
     inside = Math.max(0, inside + change);
     stage.classList.toggle("over", inside > 0);
   };
-  stage.addEventListener("dragenter", () => hover(1));
-  stage.addEventListener("dragleave", () => hover(-1));
-  // A drop that misses the stage would otherwise make the browser leave the page.
-  for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault());
-  stage.addEventListener("drop", (event) => {
+  // Anywhere on the page: a drop that nobody takes would make the browser leave it.
+  document.addEventListener("dragenter", () => hover(1));
+  document.addEventListener("dragleave", () => hover(-1));
+  document.addEventListener("dragover", (event) => event.preventDefault());
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
     hover(-inside);
     take(event.dataTransfer?.files[0]);
   });

@@ -3,154 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+import os
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from carpool.config.model import Mode, ModelConfig
+from carpool.config.backend_kinds import kind_of
+from carpool.config.model import ModelConfig
 from carpool.config.repository import Fingerprint, ModelVersion, find_places
-from carpool.engine.batch import Route
 from carpool.engine.models.candidate import (
     Candidate,
     Override,
-    Upload,
     as_known,
     fingerprint_of,
     read_candidate,
 )
+from carpool.engine.models.fleet import Fleet
 from carpool.engine.models.served import Served, State
-from carpool.engine.profile.instance_layout import Devices
-from carpool.engine.profile.model_profile import ProfileStore
-from carpool.engine.route import Direct
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
 from carpool.link.door import UNLOADED, IndexEntry
-from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
 
 if TYPE_CHECKING:
-    from carpool.engine.runner_client import Runner
-
-
-log = logger("engine")
-
-_SEEN_WITHIN_S = 60.0  # a front end that takes longer is stuck, and memory is not kept for it for ever
-
-
-async def _at_once() -> None:
-    """Who sends requests sees every change when it happens."""
-
-
-class Fleet:
-    """Changes go by `swap`, which happens between two requests: there is never less on offer than needed.
-
-    `changed` is told of every change. `seen` waits until everybody who sends requests knows the latest one;
-    until then what was withdrawn is kept, for requests that are on their way.
-    """
-
-    def __init__(
-        self,
-        table: Table,
-        block: Block,
-        profiles: ProfileStore | None = None,
-        host: Runner | None = None,
-    ) -> None:
-        self._table = table
-        self._block = block
-        self._profiles = profiles
-        self._devices = Devices()
-        self._host = host
-        self.offered: dict[int, Served] = {}  # by key, a number that is never used again
-        self.leaving: dict[int, Served] = {}
-        self.routes: dict[int, Route] = {}  # of both
-        self.changed: Callable[[], None] = lambda: None
-        self.seen: Callable[[], Awaitable[None]] = _at_once
-        self._loading: set[Served] = set()
-        self._keys = 0
-        self._retiring: set[asyncio.Task[None]] = set()
-
-    def build(
-        self, config: ModelConfig, version: ModelVersion, identity: object, upload: Upload | None
-    ) -> Served:
-        """A version that is to be loaded, then swapped in or dropped. It counts where its like counted."""
-        slot = self._table.directory.assign(config.name, str(version.number))
-        row, server_row = self._block.row(slot), self._block.server
-        served = Served(
-            config,
-            version,
-            slot,
-            row,
-            server_row,
-            identity=identity,
-            upload=upload,
-            profiles=self._profiles,
-            devices=self._devices,
-            host=self._host,
-        )
-        served.changed = lambda: self.changed()
-        if upload is not None:
-            upload.join()
-        self._loading.add(served)
-        return served
-
-    async def drop(self, served: Served) -> None:
-        """It was not needed after all, or did not load."""
-        self._loading.discard(served)
-        await served.unload(0.0)
-        self._forget(served)
-
-    def swap(self, new: Iterable[Served], old: Iterable[Served]) -> None:
-        """From here on these are offered, and those are not."""
-        going = set(old)
-        for key, served in [item for item in self.offered.items() if item[1] in going]:
-            del self.offered[key]
-            served.withdraw()
-            self.leaving[key] = served
-            task = asyncio.get_running_loop().create_task(self._retire(key, served))
-            self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
-        for served in new:
-            self._loading.discard(served)
-            for before in going:
-                if before.version == served.version and before.name == served.name:
-                    served.batches = before.batches
-            served.offer()
-            self._keys += 1
-            self.offered[self._keys] = served
-            self.routes[self._keys] = Direct(served.driver, eager=served.config.mode is Mode.EAGER)
-        self.changed()
-
-    async def _retire(self, key: int, served: Served) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.seen(), _SEEN_WITHIN_S)
-        await served.retire()
-        del self.leaving[key], self.routes[key]
-        self._forget(served)
-        log.info("model-unloaded", model=served.name, version=served.version)
-        self.changed()
-
-    def _forget(self, served: Served) -> None:
-        """Its counters stay as long as anything of its name and version is there."""
-        others = (*self.offered.values(), *self.leaving.values(), *self._loading)
-        if not any(o.name == served.name and o.version == served.version for o in others):
-            self._table.directory.retire(served.name, served.version)
-
-    async def stop(self, timeout: float) -> None:
-        """Finish what was accepted, within this time, and free everything."""
-        retiring = list(self._retiring)
-        for task in retiring:
-            task.cancel()
-        await asyncio.gather(*retiring, return_exceptions=True)
-        self.leaving |= self.offered
-        self.offered.clear()
-        everything = list(self.leaving.values())
-        await asyncio.gather(*(served.unload(timeout) for served in everything))
-        self.leaving.clear()
-        self.routes.clear()
-        for served in everything:
-            self._forget(served)
-        self.changed()
+    pass
 
 
 _MOST_UNLOADED = 16
@@ -222,8 +98,30 @@ def silent(_model: str, _step: str) -> None:
     """For those who do not want to know."""
 
 
+class Checks:
+    """Of models that are loaded together: what is wrong with any of them is told before anything slow."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        loop = asyncio.get_running_loop()
+        self._begin = {name: loop.create_future() for name in names}
+        self._unchecked = set(self._begin)
+
+    def passed(self, name: str) -> None:
+        """It is in order, or will not be loaded."""
+        self._unchecked.discard(name)
+        if not self._unchecked:
+            for begin in self._begin.values():  # in the order in which they were named
+                if not begin.done():
+                    begin.set_result(None)
+
+    async def of_all(self, name: str) -> None:
+        """This one is in order; wait for the others."""
+        asyncio.get_running_loop().call_soon(self.passed, name)  # later: who comes last may not go first
+        await self._begin[name]
+
+
 class ModelControl:
-    """One load at a time, since each model is measured; what is asked of one model happens in its order."""
+    """Models load side by side; what is asked of one model happens in its order."""
 
     def __init__(
         self, paths: Sequence[Path], fleet: Fleet, with_promise: Callable[[ModelConfig], ModelConfig]
@@ -232,7 +130,8 @@ class ModelControl:
         self._fleet = fleet
         self._with_promise = with_promise
         self._models: dict[str, ModelState] = {}
-        self._one_at_a_time = asyncio.Lock()
+        self._few = asyncio.Semaphore(max(2, len(os.sched_getaffinity(0))))  # more would only share the cores
+        self._in_the_runner = asyncio.Lock()  # what captures work on a GPU must be alone with it
         self._last: dict[str, asyncio.Task[None]] = {}  # by model: what was asked last and is not over
         self._unbegun: dict[str, asyncio.Task[None]] = {}  # by model: a plain load that others may share
         self.closed = False
@@ -269,16 +168,23 @@ class ModelControl:
 
     # ---- what can be asked for --------------------------------------------------------------------------
 
-    async def load(self, name: str, override: Override | None = None, progress: Progress = silent) -> None:
+    async def load(
+        self,
+        name: str,
+        override: Override | None = None,
+        progress: Progress = silent,
+        checks: Checks | None = None,
+    ) -> None:
         """Load, or load again. What serves goes on until all that replaces it is warm, or if that fails.
 
-        Who asks for a load that has not begun yet shares it.
+        Who asks for a load that has not begun yet shares it. With `checks`, nothing slow begins before all
+        that it was made for have passed theirs.
         """
         if override is not None and override.files and override.config is None:
             raise InvalidInput("a model that comes as files needs its settings too", field="config")
         task = self._unbegun.get(name) if override is None else None
         if task is None:
-            task = self._follow(name, lambda: self._load_in_turn(name, override, progress))
+            task = self._follow(name, lambda: self._load_checked(name, override, progress, checks))
             if override is None:
                 self._unbegun[name] = task
         await _outcome(task)
@@ -345,19 +251,24 @@ class ModelControl:
 
     # ---- loading ----------------------------------------------------------------------------------------
 
-    async def _load_in_turn(self, name: str, override: Override | None, progress: Progress) -> None:
-        async with self._one_at_a_time:
-            if self._unbegun.get(name) is asyncio.current_task():
-                del self._unbegun[name]
+    async def _load_checked(
+        self, name: str, override: Override | None, progress: Progress, checks: Checks | None
+    ) -> None:
+        if self._unbegun.get(name) is asyncio.current_task():
+            del self._unbegun[name]
+        checks = checks or Checks([name])
+        try:
             model = await self._model_to_load(name, override)
             try:
-                await self._load(model, override, progress)
+                await self._load(model, override, progress, checks)
             except CarpoolError as error:
                 log.error("model-not-loaded", model=name, error=error.message)
                 raise
             finally:
                 model.loading = ()
                 self._fleet.changed()
+        finally:
+            checks.passed(name)
 
     async def _model_to_load(self, name: str, override: Override | None) -> ModelState:
         if override is not None and override.files:
@@ -371,7 +282,9 @@ class ModelControl:
             raise self.unknown(name)
         return self._models[name]
 
-    async def _load(self, model: ModelState, override: Override | None, progress: Progress) -> None:
+    async def _load(
+        self, model: ModelState, override: Override | None, progress: Progress, checks: Checks
+    ) -> None:
         model.tried = files = await asyncio.to_thread(fingerprint_of, model.places)
         if override is None and model.kept is not None and model.kept.files == files:
             override = Override(model.kept.config)
@@ -384,13 +297,15 @@ class ModelControl:
             model.failed(error.message)
             raise error from cause
         try:
-            await self._bring_in(model, found, progress)
+            await self._bring_in(model, found, progress, checks)
         finally:
             await asyncio.to_thread(found.close)
         config = None if override is None or override.files else override.config
         model.kept = None if config is None else KeptConfig(config, files)
 
-    async def _bring_in(self, model: ModelState, found: Candidate, progress: Progress) -> None:
+    async def _bring_in(
+        self, model: ModelState, found: Candidate, progress: Progress, checks: Checks
+    ) -> None:
         kept: dict[int, Served] = {}
         fresh: list[ModelVersion] = []
         for version in found.source.versions:
@@ -401,7 +316,7 @@ class ModelControl:
                 fresh.append(version)
         model.loading = [version.number for version in fresh]
         self._fleet.changed()
-        new = await self._load_all(model, found, fresh, progress)
+        new = await self._load_all(model, found, fresh, progress, checks)
         # Nothing is waited for from here on: between two requests, all of it changes at once.
         going = [served for number, served in model.serving.items() if kept.get(number) is not served]
         for served in kept.values():
@@ -411,18 +326,29 @@ class ModelControl:
         self._fleet.swap(new, going)
 
     async def _load_all(
-        self, model: ModelState, found: Candidate, fresh: Sequence[ModelVersion], progress: Progress
+        self,
+        model: ModelState,
+        found: Candidate,
+        fresh: Sequence[ModelVersion],
+        progress: Progress,
+        checks: Checks,
     ) -> list[Served]:
         """All of them, or none and the reason."""
         new: list[Served] = []
         at_fault: list[int] = []
+        config = found.source.config
+        in_the_runner = kind_of(config.backend).process == "runner"
         try:
             for version in fresh:
                 at_fault = [version.number]
-                new.append(
-                    self._fleet.build(found.source.config, version, found.identity(version), found.upload)
-                )
-                await new[-1].load(lambda step: progress(model.name, step))
+                new.append(self._fleet.build(config, version, found.identity(version), found.upload))
+                async with self._few:
+                    await new[-1].check()
+            await checks.of_all(model.name)
+            async with self._in_the_runner if in_the_runner else self._few:
+                for served in new:
+                    at_fault = [int(served.version)]
+                    await served.load(lambda step: progress(model.name, step))
             at_fault = [version.number for version in fresh]
             await asyncio.to_thread(found.check_unchanged)
         except BaseException as cause:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf, isinf
@@ -17,10 +18,11 @@ from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, promised_batch
 from carpool.core.policy import Promise
 from carpool.engine.models.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
-from carpool.engine.models.trial import examine
+from carpool.engine.models.trial import Examined, examine, trial_shape, try_out
 from carpool.engine.profile.instance_layout import (
     Chosen,
     Layout,
+    Trying,
     choose_on_cpu,
     choose_on_gpus,
     close_all,
@@ -80,6 +82,7 @@ def settle(
     return with_boxes(config, signature, vision)
 
 
+_CHECKED_S = 0.1  # batches that take longer are believed if single images are as they were
 _STILL_TRUE = 1.3  # times in a kept profile may be off by this factor, for machines are never quite quiet
 
 ReportStep = Callable[[str], None]
@@ -115,13 +118,18 @@ class Loading:
         profiles: ProfileStore | None = None,
         now: Callable[[], float] = monotonic,
         signature: Signature | None = None,
+        turn: AbstractContextManager[object] | None = None,
     ) -> None:
-        """With a `signature`, the settings have nothing left open."""
+        """With a `signature`, the settings have nothing left open. `turn` is held while times are taken:
+        models load side by side, and are measured one by one."""
         self._config = config
         self._signature = signature or Signature(config.name, (), ())
         self._version = version
         self._profiles = profiles
         self._now = now
+        self._turn = nullcontext() if turn is None else turn
+        self._examined: Examined | None = None  # what its file says
+        self._settled = False
         self.threads: int | None = None  # of each instance, once that was found out
         self._labels: Mapping[str, Sequence[str]] = {}
         self._vision: VisionSettings | None = None
@@ -129,8 +137,15 @@ class Loading:
         self._told: dict[str, str] = {}  # what it was recognised as, by parameter
         self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
 
+    def check(self) -> None:
+        """Raises what can be seen to be wrong before anything is loaded; called once, before the rest."""
+        self._examined = examine(self._config, self._version)
+        if trial_shape(self._examined) is None:
+            self._settle()
+
     def prepare(self, tell: ReportStep) -> Ready:
-        self._settle()
+        if not self._settled:
+            self._settle()
         if self._config.fake is not None:
             return self._ready(*self._fake(tell))
         key = self._key()
@@ -150,19 +165,21 @@ class Loading:
         self._place()
 
     def _settle(self) -> None:
-        """The settings with nothing left open. What is wrong is told before anything is loaded."""
+        """The settings with nothing left open. What is wrong is told before anything is loaded for good."""
 
         def load(config: ModelConfig) -> Backend:
             self._config = config
             self._place()
             return self.backend(0, 1, hurry=True)
 
-        config, signature, self._labels, seen = examine(self._config, self._version, load)
+        found = self._examined or examine(self._config, self._version)
+        config, signature, self._labels, seen = try_out(found, load)
         self._told = {}
         settled = settle(config, signature, self._labels, seen, self._told)
         self._config, self._signature, self._vision, self._finish = settled
         if not self._labels and self._vision is not None and self._vision.task == Task.CLASSIFY:
             self._labels = {self._vision.outputs[0].name: self._vision.labels}
+        self._settled = True
 
     @property
     def _largest(self) -> int:
@@ -210,7 +227,8 @@ class Loading:
         """Instances and threads: as the settings say, else as trying them says."""
         self._place()
         if not self._gpus:
-            return choose_on_cpu(self._config, _cores(), self._as_pictures(), self.open, tell, self._now)
+            trying = Trying(self._as_pictures(), self.open, self._now, self._turn)
+            return choose_on_cpu(self._config, _cores(), trying, tell)
         self.threads = 1
 
         def open_one(index: int) -> Backend:
@@ -241,12 +259,14 @@ class Loading:
         """With the instances it was measured with, if a few runs still take what it says."""
         model = self._config.name
         curve = kept.measured.curve(self._largest, self._config.pytorch.buckets)
-        wanted = {1, promised_batch(curve, self._slo) or 1}
+        promised = promised_batch(curve, self._slo) or 1
+        wanted = {1, promised if curve.times[promised] < _CHECKED_S else 1}
         opened = self.open(kept.layout, tell)
         try:
             with closed_if_it_fails(opened):
                 tell("checking the kept profile")
-                ratios = self._measuring(opened).ratios(sorted(wanted), curve, _STILL_TRUE)
+                with self._turn:
+                    ratios = self._measuring(opened).ratios(sorted(wanted), curve, _STILL_TRUE)
         except ModelError as error:
             log.warning("profile-outdated", model=model, error=error.message)
             return None
@@ -265,11 +285,12 @@ class Loading:
         opened = list(chosen.backends) or self.open(chosen.layout, tell)
         profile = Profile(chosen.layout, chosen.reason)
         name, promises = self._config.name, isinstance(self._config.policy, Promise)
+        warm = bool(chosen.backends) and not self._gpus
         with closed_if_it_fails(opened):
             try:
-                measured = self._look(opened, tell)
+                measured = self._look(opened, tell, warm=warm)
                 if measured.points[0].seconds > self._slo:  # before saying no: it may only be the machine
-                    again = self._look(opened, tell)
+                    again = self._look(opened, tell, warm=warm)
                     measured = min(measured, again, key=lambda found: found.points[0].seconds)
             except ModelError as error:
                 if promises:
@@ -285,16 +306,19 @@ class Loading:
         curve = measured.curve(self._largest, self._config.pytorch.buckets)
         return opened, replace(profile, measured=measured, measured_at=at), curve
 
-    def _look(self, opened: Sequence[Backend], tell: ReportStep) -> Measured:
-        measuring = self._measuring(opened, FOR_DEVICES if self._gpus else FOR_SERVING)
+    def _look(self, opened: Sequence[Backend], tell: ReportStep, *, warm: bool) -> Measured:
+        measuring = self._measuring(opened, FOR_DEVICES if self._gpus else FOR_SERVING, warm=warm)
         wanted = self._config.pytorch.buckets or sizes(self._largest)
-        return measuring.points(wanted, self._slo, lambda size: tell(f"measuring a batch of {size}"))
+        with self._turn:
+            return measuring.points(wanted, self._slo, lambda size: tell(f"measuring batches of {size}"))
 
-    def _measuring(self, opened: Sequence[Backend], effort: Effort = FOR_SERVING) -> Measuring:
+    def _measuring(
+        self, opened: Sequence[Backend], effort: Effort = FOR_SERVING, *, warm: bool = False
+    ) -> Measuring:
         """With pictures, where the device decodes them."""
         encoded = self._vision is not None and self._vision.encoded
         picture = sample_picture() if encoded else None
-        return Measuring(opened, self._as_pictures(), effort, now=self._now, picture=picture)
+        return Measuring(opened, self._as_pictures(), effort, now=self._now, picture=picture, warm=warm)
 
     def _as_pictures(self) -> Signature:
         """With the size that pictures have, where the input leaves it open: that is what will be asked."""

@@ -7,6 +7,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -113,6 +114,7 @@ class Served(Watcher):
         profiles: ProfileStore | None = None,
         devices: Devices | None = None,
         host: Runner | None = None,
+        turn: AbstractContextManager[object] | None = None,
     ) -> None:
         self.name = config.name
         self.version = str(version.number)
@@ -138,7 +140,7 @@ class Served(Watcher):
         self._server_row = server_row
         there = None if host is None else host.loading(config, version)
         self.hosted = there is not None  # it runs in another process
-        self._loading: Loading | HostedLoading = there or Loading(config, version, profiles)
+        self._loading: Loading | HostedLoading = there or Loading(config, version, profiles, turn=turn)
         self._devices = devices or Devices()
         self._leave_devices: Callable[[], None] = lambda: None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -155,6 +157,10 @@ class Served(Watcher):
         return self._driver
 
     # ---- loading ----------------------------------------------------------------------------------------
+
+    async def check(self) -> None:
+        """Raises what can be seen to be wrong without loading."""
+        await self._off_the_loop(self._loading.check, lambda _: None)
 
     async def load(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Load, warm up and measure, off the loop; it serves once it is offered. Raises what went wrong."""
@@ -339,6 +345,8 @@ class Served(Watcher):
 
     def offer(self) -> None:
         self.state = State.READY
+        policy = self.config.policy
+        self.row.set(columns.SLO_SECONDS, policy.slo if isinstance(policy, Promise) else 0.0)
         if self.promises:
             self.row.set(columns.SPEED_RATIO, 1.0)
 

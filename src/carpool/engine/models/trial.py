@@ -42,13 +42,28 @@ class Examined(NamedTuple):
     seen: Seen
 
 
-def examine(config: ModelConfig, version: ModelVersion, load: Callable[[ModelConfig], Backend]) -> Examined:
-    """All that can be known of a model before it is loaded for good. `load` makes an instance of it, which is
-    closed again, where a look at its answers tells anything."""
+def examine(config: ModelConfig, version: ModelVersion) -> Examined:
+    """What can be known of a model without running it."""
     claims = read_claims(read_metadata(version.file))
     config = backends.describe(_with_size(config, claims), version)
-    signature = signature_of(config)
-    return Examined(config, signature, read_labels(config), _look(config, signature, claims, load))
+    return Examined(config, signature_of(config), read_labels(config), Seen(claims))
+
+
+def try_out(found: Examined, load: Callable[[ModelConfig], Backend]) -> Examined:
+    """With what it answers, where that tells anything: `load` makes an instance, which is closed again."""
+    config, signature, claims = found.config, found.signature, found.seen.claims
+    picture, shape = find_picture(config, signature), trial_shape(found)
+    if picture is None or shape is None:
+        return found
+    try:
+        backend = load(config)
+        try:
+            seen = _tried(backend, signature, picture, shape)._replace(claims=claims)
+        finally:
+            backend.close()
+    except CarpoolError as error:
+        seen = Seen(claims, trouble=f"it could not be tried with a picture of noise: {error.message}")
+    return found._replace(seen=seen)
 
 
 def _with_size(config: ModelConfig, claims: Claims) -> ModelConfig:
@@ -86,26 +101,18 @@ def _lines(folder: Path, name: str) -> list[str] | None:
         return text.read(_LARGEST_FILE).splitlines()
 
 
-def _look(
-    config: ModelConfig, signature: Signature, claims: Claims, load: Callable[[ModelConfig], Backend]
-) -> Seen:
-    picture = find_picture(config, signature)
-    if picture is None or not _tells(config):
-        return Seen(claims)
-    height, width = image_settings(config, picture, claims).size or (picture.height, picture.width)
+def trial_shape(found: Examined) -> tuple[int, ...] | None:
+    """Of the picture of noise. None: nothing would be learned, or it takes no pictures, or of any size."""
+    picture = find_picture(found.config, found.signature)
+    if picture is None or not _tells(found.config):
+        return None
+    size = image_settings(found.config, picture, found.seen.claims).size
+    height, width = size or (picture.height, picture.width)
     if DYNAMIC in (height, width):
-        return Seen(claims)
+        return None
     channels = picture.spec.shape[0 if picture.layout == "nchw" else 2]
     channels = 3 if channels == DYNAMIC else channels
-    shape = (channels, height, width) if picture.layout == "nchw" else (height, width, channels)
-    try:
-        backend = load(config)
-        try:
-            return _tried(backend, signature, picture, shape)._replace(claims=claims)
-        finally:
-            backend.close()
-    except CarpoolError as error:
-        return Seen(claims, trouble=f"it could not be tried with a picture of noise: {error.message}")
+    return (channels, height, width) if picture.layout == "nchw" else (height, width, channels)
 
 
 def _tried(backend: Backend, signature: Signature, picture: Picture, shape: tuple[int, ...]) -> Seen:

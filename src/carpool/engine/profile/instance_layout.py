@@ -2,15 +2,17 @@
 
 They share them with front ends that read requests and decode pictures, too. Threads that work on one batch
 wait for the slowest of them: whoever takes a core for a moment costs all of them that moment. So layouts are
-tried while something else runs, as it will when they serve.
+tried while something else runs, as it will when they serve; but not those of a slow model, whose few requests
+a second keep no front end busy. A start waits for all this, so that nothing is tried for longer than it takes
+to tell the layouts apart.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from math import inf, isinf
 from threading import Event, Thread
 
@@ -33,12 +35,17 @@ from carpool.types import Signature
 
 _CLEARLY_FASTER = 0.8
 _ABOUT_AS_MUCH = 0.9
-_QUICK = 0.1  # of the promise
+_QUICK = 0.15  # of the promise
+_FEW_CORES = 4  # where so few share their caches and memory, that costs each of them next to nothing
 _SHORT_S = 0.001  # next to what a request costs anyway: a second core is better used for the next one
 _HARDLY = 1e-6
 _TRIAL_LOAD_S = 2.0
-_TRIAL = Effort(seconds=0.1, warm_up=0.3, total=0.5)
+_TRIAL = Effort(least_runs=2, most_runs=6, seconds=0.04, warm_up=0.05)
 _PASSES = 2  # in turns: what else disturbs the machine for a while disturbs all of them
+_FAR_APART = 1.5  # times the rate of the next best: another pass would find the same
+_BATCH_S = 0.05  # batches that take longer show nothing that shorter ones do not
+_SLOW_S = 0.25  # of a single image
+_SURELY_LONG_S = 20 * _SHORT_S  # even for a first run
 _CORES_FOR_ONE = 4  # that serve a model: about one more is kept busy by reading and decoding
 _HASHED = bytes(1 << 20)  # long enough that other Python threads run meanwhile
 
@@ -69,10 +76,15 @@ class _Trial:
     rate: float = 0.0  # images per second that can be promised
     shortest: float = inf  # seconds of a single image
 
+    @property
+    def promises(self) -> bool:
+        return self.rate >= _HARDLY * 1e3
 
-Open = Callable[[Layout], Sequence[Backend]]
-Clock = Callable[[], float]
-OtherWork = Callable[[int], AbstractContextManager[None]]
+    def __str__(self) -> str:
+        """One that takes more than half of the promise can promise nothing here, and perhaps in service."""
+        if self.promises:
+            return f"{numeral(self.rate)} images/s"
+        return f"one image in {numeral(self.shortest * 1e3)} ms"
 
 
 def close_all(opened: Iterable[Backend]) -> None:
@@ -109,52 +121,78 @@ def other_work(cores: int) -> Iterator[None]:
             thread.join()
 
 
+@dataclass(frozen=True, slots=True)
+class Trying:
+    """What layouts are tried with. `turn` is held while times are taken, not while the model is opened."""
+
+    signature: Signature
+    open: Callable[[Layout], Sequence[Backend]]
+    now: Callable[[], float] = monotonic
+    turn: AbstractContextManager[object] = field(default_factory=nullcontext)
+    beside: Callable[[int], AbstractContextManager[None]] = other_work
+
+    def measuring(self, opened: Sequence[Backend]) -> Measuring:
+        return Measuring(opened, self.signature, _TRIAL, now=self.now)
+
+
 def even_layouts(cores: int) -> list[Layout]:
     """Every core busy with one thread: one instance with all of them, one for each core, and one between."""
     counts = {1, cores, cores // 2} if cores >= 4 else {1, cores}
     return [Layout(count, cores // count) for count in sorted(counts)]
 
 
-def choose_by_capacity(
-    cores: int,
-    slo: float,
-    signature: Signature,
-    open_all: Open,
-    now: Clock = monotonic,
-    beside: OtherWork = other_work,
-) -> Chosen:
+def choose_by_capacity(cores: int, slo: float, trying: Trying) -> Chosen:
     """The layout that can promise most; where several are about as good, one that answers fast enough."""
     trials: list[_Trial] = []
     chosen = Chosen(Layout(1, cores))
 
     def open_trial(layout: Layout) -> _Trial:
-        trials.append(_Trial(layout, open_all(layout)))
+        trials.append(_Trial(layout, trying.open(layout)))
         return trials[-1]
 
     try:
-        began = now()
+        began = trying.now()
         alone = open_trial(Layout(1, 1))
-        loading = now() - began
-        _try(alone, slo, signature, now)
-        if alone.shortest < _SHORT_S:
-            chosen = Chosen(alone.layout, _too_short(alone.shortest), alone.backends)
+        loading = trying.now() - began
+        with trying.turn:
+            shortest = _single(trying.measuring(alone.backends))
+            if shortest < _SHORT_S:
+                chosen = Chosen(alone.layout, _too_short(shortest), alone.backends)
+                return chosen
+            if cores <= _FEW_CORES and shortest <= _QUICK * slo:
+                quick = open_trial(Layout(cores, 1))
+                chosen = Chosen(quick.layout, _quick_enough(shortest), quick.backends)
+                return chosen
+            for layout in even_layouts(cores):
+                own_weights = layout.threads > 1  # those with one thread share theirs
+                if not own_weights or layout.instances * loading < _TRIAL_LOAD_S:
+                    open_trial(layout)
+            chosen = _compare(trials[1:], cores, slo, trying, slow=shortest > _SLOW_S)
             return chosen
-        for layout in even_layouts(cores):
-            own_weights = layout.threads > 1  # those with one thread share theirs
-            if not own_weights or layout.instances * loading < _TRIAL_LOAD_S:
-                open_trial(layout)
-        with beside(-(-cores // _CORES_FOR_ONE)):
-            for trial in _PASSES * trials[1:]:
-                _try(trial, slo, signature, now)
-        chosen = _best(trials[1:], slo)
-        return chosen
     finally:
         for trial in trials:
             if trial.backends is not chosen.backends:
                 close_all(trial.backends)
 
 
-def _best(trials: Sequence[_Trial], slo: float) -> Chosen:
+def _compare(trials: Sequence[_Trial], cores: int, slo: float, trying: Trying, *, slow: bool) -> Chosen:
+    with nullcontext() if slow else trying.beside(-(-cores // _CORES_FOR_ONE)):
+        for _ in range(1 if slow else _PASSES):
+            for trial in trials:
+                _try(trial, slo, trying, once=slow)
+            rates = sorted(trial.rate for trial in trials)
+            if len(rates) == 1 or rates[-1] > _FAR_APART * rates[-2]:
+                break
+    return _best(trials, slo, "" if slow else " beside other work")
+
+
+def _single(measuring: Measuring) -> float:
+    """Seconds of one image. One run tells of most models that they are not short."""
+    first = measuring.once(1)
+    return first if first > _SURELY_LONG_S else measuring.point(1).seconds
+
+
+def _best(trials: Sequence[_Trial], slo: float, how: str) -> Chosen:
     """Where a single image takes next to nothing of the promise, threads that need nobody's help are best."""
     most = max(trial.rate for trial in trials)
     good = [trial for trial in trials if trial.rate >= _ABOUT_AS_MUCH * most]
@@ -164,30 +202,30 @@ def _best(trials: Sequence[_Trial], slo: float) -> Chosen:
     else:
         best = min(good, key=lambda trial: trial.shortest)
     others = [trial for trial in trials if trial is not best]
-    against = ", ".join(f"{_rate(other.rate)} with {other.layout}" for other in others)
+    against = ", ".join(f"{other} with {other.layout}" for other in others)
     shortest = numeral(best.shortest * 1e3)
     close = f"; about as many, and one image takes only {shortest} ms" if len(good) > 1 else ""
-    promised = f"{_rate(best.rate)} within the promise beside other work"
-    return Chosen(best.layout, f"{promised}, against {against}{close}", best.backends)
+    within = " within the promise" if best.promises else ""
+    return Chosen(best.layout, f"{best}{within}{how}, against {against}{close}", best.backends)
 
 
 def _too_short(seconds: float) -> str:
     return f"one image takes {seconds * 1e3:.2g} ms, too short to be worth a second thread"
 
 
-def _rate(rate: float) -> str:
-    return f"{numeral(rate)} images/s" if rate >= _HARDLY * 1e3 else "nothing sure"
+def _quick_enough(seconds: float) -> str:
+    takes = f"one image takes {numeral(seconds * 1e3)} ms with one thread, little of the promise"
+    return f"{takes}, and threads that wait for nobody carry most"
 
 
-def choose_threads(
-    instances: int, shared: int, signature: Signature, open_all: Open, now: Clock = monotonic
-) -> Chosen:
+def choose_threads(instances: int, shared: int, trying: Trying) -> Chosen:
     """Several threads for one run only where they clearly shorten it: small models only pay for them."""
     times = []
     for threads in (1, shared):
-        opened = open_all(Layout(1, threads))
+        opened = trying.open(Layout(1, threads))
         try:
-            times.append(Measuring(opened, signature, _TRIAL, now=now).point(1).seconds)
+            with trying.turn:
+                times.append(trying.measuring(opened).point(1).seconds)
         finally:
             close_all(opened)
         if times[0] < _SHORT_S:
@@ -198,14 +236,14 @@ def choose_threads(
     return Chosen(Layout(instances, shared if together < _CLEARLY_FASTER * alone else 1), compared)
 
 
-def _try(trial: _Trial, slo: float, signature: Signature, now: Clock) -> None:
+def _try(trial: _Trial, slo: float, trying: Trying, *, once: bool) -> None:
     """Once more. What disturbs a try only makes it slower, so the better one counts."""
-    measuring = Measuring(trial.backends, signature, _TRIAL, now=now)
-    largest = max(1, signature.max_batch)
-    alone = measuring.point(1)
-    points = [(1, alone.seconds)]
+    measuring = trying.measuring(trial.backends)
+    largest = max(1, trying.signature.max_batch)
+    alone = measuring.once(1) if once else measuring.point(1).seconds
+    points = [(1, alone)]
     size = largest
-    while size > 1 and size * alone.seconds > slo / 2:
+    while size > 1 and size * alone > min(slo / 2, _BATCH_S):
         size //= 2
     if size > 1:  # the largest that surely fits: what batching brings shows there, and what other work takes
         points = [(size, measuring.point(size).seconds)]
@@ -213,7 +251,7 @@ def _try(trial: _Trial, slo: float, signature: Signature, now: Clock) -> None:
     # One that can promise nothing comes last, and is compared with its like by what it does at all.
     rate = trial.layout.instances * (slo_capacity(curve, slo) or _HARDLY * curve.throughput(1))
     trial.rate = max(trial.rate, rate)
-    trial.shortest = min(trial.shortest, alone.seconds)
+    trial.shortest = min(trial.shortest, alone)
 
 
 log = logger("engine")
@@ -249,12 +287,7 @@ def places(config: ModelConfig, devices: Sequence[int]) -> list[int]:
 
 
 def choose_on_cpu(
-    config: ModelConfig,
-    cores: int,
-    signature: Signature,
-    open_all: Open,
-    tell: Callable[[str], None] = lambda _: None,
-    now: Callable[[], float] = monotonic,
+    config: ModelConfig, cores: int, trying: Trying, tell: Callable[[str], None] = lambda _: None
 ) -> Chosen:
     """Instances and threads, which share the cores."""
     count = instance_count(config)
@@ -266,9 +299,9 @@ def choose_on_cpu(
     policy = config.policy
     try:
         if isinstance(policy, Promise) and not any(group.given for group in config.instances):
-            return choose_by_capacity(cores, policy.slo, signature, open_all, now)
+            return choose_by_capacity(cores, policy.slo, trying)
         if shared > 1:
-            return choose_threads(count, shared, signature, open_all, now)
+            return choose_threads(count, shared, trying)
     except CarpoolError:  # it cannot be tried on zeros; what is wrong is told later, if it matters
         log.debug("not-tried", model=config.name)
     return Chosen(Layout(count, shared))

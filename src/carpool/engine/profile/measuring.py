@@ -23,7 +23,8 @@ _ANY_LENGTH = 64  # stands in for a dimension that differs from request to reque
 _STEADY_RUNS = 3
 _STEADY = 1.15  # the longest of the last few over the shortest
 _CLEAR = 0.03  # half the width of what is not known, over the time itself
-_LOOKS = 2
+_LOOKS, _LOOK_S = 2, 1.0
+_COLD = 1.4  # a first run takes up to so many times as long as the next
 _LONG_S = 0.5
 _NO_GAIN = 0.95  # of the best rate: larger batches that do worse, twice in a row, are not looked at
 
@@ -54,7 +55,8 @@ class Effort:
     passes: int = 1  # over all sizes: what disturbs the machine for a while then disturbs all alike
 
 
-FOR_SERVING = Effort()
+FOR_SERVING = Effort(seconds=0.06, warm_up=0.15, total=0.6)
+"""Somebody waits for it to be over, and what it leaves out is learned in service."""
 FOR_DEVICES = Effort(total=10.0)
 """Every size that was prepared: beside seconds of compiling for each, and one is not like the next."""
 
@@ -101,6 +103,7 @@ class Measuring:
     now: Callable[[], float] = monotonic
     synchronise: Callable[[], None] = lambda: None
     picture: Array | None = None  # a file: the backends get so many of it instead of tensors
+    warm: bool = False  # they have run single images just now
 
     def points(
         self, wanted: Iterable[int], budget: float = inf, tell: Callable[[int], None] = lambda _: None
@@ -112,7 +115,7 @@ class Measuring:
         ended = ""
         for images in wanted:
             if times and self.now() + self._expected(_point(*list(times.items())[-1]), images) > end:
-                ended = f"larger ones would take more than {self._effort.total:g} s"
+                ended = f"the {self._effort.total:g} s for measuring were over"
                 break
             tell(images)
             times[images] = self._times(images)
@@ -129,26 +132,36 @@ class Measuring:
     def point(self, images: int) -> Point:
         return _point(images, self._times(images))
 
+    def once(self, images: int) -> float:
+        """Seconds of one run, the first there is perhaps: what it needs only once is counted too."""
+        with self._runs(images) as runs:
+            return min(runs.once())
+
     def ratios(self, wanted: Sequence[int], curve: BatchCurve, near: float) -> dict[int, float]:
-        """By size: what it takes now over what the curve says, the nearest of a few looks. Whatever disturbs
-        a first look may be gone."""
+        """By size: what it takes now over what the curve says, the nearest of a few looks. One run is enough
+        where it is near: whatever disturbs a first look may be gone at the next."""
         found: dict[int, float] = {}
+        end = self.now() + _LOOK_S
         for size in wanted:
-            for _ in range(_LOOKS):
-                ratio = self.point(size).seconds / curve.times[size]
+            for look in range(1 + _LOOKS):
+                seconds = self.point(size).seconds if look else self.once(size)
+                ratio = seconds / curve.times[size]
+                if not look and near < ratio < near * _COLD and seconds > _LONG_S / 2:
+                    ratio = near  # a second look would take long, and teach little
                 if size not in found or max(ratio, 1 / ratio) < max(found[size], 1 / found[size]):
                     found[size] = ratio
-                if max(ratio, 1 / ratio) <= near:
+                if max(ratio, 1 / ratio) <= near or (look and self.now() > end):
                     break
         return found
 
     def _times(self, images: int) -> list[float]:
         effort = self._effort
         with self._runs(images) as runs:
-            times = self._warm_up(runs)
+            times = self._warm_up(runs, warm=self.warm and images == 1)
             began = self.now()
             while len(times) < _fewest(times) or (
-                len(times) < effort.most_runs
+                min(times) < _LONG_S
+                and len(times) < effort.most_runs
                 and self.now() - began < effort.seconds
                 and not (len(times) >= effort.least_runs and _is_clear(times))
             ):
@@ -160,8 +173,8 @@ class Measuring:
         pictures = [] if self.picture is None else [self.picture] * images
         return _Runs(self._backends, requests, pictures, images, self.now, self.synchronise)
 
-    def _warm_up(self, runs: _Runs) -> list[float]:
-        """Until the last few runs agree; those count. None do if that takes too long."""
+    def _warm_up(self, runs: _Runs, *, warm: bool) -> list[float]:
+        """Until the last few runs agree; those count. None do if that takes too long, unless it is `warm`."""
         few = _STEADY_RUNS * len(self._backends)
         times: list[float] = []
         began = self.now()
@@ -170,12 +183,11 @@ class Measuring:
             last = times[-few:]
             if len(last) == few and max(last) <= _STEADY * min(last):
                 return last
-        return []
+        return times if warm else []
 
     def _expected(self, before: Point, images: int) -> float:
         """Seconds that another size will take, at least."""
-        once = before.seconds * images / before.size
-        return once * (_STEADY_RUNS if once * _STEADY_RUNS < self._effort.warm_up else 3)
+        return _STEADY_RUNS * before.seconds * images / before.size
 
 
 class _Runs:

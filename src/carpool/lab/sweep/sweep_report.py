@@ -28,6 +28,8 @@ _THEMED = {  # what Matplotlib writes, and its name in the style sheet, which ha
     **{colour: f"--c{number}" for number, colour in enumerate(PALETTE)},
 }
 _LOADS_SHOWN = 3
+_AROUND_SLO = 3  # times above and below it are shown at least
+_FEW_POINTS = 8
 _REASONS = 3  # why runs were void: the rest would say the same with other numbers
 _STYLE = (Path(__file__).parent / "sweep_report.css").read_text("utf-8")
 _PAGE = Template((Path(__file__).parent / "sweep_report.html").read_text("utf-8"))
@@ -159,7 +161,10 @@ def _operating_curve(axes: list[Axes], results: Results) -> None:
     answered = [row for row in results.rows if row.answered]
     _measured(ax, results, answered, lambda row: (row.goodput_rps, row.p99_ms))
     ax.set_yscale("log")
+    low, high = ax.get_ylim()  # a few points alone would have no number beside them
+    ax.set_ylim(min(low, results.slo_ms / _AROUND_SLO), max(high, results.slo_ms * _AROUND_SLO))
     _plain_numbers(ax)
+    _name_rates(ax, results)
     ax.axhline(results.slo_ms, color=INK, linestyle="--", linewidth=1.4, gid="operating-curve-slo")
     beside_level(ax, f"SLO {results.slo_ms:g} ms", results.slo_ms, left=True)
     _ring_best(ax, results)
@@ -182,6 +187,16 @@ def _measured(ax: Axes, results: Results, rows: Sequence[PointRow], point: Place
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
+
+
+def _name_rates(ax: Axes, results: Results) -> None:
+    """Where points are few, what was offered at each; among many the line shows the way."""
+    if len(results.rows) > _FEW_POINTS:
+        return
+    for row in results.rows:
+        if row.answered:
+            words, place = f"{numeral(row.rate)}/s offered", (row.goodput_rps, row.p99_ms)
+            ax.annotate(words, place, xytext=(7, 5), textcoords="offset points", color=INK, fontsize=8)
 
 
 def _ring_best(ax: Axes, results: Results) -> None:

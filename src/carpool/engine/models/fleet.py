@@ -1,0 +1,147 @@
+"""Every model version in memory: what is offered, and what was replaced but still has riders."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING
+
+from carpool.config.model import Mode, ModelConfig
+from carpool.config.repository import ModelVersion
+from carpool.engine.batch import Route
+from carpool.engine.models.candidate import (
+    Upload,
+)
+from carpool.engine.models.served import Served
+from carpool.engine.profile.instance_layout import Devices
+from carpool.engine.profile.model_profile import ProfileStore
+from carpool.engine.route import Direct
+from carpool.observe.counters import Block, Table
+from carpool.observe.logs import logger
+
+if TYPE_CHECKING:
+    from carpool.engine.runner_client import Runner
+
+
+log = logger("engine")
+
+_SEEN_WITHIN_S = 60.0  # a front end that takes longer is stuck, and memory is not kept for it for ever
+
+
+async def _at_once() -> None:
+    """Who sends requests sees every change when it happens."""
+
+
+class Fleet:
+    """Changes go by `swap`, which happens between two requests: there is never less on offer than needed.
+
+    `changed` is told of every change. `seen` waits until everybody who sends requests knows the latest one;
+    until then what was withdrawn is kept, for requests that are on their way.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        block: Block,
+        profiles: ProfileStore | None = None,
+        host: Runner | None = None,
+    ) -> None:
+        self._table = table
+        self._block = block
+        self._profiles = profiles
+        self._devices = Devices()
+        self._host = host
+        self._turn = threading.Lock()  # held by whoever measures: what else is measured would disturb it
+        self.offered: dict[int, Served] = {}  # by key, a number that is never used again
+        self.leaving: dict[int, Served] = {}
+        self.routes: dict[int, Route] = {}  # of both
+        self.changed: Callable[[], None] = lambda: None
+        self.seen: Callable[[], Awaitable[None]] = _at_once
+        self._loading: set[Served] = set()
+        self._keys = 0
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    def build(
+        self, config: ModelConfig, version: ModelVersion, identity: object, upload: Upload | None
+    ) -> Served:
+        """A version that is to be loaded, then swapped in or dropped. It counts where its like counted."""
+        slot = self._table.directory.assign(config.name, str(version.number))
+        row, server_row = self._block.row(slot), self._block.server
+        served = Served(
+            config,
+            version,
+            slot,
+            row,
+            server_row,
+            identity=identity,
+            upload=upload,
+            profiles=self._profiles,
+            devices=self._devices,
+            host=self._host,
+            turn=self._turn,
+        )
+        served.changed = lambda: self.changed()
+        if upload is not None:
+            upload.join()
+        self._loading.add(served)
+        return served
+
+    async def drop(self, served: Served) -> None:
+        """It was not needed after all, or did not load."""
+        self._loading.discard(served)
+        await served.unload(0.0)
+        self._forget(served)
+
+    def swap(self, new: Iterable[Served], old: Iterable[Served]) -> None:
+        """From here on these are offered, and those are not."""
+        going = set(old)
+        for key, served in [item for item in self.offered.items() if item[1] in going]:
+            del self.offered[key]
+            served.withdraw()
+            self.leaving[key] = served
+            task = asyncio.get_running_loop().create_task(self._retire(key, served))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+        for served in new:
+            self._loading.discard(served)
+            for before in going:
+                if before.version == served.version and before.name == served.name:
+                    served.batches = before.batches
+            served.offer()
+            self._keys += 1
+            self.offered[self._keys] = served
+            self.routes[self._keys] = Direct(served.driver, eager=served.config.mode is Mode.EAGER)
+        self.changed()
+
+    async def _retire(self, key: int, served: Served) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.seen(), _SEEN_WITHIN_S)
+        await served.retire()
+        del self.leaving[key], self.routes[key]
+        self._forget(served)
+        log.info("model-unloaded", model=served.name, version=served.version)
+        self.changed()
+
+    def _forget(self, served: Served) -> None:
+        """Its counters stay as long as anything of its name and version is there."""
+        others = (*self.offered.values(), *self.leaving.values(), *self._loading)
+        if not any(o.name == served.name and o.version == served.version for o in others):
+            self._table.directory.retire(served.name, served.version)
+
+    async def stop(self, timeout: float) -> None:
+        """Finish what was accepted, within this time, and free everything."""
+        retiring = list(self._retiring)
+        for task in retiring:
+            task.cancel()
+        await asyncio.gather(*retiring, return_exceptions=True)
+        self.leaving |= self.offered
+        self.offered.clear()
+        everything = list(self.leaving.values())
+        await asyncio.gather(*(served.unload(timeout) for served in everything))
+        self.leaving.clear()
+        self.routes.clear()
+        for served in everything:
+            self._forget(served)
+        self.changed()
