@@ -28,6 +28,7 @@ class Case:
     identity: Callable[[Path, str], backends.Backend]  # x of this datatype [-1, 3] → y
     endless: Callable[[Path], backends.Backend]  # x FP32 [-1, 3] → y, never
     computes: bool = True  # False: answers zeros, whatever comes in
+    refuses: tuple[str, ...] = ()  # datatypes that it says it does not carry
 
     def __str__(self) -> str:
         return self.name
@@ -48,8 +49,8 @@ def load(config: ModelConfig, file: Path | None, *, threads: int = 1) -> backend
     return backends.load(backends.describe(config, version), version, Placement(threads=threads))
 
 
-def load_onnx(file: Path, *, threads: int = 1) -> backends.Backend:
-    return load(settings("onnxruntime", file), file, threads=threads)
+def load_onnx(file: Path, *, threads: int = 1, backend: str = "onnxruntime") -> backends.Backend:
+    return load(settings(backend, file), file, threads=threads)
 
 
 def python_file(folder: Path, source: str) -> Path:
@@ -108,6 +109,15 @@ CASES = (
         lambda folder: load_onnx(onnx_models.arithmetic(folder / "model.onnx")),
         lambda folder, datatype: load_onnx(onnx_models.identity(folder / "model.onnx", datatype)),
         lambda folder: load_onnx(onnx_models.endless(folder / "model.onnx")),
+    ),
+    Case(
+        "openvino",
+        lambda folder: load_onnx(onnx_models.arithmetic(folder / "model.onnx"), backend="openvino"),
+        lambda folder, datatype: load_onnx(
+            onnx_models.identity(folder / "model.onnx", datatype), backend="openvino"
+        ),
+        lambda folder: load_onnx(onnx_models.lengthy(folder / "model.onnx"), backend="openvino"),
+        refuses=("BYTES",),
     ),
     Case(
         "python",

@@ -8,6 +8,7 @@ BackendKind of the entry point's name: docs/python.md.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -35,6 +36,8 @@ class BackendKind:
     needs_file: bool = True
     platforms: tuple[str, ...] = ()  # Triton's names for it; clients are told the first
     package: str = ""  # that has to be installed; profiles belong to one version of it
+    imports: str = ""  # what is imported of it: looked for, without importing it, before anything else
+    extra: str = ""  # of Carpool, with which pip installs it
     process: Literal["engine", "worker", "runner"] = "engine"
     """Where its instances run: in the engine, each in a worker process, or all in the runner of the GPUs."""
     threaded: bool = False  # runs on as many threads as it is given
@@ -46,6 +49,13 @@ class BackendKind:
     pictures_on_device: bool = False  # can take encoded pictures
     parameters: tuple[str, ...] | None = None  # of the settings that have an effect; None: any may
     table: bool = False  # its table in model.toml says that the model is for it
+
+    def missing(self) -> str:
+        """A sentence where its package is not installed, else nothing. This is cheap: nothing is imported."""
+        if not self.imports or importlib.util.find_spec(self.imports) is not None:
+            return ""
+        told = f"'carpool[{self.extra}]'" if self.extra else self.package
+        return f'the backend "{self.name}" needs {self.package}, which is not installed: pip install {told}'
 
     def module(self) -> Any:
         """The code, imported now."""
@@ -63,6 +73,7 @@ _BUILT_IN = (
         at_home=(".onnx",),
         platforms=("onnxruntime_onnx",),
         package="onnxruntime",
+        imports="onnxruntime",
         threaded=True,
         gives_defaults=True,
         parameters=("intra_op_thread_count", "inter_op_thread_count"),
@@ -74,6 +85,7 @@ _BUILT_IN = (
         at_home=(".pt", ".pt2"),
         platforms=("pytorch_libtorch", "torch_aoti"),
         package="torch",
+        extra="torch",
         process="runner",
         threaded=True,
         reshapes=False,
@@ -82,7 +94,17 @@ _BUILT_IN = (
         parameters=(),
         table=True,
     ),
-    BackendKind(name="openvino", home="", suffixes=(".xml", ".onnx"), at_home=(".xml",)),
+    BackendKind(
+        name="openvino",
+        home="carpool.backends.openvino",
+        suffixes=(".xml", ".onnx", ".tflite"),
+        at_home=(".xml",),
+        package="openvino",
+        imports="openvino",
+        extra="openvino",
+        threaded=True,
+        parameters=("INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "TARGET_DEVICE"),
+    ),
     BackendKind(
         name="python",
         home="carpool.backends.python.python_backend",
