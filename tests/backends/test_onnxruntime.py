@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from backends import onnx_models
-from backends.cases import load_onnx, settings
+from backends.cases import load_file, settings
 from carpool import backends
 from carpool.backends import onnxruntime as onnx_backend
 from carpool.backends.backend import Placement
@@ -41,7 +41,7 @@ def shapes(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 def test_read_signature_equals_that_of_the_instance(path: Path) -> None:
     onnx_models.classifier(path, features=12, classes=5)
     assert shapes(path) == {"image": ("UINT8", (-1, 12)), "scores": ("FP32", (-1, 5))}
-    assert load_onnx(path).signature == signature(path)
+    assert load_file(path).signature == signature(path)
 
 
 def test_a_fixed_first_dimension_cannot_batch(path: Path) -> None:
@@ -57,13 +57,13 @@ def test_every_datatype_is_read(path: Path, datatype: str) -> None:
 
 
 def test_shapes_without_any_dimension(path: Path) -> None:
-    backend = load_onnx(onnx_models.identity(path, shape=()))
+    backend = load_file(onnx_models.identity(path, shape=()))
     y = backend.run({"x": np.array(4, np.float32)}, ["y"])["y"]
     assert (y.shape, y.item()) == ((), 4.0)
 
 
 def test_bytes_that_are_not_text_are_the_callers_fault(path: Path) -> None:
-    backend = load_onnx(onnx_models.identity(path, "BYTES"))
+    backend = load_file(onnx_models.identity(path, "BYTES"))
     with pytest.raises(InvalidInput, match=r"input 'x' holds bytes that are not UTF-8") as caught:
         backend.run({"x": np.array([[b"good", b"\xff", b""]], dtype=object)}, ["y"])
     assert caught.value.field == "x"
@@ -78,7 +78,7 @@ def test_bf16_meets_other_datatypes(path: Path, source: str, target: str) -> Non
     onnx_models.write(path, nodes, [("x", source, ("n", 2))], [("y", target, ("n", 2))])
     one_and_a_half = {"FP32": np.float32(1.5), "BF16": np.uint16(0x3FC0), "BYTES": b"1.5"}
     x = np.full((3, 2), one_and_a_half[source])
-    y = load_onnx(path).run({"x": x[::-1]}, ["y"])["y"]
+    y = load_file(path).run({"x": x[::-1]}, ["y"])["y"]
     assert y.tolist() == [[one_and_a_half[target]] * 2] * 3
 
 
@@ -87,7 +87,7 @@ def test_bf16_of_text_is_not_possible(path: Path) -> None:
     nodes.append(helper.make_node("Cast", ["f"], ["y"], to=TensorProto.BFLOAT16))
     onnx_models.write(path, nodes, [("x", "BYTES", ("n", 2))], [("y", "BF16", ("n", 2))])
     with pytest.raises(Unsupported, match="cannot take BYTES and answer BF16"):
-        load_onnx(path)
+        load_file(path)
 
 
 def test_a_sequence_is_not_a_tensor(path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_sequence_is_not_a_tensor(path: Path) -> None:
 
 
 def test_a_batch_that_fails_leaves_the_instance_working(path: Path) -> None:
-    backend = load_onnx(onnx_models.fragile(path))
+    backend = load_file(onnx_models.fragile(path))
     with pytest.raises(ModelError, match=r"^model: .*out of data bounds") as caught:
         backend.run({"x": np.array([[1], [99]])}, ["y"])
     assert "\n" not in caught.value.message
@@ -121,12 +121,12 @@ def test_a_batch_that_fails_leaves_the_instance_working(path: Path) -> None:
 )
 def test_wrong_inputs_are_named_by_the_runtime(path: Path, inputs: dict, cause: str) -> None:
     with pytest.raises(ModelError, match=cause):
-        load_onnx(onnx_models.identity(path)).run(inputs, ["y"])
+        load_file(onnx_models.identity(path)).run(inputs, ["y"])
 
 
 def test_an_unknown_input_of_a_text_model_is_named(path: Path) -> None:
     with pytest.raises(ModelError, match="no input 'z'; it has x"):
-        load_onnx(onnx_models.identity(path, "BYTES")).run({"z": np.array([[b""]], object)}, ["y"])
+        load_file(onnx_models.identity(path, "BYTES")).run({"z": np.array([[b""]], object)}, ["y"])
 
 
 def truncated(path: Path) -> Path:
@@ -176,7 +176,7 @@ def test_a_file_that_cannot_be_loaded_is_named_with_the_cause(
 
 
 def test_weights_in_a_second_file(path: Path) -> None:
-    backend = load_onnx(onnx_models.external_weights(path))
+    backend = load_file(onnx_models.external_weights(path))
     assert backend.run({"x": np.zeros((2, 1024), np.float32)}, ["y"])["y"].sum() == 2048
 
 
@@ -214,15 +214,15 @@ def test_the_settings_choose_threads(path: Path) -> None:
 
 
 def test_instances_of_one_thread_share_a_session_until_the_file_changes(path: Path) -> None:
-    first, second = load_onnx(onnx_models.identity(path)), load_onnx(path)
-    wide = load_onnx(path, threads=2)
+    first, second = load_file(onnx_models.identity(path)), load_file(path)
+    wide = load_file(path, threads=2)
     assert isinstance(first, OnnxBackend)
     assert isinstance(second, OnnxBackend)
     assert isinstance(wide, OnnxBackend)
     assert first._session is second._session
     assert first._session is not wide._session
     path.unlink()
-    changed = load_onnx(onnx_models.arithmetic(path))
+    changed = load_file(onnx_models.arithmetic(path))
     assert {t.name for t in changed.signature.outputs} == {"double", "total"}
     for backend in (first, second, wide, changed):
         backend.close()
@@ -230,9 +230,9 @@ def test_instances_of_one_thread_share_a_session_until_the_file_changes(path: Pa
 
 
 def test_weights_in_a_file_of_their_own_end_the_sharing_too(path: Path) -> None:
-    first = load_onnx(onnx_models.identity(path))
+    first = load_file(onnx_models.identity(path))
     (path.parent / "weights.bin").write_bytes(b"new")
-    second = load_onnx(path)
+    second = load_file(path)
     assert isinstance(first, OnnxBackend)
     assert isinstance(second, OnnxBackend)
     assert first._session is not second._session
@@ -240,7 +240,7 @@ def test_weights_in_a_file_of_their_own_end_the_sharing_too(path: Path) -> None:
 
 def test_aborting_one_of_two_sharing_instances_leaves_the_other(path: Path) -> None:
     onnx_models.identity(path)
-    first, second = load_onnx(path), load_onnx(path)
+    first, second = load_file(path), load_file(path)
     first.abort()
     x = np.ones((2, 3), np.float32)
     assert second.run({"x": x}, ["y"])["y"].sum() == 6
@@ -249,7 +249,7 @@ def test_aborting_one_of_two_sharing_instances_leaves_the_other(path: Path) -> N
 
 
 def test_abort_reaches_a_graph_that_is_working(path: Path) -> None:
-    backend = load_onnx(onnx_models.endless(path))
+    backend = load_file(onnx_models.endless(path))
     errors: list[ModelError] = []
 
     def run() -> None:

@@ -12,7 +12,7 @@ import openvino
 import pytest
 
 from backends import onnx_models
-from backends.cases import load, load_onnx, settings
+from backends.cases import load, load_file, settings
 from carpool import backends
 from carpool.backends import Backend
 from carpool.config.model import ModelConfig
@@ -93,7 +93,7 @@ def test_threads_are_those_of_the_instance_unless_the_settings_say(tmp_path: Pat
 def test_values_are_computed_in_full_precision_by_default(tmp_path: Path) -> None:
     """On processors with a narrower format the runtime would take that by itself."""
     features = np.full((1, 3), 1 + 2**-20, np.float32)
-    answer = load_onnx(onnx_models.arithmetic(tmp_path / "model.onnx"), backend="openvino").run(
+    answer = load_file(onnx_models.arithmetic(tmp_path / "model.onnx"), backend="openvino").run(
         {"x": features}, ["double"]
     )
     np.testing.assert_array_equal(answer["double"], features + features)
@@ -102,7 +102,7 @@ def test_values_are_computed_in_full_precision_by_default(tmp_path: Path) -> Non
 def test_what_does_not_fit_fails_in_one_sentence_and_the_instance_goes_on(
     tmp_path: Path, opened: Callable[[Backend], Backend]
 ) -> None:
-    backend = opened(load_onnx(onnx_models.arithmetic(tmp_path / "model.onnx"), backend="openvino"))
+    backend = opened(load_file(onnx_models.arithmetic(tmp_path / "model.onnx"), backend="openvino"))
     with pytest.raises(ModelError) as caught:
         backend.run({"x": np.ones((2, 4), np.float32)}, [])
     assert "(shape=[?,3]) and the tensor (shape=(2.4)) are incompatible" in caught.value.message
@@ -117,11 +117,11 @@ def test_what_does_not_fit_fails_in_one_sentence_and_the_instance_goes_on(
 def test_a_file_it_cannot_run_is_told_why(tmp_path: Path) -> None:
     file = onnx_models.unknown_operator(tmp_path / "model.onnx")
     with pytest.raises(ModelError, match=r"cannot be loaded: .*NoSuchOperator"):
-        load_onnx(file, backend="openvino")
+        load_file(file, backend="openvino")
 
 
 def test_what_to_install_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
     file = onnx_models.arithmetic(tmp_path / "model.onnx")
     with pytest.raises(Unsupported, match=r"needs openvino.* pip install 'carpool\[openvino\]'"):
-        load_onnx(file, backend="openvino")
+        load_file(file, backend="openvino")

@@ -40,6 +40,7 @@ class BackendKind:
     extra: str = ""  # of Carpool, with which pip installs it
     process: Literal["engine", "worker", "runner"] = "engine"
     """Where its instances run: in the engine, each in a worker process, or all in the runner of the GPUs."""
+    on_gpus: bool = False  # runs on nothing else
     threaded: bool = False  # runs on as many threads as it is given
     reshapes: bool = True  # False: it looks at no shapes, or takes no `reshape`
     gives_defaults: bool = False  # an optional input needs a default in the model file
@@ -104,6 +105,18 @@ _BUILT_IN = (
         extra="openvino",
         threaded=True,
         parameters=("INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "TARGET_DEVICE"),
+    ),
+    BackendKind(
+        name="litert",
+        home="carpool.backends.hosted",
+        suffixes=(".tflite",),
+        at_home=(".tflite",),
+        package="ai-edge-litert",
+        imports="ai_edge_litert",
+        extra="litert",
+        process="worker",
+        threaded=True,
+        parameters=("quantized",),
     ),
     BackendKind(
         name="python",
