@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +21,8 @@ from backends.cases import load_file, settings
 from carpool import backends
 from carpool.backends import onnxruntime as onnx_backend
 from carpool.backends.backend import Placement
-from carpool.backends.onnxruntime import OnnxBackend
-from carpool.config.model import ModelConfig, ModelSignature, OnnxruntimeSettings
+from carpool.backends.onnxruntime import CPU, CUDA, OPENVINO, TENSORRT, OnnxBackend, _providers
+from carpool.config.model import InstanceGroup, Kind, ModelConfig, ModelSignature, OnnxruntimeSettings
 from carpool.config.repository import ModelVersion
 from carpool.errors import ConfigError, InvalidInput, ModelError, Unsupported
 
@@ -191,15 +194,69 @@ def test_an_unknown_provider_is_refused_with_those_there_are(path: Path) -> None
         backends.load(config, ModelVersion(1, path))
 
 
-def test_a_gpu_that_the_runtime_cannot_use_is_a_warning(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    import onnxruntime
+def providers(*names: str) -> Any:
+    """A runtime with these, beside the CPU."""
+    return SimpleNamespace(get_available_providers=lambda: [*names, CPU])
 
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+
+def on(*kinds: Kind, **settings_say: Any) -> ModelConfig:
+    groups = tuple(InstanceGroup(kind=kind) for kind in kinds)
+    return replace(configured(Path("model.onnx"), **settings_say), instances=groups)
+
+
+@pytest.mark.parametrize(
+    ("there", "gpu", "chosen"),
+    [
+        ((), None, [CPU]),
+        ((), 0, [CPU]),
+        ((CUDA,), None, [CPU]),
+        ((CUDA,), 1, [(CUDA, {"device_id": "1"}), CPU]),
+        ((TENSORRT, CUDA), 0, [(CUDA, {"device_id": "0"}), CPU]),
+        ((TENSORRT,), 0, [(TENSORRT, {"device_id": "0"}), CPU]),
+        ((OPENVINO,), None, [(OPENVINO, {"device_type": "CPU", "num_of_threads": "3"}), CPU]),
+        ((OPENVINO, CUDA), 0, [(CUDA, {"device_id": "0"}), CPU]),
+    ],
+)
+def test_the_provider_is_chosen_by_what_is_there(
+    there: tuple[str, ...], gpu: int | None, chosen: list[Any]
+) -> None:
+    assert _providers(providers(*there), on(Kind.AUTO), gpu, 3) == chosen
+
+
+def test_tensorrt_that_was_asked_for_has_cuda_behind_it() -> None:
+    config = on(Kind.GPU, providers=(TENSORRT,))
+    chosen = _providers(providers(TENSORRT, CUDA), config, 2, 1)
+    assert chosen == [(TENSORRT, {"device_id": "2"}), (CUDA, {"device_id": "2"}), CPU]
+
+
+@pytest.mark.parametrize(
+    ("there", "config", "gpus"),
+    [
+        ((CUDA,), on(Kind.AUTO), (0,)),
+        ((CUDA,), on(Kind.CPU), ()),
+        ((CUDA,), on(Kind.MODEL), ()),
+        ((CUDA,), on(Kind.AUTO, providers=(CPU,)), ()),
+        ((CUDA,), on(Kind.AUTO, providers=(CUDA,)), (0,)),
+        ((TENSORRT,), replace(on(), instances=(InstanceGroup(kind=Kind.GPU, gpus=(3, 1)),)), (1, 3)),
+    ],
+)
+def test_instances_go_to_gpus_where_the_runtime_can_use_them(
+    monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], config: ModelConfig, gpus: tuple[int, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", providers(*there))
+    assert onnx_backend.devices(config) == gpus
+
+
+def test_a_gpu_without_the_package_for_it_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", providers())
+    onnx_backend._say_what_is_missing.cache_clear()
     with caplog.at_level(logging.WARNING):
-        assert backends.load(configured(path), ModelVersion(1, path), Placement(gpu=0)).alive
-    assert "runs on the CPU" in caplog.text
+        assert [onnx_backend.devices(on(Kind.AUTO)) for _ in range(2)] == [(), ()]
+        assert onnx_backend.devices(on(Kind.CPU)) == ()
+    assert len(caplog.records) == 1
+    assert "pip install onnxruntime-gpu" in caplog.text
 
 
 def test_the_settings_choose_threads(path: Path) -> None:

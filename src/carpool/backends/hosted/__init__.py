@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from carpool.backends.backend import Backend, Placement
+from carpool.backends.backend import Backend, Placement, listed_gpus
 from carpool.backends.python.python_backend import SETUP_TIMEOUT, PythonBackend
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig, ModelSignature, TensorSignature
@@ -51,14 +51,10 @@ def _signature(config: ModelConfig, told: Any) -> ModelSignature:
         raise ModelError(f"{config.name}: its process sent a broken answer: {error}") from None
     for kind, tensor in (*(("input", t) for t in inputs), *(("output", t) for t in outputs)):
         if tensor.datatype not in DATATYPES:
-            raise Unsupported(
-                f'{config.name}: {kind} "{tensor.name}" is {tensor.datatype}, which this backend does not carry'
-            )
+            what = f'{kind} "{tensor.name}" is {tensor.datatype}'
+            raise Unsupported(f"{config.name}: {what}, which this backend does not carry")
     return ModelSignature(inputs, outputs)
 
 
 def devices(config: ModelConfig) -> tuple[int, ...]:
-    """Of those that run on GPUs: the ones that the settings name, or the first."""
-    if not kind_of(config.backend).on_gpus:
-        return ()
-    return tuple(sorted({gpu for group in config.instances for gpu in group.gpus})) or (0,)
+    return listed_gpus(config) if kind_of(config.backend).on_gpus else ()
