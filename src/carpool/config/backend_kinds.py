@@ -33,6 +33,8 @@ class BackendKind:
     home: str
     suffixes: tuple[str, ...] = ()  # of the files that it can run
     at_home: tuple[str, ...] = ()  # those of them that are its own when the settings name no backend
+    inside: str = ""  # the file to open where a model is a folder; else it has the folder's own name
+    gives_way: bool = False  # not installed: files of other backends are taken, as if these were not there
     needs_file: bool = True
     platforms: tuple[str, ...] = ()  # Triton's names for it; clients are told the first
     package: str = ""  # that has to be installed; profiles belong to one version of it
@@ -119,6 +121,43 @@ _BUILT_IN = (
         parameters=("quantized",),
     ),
     BackendKind(
+        name="tensorflow",
+        home="carpool.backends.hosted",
+        suffixes=(".savedmodel",),
+        at_home=(".savedmodel",),
+        inside="saved_model.pb",
+        gives_way=True,
+        platforms=("tensorflow_savedmodel",),
+        package="tensorflow",
+        imports="tensorflow",
+        process="worker",
+        threaded=True,
+        parameters=(),
+    ),
+    BackendKind(
+        name="tensorrt",
+        home="carpool.backends.hosted",
+        suffixes=(".plan", ".engine"),
+        at_home=(".plan", ".engine"),
+        gives_way=True,
+        platforms=("tensorrt_plan",),
+        package="tensorrt",
+        imports="tensorrt",
+        process="worker",
+        on_gpus=True,
+        parameters=(),
+    ),
+    BackendKind(
+        name="transformers",
+        home="carpool.backends.hosted",
+        suffixes=(".safetensors",),
+        package="transformers",
+        imports="transformers",
+        process="worker",
+        threaded=True,
+        parameters=(),
+    ),
+    BackendKind(
         name="python",
         home="carpool.backends.python.python_backend",
         suffixes=(".py",),
@@ -161,12 +200,19 @@ def kind_of(backend: str | None) -> BackendKind:
     return kinds().get(backend or "") or BackendKind(name=backend or "", home="")
 
 
-def default_files() -> tuple[str, ...]:
-    return tuple(f"model{suffix}" for kind in kinds().values() for suffix in kind.at_home)
+def files_of(backend: str | None) -> tuple[str, ...]:
+    """The names of files that are looked for: those of one backend, or of every one."""
+    asked = [kind for kind in _looked_for() if backend in (None, kind.name)]
+    own = tuple(f"model{suffix}" for kind in asked for suffix in kind.at_home)
+    return own if own or backend is None else tuple(f"model{s}" for kind in asked for s in kind.suffixes)
 
 
 def home_of(suffix: str) -> str | None:
-    return next((kind.name for kind in kinds().values() if suffix in kind.at_home), None)
+    return next((kind.name for kind in _looked_for() if suffix in kind.at_home), None)
+
+
+def _looked_for() -> list[BackendKind]:
+    return [kind for kind in kinds().values() if not (kind.gives_way and kind.missing())]
 
 
 def backend_of_platform(platform: str) -> str | None:
