@@ -201,7 +201,8 @@ def providers(*names: str) -> Any:
 
 def on(*kinds: Kind, **settings_say: Any) -> ModelConfig:
     groups = tuple(InstanceGroup(kind=kind) for kind in kinds)
-    return replace(configured(Path("model.onnx"), **settings_say), instances=groups)
+    config = settings("onnxruntime", Path("model.onnx"))
+    return replace(config, onnxruntime=OnnxruntimeSettings(**settings_say), instances=groups)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from backends.cases import load, settings
 from carpool import backends
 from carpool.backends import Backend
-from carpool.config.backend_kinds import kind_of
+from carpool.config.backend_kinds import installed, kind_of
 from carpool.config.repository import ModelVersion, find_models
 from carpool.errors import ConfigError, ModelError, Unsupported
 
@@ -131,6 +131,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     def put(**modules: str) -> None:
         for name, code in modules.items():
             (site / f"{name}.py").write_text(textwrap.dedent(code))
+        installed.cache_clear()
 
     return put
 

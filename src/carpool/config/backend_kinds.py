@@ -55,7 +55,7 @@ class BackendKind:
 
     def missing(self) -> str:
         """A sentence where its package is not installed, else nothing. This is cheap: nothing is imported."""
-        if not self.imports or importlib.util.find_spec(self.imports) is not None:
+        if not self.imports or installed(self.imports):
             return ""
         told = f"'carpool[{self.extra}]'" if self.extra else self.package
         return f'the backend "{self.name}" needs {self.package}, which is not installed: pip install {told}'
@@ -66,6 +66,12 @@ class BackendKind:
             served = ", ".join(sorted(kind.name for kind in kinds().values() if kind.home))
             raise Unsupported(f'there is no backend "{self.name}" yet; there are {served}')
         return importlib.import_module(self.home)
+
+
+@cache
+def installed(module: str) -> bool:
+    """Remembered: every folder of a repository asks, and every entry of sys.path is looked at."""
+    return importlib.util.find_spec(module) is not None
 
 
 _BUILT_IN = (
