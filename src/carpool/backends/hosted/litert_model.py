@@ -23,6 +23,7 @@ class Model:
 
         self._interpreter = Interpreter(model_path=settings["file"], num_threads=settings["threads"] or 1)
         self._interpreter.allocate_tensors()
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._raw = settings["parameters"].get("quantized") == "raw"
         self._inputs, self._outputs = self._named()
         self.tensors = (
@@ -36,11 +37,11 @@ class Model:
     def _named(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """By the names of the file's signature where it has one: those of tensors say less."""
         signatures = self._interpreter.get_signature_list()
-        if signatures:
-            key = _MAIN if _MAIN in signatures else next(iter(signatures))
-            runner = self._interpreter.get_signature_runner(key)
-            return runner.get_input_details(), runner.get_output_details()
         try:
+            if signatures:
+                key = _MAIN if _MAIN in signatures else next(iter(signatures))
+                runner = self._interpreter.get_signature_runner(key)
+                return runner.get_input_details(), runner.get_output_details()
             inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
         except ValueError:
             raise ModelError("it has a tensor of a datatype that this backend does not carry") from None
@@ -51,22 +52,22 @@ class Model:
             return "FP32"
         if issubclass(tensor["dtype"], np.bytes_):
             return "BYTES"
-        dtype = np.dtype(tensor["dtype"])
-        return _NAMES.get(dtype, dtype.name)
+        dtype: np.dtype[Any] = np.dtype(tensor["dtype"])
+        return _NAMES.get(dtype) or str(dtype.name)
 
     def _stands_for_others(self, tensor: Mapping[str, Any], *, taken: bool = False) -> bool:
-        one_scale = len(tensor["quantization_parameters"]["scales"]) == 1
-        return one_scale and not self._raw and not (taken and tensor["dtype"] is np.uint8)
+        scaled = len(tensor["quantization_parameters"]["scales"]) == 1
+        whole = issubclass(tensor["dtype"], np.integer) and not (taken and tensor["dtype"] is np.uint8)
+        return scaled and whole and not self._raw
 
     def predict(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        changed = False
-        for name, array in inputs.items():
-            tensor = self._inputs[name]
-            if tuple(tensor["shape"]) != array.shape:
-                self._interpreter.resize_tensor_input(tensor["index"], array.shape, strict=True)
-                tensor["shape"], changed = array.shape, True
-        if changed:
+        shapes = {name: array.shape for name, array in inputs.items()}
+        if shapes != self._shapes:
+            self._shapes = {}  # should this fail halfway, the next batch begins anew
+            for name, shape in shapes.items():
+                self._interpreter.resize_tensor_input(self._inputs[name]["index"], shape, strict=True)
             self._interpreter.allocate_tensors()
+            self._shapes = shapes
         for name, array in inputs.items():
             tensor = self._inputs[name]
             self._interpreter.set_tensor(tensor["index"], self._to_whole(array, tensor))
@@ -81,7 +82,8 @@ class Model:
             return array
         scale, zero = tensor["quantization"]
         limits = np.iinfo(tensor["dtype"])
-        return np.clip(np.rint(array / scale) + zero, limits.min, limits.max).astype(tensor["dtype"])
+        whole: Array = np.clip(np.rint(array / scale) + zero, limits.min, limits.max)
+        return whole.astype(tensor["dtype"])
 
     def _from_whole(self, array: Array, tensor: Mapping[str, Any]) -> Array:
         if not self._stands_for_others(tensor):
