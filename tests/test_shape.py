@@ -28,6 +28,7 @@ ENGINE = "carpool.engine.models.served carpool.core.scheduler carpool.backends"
 MAY_IMPORT: Mapping[str, str] = {
     "__init__": "engine",
     "backends": "config core",
+    "backends/hosted": "backends backends/python config",
     "backends/python": "backends config memory",
     "backends/torch": "backends backends/python config",
     "cli": "config core demo engine frontend frontend/access lab lab/load lab/sweep link observe process sim",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backends import onnx_models
+from backends import onnx_models, tflite_models
 from carpool import backends
 from carpool.backends.backend import Placement
 from carpool.config.model import FakeSettings, ModelConfig, TensorConfig
@@ -28,6 +28,7 @@ class Case:
     identity: Callable[[Path, str], backends.Backend]  # x of this datatype [-1, 3] → y
     endless: Callable[[Path], backends.Backend]  # x FP32 [-1, 3] → y, never
     computes: bool = True  # False: answers zeros, whatever comes in
+    refuses: tuple[str, ...] = ()  # datatypes that it says it does not carry
 
     def __str__(self) -> str:
         return self.name
@@ -48,8 +49,8 @@ def load(config: ModelConfig, file: Path | None, *, threads: int = 1) -> backend
     return backends.load(backends.describe(config, version), version, Placement(threads=threads))
 
 
-def load_onnx(file: Path, *, threads: int = 1) -> backends.Backend:
-    return load(settings("onnxruntime", file), file, threads=threads)
+def load_file(file: Path, *, threads: int = 1, backend: str = "onnxruntime") -> backends.Backend:
+    return load(settings(backend, file), file, threads=threads)
 
 
 def python_file(folder: Path, source: str) -> Path:
@@ -105,9 +106,27 @@ def _python_identity(folder: Path, datatype: str) -> backends.Backend:
 CASES = (
     Case(
         "onnxruntime",
-        lambda folder: load_onnx(onnx_models.arithmetic(folder / "model.onnx")),
-        lambda folder, datatype: load_onnx(onnx_models.identity(folder / "model.onnx", datatype)),
-        lambda folder: load_onnx(onnx_models.endless(folder / "model.onnx")),
+        lambda folder: load_file(onnx_models.arithmetic(folder / "model.onnx")),
+        lambda folder, datatype: load_file(onnx_models.identity(folder / "model.onnx", datatype)),
+        lambda folder: load_file(onnx_models.endless(folder / "model.onnx")),
+    ),
+    Case(
+        "openvino",
+        lambda folder: load_file(onnx_models.arithmetic(folder / "model.onnx"), backend="openvino"),
+        lambda folder, datatype: load_file(
+            onnx_models.identity(folder / "model.onnx", datatype), backend="openvino"
+        ),
+        lambda folder: load_file(onnx_models.lengthy(folder / "model.onnx"), backend="openvino"),
+        refuses=("BYTES",),
+    ),
+    Case(
+        "litert",
+        lambda folder: load_file(tflite_models.arithmetic(folder / "model.tflite"), backend="litert"),
+        lambda folder, datatype: load_file(
+            tflite_models.identity(folder / "model.tflite", datatype), backend="litert"
+        ),
+        lambda folder: load_file(tflite_models.endless(folder / "model.tflite"), backend="litert"),
+        refuses=("BF16",),
     ),
     Case(
         "python",

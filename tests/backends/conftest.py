@@ -11,6 +11,15 @@ import pytest
 from backends.cases import X_TO_Y, load_python
 from carpool.backends import Backend
 from carpool.backends.python.python_backend import PythonBackend
+from carpool.config.backend_kinds import installed
+
+
+@pytest.fixture(autouse=True)
+def looked_for_anew() -> Iterator[None]:
+    """What is installed is remembered, and tests pretend that it changes."""
+    installed.cache_clear()
+    yield
+    installed.cache_clear()
 
 
 @pytest.fixture

@@ -102,6 +102,20 @@ def endless(path: Path) -> Path:
     return write(path, nodes, [("x", "FP32", ("batch", 3))], [("y", "FP32", ("batch", 3))], weights)
 
 
+def lengthy(path: Path, steps: int = 400, side: int = 1024) -> Path:
+    """y = x, after a long row of operators that take a while each."""
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=1),
+        helper.make_node("Mul", ["sum", "matrix"], ["v0"]),
+        *(helper.make_node("MatMul", [f"v{n}", "matrix"], [f"v{n + 1}"]) for n in range(steps)),
+        helper.make_node("ReduceSum", [f"v{steps}"], ["nothing"], keepdims=0),
+        helper.make_node("Add", ["x", "nothing"], ["y"]),
+    ]
+    shape = ("batch", 3)
+    matrix = np.zeros((side, side), np.float32)
+    return write(path, nodes, [("x", "FP32", shape)], [("y", "FP32", shape)], {"matrix": matrix})
+
+
 def classifier(path: Path, features: int = 150_528, classes: int = 10, datatype: str = "UINT8") -> Path:
     """One matrix product: class k of a row is k times the sum of its values over the features."""
     nodes = [

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
 from backends import onnx_models
-from backends.cases import load_onnx, settings
+from backends.cases import load_file, settings
 from carpool import backends
 from carpool.backends import onnxruntime as onnx_backend
 from carpool.backends.backend import Placement
-from carpool.backends.onnxruntime import OnnxBackend
-from carpool.config.model import ModelConfig, ModelSignature, OnnxruntimeSettings
+from carpool.backends.onnxruntime import CPU, CUDA, OPENVINO, TENSORRT, OnnxBackend, _providers
+from carpool.config.model import InstanceGroup, Kind, ModelConfig, ModelSignature, OnnxruntimeSettings
 from carpool.config.repository import ModelVersion
 from carpool.errors import ConfigError, InvalidInput, ModelError, Unsupported
 
@@ -41,7 +44,7 @@ def shapes(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 def test_read_signature_equals_that_of_the_instance(path: Path) -> None:
     onnx_models.classifier(path, features=12, classes=5)
     assert shapes(path) == {"image": ("UINT8", (-1, 12)), "scores": ("FP32", (-1, 5))}
-    assert load_onnx(path).signature == signature(path)
+    assert load_file(path).signature == signature(path)
 
 
 def test_a_fixed_first_dimension_cannot_batch(path: Path) -> None:
@@ -57,13 +60,13 @@ def test_every_datatype_is_read(path: Path, datatype: str) -> None:
 
 
 def test_shapes_without_any_dimension(path: Path) -> None:
-    backend = load_onnx(onnx_models.identity(path, shape=()))
+    backend = load_file(onnx_models.identity(path, shape=()))
     y = backend.run({"x": np.array(4, np.float32)}, ["y"])["y"]
     assert (y.shape, y.item()) == ((), 4.0)
 
 
 def test_bytes_that_are_not_text_are_the_callers_fault(path: Path) -> None:
-    backend = load_onnx(onnx_models.identity(path, "BYTES"))
+    backend = load_file(onnx_models.identity(path, "BYTES"))
     with pytest.raises(InvalidInput, match=r"input 'x' holds bytes that are not UTF-8") as caught:
         backend.run({"x": np.array([[b"good", b"\xff", b""]], dtype=object)}, ["y"])
     assert caught.value.field == "x"
@@ -78,7 +81,7 @@ def test_bf16_meets_other_datatypes(path: Path, source: str, target: str) -> Non
     onnx_models.write(path, nodes, [("x", source, ("n", 2))], [("y", target, ("n", 2))])
     one_and_a_half = {"FP32": np.float32(1.5), "BF16": np.uint16(0x3FC0), "BYTES": b"1.5"}
     x = np.full((3, 2), one_and_a_half[source])
-    y = load_onnx(path).run({"x": x[::-1]}, ["y"])["y"]
+    y = load_file(path).run({"x": x[::-1]}, ["y"])["y"]
     assert y.tolist() == [[one_and_a_half[target]] * 2] * 3
 
 
@@ -87,7 +90,7 @@ def test_bf16_of_text_is_not_possible(path: Path) -> None:
     nodes.append(helper.make_node("Cast", ["f"], ["y"], to=TensorProto.BFLOAT16))
     onnx_models.write(path, nodes, [("x", "BYTES", ("n", 2))], [("y", "BF16", ("n", 2))])
     with pytest.raises(Unsupported, match="cannot take BYTES and answer BF16"):
-        load_onnx(path)
+        load_file(path)
 
 
 def test_a_sequence_is_not_a_tensor(path: Path) -> None:
@@ -102,7 +105,7 @@ def test_a_sequence_is_not_a_tensor(path: Path) -> None:
 
 
 def test_a_batch_that_fails_leaves_the_instance_working(path: Path) -> None:
-    backend = load_onnx(onnx_models.fragile(path))
+    backend = load_file(onnx_models.fragile(path))
     with pytest.raises(ModelError, match=r"^model: .*out of data bounds") as caught:
         backend.run({"x": np.array([[1], [99]])}, ["y"])
     assert "\n" not in caught.value.message
@@ -121,12 +124,12 @@ def test_a_batch_that_fails_leaves_the_instance_working(path: Path) -> None:
 )
 def test_wrong_inputs_are_named_by_the_runtime(path: Path, inputs: dict, cause: str) -> None:
     with pytest.raises(ModelError, match=cause):
-        load_onnx(onnx_models.identity(path)).run(inputs, ["y"])
+        load_file(onnx_models.identity(path)).run(inputs, ["y"])
 
 
 def test_an_unknown_input_of_a_text_model_is_named(path: Path) -> None:
     with pytest.raises(ModelError, match="no input 'z'; it has x"):
-        load_onnx(onnx_models.identity(path, "BYTES")).run({"z": np.array([[b""]], object)}, ["y"])
+        load_file(onnx_models.identity(path, "BYTES")).run({"z": np.array([[b""]], object)}, ["y"])
 
 
 def truncated(path: Path) -> Path:
@@ -176,7 +179,7 @@ def test_a_file_that_cannot_be_loaded_is_named_with_the_cause(
 
 
 def test_weights_in_a_second_file(path: Path) -> None:
-    backend = load_onnx(onnx_models.external_weights(path))
+    backend = load_file(onnx_models.external_weights(path))
     assert backend.run({"x": np.zeros((2, 1024), np.float32)}, ["y"])["y"].sum() == 2048
 
 
@@ -191,15 +194,70 @@ def test_an_unknown_provider_is_refused_with_those_there_are(path: Path) -> None
         backends.load(config, ModelVersion(1, path))
 
 
-def test_a_gpu_that_the_runtime_cannot_use_is_a_warning(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    import onnxruntime
+def providers(*names: str) -> Any:
+    """A runtime with these, beside the CPU."""
+    return SimpleNamespace(get_available_providers=lambda: [*names, CPU])
 
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+
+def on(*kinds: Kind, **settings_say: Any) -> ModelConfig:
+    groups = tuple(InstanceGroup(kind=kind) for kind in kinds)
+    config = settings("onnxruntime", Path("model.onnx"))
+    return replace(config, onnxruntime=OnnxruntimeSettings(**settings_say), instances=groups)
+
+
+@pytest.mark.parametrize(
+    ("there", "gpu", "chosen"),
+    [
+        ((), None, [CPU]),
+        ((), 0, [CPU]),
+        ((CUDA,), None, [CPU]),
+        ((CUDA,), 1, [(CUDA, {"device_id": "1"}), CPU]),
+        ((TENSORRT, CUDA), 0, [(CUDA, {"device_id": "0"}), CPU]),
+        ((TENSORRT,), 0, [(TENSORRT, {"device_id": "0"}), CPU]),
+        ((OPENVINO,), None, [(OPENVINO, {"device_type": "CPU", "num_of_threads": "3"}), CPU]),
+        ((OPENVINO, CUDA), 0, [(CUDA, {"device_id": "0"}), CPU]),
+    ],
+)
+def test_the_provider_is_chosen_by_what_is_there(
+    there: tuple[str, ...], gpu: int | None, chosen: list[Any]
+) -> None:
+    assert _providers(providers(*there), on(Kind.AUTO), gpu, 3) == chosen
+
+
+def test_tensorrt_that_was_asked_for_has_cuda_behind_it() -> None:
+    config = on(Kind.GPU, providers=(TENSORRT,))
+    chosen = _providers(providers(TENSORRT, CUDA), config, 2, 1)
+    assert chosen == [(TENSORRT, {"device_id": "2"}), (CUDA, {"device_id": "2"}), CPU]
+
+
+@pytest.mark.parametrize(
+    ("there", "config", "gpus"),
+    [
+        ((CUDA,), on(Kind.AUTO), (0,)),
+        ((CUDA,), on(Kind.CPU), ()),
+        ((CUDA,), on(Kind.MODEL), ()),
+        ((CUDA,), on(Kind.AUTO, providers=(CPU,)), ()),
+        ((CUDA,), on(Kind.AUTO, providers=(CUDA,)), (0,)),
+        ((TENSORRT,), replace(on(), instances=(InstanceGroup(kind=Kind.GPU, gpus=(3, 1)),)), (1, 3)),
+    ],
+)
+def test_instances_go_to_gpus_where_the_runtime_can_use_them(
+    monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], config: ModelConfig, gpus: tuple[int, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", providers(*there))
+    assert onnx_backend.devices(config) == gpus
+
+
+def test_a_gpu_without_the_package_for_it_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", providers())
+    onnx_backend._say_what_is_missing.cache_clear()
     with caplog.at_level(logging.WARNING):
-        assert backends.load(configured(path), ModelVersion(1, path), Placement(gpu=0)).alive
-    assert "runs on the CPU" in caplog.text
+        assert [onnx_backend.devices(on(Kind.AUTO)) for _ in range(2)] == [(), ()]
+        assert onnx_backend.devices(on(Kind.CPU)) == ()
+    assert len(caplog.records) == 1
+    assert "pip install onnxruntime-gpu" in caplog.text
 
 
 def test_the_settings_choose_threads(path: Path) -> None:
@@ -214,15 +272,15 @@ def test_the_settings_choose_threads(path: Path) -> None:
 
 
 def test_instances_of_one_thread_share_a_session_until_the_file_changes(path: Path) -> None:
-    first, second = load_onnx(onnx_models.identity(path)), load_onnx(path)
-    wide = load_onnx(path, threads=2)
+    first, second = load_file(onnx_models.identity(path)), load_file(path)
+    wide = load_file(path, threads=2)
     assert isinstance(first, OnnxBackend)
     assert isinstance(second, OnnxBackend)
     assert isinstance(wide, OnnxBackend)
     assert first._session is second._session
     assert first._session is not wide._session
     path.unlink()
-    changed = load_onnx(onnx_models.arithmetic(path))
+    changed = load_file(onnx_models.arithmetic(path))
     assert {t.name for t in changed.signature.outputs} == {"double", "total"}
     for backend in (first, second, wide, changed):
         backend.close()
@@ -230,9 +288,9 @@ def test_instances_of_one_thread_share_a_session_until_the_file_changes(path: Pa
 
 
 def test_weights_in_a_file_of_their_own_end_the_sharing_too(path: Path) -> None:
-    first = load_onnx(onnx_models.identity(path))
+    first = load_file(onnx_models.identity(path))
     (path.parent / "weights.bin").write_bytes(b"new")
-    second = load_onnx(path)
+    second = load_file(path)
     assert isinstance(first, OnnxBackend)
     assert isinstance(second, OnnxBackend)
     assert first._session is not second._session
@@ -240,7 +298,7 @@ def test_weights_in_a_file_of_their_own_end_the_sharing_too(path: Path) -> None:
 
 def test_aborting_one_of_two_sharing_instances_leaves_the_other(path: Path) -> None:
     onnx_models.identity(path)
-    first, second = load_onnx(path), load_onnx(path)
+    first, second = load_file(path), load_file(path)
     first.abort()
     x = np.ones((2, 3), np.float32)
     assert second.run({"x": x}, ["y"])["y"].sum() == 6
@@ -249,7 +307,7 @@ def test_aborting_one_of_two_sharing_instances_leaves_the_other(path: Path) -> N
 
 
 def test_abort_reaches_a_graph_that_is_working(path: Path) -> None:
-    backend = load_onnx(onnx_models.endless(path))
+    backend = load_file(onnx_models.endless(path))
     errors: list[ModelError] = []
 
     def run() -> None:

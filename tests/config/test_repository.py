@@ -123,8 +123,9 @@ def test_missing_versions(tmp_path: Path) -> None:
 
 def test_a_missing_file_says_what_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
-    assert "looked for model.onnx, model.pt, model.pt2, model.torchscript, model.xml, model.py" in refused(
-        tmp_path / "m"
+    assert (
+        "looked for model.onnx, model.pt, model.pt2, model.torchscript, model.xml, model.tflite, model.py"
+        in refused(tmp_path / "m")
     )
     put(tmp_path / "m" / "config.pbtxt", 'backend: "python"')
     assert refused(tmp_path / "m").endswith("1: looked for model.py")

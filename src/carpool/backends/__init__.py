@@ -64,8 +64,11 @@ def _home_of(config: ModelConfig) -> Any:
 
 
 def _home(config: ModelConfig, version: ModelVersion) -> Loader:
+    kind = kind_of(config.backend)
+    if missing := kind.missing():
+        raise Unsupported(f"{config.name}: {missing}")
     try:
-        home = kind_of(config.backend).module()
+        home = kind.module()
     except Unsupported as error:
         raise Unsupported(f"{config.name}: {error.message}") from None
     if version.file is not None and not version.file.is_file():

@@ -153,6 +153,11 @@ def check_wanted(model: str, wanted: Sequence[str], known: Collection[str]) -> S
     return wanted or tuple(known)
 
 
+def listed_gpus(config: ModelConfig) -> tuple[int, ...]:
+    """Those that the settings name, else the first: for runtimes that cannot tell how many there are."""
+    return tuple(sorted({gpu for group in config.instances for gpu in group.gpus})) or (0,)
+
+
 def aborted(model: str) -> ModelError:
     return ModelError(f"{model}: the batch was stopped before it ended", reason="aborted")
 

@@ -13,14 +13,15 @@ import math
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from carpool.backends.backend import Backend, Placement, aborted, check_wanted
-from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorSignature
+from carpool.backends.backend import Backend, Placement, aborted, check_wanted, listed_gpus
+from carpool.config.model import DYNAMIC, Kind, ModelConfig, ModelSignature, TensorSignature
 from carpool.config.repository import ModelVersion, beside
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unsupported
 from carpool.types import DATATYPES, Array, Datatype
@@ -62,6 +63,9 @@ def _each(array: Array, convert: Callable[[Any], str | bytes]) -> Array:
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
+OPENVINO = "OpenVINOExecutionProvider"
+ON_GPUS = (TENSORRT, CUDA)
 
 _QUIET = 4  # the runtime's severity "fatal": errors come as exceptions, and need no second copy in the log
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
@@ -163,8 +167,8 @@ class OnnxBackend:
 def _session(config: ModelConfig, file: Path, placement: Placement) -> onnxruntime.InferenceSession:
     runtime = _runtime(config)
     settings = config.onnxruntime
-    providers = _providers(runtime, config, placement.gpu)
     threads = settings.intra_op_threads or placement.threads or 0
+    providers = _providers(runtime, config, placement.gpu, threads)
     options = _options(runtime, threads, settings.inter_op_threads or 1)
     if threads != 1 or options.inter_op_num_threads != 1 or providers != [CPU]:
         return _open(runtime, config, file, options, providers)
@@ -197,21 +201,45 @@ def _options(runtime: Any, threads: int, inter_op_threads: int = 1) -> onnxrunti
     return cast("onnxruntime.SessionOptions", options)
 
 
-def _providers(runtime: Any, config: ModelConfig, gpu: int | None) -> list[Any]:
-    """The providers of the settings, else CUDA for an instance on a GPU; the CPU is always the last."""
+def devices(config: ModelConfig) -> tuple[int, ...]:
+    """The GPUs to run on; none: the CPU. A machine without any has put every instance on the CPU before."""
+    asked = config.onnxruntime.providers
+    placed = any(group.kind in (Kind.AUTO, Kind.GPU) for group in config.instances)
+    if not placed or (asked and not {*asked} & {*ON_GPUS}):
+        return ()
+    if not {*_runtime(config).get_available_providers()} & {*ON_GPUS}:
+        _say_what_is_missing(config.name)
+        return ()
+    return listed_gpus(config)
+
+
+@cache
+def _say_what_is_missing(model: str) -> None:
+    """Once for a model, however often it is loaded."""
+    _log.warning(
+        "%s: runs on the CPU: there is a GPU, but this onnxruntime is the package without CUDA: "
+        "pip uninstall onnxruntime, then pip install onnxruntime-gpu",
+        model,
+    )
+
+
+def _providers(runtime: Any, config: ModelConfig, gpu: int | None, threads: int) -> list[Any]:
+    """The providers of the settings, else what is there for the device: CUDA for an instance on a GPU, else
+    OpenVINO. Behind TensorRT comes CUDA for what it cannot run, and the CPU is always the last.
+
+    TensorRT is for those who ask, where there is CUDA: it builds its programs anew, for minutes."""
     available = runtime.get_available_providers()
     for name in config.onnxruntime.providers:
         if name not in available:
             listed = ", ".join(available)
             raise ConfigError(f"{config.name}: onnxruntime has no provider {name!r} here; it has {listed}")
-    names = list(config.onnxruntime.providers)
-    if not names and gpu is not None:
-        if CUDA in available:
-            names = [CUDA]
-        else:
-            _log.warning("%s: runs on the CPU: this onnxruntime has no %s", config.name, CUDA)
-    device = {"device_id": str(gpu or 0)}
-    return [(name, device) if name == CUDA else name for name in names if name != CPU] + [CPU]
+    fitting = (OPENVINO,) if gpu is None else (CUDA, TENSORRT)
+    names = list(config.onnxruntime.providers) or [name for name in fitting if name in available][:1]
+    if TENSORRT in names and CUDA in available and CUDA not in names:
+        names.insert(names.index(TENSORRT) + 1, CUDA)
+    options = {name: {"device_id": str(gpu or 0)} for name in ON_GPUS}
+    options[OPENVINO] = {"device_type": "CPU", **({"num_of_threads": str(threads)} if threads else {})}
+    return [(name, options[name]) if name in options else name for name in names if name != CPU] + [CPU]
 
 
 def _open(

@@ -58,7 +58,7 @@ class ProfileVerb(o.AsksServer):
         None, "Instances that run at the same time. Default: as the server would choose."
     )
     threads: int | None = o.option(None, "Threads of each instance. Default: as the server would choose.")
-    backend: str | None = o.option(None, "onnxruntime, python or fake. Default: as the file says.")
+    backend: str | None = o.option(None, "The engine, as openvino, or fake. Default: as the file says.")
     plot: Path | None = o.option(
         None, "Draw the points, the line, the knee and the promises.", metavar="FILE.png"
     )

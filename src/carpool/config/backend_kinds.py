@@ -8,6 +8,7 @@ BackendKind of the entry point's name: docs/python.md.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -32,11 +33,16 @@ class BackendKind:
     home: str
     suffixes: tuple[str, ...] = ()  # of the files that it can run
     at_home: tuple[str, ...] = ()  # those of them that are its own when the settings name no backend
+    inside: str = ""  # the file to open where a model is a folder; else it has the folder's own name
+    gives_way: bool = False  # not installed: files of other backends are taken, as if these were not there
     needs_file: bool = True
     platforms: tuple[str, ...] = ()  # Triton's names for it; clients are told the first
     package: str = ""  # that has to be installed; profiles belong to one version of it
+    imports: str = ""  # what is imported of it: looked for, without importing it, before anything else
+    extra: str = ""  # of Carpool, with which pip installs it
     process: Literal["engine", "worker", "runner"] = "engine"
     """Where its instances run: in the engine, each in a worker process, or all in the runner of the GPUs."""
+    on_gpus: bool = False  # runs on nothing else
     threaded: bool = False  # runs on as many threads as it is given
     reshapes: bool = True  # False: it looks at no shapes, or takes no `reshape`
     gives_defaults: bool = False  # an optional input needs a default in the model file
@@ -47,12 +53,25 @@ class BackendKind:
     parameters: tuple[str, ...] | None = None  # of the settings that have an effect; None: any may
     table: bool = False  # its table in model.toml says that the model is for it
 
+    def missing(self) -> str:
+        """A sentence where its package is not installed, else nothing. This is cheap: nothing is imported."""
+        if not self.imports or installed(self.imports):
+            return ""
+        told = f"'carpool[{self.extra}]'" if self.extra else self.package
+        return f'the backend "{self.name}" needs {self.package}, which is not installed: pip install {told}'
+
     def module(self) -> Any:
         """The code, imported now."""
         if not self.home:
             served = ", ".join(sorted(kind.name for kind in kinds().values() if kind.home))
             raise Unsupported(f'there is no backend "{self.name}" yet; there are {served}')
         return importlib.import_module(self.home)
+
+
+@cache
+def installed(module: str) -> bool:
+    """Remembered: every folder of a repository asks, and every entry of sys.path is looked at."""
+    return importlib.util.find_spec(module) is not None
 
 
 _BUILT_IN = (
@@ -63,6 +82,7 @@ _BUILT_IN = (
         at_home=(".onnx",),
         platforms=("onnxruntime_onnx",),
         package="onnxruntime",
+        imports="onnxruntime",
         threaded=True,
         gives_defaults=True,
         parameters=("intra_op_thread_count", "inter_op_thread_count"),
@@ -74,6 +94,8 @@ _BUILT_IN = (
         at_home=(".pt", ".pt2", ".torchscript"),
         platforms=("pytorch_libtorch", "torch_aoti"),
         package="torch",
+        imports="torch",
+        extra="torch",
         process="runner",
         threaded=True,
         reshapes=False,
@@ -82,7 +104,66 @@ _BUILT_IN = (
         parameters=(),
         table=True,
     ),
-    BackendKind(name="openvino", home="", suffixes=(".xml", ".onnx"), at_home=(".xml",)),
+    BackendKind(
+        name="openvino",
+        home="carpool.backends.openvino",
+        suffixes=(".xml", ".onnx", ".tflite"),
+        at_home=(".xml",),
+        package="openvino",
+        imports="openvino",
+        extra="openvino",
+        threaded=True,
+        parameters=("INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "TARGET_DEVICE"),
+    ),
+    BackendKind(
+        name="litert",
+        home="carpool.backends.hosted",
+        suffixes=(".tflite",),
+        at_home=(".tflite",),
+        package="ai-edge-litert",
+        imports="ai_edge_litert",
+        extra="litert",
+        process="worker",
+        threaded=True,
+        parameters=("quantized",),
+    ),
+    BackendKind(
+        name="tensorflow",
+        home="carpool.backends.hosted",
+        suffixes=(".savedmodel",),
+        at_home=(".savedmodel",),
+        inside="saved_model.pb",
+        gives_way=True,
+        platforms=("tensorflow_savedmodel",),
+        package="tensorflow",
+        imports="tensorflow",
+        process="worker",
+        threaded=True,
+        parameters=(),
+    ),
+    BackendKind(
+        name="tensorrt",
+        home="carpool.backends.hosted",
+        suffixes=(".plan", ".engine"),
+        at_home=(".plan", ".engine"),
+        gives_way=True,
+        platforms=("tensorrt_plan",),
+        package="tensorrt",
+        imports="tensorrt",
+        process="worker",
+        on_gpus=True,
+        parameters=(),
+    ),
+    BackendKind(
+        name="transformers",
+        home="carpool.backends.hosted",
+        suffixes=(".safetensors",),
+        package="transformers",
+        imports="transformers",
+        process="worker",
+        threaded=True,
+        parameters=(),
+    ),
     BackendKind(
         name="python",
         home="carpool.backends.python.python_backend",
@@ -126,12 +207,19 @@ def kind_of(backend: str | None) -> BackendKind:
     return kinds().get(backend or "") or BackendKind(name=backend or "", home="")
 
 
-def default_files() -> tuple[str, ...]:
-    return tuple(f"model{suffix}" for kind in kinds().values() for suffix in kind.at_home)
+def files_of(backend: str | None) -> tuple[str, ...]:
+    """The names of files that are looked for: those of one backend, or of every one."""
+    asked = [kind for kind in _looked_for() if backend in (None, kind.name)]
+    own = tuple(f"model{suffix}" for kind in asked for suffix in kind.at_home)
+    return own if own or backend is None else tuple(f"model{s}" for kind in asked for s in kind.suffixes)
 
 
 def home_of(suffix: str) -> str | None:
-    return next((kind.name for kind in kinds().values() if suffix in kind.at_home), None)
+    return next((kind.name for kind in _looked_for() if suffix in kind.at_home), None)
+
+
+def _looked_for() -> list[BackendKind]:
+    return [kind for kind in kinds().values() if not (kind.gives_way and kind.missing())]
 
 
 def backend_of_platform(platform: str) -> str | None:

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from carpool.config import rules
-from carpool.config.backend_kinds import default_files, home_of, kind_of
+from carpool.config.backend_kinds import files_of, home_of, kind_of, kinds
 from carpool.config.model import AllVersions, InstanceGroup, Kind, LatestVersions, Mode, ModelConfig
 from carpool.config.toml import read_toml
 from carpool.config.triton import read_pbtxt
@@ -24,6 +24,7 @@ _FOREIGN = {
     ".graphdef": "a TensorFlow graph",
     ".savedmodel": "a TensorFlow model",
 }
+"""What may be there that nothing here runs, or nothing until a package is installed."""
 
 PBTXT = "config.pbtxt"
 TOML = "model.toml"
@@ -100,7 +101,7 @@ def find_places(
                 strays = ", ".join(f.name for f in _folders(path) if not is_model_folder(f))
                 warnings += [f"{path}: ignored, since no model is in them: {strays}"] if strays else []
         if some and not under:
-            looked = ", ".join((PBTXT, TOML, *default_files()))
+            looked = ", ".join((PBTXT, TOML, *files_of(None)))
             raise ConfigError(f"{path}: no models: looked for {looked} and numbered version folders")
         for name, place in under.items():
             found[name] = tuple(dict.fromkeys((*found.get(name, ()), place)))
@@ -145,7 +146,7 @@ def _full(path: Path) -> Path:
 
 def is_model_folder(path: Path) -> bool:
     """True for a folder with settings, a model file or numbered versions directly inside."""
-    if any((path / name).exists() for name in (PBTXT, TOML, *default_files())):
+    if any((path / name).exists() for name in (PBTXT, TOML, *files_of(None))):
         return True
     return any(VERSION.fullmatch(folder.name) for folder in _folders(path))
 
@@ -182,7 +183,7 @@ def read_model_file(
     """One model file; settings beside it count, and so do its number and its name in a repository."""
     path = _full(path)
     if not is_model_file(path):
-        raise ConfigError(f"{path}: not a model file; it should end like {', '.join(default_files())}")
+        raise ConfigError(f"{path}: not a model file; it should end like {', '.join(files_of(None))}")
     with _reading(path):
         # A number above the file is a version only where the rest looks like a model's folder too.
         above = path.parent.parent
@@ -191,7 +192,7 @@ def read_model_file(
         folder = above if versioned else path.parent
         name = folder.name if versioned or path.stem == "model" else path.stem
         config, warnings = (settings or _settings)(folder, name)
-        if config.file not in (None, path.name) and Path(str(config.file)).suffix not in _FOREIGN:
+        if config.file not in (None, path.name) and not _is_foreign(str(config.file)):
             warnings = [f"{path}: served without the settings beside it, which are for {config.file}"]
             config = ModelConfig(name=rules.check_name(name, str(path)), path=folder)
         number = int(path.parent.name) if versioned else 1
@@ -249,10 +250,11 @@ def _source(config: ModelConfig, chosen: dict[int, Path], gpus: int) -> tuple[Mo
     file = versions[-1].file
     instances, reasons = _place(config, gpus)
     if config.backend not in (None, backend) and file is not None:
-        reasons.insert(0, f'"{config.backend}" was asked for, but the file found is {file.name}')
-    elif config.file is not None and file is not None and file.name != config.file:
-        reasons.insert(0, f"{config.file} was asked for, but the file found is {file.name}")
-    config = replace(config, backend=backend, file=file.name if file else None, instances=instances)
+        reasons.insert(0, f'"{config.backend}" was asked for, but the file found is {_shown(file)}')
+    elif config.file is not None and file is not None and _shown(file) != config.file:
+        reasons.insert(0, f"{config.file} was asked for, but the file found is {_shown(file)}")
+    shown = _shown(file) if file else None
+    config = replace(config, backend=backend, file=shown, instances=instances)
     device = "" if gpus else " on the CPU"
     warnings = [f"{config.name}: runs with {backend}{device}: {'; '.join(reasons)}"] if reasons else []
     return ModelSource(config, versions), warnings
@@ -302,57 +304,73 @@ def _find_file(folder: Path, config: ModelConfig) -> tuple[Path | None, str]:
     if config.backend is not None and not kind_of(config.backend).needs_file:
         return None, config.backend
     asked = config.file or config.pytorch.weights
-    if asked is not None and Path(asked).suffix not in _FOREIGN:
+    if asked is not None and not _is_foreign(asked):
         return _named(folder, config, asked)
-    names = [name for name in default_files() if _fits(config.backend, name)]
-    found = _existing(folder, names) or _existing(folder, default_files())
+    names = [name for name in files_of(None) if _fits(config.backend, Path(name))] or files_of(config.backend)
+    found = _existing(folder, names) or _existing(folder, files_of(None))
     if not found:
-        raise ConfigError(_nothing(folder, config, names or list(default_files())))
+        raise ConfigError(_nothing(folder, config, names or files_of(None)))
     if config.backend is None and len(found) > 1:
         listed = " and ".join(path.name for path in found)
         raise ConfigError(f"{config.name}: {folder} holds {listed}; choose one by setting the backend")
     return found[0], _backend(config, found[0])
 
 
-def _fits(backend: str | None, name: str) -> bool:
-    return Path(name).suffix in kind_of(backend).suffixes
+def _is_foreign(name: str) -> bool:
+    suffix = Path(name).suffix
+    return suffix in _FOREIGN and home_of(suffix) is None
+
+
+def _fits(backend: str | None, path: Path) -> bool:
+    return _suffix(path) in kind_of(backend).suffixes
 
 
 def _backend(config: ModelConfig, path: Path) -> str:
     """The backend asked for where it can run the file, else the one at home with it."""
-    if config.backend is not None and _fits(config.backend, path.name):
+    if config.backend is not None and _fits(config.backend, path):
         return config.backend
-    return str(home_of(path.suffix))
+    return str(home_of(_suffix(path)))
 
 
-def _existing(folder: Path, names: list[str] | tuple[str, ...]) -> list[Path]:
+def _existing(folder: Path, names: Sequence[str]) -> list[Path]:
     return [path for path in (_inner(folder / name) for name in names) if path.is_file()]
 
 
 def _inner(path: Path) -> Path:
-    """A model with its weights beside it may be a folder of the model file's name."""
-    return path / path.name if path.is_dir() else path
+    """A model of several files may be a folder of the model file's name."""
+    return path / (kind_of(home_of(path.suffix)).inside or path.name) if path.is_dir() else path
+
+
+def _suffix(path: Path) -> str:
+    return Path(_shown(path)).suffix
+
+
+def _shown(file: Path) -> str:
+    """The name that a user knows the model by: a folder's, where it is one whose files have fixed names."""
+    return file.parent.name if file.name in {kind.inside for kind in kinds().values()} else file.name
 
 
 def _named(folder: Path, config: ModelConfig, name: str) -> tuple[Path, str]:
     path = _inner(folder / name)
     if not path.is_file():
         raise ConfigError(_nothing(folder, config, [name]))
-    if is_model_file(path):
+    if home_of(_suffix(path)) is not None:
         return path, _backend(config, path)
     if config.backend is not None and kind_of(config.backend).suffixes:
         return path, config.backend
-    endings = ", ".join(sorted(name.removeprefix("model") for name in default_files()))
+    endings = ", ".join(sorted(name.removeprefix("model") for name in files_of(None)))
     raise ConfigError(
         f"{config.name}: {path} has none of the endings {endings}; set the backend that runs it"
     )
 
 
-def _nothing(folder: Path, config: ModelConfig, names: list[str]) -> str:
+def _nothing(folder: Path, config: ModelConfig, names: Sequence[str]) -> str:
     message = f"{config.name}: no model file in {folder}: looked for {', '.join(names)}"
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if path.suffix in _FOREIGN:
-            return f"{message}; {path.name} is {_FOREIGN[path.suffix]}, which cannot run here: add model.onnx"
+        if _is_foreign(path.name):
+            absent = next((kind.missing() for kind in kinds().values() if path.suffix in kind.suffixes), "")
+            what = f"{path.name} is {_FOREIGN[path.suffix]}, which cannot run here: add model.onnx"
+            return f"{message}; {what}{f', or: {absent}' if absent else ''}"
     return message
 
 

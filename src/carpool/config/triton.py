@@ -28,11 +28,6 @@ from carpool.types import DATATYPES
 if TYPE_CHECKING:
     from carpool.config.triton_text import Source
 
-PLATFORM_BACKENDS = {  # of those that nothing runs here
-    "tensorrt_plan": "tensorrt",
-    "tensorflow_graphdef": "tensorflow",
-    "tensorflow_savedmodel": "tensorflow",
-}
 # A v2 datatype is TYPE_ and its name in Triton's settings, except that BYTES is TYPE_STRING.
 _TRITON_TYPES = {name: "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}" for name in DATATYPES}
 _RAGGED = "requests of different shapes are not put into one batch here"
@@ -164,7 +159,7 @@ def _backend(source: Source) -> str | None:
     platform, backend = source.message.platform, source.message.backend
     if platform == "ensemble":
         raise source.error("platform", "ensembles cannot be served yet")
-    known = backend_of_platform(platform) or PLATFORM_BACKENDS.get(platform, platform)
+    known = backend_of_platform(platform) or platform
     if platform and backend and known != backend:
         raise source.error(
             "backend", f'backend "{backend}" does not run platform "{platform}"; keep one of them'

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -202,9 +201,9 @@ class HostedLoading:
 
     def check(self) -> None:
         """Its file is read where it runs: the process for that takes seconds to start."""
-        config, package = self._asked.config, kind_of(self._asked.config.backend).package
-        if package and find_spec(package) is None:
-            raise Unsupported(f"{config.name}: needs {package} (pip install {package})")
+        config = self._asked.config
+        if missing := kind_of(config.backend).missing():
+            raise Unsupported(f"{config.name}: {missing}")
 
     def prepare(self, tell: ReportStep) -> Ready:
         found = self._runner.wait_for("prepare", Prepared, self._asked, tell, loading=self._number)

@@ -11,12 +11,14 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from carpool.observe import columns
 from carpool.observe.columns import Histogram
 from carpool.observe.counters import Cells, Table
+from carpool.observe.gpu_readings import GpuReading, Gpus
 
 # Fields of the first line of /proc/stat; those after steal are counted twice.
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7
@@ -76,6 +78,7 @@ class Scope(enum.Enum):
     MODEL = "model"  # model, version
     SERVER = "server"
     HOST = "host"
+    GPU = "gpu"  # gpu_uuid
     BUILD = "build"
 
 
@@ -107,6 +110,12 @@ nv_model_load_duration_secs              gauge     model  cell:LOAD_SECONDS     
 nv_cpu_utilization                       gauge     host   cpu_utilization       Share of the machine's processor time in use since the last scrape, 0 to 1.
 nv_cpu_memory_total_bytes                gauge     host   memory_total_bytes    Memory of the machine.
 nv_cpu_memory_used_bytes                 gauge     host   memory_used_bytes     Memory of the machine that is not available.
+nv_gpu_utilization                       gauge     gpu    utilization           Share of the time that the GPU was at work, 0 to 1.
+nv_gpu_memory_total_bytes                gauge     gpu    memory_total_bytes    Memory of the GPU.
+nv_gpu_memory_used_bytes                 gauge     gpu    memory_used_bytes     Memory of the GPU in use.
+nv_gpu_power_usage                       gauge     gpu    power_usage           Power that the GPU takes, in watts.
+nv_gpu_power_limit                       gauge     gpu    power_limit           Power that the GPU may take, in watts.
+nv_energy_consumption                    counter   gpu    energy                Energy that the GPU took since the first scrape, in joules.
 carpool_request_duration_seconds         histogram model  all:REQUEST_SECONDS   Successful requests, from the last byte of the request to the first byte of the answer.
 carpool_decode_duration_seconds          histogram model  all:DECODE_SECONDS    From picture bytes to a tensor.
 carpool_queue_duration_seconds           histogram model  all:QUEUE_SECONDS     Waiting for a batch.
@@ -147,8 +156,9 @@ def _read(line: str) -> Family:
         "us": lambda read: round(read[getattr(column, "sum", column)] * 1e6, 0),
         "cell": lambda read: read[column],
     }
-    if family.scope is Scope.HOST:
-        return replace(family, values={"": _cell(HostReading._fields.index(source))})
+    if family.scope in (Scope.HOST, Scope.GPU):
+        fields = HostReading._fields if family.scope is Scope.HOST else GpuReading._fields
+        return replace(family, values={"": _cell(fields.index(source))})
     return replace(family, values={"": values.get(how, lambda _: 1.0)})
 
 
@@ -177,11 +187,17 @@ class Exposition:
     """What a scrape answers. One per process that can be scraped."""
 
     def __init__(
-        self, table: Table, version: str, host: Host | None = None, families: Sequence[Family] = FAMILIES
+        self,
+        table: Table,
+        version: str,
+        host: Host | None = None,
+        families: Sequence[Family] = FAMILIES,
+        gpus: Gpus | None = None,
     ) -> None:
         self._table = table
         self._families = families
         self._host = Host() if host is None else host
+        self._gpus = Gpus() if gpus is None else gpus
         self._build = _labels(version=version, python=platform.python_version())
 
     def page(self) -> bytes:
@@ -195,6 +211,7 @@ class Exposition:
             ],
             Scope.SERVER: [("", self._table.server())],
             Scope.HOST: [("", self._host.read())],
+            Scope.GPU: [(_labels(gpu_uuid=uuid), reading) for uuid, reading in self._gpus.read()],
             Scope.BUILD: [(self._build, ())],
         }
         for family in self._families:
@@ -215,7 +232,10 @@ def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[list[str]]:
             yield _histogram(family, histogram, labels, [*ends, ("+Inf", -1)], cells)
         return
     for labels, cells in rows:
-        yield [_line(family.name, labels, more, value(cells)) for more, value in family.values.items()]
+        numbers = [(more, value(cells)) for more, value in family.values.items()]
+        lines = [_line(family.name, labels, more, number) for more, number in numbers if not isnan(number)]
+        if lines:
+            yield lines
 
 
 def _line(name: str, labels: str, more: str, value: float) -> str:

@@ -281,14 +281,23 @@ def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature
 
 class PythonBackend:
     def __init__(
-        self, config: ModelConfig, version: ModelVersion, placement: Placement, setup_timeout: float
+        self,
+        config: ModelConfig,
+        version: ModelVersion,
+        placement: Placement,
+        setup_timeout: float,
+        *,
+        code: str = "",
     ) -> None:
+        """`code` is a module with the class Model that runs the file, which is then no Python file; what
+        that says about its tensors is in `told`."""
         self._model = config.name
         self._aborted = False
-        self.signature = read_signature(config, version)
+        self.signature = ModelSignature() if code else read_signature(config, version)
+        self.told: Any = None
         self._process = WorkerProcess(placement.threads)
         try:
-            self._start(_settings(config, version, placement), setup_timeout)
+            self._start({**_settings(config, version, placement), "code": code}, setup_timeout)
         except BaseException:
             self._process.kill()
             self._process.close()
@@ -331,6 +340,7 @@ class PythonBackend:
         self._process.deadline = None
         if "error" in answer:
             raise ModelError(f"{self._model}: {settings['file']} cannot be loaded: {answer['error']}")
+        self.told = answer.get("tensors")
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         try:

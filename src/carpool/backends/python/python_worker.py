@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import importlib.util
 import inspect
 import json
@@ -82,18 +83,20 @@ class UserModel:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._batched = settings["max_batch"] != 0
         self._outputs = {tensor["name"]: DATATYPES[tensor["datatype"]] for tensor in settings["outputs"]}
-        module = _import(Path(settings["file"]))
+        code = settings["code"]  # the server's own, for a file that is no Python file
+        module = importlib.import_module(code) if code else _import(Path(settings["file"]))
         # Both of the class Model, or else of the file itself.
         home = module.Model() if hasattr(module, "Model") else module
         predict, setup = getattr(home, "predict", None), getattr(home, "setup", None)
         if not callable(predict):
             raise ModelError("it has neither a class Model with a method predict nor a function predict")
         self._predict: Callable[..., Any] = predict
-        self._spread = _spreads(
+        self._spread = not code and _spreads(
             self._predict, {tensor["name"]: tensor["optional"] for tensor in settings["inputs"]}
         )
         if setup is not None:
             setup(dict(settings))
+        self.tensors = _plain(home.tensors) if code else None
 
     def run(self, inputs: Mapping[str, Array], wanted: Collection[str]) -> dict[str, Array]:
         answer = self._predict(**inputs) if self._spread else self._predict(dict(inputs))
@@ -130,6 +133,13 @@ class UserModel:
         if array.dtype.kind in _FITS and declared.dtype.kind in _FITS[array.dtype.kind]:
             return np.asarray(value, dtype=declared.dtype)
         return array
+
+
+def _plain(tensors: Any) -> list[list[list[Any]]]:
+    """As JSON can say it."""
+    return [
+        [[name, datatype, [int(dim) for dim in shape]] for name, datatype, shape in side] for side in tensors
+    ]
 
 
 def _has_dtype(value: Any) -> bool:
@@ -241,7 +251,7 @@ def serve(channel: Channel, inputs: BatchRegion, outputs: BatchRegion) -> int:
     except BaseException as error:
         channel.send(report(error))
         return 1
-    channel.send({})
+    channel.send({"tensors": model.tensors})
     while True:
         channel.send(answer(channel.receive()))
 

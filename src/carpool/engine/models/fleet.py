@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.batch import Route
-from carpool.engine.models.candidate import (
-    Upload,
-)
+from carpool.engine.models.candidate import Upload
 from carpool.engine.models.served import Served
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
