@@ -12,12 +12,16 @@ a batch bring the same inputs. An
 answer is a dict of arrays, one array where the model has one output, or a list with one result (a value, or a
 dict of values) per item of the batch. Arrays go out as they are; plain numbers and lists take the declared
 datatype. BYTES are object arrays of bytes, and BF16 is its 16 bits as uint16.
+
+A file with a class `TritonPythonModel` is a model for Triton's Python backend and runs as it is, in the
+process of triton_worker.py.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import os
 import select
 import signal
@@ -32,17 +36,19 @@ from pathlib import Path
 from typing import Any, cast
 
 from carpool.backends.backend import Backend, Placement, aborted
+from carpool.backends.python.call_server import CallServer, error_of
 from carpool.backends.python.python_worker import Channel
 from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorConfig, TensorSignature
 from carpool.config.repository import ModelVersion
 from carpool.config.rules import MAX_BATCH, check_dims, complete, nearest
-from carpool.errors import ConfigError, ModelError
+from carpool.config.triton import config_document, read_completed
+from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.memory.batch_region import BatchRegion
 from carpool.types import DATATYPES, Array
 
 # ---- what a model's file declares about itself, read from its text without running it
 
-_TRITONS = "triton_python_backend_utils"
+_TRITONS_CLASS = "TritonPythonModel"
 _FORM = '{"name": ("FP32", [3, 224, 224])}'
 
 
@@ -53,6 +59,8 @@ class Declarations:
     inputs: tuple[TensorSignature, ...] = ()
     outputs: tuple[TensorSignature, ...] = ()
     max_batch: int | None = None
+    tritons: bool = False  # it is a model for Triton's Python backend
+    completes: bool = False  # and completes its settings itself
 
     def signature(self, max_batch: int | None) -> ModelSignature:
         """Whole shapes; the settings' `max_batch`, where they say it, decides whether there is a batch."""
@@ -75,7 +83,6 @@ def read_declarations(file: Path | None) -> Declarations:
         raise ModelError(f"{file}:{error.lineno or 1}: not a Python file: {error.msg}") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{file}: cannot be read as Python: {error}") from None
-    _check_not_tritons(module, file)
     told: dict[str, ast.expr] = {}
     for statement in module.body:
         match statement:
@@ -88,26 +95,22 @@ def read_declarations(file: Path | None) -> Declarations:
     for name, value in told.items():
         where = f"{file}:{value.lineno}: {name}"
         found[name] = _READERS[name](_literal(value, where), where)
-    return Declarations(found.get("INPUTS", ()), found.get("OUTPUTS", ()), found.get("MAX_BATCH"))
+    tritons = any(_is_tritons(statement) for statement in module.body)
+    completes = tritons and any(
+        isinstance(node, ast.FunctionDef) and node.name == "auto_complete_config" for node in ast.walk(module)
+    )
+    inputs, outputs = found.get("INPUTS", ()), found.get("OUTPUTS", ())
+    return Declarations(inputs, outputs, found.get("MAX_BATCH"), tritons, completes)
 
 
-def _check_not_tritons(module: ast.Module, file: Path) -> None:
-    """Its author should hear what it is, and not that a package is missing which nobody can install."""
-    for node in ast.walk(module):
-        match node:
-            case ast.ClassDef(name="TritonPythonModel"):
-                sign = "has a class TritonPythonModel"
-            case ast.Import(names=names) if any(name.name == _TRITONS for name in names):
-                sign = f"imports {_TRITONS}"
-            case ast.ImportFrom(module=source) if source == _TRITONS:
-                sign = f"imports {_TRITONS}"
-            case _:
-                continue
-        raise ConfigError(
-            f"{file}:{node.lineno}: this is a model for Triton's Python backend (it {sign}), which cannot run"
-            " here as it is: write execute(requests) as predict(inputs) of a class Model, which gets the"
-            " whole batch as arrays; docs/coming-from-triton.md, Models for the Python backend, shows how"
-        )
+def _is_tritons(statement: ast.stmt) -> bool:
+    """The class of a model for Triton's Python backend, or its name from elsewhere."""
+    match statement:
+        case ast.ClassDef(name=name) if name == _TRITONS_CLASS:
+            return True
+        case ast.ImportFrom(names=names):
+            return any(_TRITONS_CLASS in (alias.name, alias.asname) for alias in names)
+    return False
 
 
 def _literal(value: ast.expr, where: str) -> Any:
@@ -168,15 +171,22 @@ class WorkerProcess:
     closes the server's end and kills the group: see `tie_to_server` in python_worker.py.
     """
 
-    def __init__(self, threads: int | None) -> None:
+    def __init__(self, threads: int | None, worker: str = "python_worker", calls: int | None = None) -> None:
+        """`worker` names the file that it runs; `calls` is the model's end of a way to other models."""
         self.inputs = BatchRegion.create("carpool-inputs")
         self.outputs = BatchRegion.create("carpool-outputs")
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
-        fds = (theirs.fileno(), self.inputs.fd, self.outputs.fd, lifeline)
+        fds = (
+            theirs.fileno(),
+            self.inputs.fd,
+            self.outputs.fd,
+            lifeline,
+            *(() if calls is None else (calls,)),
+        )
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-m", "carpool.backends.python.python_worker", *map(str, fds)],
+                [sys.executable, "-P", "-u", "-m", f"carpool.backends.python.{worker}", *map(str, fds)],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a model prints is log, and belongs where the server's log goes
                 pass_fds=fds,
@@ -265,14 +275,18 @@ SETUP_TIMEOUT = 300.0  # seconds for importing the file and its `setup`: weights
 
 
 def load(config: ModelConfig, version: ModelVersion, placement: Placement) -> Backend:
-    return PythonBackend(config, version, placement, SETUP_TIMEOUT)
+    kind = TritonBackend if read_declarations(version.file).tritons else PythonBackend
+    return kind(config, version, placement, SETUP_TIMEOUT)
 
 
 def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
-    """Complete, with the largest batch that the file declares."""
+    """Complete, with the largest batch that the file declares; a model of Triton's may complete it itself."""
+    declared = read_declarations(version.file)
+    if declared.completes:
+        config = _completed(config, version)
     if config.max_batch is None:
-        config = replace(config, max_batch=read_declarations(version.file).max_batch)
-    return complete(config, read_signature(config, version))
+        config = replace(config, max_batch=declared.max_batch)
+    return complete(config, declared.signature(config.max_batch))
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
@@ -286,32 +300,53 @@ class PythonBackend:
         self._model = config.name
         self._aborted = False
         self.signature = read_signature(config, version)
-        self._process = WorkerProcess(placement.threads)
+        self._process = self._open(placement)
         try:
-            self._start(_settings(config, version, placement), setup_timeout)
+            self._start(self._settings(config, version, placement), setup_timeout)
         except BaseException:
             self._process.kill()
-            self._process.close()
+            self.close()
             raise
+
+    def _open(self, placement: Placement) -> WorkerProcess:
+        return WorkerProcess(placement.threads)
+
+    def _settings(self, config: ModelConfig, version: ModelVersion, placement: Placement) -> dict[str, Any]:
+        """What `setup` gets."""
+        return {
+            "name": config.name,
+            "version": version.number,
+            "instance": placement.instance,
+            "gpu": placement.gpu,
+            "threads": placement.threads,
+            "path": str(config.path),
+            "file": str(cast(Path, version.file)),
+            "max_batch": config.max_batch,
+            "inputs": [_in_words(tensor) for tensor in config.inputs],
+            "outputs": [_in_words(tensor) for tensor in config.outputs],
+            "parameters": dict(config.parameters),
+        }
 
     @property
     def alive(self) -> bool:
         return not self._aborted and self._process.alive
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        return self._run(inputs, list(wanted))[0]
+
+    def _run(self, inputs: Mapping[str, Array], wanted: Any) -> tuple[dict[str, Array], dict[str, Any]]:
+        """The outputs, and all that was answered."""
         if not self.alive:
             raise self._died(self._process.end())
-        places = self._process.inputs.write(inputs)
-        answer = self._ask({"inputs": places, "wanted": list(wanted)})
+        answer = self._ask({"inputs": self._process.inputs.write(inputs), "wanted": wanted})
         if "error" in answer:
             raise ModelError(f"{self._model}: {answer['error']}")
         try:
             outputs = self._process.outputs.read(answer["outputs"])
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
-            self._process.end()
-            raise ModelError(f"{self._model}: its process sent a broken answer: {error}") from None
+            raise self._broken(error) from None
         # The next batch is written over these.
-        return {name: array.copy() for name, array in outputs.items()}
+        return {name: array.copy() for name, array in outputs.items()}, answer
 
     def abort(self) -> None:
         self._aborted = True
@@ -341,8 +376,11 @@ class PythonBackend:
         except (EOFError, OSError):
             raise self._died(self._process.end()) from None
         except (ValueError, RecursionError) as error:
-            self._process.end()
-            raise ModelError(f"{self._model}: its process sent a broken answer: {error}") from None
+            raise self._broken(error) from None
+
+    def _broken(self, error: Exception) -> ModelError:
+        self._process.end()
+        return ModelError(f"{self._model}: its process sent a broken answer: {error}")
 
     def _died(self, how: str) -> ModelError:
         return (
@@ -352,22 +390,106 @@ class PythonBackend:
         )
 
 
-def _settings(config: ModelConfig, version: ModelVersion, placement: Placement) -> dict[str, Any]:
-    return {
-        "name": config.name,
-        "version": version.number,
-        "instance": placement.instance,
-        "gpu": placement.gpu,
-        "threads": placement.threads,
-        "path": str(config.path),
-        "file": str(cast(Path, version.file)),
-        "max_batch": config.max_batch,
-        "inputs": [_in_words(tensor) for tensor in config.inputs],
-        "outputs": [_in_words(tensor) for tensor in config.outputs],
-        "parameters": dict(config.parameters),
-    }
-
-
 def _in_words(tensor: TensorConfig) -> dict[str, Any]:
     shape = list(tensor.dims if tensor.reshape is None else tensor.reshape)
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "optional": tensor.optional}
+
+
+# ---- models for Triton's Python backend
+
+_AT_ONCE = 512  # requests in one call of `execute`: a message that lists their tensors has to stay short
+
+
+class TritonBackend(PythonBackend):
+    """Hands over requests instead of rows, and lets the model ask others where its placement has a way."""
+
+    _call_server: CallServer | None = None
+
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        (answer,) = self.run_each([(inputs, wanted or self._outputs)])
+        if isinstance(answer, CarpoolError):
+            raise answer
+        return answer
+
+    def run_each(
+        self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]]
+    ) -> list[Mapping[str, Array] | CarpoolError]:
+        answers: list[Mapping[str, Array] | CarpoolError] = []
+        for start in range(0, len(requests), _AT_ONCE):
+            answers += self._execute(requests[start : start + _AT_ONCE])
+        return answers
+
+    def _execute(
+        self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]]
+    ) -> list[Mapping[str, Array] | CarpoolError]:
+        given = {
+            f"{number}/{name}": array
+            for number, (inputs, _) in enumerate(requests)
+            for name, array in inputs.items()
+        }
+        outputs, answer = self._run(given, [list(wanted) for _, wanted in requests])
+        answers: list[dict[str, Array] | CarpoolError] = [{} for _ in requests]
+        try:
+            for key, array in outputs.items():
+                number, _, name = key.partition("/")
+                cast(dict[str, Array], answers[int(number)])[name] = array
+            for number, (code, message) in answer["errors"]:
+                answers[number] = error_of(code, str(message))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise self._broken(error) from None
+        return list(answers)
+
+    def close(self) -> None:
+        super().close()
+        if self._call_server is not None:
+            self._call_server.close()
+
+    def _open(self, placement: Placement) -> WorkerProcess:
+        if placement.calls is None:
+            return WorkerProcess(placement.threads, "triton_worker")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = WorkerProcess(placement.threads, "triton_worker", theirs.fileno())
+            except BaseException:
+                ours.close()
+                raise
+        self._call_server = CallServer(ours, placement.calls, self._model)
+        return process
+
+    def _settings(self, config: ModelConfig, version: ModelVersion, placement: Placement) -> dict[str, Any]:
+        self._outputs = [tensor.name for tensor in config.outputs]
+        arguments = {
+            "model_config": json.dumps(config_document(config)),
+            "model_instance_kind": "CPU" if placement.gpu is None else "GPU",
+            "model_instance_name": f"{config.name}_{placement.instance}",
+            "model_instance_device_id": str(placement.gpu or 0),
+            "model_repository": str(config.path),
+            "model_version": str(version.number),
+            "model_name": config.name,
+        }
+        return {"file": str(cast(Path, version.file)), "arguments": arguments}
+
+
+class CompletingBackend(PythonBackend):
+    """A process that calls `auto_complete_config` of the model and does nothing else."""
+
+    def completed(self) -> str:
+        return json.dumps(self._ask({})["config"])
+
+    def _open(self, placement: Placement) -> WorkerProcess:
+        return WorkerProcess(placement.threads, "triton_worker")
+
+    def _settings(self, config: ModelConfig, version: ModelVersion, _placement: Placement) -> dict[str, Any]:
+        document: dict[str, Any] = config_document(config)
+        for tensor in document["input"]:
+            if not tensor["optional"]:
+                del tensor["optional"]  # nobody said so: the model may
+        return {"file": str(cast(Path, version.file)), "complete": document}
+
+
+def _completed(config: ModelConfig, version: ModelVersion) -> ModelConfig:
+    with contextlib.closing(
+        CompletingBackend(config, version, Placement(threads=1), SETUP_TIMEOUT)
+    ) as backend:
+        return read_completed(config, backend.completed())

@@ -20,7 +20,7 @@ from carpool.engine.models.candidate import (
     fingerprint_of,
     read_candidate,
 )
-from carpool.engine.models.served import Served, State
+from carpool.engine.models.served import Callers, Served, State
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.route import Direct
@@ -66,6 +66,7 @@ class Fleet:
         self.routes: dict[int, Route] = {}  # of both
         self.changed: Callable[[], None] = lambda: None
         self.seen: Callable[[], Awaitable[None]] = _at_once
+        self.callers: Callers | None = None  # how instances of a model ask other models
         self._loading: set[Served] = set()
         self._keys = 0
         self._retiring: set[asyncio.Task[None]] = set()
@@ -87,6 +88,7 @@ class Fleet:
             profiles=self._profiles,
             devices=self._devices,
             host=self._host,
+            callers=self.callers,
         )
         served.changed = lambda: self.changed()
         if upload is not None:

@@ -10,7 +10,7 @@ from math import inf, isinf
 from typing import Any
 
 from carpool import backends
-from carpool.backends.backend import Backend, Finish, OnDevice, Placement
+from carpool.backends.backend import AsksModels, Backend, Finish, OnDevice, Placement
 from carpool.clock import now as monotonic
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
@@ -121,13 +121,16 @@ class Loading:
         profiles: ProfileStore | None = None,
         now: Callable[[], float] = monotonic,
         signature: Signature | None = None,
+        caller: Callable[[int], AsksModels] | None = None,
     ) -> None:
-        """With a `signature`, the settings have nothing left open."""
+        """With a `signature`, the settings have nothing left open. `caller` makes the way to other models of
+        the instance with this number."""
         self._config = config
         self._signature = signature or Signature(config.name, (), ())
         self._version = version
         self._profiles = profiles
         self._now = now
+        self._caller = caller
         self.threads: int | None = None  # of each instance, once that was found out
         self._labels: Mapping[str, Sequence[str]] = {}
         self._vision: VisionSettings | None = None
@@ -185,7 +188,8 @@ class Loading:
         threads = self.threads or backends.default_threads(count, _cores())
         gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
         fill = filling(self._config, self._vision)
-        placement = Placement(index, threads, gpu, fill, self._finish, tell, hurry, plain)
+        calls = None if self._caller is None else self._caller(index)
+        placement = Placement(index, threads, gpu, fill, self._finish, tell, hurry, plain, calls)
         return backends.load(self._config, self._version, placement)
 
     def open(self, layout: Layout, tell: ReportStep = lambda _: None) -> list[Backend]:
