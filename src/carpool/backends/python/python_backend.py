@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from carpool.backends.backend import Backend, Placement, aborted
+from carpool.backends.backend import Backend, Placement, aborted, check_wanted
 from carpool.backends.python.call_server import CallServer, error_of
 from carpool.backends.python.python_worker import Channel
 from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorConfig, TensorSignature
@@ -95,7 +95,7 @@ def read_declarations(file: Path | None) -> Declarations:
     for name, value in told.items():
         where = f"{file}:{value.lineno}: {name}"
         found[name] = _READERS[name](_literal(value, where), where)
-    tritons = any(_is_tritons(statement) for statement in module.body)
+    tritons = any(_is_tritons(node) for node in ast.walk(module))
     completes = tritons and any(
         isinstance(node, ast.FunctionDef) and node.name == "auto_complete_config" for node in ast.walk(module)
     )
@@ -103,9 +103,9 @@ def read_declarations(file: Path | None) -> Declarations:
     return Declarations(inputs, outputs, found.get("MAX_BATCH"), tritons, completes)
 
 
-def _is_tritons(statement: ast.stmt) -> bool:
+def _is_tritons(node: ast.AST) -> bool:
     """The class of a model for Triton's Python backend, or its name from elsewhere."""
-    match statement:
+    match node:
         case ast.ClassDef(name=name) if name == _TRITONS_CLASS:
             return True
         case ast.ImportFrom(names=names):
@@ -406,9 +406,9 @@ class TritonBackend(PythonBackend):
     _call_server: CallServer | None = None
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
-        (answer,) = self.run_each([(inputs, wanted or self._outputs)])
+        (answer,) = self.run_each([(inputs, check_wanted(self._model, wanted, self._outputs))])
         if isinstance(answer, CarpoolError):
-            raise answer
+            raise ModelError(f"{self._model}: {answer.message}")
         return answer
 
     def run_each(
