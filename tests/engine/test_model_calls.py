@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
-from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
+from carpool.core.job import INFINITY, Job
+from carpool.engine.batch import Outcome, Work
 from carpool.engine.engine import Engine
-from carpool.engine.model_calls import MOST_CALLS
-from carpool.errors import DeadlineExceeded, InvalidInput, ModelError, Unavailable
+from carpool.engine.model_calls import MOST_CALLS, ModelCalls
+from carpool.errors import InvalidInput, ModelError, Unavailable
 from engine import repositories
 
 T = TypeVar("T")
@@ -179,30 +181,46 @@ def test_a_model_may_call_itself_where_an_instance_is_left(tmp_path: Path) -> No
     run(story())
 
 
-def test_the_deadline_of_a_request_holds_for_what_it_asks(tmp_path: Path) -> None:
-    """The called model takes its time; what is asked in vain gives its place to others."""
-    repositories.fake(tmp_path, name="slow", curve="400+1", head="")
-    code = """
-        import triton_python_backend_utils as pb_utils
+@pytest.mark.parametrize(
+    ("riders", "timeout", "expected"),
+    [
+        ([7.0], 0.0, 7.0),
+        ([7.0, 9.0], 0.0, 9.0),  # somebody still reads it
+        ([7.0, INFINITY], 0.0, INFINITY),
+        ([7.0], 2.0, 3.0),
+        ([], 0.0, INFINITY),  # a trial
+    ],
+)
+def test_the_deadline_of_a_request_holds_for_what_it_asks(
+    riders: list[float], timeout: float, expected: float
+) -> None:
+    submitted: list[Work] = []
 
-        class TritonPythonModel:
-            def execute(self, requests):
-                responses = []
-                for request in requests:
-                    asked = pb_utils.InferenceRequest(
-                        model_name="slow", requested_output_names=["y"], timeout=TIMEOUT,
-                        inputs=[pb_utils.Tensor("x", request.inputs()[0].as_numpy().repeat(2, axis=1))],
-                    )
-                    found = [asked.exec() for _ in range(2)][1]
-                    responses.append(pb_utils.InferenceResponse(found.output_tensors(), found.error()))
-                return responses
-    """
-    repositories.python(tmp_path, dedent(code).replace("TIMEOUT", "0"), name="asks", head=PLAIN)
+    def prepare(*arguments: Any) -> tuple[int, Work, bool]:
+        return 5, Work({}, arguments[-1], arrived=1.0), False
+
+    def served(jobs: list[Job]) -> Any:
+        instance = SimpleNamespace(
+            index=0, available=True, batch=SimpleNamespace(jobs=jobs) if jobs else None
+        )
+        scheduler = SimpleNamespace(instances=[instance])
+        loop = asyncio.get_running_loop()
+        return SimpleNamespace(loop=loop, driver=SimpleNamespace(scheduler=scheduler), name="model")
 
     async def story() -> None:
-        async with Engine(tmp_path) as engine:
-            with pytest.raises(DeadlineExceeded, match="deadline"):
-                await engine.infer("asks", row(1, 2), deadline_ms=600)
+        target = served([])
+        calls = ModelCalls(
+            prepare, lambda _key, works: submitted.extend(works), lambda _: None, lambda _: target
+        )
+        caller = calls.caller(served([Job(0.0, deadline) for deadline in riders]), 0)
+        answers: list[object] = []
+        caller.ask("other", "", {}, (), timeout, answers.append)
+        await asyncio.sleep(0)
+        (work,) = submitted
+        assert (work.deadline, work.due) == (expected, expected)
+        work.done(work, Outcome(outputs={"y": row(1)}))
+        assert list(answers[0]) == ["y"]  # type: ignore[call-overload]
+        assert not calls.busy
 
     run(story())
 
