@@ -23,7 +23,7 @@ from carpool.errors import ModelError
 from carpool.memory.batch_region import BatchRegion
 from carpool.types import Array
 
-_BRACKETED = 2000  # characters of an error's text that are passed on
+_SHOWN = 2000  # characters of an error's text that are passed on
 
 
 class TritonModel:
@@ -217,14 +217,14 @@ def _answer(
     """Tensors are named `number of the request/name` in the memory that all requests of a batch share."""
     given: list[dict[str, Array]] = [{} for _ in batch["wanted"]]
     for key, array in inputs.read(batch["inputs"]).items():
-        number, _, name = key.partition("/")
-        given[int(number)][name] = array
+        owner, _, name = key.partition("/")
+        given[int(owner)][name] = array
     errors: dict[int, tuple[int, str]] = {}
     found: dict[str, Array] = {}
     for number, response in enumerate(model.run(given, batch["wanted"])):
         error = response.error()
         if error is not None:
-            errors[number] = (int(error.code()), error.message()[:_BRACKETED])
+            errors[number] = (int(error.code()), error.message()[:_SHOWN])
             continue
         for tensor in response.output_tensors():
             if tensor.name() in batch["wanted"][number]:
