@@ -163,11 +163,13 @@ class Caller:
 
 
 def _is_held(work: Work, target: Served, stuck: set[Caller]) -> bool:
-    """Whether this call runs on an instance that is stuck, or waits while all of them are."""
-    held = {caller.index for caller in stuck if caller.served is target}
+    """Whether this call runs on an instance that is stuck, or waits while all of them are.
+
+    One without a batch is not, whatever threads of its model may be waiting for.
+    """
+    calling = {caller.index for caller in stuck if caller.served is target}
     instances = [one for one in target.driver.scheduler.instances if one.available]
+    held = [one.batch for one in instances if one.index in calling and one.batch is not None]
     if work.state is RUNNING:
-        return any(
-            one.batch is not None and work in one.batch.jobs and one.index in held for one in instances
-        )
-    return bool(instances) and all(one.index in held for one in instances)
+        return any(work in batch.jobs for batch in held)
+    return bool(instances) and len(held) == len(instances)

@@ -397,7 +397,7 @@ def _in_words(tensor: TensorConfig) -> dict[str, Any]:
 
 # ---- models for Triton's Python backend
 
-_AT_ONCE = 512  # requests in one call of `execute`: a message that lists their tensors has to stay short
+_AT_ONCE = 4096  # tensors in one call of `execute`: the message that lists them has to stay short
 
 
 class TritonBackend(PythonBackend):
@@ -415,8 +415,9 @@ class TritonBackend(PythonBackend):
         self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]]
     ) -> list[Mapping[str, Array] | CarpoolError]:
         answers: list[Mapping[str, Array] | CarpoolError] = []
-        for start in range(0, len(requests), _AT_ONCE):
-            answers += self._execute(requests[start : start + _AT_ONCE])
+        step = max(1, _AT_ONCE // (1 + len(requests[0][0]) + len(self._outputs)))
+        for start in range(0, len(requests), step):
+            answers += self._execute(requests[start : start + step])
         return answers
 
     def _execute(
