@@ -103,6 +103,27 @@ def _python_identity(folder: Path, datatype: str) -> backends.Backend:
     return load_python(folder, source)
 
 
+# The same as a model for Triton's Python backend: `compute` makes outputs of the array x.
+TRITONS = """
+    import triton_python_backend_utils as pb_utils
+
+    def answer(request):
+        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        found = compute(x)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in found.items()])
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [answer(request) for request in requests]
+"""
+
+
+def load_tritons(folder: Path, compute: str, inputs: Specs, outputs: Specs) -> backends.Backend:
+    source = f"{textwrap.dedent(TRITONS)}\n\ndef compute(x):\n{textwrap.indent(compute, '    ')}\n"
+    file = python_file(folder, source)
+    return load(settings("python", file, inputs, outputs), file)
+
+
 CASES = (
     Case(
         "onnxruntime",
@@ -133,6 +154,16 @@ CASES = (
         lambda folder: load_python(folder, _PYTHON_ARITHMETIC),
         _python_identity,
         lambda folder: load_python(folder, _PYTHON_ENDLESS),
+    ),
+    Case(
+        "triton-python",
+        lambda folder: load_tritons(
+            folder, "return {'double': x + x, 'total': x.sum(axis=1, keepdims=True)}", _X, _SUMS
+        ),
+        lambda folder, datatype: load_tritons(
+            folder, "return {'y': x}", (("x", datatype, (3,)),), (("y", datatype, (3,)),)
+        ),
+        lambda folder: load_tritons(folder, "while True: pass", _X, _Y),
     ),
     Case(
         "fake",

@@ -74,7 +74,7 @@ def test_an_unknown_output_is_named_and_the_instance_goes_on(arithmetic: Backend
 
 def test_signature_says_what_the_file_says(case: Case, arithmetic: Backend) -> None:
     signature = arithmetic.signature
-    if case.name == "fake":
+    if case.name in ("fake", "triton-python"):  # the settings say it
         assert (signature.inputs, signature.outputs) == ((), ())
         return
     shapes = {t.name: (t.datatype, t.shape) for t in (*signature.inputs, *signature.outputs)}

@@ -8,7 +8,7 @@ import pytest
 
 from backends.cases import python_file, settings
 from carpool import backends
-from carpool.backends.python.python_backend import Declarations, read_declarations
+from carpool.backends.python.declarations import Declarations, read_declarations
 from carpool.config.model import TensorSignature
 from carpool.config.repository import ModelVersion
 from carpool.errors import ConfigError
@@ -79,21 +79,16 @@ def test_a_wrong_declaration_is_named_with_its_line(tmp_path: Path, source: str,
 
 
 @pytest.mark.parametrize(
-    ("code", "sign"),
+    ("code", "tritons", "completes"),
     [
-        ("import triton_python_backend_utils as pb_utils\n", "imports triton_python_backend_utils"),
-        (
-            "def f():\n    from triton_python_backend_utils import Tensor\n",
-            "imports triton_python_backend_utils",
-        ),
-        ("class TritonPythonModel:\n    pass\n", "has a class TritonPythonModel"),
+        ("class TritonPythonModel:\n    def auto_complete_config(config): ...\n", True, True),
+        ("try:\n    class TritonPythonModel: ...\nfinally: ...\n", True, False),
+        ("from shared import Model as TritonPythonModel\n", True, False),
+        ("class Model: ...\ndef auto_complete_config(config): ...\n", False, False),
     ],
 )
-def test_a_model_for_tritons_python_backend_is_told_what_it_is(tmp_path: Path, code: str, sign: str) -> None:
-    file = tmp_path / "model.py"
-    file.write_text(code)
-    with pytest.raises(ConfigError) as caught:
-        read_declarations(file)
-    message = caught.value.message
-    assert f"a model for Triton's Python backend (it {sign})" in message
-    assert "docs/coming-from-triton.md" in message
+def test_a_model_for_tritons_python_backend_is_known_by_its_class(
+    tmp_path: Path, code: str, tritons: bool, completes: bool
+) -> None:
+    declared = read(tmp_path, code)
+    assert (declared.tritons, declared.completes) == (tritons, completes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorConfig
 from carpool.config.repository import ModelVersion
@@ -74,6 +74,35 @@ class Gathers(Protocol):
 
 
 @runtime_checkable
+class AnswersEach(Protocol):
+    """A backend that sees requests, not rows: what is wrong with one of a batch is not the others' affair."""
+
+    def run_each(
+        self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]]
+    ) -> list[Mapping[str, Array] | CarpoolError]:
+        """For the inputs and the wanted outputs of each request, its outputs, or why there are none."""
+
+
+class AsksModels(Protocol):
+    """The way of one instance to the other models of its server. For every thread."""
+
+    def ask(
+        self,
+        model: str,
+        version: str,
+        inputs: Mapping[str, Array],
+        wanted: Sequence[str],
+        timeout: float,
+        answer: Callable[[Mapping[str, Array] | CarpoolError], None],
+    ) -> None:
+        """`answer` is called once, soon after in another thread, which it must not keep. An empty `version`
+        is the newest, and a `timeout` of 0 none."""
+
+    def leave(self) -> None:
+        """The instance is gone: nobody waits for what it asked."""
+
+
+@runtime_checkable
 class OnDevice(Protocol):
     """A backend with memory of its own that can run short."""
 
@@ -118,7 +147,7 @@ class Placement:
     With `fill`, an instance on a device that it suits also takes encoded pictures; `finish` is run after the
     model, and what it adds is declared among the model's outputs. `tell` hears in words what a long load is
     at. `hurry` leaves out whatever only makes it faster: somebody waits, and a whole one follows. `plain`
-    leaves out the compiler alone, which takes most of the time.
+    leaves out the compiler alone, which takes most of the time. With `calls` its model may ask others.
     """
 
     instance: int = 0
@@ -129,6 +158,7 @@ class Placement:
     tell: Callable[[str], None] = lambda _: None
     hurry: bool = False
     plain: bool = False
+    calls: AsksModels | None = None
 
 
 @runtime_checkable
@@ -170,7 +200,9 @@ Shape = tuple[int, ...]
 def reshaped(backend: Backend, config: ModelConfig) -> Backend:
     """The same instance for those who speak in `dims`; the very one where no tensor has another shape."""
     tensors = (*config.inputs, *config.outputs)
-    return Reshaping(backend, config) if any(t.reshape is not None for t in tensors) else backend
+    if all(t.reshape is None for t in tensors):
+        return backend
+    return ReshapingEach(backend, config) if isinstance(backend, AnswersEach) else Reshaping(backend, config)
 
 
 class Reshaping:
@@ -189,15 +221,19 @@ class Reshaping:
         return self._backend.alive
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
-        given = {name: self._changed(array, self._inputs.get(name)) for name, array in inputs.items()}
-        answered = self._backend.run(given, wanted)
-        return {name: self._changed(array, self._outputs.get(name)) for name, array in answered.items()}
+        return self._told(self._backend.run(self._given(inputs), wanted))
 
     def abort(self) -> None:
         self._backend.abort()
 
     def close(self) -> None:
         self._backend.close()
+
+    def _given(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        return {name: self._changed(array, self._inputs.get(name)) for name, array in inputs.items()}
+
+    def _told(self, answered: Mapping[str, Array]) -> Mapping[str, Array]:
+        return {name: self._changed(array, self._outputs.get(name)) for name, array in answered.items()}
 
     def _changed(self, array: Array, shapes: tuple[Shape, Shape] | None) -> Array:
         """What does not have the shape that it should is left alone: the engine says so."""
@@ -212,6 +248,15 @@ class Reshaping:
         # As in Triton: the lengths that vary keep their order.
         lengths = iter(got for want, got in zip(before, rest, strict=True) if want == DYNAMIC)
         return array.reshape(batch + tuple(next(lengths) if dim == DYNAMIC else dim for dim in after))
+
+
+class ReshapingEach(Reshaping):
+    def run_each(
+        self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]]
+    ) -> list[Mapping[str, Array] | CarpoolError]:
+        given = [(self._given(inputs), wanted) for inputs, wanted in requests]
+        answers = cast(AnswersEach, self._backend).run_each(given)
+        return [one if isinstance(one, CarpoolError) else self._told(one) for one in answers]
 
 
 def _shapes(tensors: Sequence[TensorConfig]) -> dict[str, tuple[Shape, Shape]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +89,32 @@ def read_override(text: str, folder: Path, name: str) -> tuple[ModelConfig, list
             field="config",
         )
     return config, warnings
+
+
+_COMPLETED = (
+    *("name", "backend", "max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy"),
+)
+
+
+def read_completed(config: ModelConfig, text: str) -> ModelConfig:
+    """The settings with what a model's own code added to their document: tensors and batching.
+
+    What somebody has written stays.
+    """
+    from carpool.config.triton_text import read_json
+
+    document = json.loads(text)
+    given = json.dumps({key: document[key] for key in _COMPLETED if key in document})
+    told, _ = _read(read_json(given), config.path / "config", config.name)
+    if config.mode is Mode.EAGER and "dynamic_batching" in document:
+        config = replace(config, mode=told.mode, policy=told.policy)
+    names = {tensor.name for tensor in config.inputs + config.outputs}
+    return replace(
+        config,
+        inputs=config.inputs + tuple(tensor for tensor in told.inputs if tensor.name not in names),
+        outputs=config.outputs + tuple(tensor for tensor in told.outputs if tensor.name not in names),
+        max_batch=told.max_batch,
+    )
 
 
 def _read(source: Source, path: Path, name: str) -> tuple[ModelConfig, list[str]]:

@@ -11,10 +11,10 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
-from carpool.backends.backend import Backend, Encoded, Gathers, OnDevice
+from carpool.backends.backend import AnswersEach, Backend, Encoded, Gathers, OnDevice
 from carpool.config.model import ModelConfig, TensorConfig
 from carpool.core.job import INFINITY, Job
-from carpool.errors import CarpoolError, InvalidInput, ModelError
+from carpool.errors import CarpoolError, InvalidInput, ModelError, without_stack
 from carpool.link.request_place import RequestPlace
 from carpool.observe.logs import logger
 from carpool.types import DATATYPES, Array, Datatype, Signature, TensorSpec, Timing
@@ -296,6 +296,7 @@ class BatchRun(Generic[RequestT]):
         self._collator = Collator(signature, max(1, largest))
         self._gathers = backend if isinstance(backend, Gathers) else None
         self._on_device = backend if isinstance(backend, OnDevice) else None
+        self._answers_each = backend if isinstance(backend, AnswersEach) else None
         self._every_output = tuple(signature.output_named)
         self._chunk = max(1, chunk)
 
@@ -346,6 +347,8 @@ class BatchRun(Generic[RequestT]):
     def _run_together(self, works: Sequence[RequestT], first: int, timing: Timing) -> list[Outcome]:
         if works[0].encoded:
             return self._run_encoded(works, first, timing)
+        if self._answers_each is not None:
+            return self._run_each(self._answers_each, works, first, timing)
         start = monotonic()
         wanted = self._wanted(works)
         if self._gathers is not None:  # what it copies, and when, is its own affair and its own time
@@ -374,6 +377,28 @@ class BatchRun(Generic[RequestT]):
         ran = monotonic()
         self._collator.check(outputs, wanted, len(works))
         outcomes = self._answer(first, works, outputs, errors)
+        timing.infer += ran - start
+        timing.output += monotonic() - ran
+        return outcomes
+
+    def _run_each(
+        self, backend: AnswersEach, works: Sequence[RequestT], first: int, timing: Timing
+    ) -> list[Outcome]:
+        """Requests that ran together and are answered one by one, whatever the others' answers are."""
+        start = monotonic()
+        asked = [(work.inputs, work.wanted or self._every_output) for work in works]
+        answers = backend.run_each(asked)
+        ran = monotonic()
+        outcomes: list[Outcome] = []
+        for number, (work, answered) in enumerate(zip(works, answers, strict=True), start=first):
+            try:
+                if isinstance(answered, CarpoolError):
+                    raise answered
+                self._collator.check(answered, work.wanted or self._every_output, work.images)
+            except CarpoolError as error:
+                outcomes.append(Outcome(error=without_stack(error)))
+            else:
+                outcomes += self._answer(number, [work], answered, _NO_ERRORS)
         timing.infer += ran - start
         timing.output += monotonic() - ran
         return outcomes

@@ -17,6 +17,7 @@ from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY
 from carpool.engine.batch import Outcome, Work, check_inputs, only_input, shape_key
 from carpool.engine.hardware import gpu_count
+from carpool.engine.model_calls import ModelCalls
 from carpool.engine.models.candidate import Override
 from carpool.engine.models.control import Checks, ModelControl
 from carpool.engine.models.fleet import Fleet
@@ -68,6 +69,9 @@ class Engine:
         limit_device_memory(device_memory_gb)
         profiles = None if cache_dir is None else ProfileStore(Path(cache_dir))
         self.fleet = Fleet(self.table, block or self.table.block(0), profiles, host)
+        self.fleet.callers = ModelCalls(
+            self.prepare, self.submit, self.cancel, self.fleet.offered.__getitem__
+        ).caller
         self.control = ModelControl(self._paths, self.fleet, self._with_promise)
 
     async def __aenter__(self) -> Engine:
@@ -229,27 +233,15 @@ class Engine:
         """
         if latest and not source:
             raise InvalidInput("latest needs a source: say whose newer frames take its place", field="latest")
-        key = self._choose(model, version)
-        served = self.fleet.offered[key]
-        if served.hosted:
-            raise Unsupported(f"{model} runs in another process: only front ends reach it")
-        signature = served.signature
-        given = inputs if isinstance(inputs, Mapping) else {only_input(signature).name: inputs}
-        arrays, single = check_inputs(signature, given)
-        for name in outputs:
-            if name not in signature.output_named:
-                raise InvalidInput(f"{model} has no output {name!r}", field=name)
         answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        arrived = now()
-        work = Work(
-            arrays,
-            lambda _work, outcome: None if answer.done() else answer.set_result(outcome),
-            arrived,
-            INFINITY if deadline_ms is None else arrived + deadline_ms / 1e3,
-            images=len(next(iter(arrays.values()))) if signature.max_batch else 1,
-            shape=shape_key(signature, arrays),
-            wanted=tuple(outputs),
-        )
+
+        def done(_work: Work, outcome: Outcome) -> None:
+            if not answer.done():
+                answer.set_result(outcome)
+
+        key, work, single = self.prepare(model, inputs, version, outputs, done)
+        if deadline_ms is not None:
+            work.deadline = work.due = work.arrived + deadline_ms / 1e3
         work.priority, work.source, work.latest = priority, source, latest
         self.submit(key, [work])
         try:
@@ -260,6 +252,30 @@ class Engine:
         if outcome.outputs is None:
             raise outcome.error or CarpoolError(f"{model} gave no answer")
         return {name: array[0] if single else array for name, array in outcome.outputs.items()}
+
+    def prepare(
+        self,
+        model: str,
+        inputs: Mapping[str, Array] | Array,
+        version: str,
+        outputs: Sequence[str],
+        done: Callable[[Work, Outcome], None],
+    ) -> tuple[int, Work, bool]:
+        """A request that fits its model, to be submitted under this number; and whether its arrays came
+        without the batch dimension, which the answer then should not have either."""
+        key = self._choose(model, version)
+        served = self.fleet.offered[key]
+        if served.hosted:
+            raise Unsupported(f"{model} runs in another process: only front ends reach it")
+        signature = served.signature
+        given = inputs if isinstance(inputs, Mapping) else {only_input(signature).name: inputs}
+        arrays, single = check_inputs(signature, given)
+        for name in outputs:
+            if name not in signature.output_named:
+                raise InvalidInput(f"{model} has no output {name!r}", field=name)
+        images = len(next(iter(arrays.values()))) if signature.max_batch else 1
+        shape = shape_key(signature, arrays)
+        return key, Work(arrays, done, now(), INFINITY, images, shape, tuple(outputs)), single
 
     async def predict(
         self,

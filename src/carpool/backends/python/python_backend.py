@@ -12,12 +12,15 @@ a batch bring the same inputs. An
 answer is a dict of arrays, one array where the model has one output, or a list with one result (a value, or a
 dict of values) per item of the batch. Arrays go out as they are; plain numbers and lists take the declared
 datatype. BYTES are object arrays of bytes, and BF16 is its 16 bits as uint16.
+
+A file with a class `TritonPythonModel` is a model for Triton's Python backend and runs as it is, in the
+process of triton_worker.py.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
+import json
 import os
 import select
 import signal
@@ -26,126 +29,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from carpool.backends.backend import Backend, Placement, aborted
+from carpool.backends.backend import Backend, Placement, aborted, check_wanted
+from carpool.backends.python.call_server import CallServer, error_of
+from carpool.backends.python.declarations import read_declarations
 from carpool.backends.python.python_worker import Channel
-from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorConfig, TensorSignature
+from carpool.config.model import ModelConfig, ModelSignature, TensorConfig
 from carpool.config.repository import ModelVersion
-from carpool.config.rules import MAX_BATCH, check_dims, complete, nearest
-from carpool.errors import ConfigError, ModelError
+from carpool.config.rules import complete
+from carpool.config.triton import config_document, read_completed
+from carpool.errors import CarpoolError, ModelError
 from carpool.memory.batch_region import BatchRegion
-from carpool.types import DATATYPES, Array
-
-# ---- what a model's file declares about itself, read from its text without running it
-
-_TRITONS = "triton_python_backend_utils"
-_FORM = '{"name": ("FP32", [3, 224, 224])}'
-
-
-@dataclass(frozen=True, slots=True)
-class Declarations:
-    """Shapes are without the batch; `max_batch` None leaves the batch to the settings."""
-
-    inputs: tuple[TensorSignature, ...] = ()
-    outputs: tuple[TensorSignature, ...] = ()
-    max_batch: int | None = None
-
-    def signature(self, max_batch: int | None) -> ModelSignature:
-        """Whole shapes; the settings' `max_batch`, where they say it, decides whether there is a batch."""
-        if 0 in (max_batch, self.max_batch):
-            return ModelSignature(self.inputs, self.outputs)
-        inputs, outputs = (
-            tuple(replace(tensor, shape=(DYNAMIC, *tensor.shape)) for tensor in tensors)
-            for tensors in (self.inputs, self.outputs)
-        )
-        return ModelSignature(inputs, outputs)
-
-
-def read_declarations(file: Path | None) -> Declarations:
-    """The declarations of one file; none of them where there is no file."""
-    if file is None:
-        return Declarations()
-    try:
-        module = ast.parse(file.read_bytes(), str(file))
-    except SyntaxError as error:
-        raise ModelError(f"{file}:{error.lineno or 1}: not a Python file: {error.msg}") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file}: cannot be read as Python: {error}") from None
-    _check_not_tritons(module, file)
-    told: dict[str, ast.expr] = {}
-    for statement in module.body:
-        match statement:
-            case (
-                ast.Assign(targets=[ast.Name(id=name)], value=value)
-                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
-            ) if name in _READERS:
-                told[name] = value
-    found: dict[str, Any] = {}
-    for name, value in told.items():
-        where = f"{file}:{value.lineno}: {name}"
-        found[name] = _READERS[name](_literal(value, where), where)
-    return Declarations(found.get("INPUTS", ()), found.get("OUTPUTS", ()), found.get("MAX_BATCH"))
-
-
-def _check_not_tritons(module: ast.Module, file: Path) -> None:
-    """Its author should hear what it is, and not that a package is missing which nobody can install."""
-    for node in ast.walk(module):
-        match node:
-            case ast.ClassDef(name="TritonPythonModel"):
-                sign = "has a class TritonPythonModel"
-            case ast.Import(names=names) if any(name.name == _TRITONS for name in names):
-                sign = f"imports {_TRITONS}"
-            case ast.ImportFrom(module=source) if source == _TRITONS:
-                sign = f"imports {_TRITONS}"
-            case _:
-                continue
-        raise ConfigError(
-            f"{file}:{node.lineno}: this is a model for Triton's Python backend (it {sign}), which cannot run"
-            " here as it is: write execute(requests) as predict(inputs) of a class Model, which gets the"
-            " whole batch as arrays; docs/coming-from-triton.md, Models for the Python backend, shows how"
-        )
-
-
-def _literal(value: ast.expr, where: str) -> Any:
-    try:
-        return ast.literal_eval(value)
-    except (ValueError, TypeError):
-        raise ConfigError(f"{where}: must be written out as a plain value, without names or calls") from None
-
-
-def _tensors(declared: object, where: str) -> tuple[TensorSignature, ...]:
-    if not isinstance(declared, dict) or not all(isinstance(name, str) and name for name in declared):
-        raise ConfigError(f"{where}: must look like {_FORM}")
-    return tuple(_tensor(name, spec, f'{where}: "{name}"') for name, spec in declared.items())
-
-
-def _tensor(name: str, spec: object, where: str) -> TensorSignature:
-    match spec:
-        case (str(datatype), [*items]) if all(type(item) is int for item in items):
-            dims = cast(list[int], items)
-        case _:
-            raise ConfigError(f"{where} must be a datatype and a shape, like {_FORM}")
-    if datatype not in DATATYPES:
-        raise ConfigError(f'{where} has the unknown datatype "{datatype}"; {nearest(datatype, DATATYPES)}')
-    return TensorSignature(name, datatype, check_dims(dims, where))
-
-
-def _max_batch(number: object, where: str) -> int:
-    if type(number) is not int or not 0 <= number <= MAX_BATCH:
-        raise ConfigError(f"{where}: must be a whole number from 0 to {MAX_BATCH}")
-    return number
-
-
-_READERS: Mapping[str, Callable[[Any, str], Any]] = {
-    "INPUTS": _tensors,
-    "OUTPUTS": _tensors,
-    "MAX_BATCH": _max_batch,
-}
-
+from carpool.types import Array
 
 # ---- the process of one Python model, seen from the server: started, watched, ended
 
@@ -168,15 +67,22 @@ class WorkerProcess:
     closes the server's end and kills the group: see `tie_to_server` in python_worker.py.
     """
 
-    def __init__(self, threads: int | None) -> None:
+    def __init__(self, threads: int | None, worker: str = "python_worker", calls: int | None = None) -> None:
+        """`worker` names the file that it runs; `calls` is the model's end of a way to other models."""
         self.inputs = BatchRegion.create("carpool-inputs")
         self.outputs = BatchRegion.create("carpool-outputs")
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
-        fds = (theirs.fileno(), self.inputs.fd, self.outputs.fd, lifeline)
+        fds = (
+            theirs.fileno(),
+            self.inputs.fd,
+            self.outputs.fd,
+            lifeline,
+            *(() if calls is None else (calls,)),
+        )
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-m", "carpool.backends.python.python_worker", *map(str, fds)],
+                [sys.executable, "-P", "-u", "-m", f"carpool.backends.python.{worker}", *map(str, fds)],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a model prints is log, and belongs where the server's log goes
                 pass_fds=fds,
@@ -265,14 +171,18 @@ SETUP_TIMEOUT = 300.0  # seconds for importing the file and its `setup`: weights
 
 
 def load(config: ModelConfig, version: ModelVersion, placement: Placement) -> Backend:
-    return PythonBackend(config, version, placement, SETUP_TIMEOUT)
+    kind = TritonBackend if read_declarations(version.file).tritons else PythonBackend
+    return kind(config, version, placement, SETUP_TIMEOUT)
 
 
 def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
-    """Complete, with the largest batch that the file declares."""
+    """Complete, with the largest batch that the file declares; a model of Triton's may complete it itself."""
+    declared = read_declarations(version.file)
+    if declared.completes:
+        config = _completed(config, version)
     if config.max_batch is None:
-        config = replace(config, max_batch=read_declarations(version.file).max_batch)
-    return complete(config, read_signature(config, version))
+        config = replace(config, max_batch=declared.max_batch)
+    return complete(config, declared.signature(config.max_batch))
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
@@ -295,32 +205,53 @@ class PythonBackend:
         self._aborted = False
         self.signature = ModelSignature() if code else read_signature(config, version)
         self.told: Any = None
-        self._process = WorkerProcess(placement.threads)
+        self._process = self._open(placement)
         try:
-            self._start({**_settings(config, version, placement), "code": code}, setup_timeout)
+            self._start({**self._settings(config, version, placement), "code": code}, setup_timeout)
         except BaseException:
             self._process.kill()
-            self._process.close()
+            self.close()
             raise
+
+    def _open(self, placement: Placement) -> WorkerProcess:
+        return WorkerProcess(placement.threads)
+
+    def _settings(self, config: ModelConfig, version: ModelVersion, placement: Placement) -> dict[str, Any]:
+        """What `setup` gets."""
+        return {
+            "name": config.name,
+            "version": version.number,
+            "instance": placement.instance,
+            "gpu": placement.gpu,
+            "threads": placement.threads,
+            "path": str(config.path),
+            "file": str(cast(Path, version.file)),
+            "max_batch": config.max_batch,
+            "inputs": [_in_words(tensor) for tensor in config.inputs],
+            "outputs": [_in_words(tensor) for tensor in config.outputs],
+            "parameters": dict(config.parameters),
+        }
 
     @property
     def alive(self) -> bool:
         return not self._aborted and self._process.alive
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        return self._run(inputs, list(wanted))[0]
+
+    def _run(self, inputs: Mapping[str, Array], wanted: Any) -> tuple[dict[str, Array], dict[str, Any]]:
+        """The outputs, and all that was answered."""
         if not self.alive:
             raise self._died(self._process.end())
-        places = self._process.inputs.write(inputs)
-        answer = self._ask({"inputs": places, "wanted": list(wanted)})
+        answer = self._ask({"inputs": self._process.inputs.write(inputs), "wanted": wanted})
         if "error" in answer:
             raise ModelError(f"{self._model}: {answer['error']}")
         try:
             outputs = self._process.outputs.read(answer["outputs"])
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
-            self._process.end()
-            raise ModelError(f"{self._model}: its process sent a broken answer: {error}") from None
+            raise self._broken(error) from None
         # The next batch is written over these.
-        return {name: array.copy() for name, array in outputs.items()}
+        return {name: array.copy() for name, array in outputs.items()}, answer
 
     def abort(self) -> None:
         self._aborted = True
@@ -351,8 +282,11 @@ class PythonBackend:
         except (EOFError, OSError):
             raise self._died(self._process.end()) from None
         except (ValueError, RecursionError) as error:
-            self._process.end()
-            raise ModelError(f"{self._model}: its process sent a broken answer: {error}") from None
+            raise self._broken(error) from None
+
+    def _broken(self, error: Exception) -> ModelError:
+        self._process.end()
+        return ModelError(f"{self._model}: its process sent a broken answer: {error}")
 
     def _died(self, how: str) -> ModelError:
         return (
@@ -362,22 +296,107 @@ class PythonBackend:
         )
 
 
-def _settings(config: ModelConfig, version: ModelVersion, placement: Placement) -> dict[str, Any]:
-    return {
-        "name": config.name,
-        "version": version.number,
-        "instance": placement.instance,
-        "gpu": placement.gpu,
-        "threads": placement.threads,
-        "path": str(config.path),
-        "file": str(cast(Path, version.file)),
-        "max_batch": config.max_batch,
-        "inputs": [_in_words(tensor) for tensor in config.inputs],
-        "outputs": [_in_words(tensor) for tensor in config.outputs],
-        "parameters": dict(config.parameters),
-    }
-
-
 def _in_words(tensor: TensorConfig) -> dict[str, Any]:
     shape = list(tensor.dims if tensor.reshape is None else tensor.reshape)
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "optional": tensor.optional}
+
+
+# ---- models for Triton's Python backend
+
+_AT_ONCE = 4096  # tensors in one call of `execute`: the message that lists them has to stay short
+
+
+class TritonBackend(PythonBackend):
+    """Hands over requests instead of rows, and lets the model ask others where its placement has a way."""
+
+    _call_server: CallServer | None = None
+
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        (answer,) = self.run_each([(inputs, check_wanted(self._model, wanted, self._outputs))])
+        if isinstance(answer, CarpoolError):
+            raise ModelError(f"{self._model}: {answer.message}")
+        return answer
+
+    def run_each(
+        self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]]
+    ) -> list[Mapping[str, Array] | CarpoolError]:
+        answers: list[Mapping[str, Array] | CarpoolError] = []
+        step = max(1, _AT_ONCE // (1 + len(requests[0][0]) + len(self._outputs)))
+        for start in range(0, len(requests), step):
+            answers += self._execute(requests[start : start + step])
+        return answers
+
+    def _execute(
+        self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]]
+    ) -> list[Mapping[str, Array] | CarpoolError]:
+        given = {
+            f"{number}/{name}": array
+            for number, (inputs, _) in enumerate(requests)
+            for name, array in inputs.items()
+        }
+        outputs, answer = self._run(given, [list(wanted) for _, wanted in requests])
+        answers: list[dict[str, Array] | CarpoolError] = [{} for _ in requests]
+        try:
+            for key, array in outputs.items():
+                number, _, name = key.partition("/")
+                cast(dict[str, Array], answers[int(number)])[name] = array
+            for number, (code, message) in answer["errors"]:
+                answers[number] = error_of(code, str(message))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise self._broken(error) from None
+        return list(answers)
+
+    def close(self) -> None:
+        super().close()
+        if self._call_server is not None:
+            self._call_server.close()
+
+    def _open(self, placement: Placement) -> WorkerProcess:
+        if placement.calls is None:
+            return WorkerProcess(placement.threads, "triton_worker")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = WorkerProcess(placement.threads, "triton_worker", theirs.fileno())
+            except BaseException:
+                ours.close()
+                raise
+        self._call_server = CallServer(ours, placement.calls, self._model)
+        return process
+
+    def _settings(self, config: ModelConfig, version: ModelVersion, placement: Placement) -> dict[str, Any]:
+        self._outputs = [tensor.name for tensor in config.outputs]
+        arguments = {
+            "model_config": json.dumps(config_document(config)),
+            "model_instance_kind": "CPU" if placement.gpu is None else "GPU",
+            "model_instance_name": f"{config.name}_{placement.instance}",
+            "model_instance_device_id": str(placement.gpu or 0),
+            "model_repository": str(config.path),
+            "model_version": str(version.number),
+            "model_name": config.name,
+        }
+        return {"file": str(cast(Path, version.file)), "arguments": arguments}
+
+
+class CompletingBackend(PythonBackend):
+    """A process that calls `auto_complete_config` of the model and does nothing else."""
+
+    def completed(self) -> str:
+        return json.dumps(self._ask({})["config"])
+
+    def _open(self, placement: Placement) -> WorkerProcess:
+        return WorkerProcess(placement.threads, "triton_worker")
+
+    def _settings(self, config: ModelConfig, version: ModelVersion, _placement: Placement) -> dict[str, Any]:
+        document: dict[str, Any] = config_document(config)
+        for tensor in document["input"]:
+            if not tensor["optional"]:
+                del tensor["optional"]  # nobody said so: the model may
+        return {"file": str(cast(Path, version.file)), "complete": document}
+
+
+def _completed(config: ModelConfig, version: ModelVersion) -> ModelConfig:
+    with contextlib.closing(
+        CompletingBackend(config, version, Placement(threads=1), SETUP_TIMEOUT)
+    ) as backend:
+        return read_completed(config, backend.completed())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib
 import importlib.util
@@ -38,15 +39,36 @@ class Channel:
         self._socket = sock
         self._wait = wait
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any], file: int | None = None) -> None:
+        """With `file`, the other side gets it as a descriptor of its own."""
         data = json.dumps(message, separators=(",", ":")).encode()
         if len(data) > MAX_MESSAGE:
             raise ValueError(f"a message of {len(data)} bytes is longer than {MAX_MESSAGE}")
-        self._socket.sendall(_LENGTH.pack(len(data)) + data)
+        length = _LENGTH.pack(len(data))
+        if file is not None:
+            socket.send_fds(self._socket, [length], [file])  # four bytes: all of them, or an error
+            length = b""
+        self._socket.sendall(length + data)
 
     def receive(self) -> dict[str, Any]:
         """The next message; EOFError when the other side is gone, ValueError when it sends nonsense."""
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        return self._message(self._read(_LENGTH.size))
+
+    def receive_with_file(self) -> tuple[dict[str, Any], int | None]:
+        """The same, with the descriptor that came along, which is the caller's."""
+        data, files, _flags, _address = socket.recv_fds(self._socket, _LENGTH.size, 1)
+        file = files[0] if files else None
+        try:
+            return self._message(data + self._read(_LENGTH.size - len(data)) if data else b""), file
+        except BaseException:
+            if file is not None:
+                os.close(file)
+            raise
+
+    def _message(self, head: bytes) -> dict[str, Any]:
+        if not head:
+            raise EOFError
+        (length,) = _LENGTH.unpack(head)
         if length > MAX_MESSAGE:
             raise ValueError(f"a message of {length} bytes is longer than {MAX_MESSAGE}")
         message = json.loads(self._read(length))
@@ -84,7 +106,7 @@ class UserModel:
         self._batched = settings["max_batch"] != 0
         self._outputs = {tensor["name"]: DATATYPES[tensor["datatype"]] for tensor in settings["outputs"]}
         code = settings["code"]  # the server's own, for a file that is no Python file
-        module = importlib.import_module(code) if code else _import(Path(settings["file"]))
+        module = importlib.import_module(code) if code else import_model(Path(settings["file"]))
         # Both of the class Model, or else of the file itself.
         home = module.Model() if hasattr(module, "Model") else module
         predict, setup = getattr(home, "predict", None), getattr(home, "setup", None)
@@ -149,7 +171,7 @@ def _has_dtype(value: Any) -> bool:
     return hasattr(value, "dtype") and not isinstance(value, np.generic)
 
 
-def _import(file: Path) -> ModuleType:
+def import_model(file: Path) -> ModuleType:
     """The file as a module that finds its neighbours, and that pickle and dataclasses find in turn."""
     sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(_MODULE, file)
@@ -201,15 +223,28 @@ def explain(error: BaseException, file: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    control, inputs, outputs, lifeline = (int(fd) for fd in arguments)
-    for fd in (control, inputs, outputs, lifeline):
+    channel, inputs, outputs, _ = connect(arguments)
+
+    def make(settings: dict[str, Any]) -> Made:
+        model = UserModel(settings)
+
+        def answer(batch: dict[str, Any]) -> dict[str, Any]:
+            return {"outputs": outputs.write(model.run(inputs.read(batch["inputs"]), batch["wanted"]))}
+
+        return {"tensors": model.tensors}, answer
+
+    return serve(channel, make)
+
+
+def connect(arguments: list[str]) -> tuple[Channel, BatchRegion, BatchRegion, Channel | None]:
+    """What the server named on the command line: the way to it, memory for inputs and for outputs, and for
+    some a way to other models."""
+    control, inputs, outputs, lifeline, *calls = files = [int(fd) for fd in arguments]
+    for fd in files:
         os.set_inheritable(fd, False)
     tie_to_server(lifeline)
-    channel = Channel(socket.socket(fileno=control))
-    try:
-        return serve(channel, BatchRegion(inputs), BatchRegion(outputs))
-    except (EOFError, OSError):  # the server closed the instance, or is gone
-        return 0
+    way_out = Channel(socket.socket(fileno=calls[0])) if calls else None
+    return Channel(socket.socket(fileno=control)), BatchRegion(inputs), BatchRegion(outputs), way_out
 
 
 def tie_to_server(lifeline: int) -> None:
@@ -225,7 +260,19 @@ def tie_to_server(lifeline: int) -> None:
         os._exit(1)
 
 
-def serve(channel: Channel, inputs: BatchRegion, outputs: BatchRegion) -> int:
+Made = tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]
+"""What is said of a model that is there now, and what answers for it."""
+
+
+def serve(channel: Channel, make: Callable[[dict[str, Any]], Made]) -> int:
+    """Makes the model of the first message, and answers all others with what comes of that, until the server
+    closes the instance or is gone."""
+    with contextlib.suppress(EOFError, OSError):
+        return _serve(channel, make)
+    return 0
+
+
+def _serve(channel: Channel, make: Callable[[dict[str, Any]], Made]) -> int:
     settings = channel.receive()
     file = Path(settings["file"])
     logged = ""
@@ -239,21 +286,19 @@ def serve(channel: Channel, inputs: BatchRegion, outputs: BatchRegion) -> int:
             traceback.print_exception(error)
         return {"error": text}
 
-    def answer(request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            answered = model.run(inputs.read(request["inputs"]), request["wanted"])
-            return {"outputs": outputs.write(answered)}
-        except BaseException as error:  # a model that calls sys.exit has failed this batch, not the server
-            return report(error)
-
     try:
-        model = UserModel(settings)
+        said, answer = make(settings)
     except BaseException as error:
         channel.send(report(error))
         return 1
-    channel.send({"tensors": model.tensors})
+    channel.send(said)
     while True:
-        channel.send(answer(channel.receive()))
+        batch = channel.receive()
+        try:
+            answered = answer(batch)
+        except BaseException as error:  # a model that calls sys.exit has failed this batch, not the server
+            answered = report(error)
+        channel.send(answered)
 
 
 if __name__ == "__main__":

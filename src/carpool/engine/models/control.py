@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
@@ -24,10 +24,6 @@ from carpool.engine.models.served import Served, State
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
 from carpool.link.door import UNLOADED, IndexEntry
 from carpool.observe.logs import logger
-
-if TYPE_CHECKING:
-    pass
-
 
 _MOST_UNLOADED = 16
 _WHOLE = 0  # among the versions: the model as such

@@ -12,7 +12,7 @@ from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.batch import Route
 from carpool.engine.models.candidate import Upload
-from carpool.engine.models.served import Served
+from carpool.engine.models.served import Callers, Served
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.route import Direct
@@ -57,6 +57,7 @@ class Fleet:
         self.routes: dict[int, Route] = {}  # of both
         self.changed: Callable[[], None] = lambda: None
         self.seen: Callable[[], Awaitable[None]] = _at_once
+        self.callers: Callers | None = None  # how instances of a model ask other models
         self._loading: set[Served] = set()
         self._keys = 0
         self._retiring: set[asyncio.Task[None]] = set()
@@ -79,6 +80,7 @@ class Fleet:
             devices=self._devices,
             host=self._host,
             turn=self._turn,
+            callers=self.callers,
         )
         served.changed = lambda: self.changed()
         if upload is not None:

@@ -11,7 +11,7 @@ from math import inf, isinf
 from typing import Any
 
 from carpool import backends
-from carpool.backends.backend import Backend, Finish, OnDevice, Placement
+from carpool.backends.backend import AsksModels, Backend, Finish, OnDevice, Placement
 from carpool.clock import now as monotonic
 from carpool.config.model import DYNAMIC, ModelConfig, Task
 from carpool.config.repository import ModelVersion
@@ -119,9 +119,11 @@ class Loading:
         now: Callable[[], float] = monotonic,
         signature: Signature | None = None,
         turn: AbstractContextManager[object] | None = None,
+        caller: Callable[[int], AsksModels] | None = None,
     ) -> None:
         """With a `signature`, the settings have nothing left open. `turn` is held while times are taken:
-        models load side by side, and are measured one by one."""
+        models load side by side, and are measured one by one. `caller` makes the way to other models of the
+        instance with this number."""
         self._config = config
         self._signature = signature or Signature(config.name, (), ())
         self._version = version
@@ -130,6 +132,7 @@ class Loading:
         self._turn = nullcontext() if turn is None else turn
         self._examined: Examined | None = None  # what its file says
         self._settled = False
+        self._caller = caller
         self.threads: int | None = None  # of each instance, once that was found out
         self._labels: Mapping[str, Sequence[str]] = {}
         self._vision: VisionSettings | None = None
@@ -205,7 +208,8 @@ class Loading:
         threads = self.threads or backends.default_threads(count, _cores())
         gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
         fill = filling(self._config, self._vision)
-        placement = Placement(index, threads, gpu, fill, self._finish, tell, hurry, plain)
+        calls = None if self._caller is None else self._caller(index)
+        placement = Placement(index, threads, gpu, fill, self._finish, tell, hurry, plain, calls)
         return backends.load(self._config, self._version, placement)
 
     def open(self, layout: Layout, tell: ReportStep = lambda _: None) -> list[Backend]:

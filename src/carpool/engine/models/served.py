@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from time import monotonic, time
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
-from carpool.backends.backend import Backend
+from carpool.backends.backend import AsksModels, Backend
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
@@ -50,6 +51,9 @@ _ADVISE_FROM = 0.1  # of the promise spent waiting: below that no newcomer is re
 _CLOSE_S = 10.0  # for an idle instance to give back what it has
 
 T = TypeVar("T")
+
+Callers: TypeAlias = "Callable[[Served, int], AsksModels]"
+"""Takes a version and the number of an instance, and is called in a thread of its loading."""
 
 
 RECENT_S = 10  # long enough for a mean that does not flicker, short enough to follow a surge
@@ -115,6 +119,7 @@ class Served(Watcher):
         devices: Devices | None = None,
         host: Runner | None = None,
         turn: AbstractContextManager[object] | None = None,
+        callers: Callers | None = None,
     ) -> None:
         self.name = config.name
         self.version = str(version.number)
@@ -140,7 +145,10 @@ class Served(Watcher):
         self._server_row = server_row
         there = None if host is None else host.loading(config, version)
         self.hosted = there is not None  # it runs in another process
-        self._loading: Loading | HostedLoading = there or Loading(config, version, profiles, turn=turn)
+        caller = None if callers is None else partial(callers, self)
+        self._loading: Loading | HostedLoading = there or Loading(
+            config, version, profiles, turn=turn, caller=caller
+        )
         self._devices = devices or Devices()
         self._leave_devices: Callable[[], None] = lambda: None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -150,6 +158,10 @@ class Served(Watcher):
         self._looking: asyncio.TimerHandle | None = None
         self._replacing: set[asyncio.Task[None]] = set()
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{config.name}-loader")
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        return self._loop
 
     @property
     def driver(self) -> Driver:

@@ -1,0 +1,236 @@
+"""The process of a model that was written for Triton's Python backend: like python_worker.py, with a list of
+requests for every batch, an answer to each of them, and a way to ask other models of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import json
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from carpool.backends.python import triton_python_backend_utils as pb_utils
+from carpool.backends.python.python_worker import Channel, Made, connect, import_model, serve
+from carpool.errors import ModelError
+from carpool.memory.batch_region import BatchRegion
+from carpool.types import Array
+
+_SHOWN = 2000  # characters of an error's text that are passed on
+
+
+class TritonModel:
+    """The user's class, and `execute` of it from tensors to tensors."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        kind = _class_of(settings)
+        self._model = kind()
+        self._execute = getattr(self._model, "execute", None)
+        if not callable(self._execute):
+            raise ModelError("its class TritonPythonModel has no method execute")
+        self._loop = asyncio.new_event_loop() if inspect.iscoroutinefunction(self._execute) else None
+        initialize = getattr(self._model, "initialize", None)
+        if initialize is not None:
+            initialize(dict(settings["arguments"]))
+
+    def run(
+        self, inputs: Sequence[Mapping[str, Array]], wanted: Sequence[Sequence[str]]
+    ) -> list[pb_utils.InferenceResponse]:
+        """One answer to each request."""
+        # A model may keep what it was given: the next batch is written over the memory it came in.
+        requests = [
+            pb_utils.InferenceRequest(
+                inputs=[pb_utils.Tensor(name, array.copy()) for name, array in given.items()],
+                requested_output_names=names,
+            )
+            for given, names in zip(inputs, wanted, strict=True)
+        ]
+        assert self._execute is not None
+        answered = self._execute(requests)
+        if self._loop is not None:
+            answered = self._loop.run_until_complete(answered)
+        if answered is None:
+            answered = [None] * len(requests)
+        if not isinstance(answered, Sequence) or len(answered) != len(requests):
+            found = len(answered) if isinstance(answered, Sequence) else f"a {type(answered).__name__}"
+            raise ModelError(f"execute must answer a list of {len(requests)} responses, not {found}")
+        return [_response(*pair) for pair in zip(requests, answered, strict=True)]
+
+    def finalize(self) -> None:
+        finalize = getattr(self._model, "finalize", None)
+        if finalize is not None:
+            finalize()
+
+
+def _response(request: pb_utils.InferenceRequest, returned: object) -> pb_utils.InferenceResponse:
+    """What was returned for a request, or else is sent for it."""
+    if returned is None and request.sender is not None:
+        returned = request.sender.answer.result()
+    if not isinstance(returned, pb_utils.InferenceResponse):
+        raise ModelError(f"execute answered a {type(returned).__name__} where an InferenceResponse belongs")
+    return returned
+
+
+def _class_of(settings: Mapping[str, Any]) -> Any:
+    file = Path(settings["file"])
+    sys.path.append(str(file.parent.parent))  # models import `1.helper` as well as `helper`
+    module = import_model(file)
+    kind = getattr(module, "TritonPythonModel", None)
+    if kind is None:
+        raise ModelError("it has no class TritonPythonModel")
+    return kind
+
+
+# ---- settings that the model completes ---------------------------------------------------------------------
+
+
+def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as the model's `auto_complete_config` leaves them."""
+    config = pb_utils.ModelConfig(json.dumps(settings["complete"]))
+    answered = _class_of(settings).auto_complete_config(config)
+    if not isinstance(answered, pb_utils.ModelConfig):
+        raise ModelError(f"auto_complete_config must return its argument, not a {type(answered).__name__}")
+    return answered.as_dict()
+
+
+# ---- requests of other models ------------------------------------------------------------------------------
+
+
+class Calls:
+    """Asks the server, any number of times at once and from any thread; one thread reads what it answers.
+
+    Tensors travel in memory files that are made for one way of one call, so that nothing is ever written over
+    what somebody still reads.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._numbers = itertools.count(1)
+        # Both threads use it, one key at a time, which the interpreter lock makes safe. A call is put in
+        # before it is sent, so that its answer always finds it.
+        self._open: dict[int, Future[pb_utils.InferenceResponse]] = {}
+        self._gone = False
+        threading.Thread(target=self._listen, name="answers", daemon=True).start()
+
+    def ask(self, request: pb_utils.InferenceRequest) -> Future[pb_utils.InferenceResponse]:
+        number = next(self._numbers)
+        answer: Future[pb_utils.InferenceResponse] = Future()
+        answer.set_running_or_notify_cancel()  # who gives up waiting must not disturb the listener
+        self._open[number] = answer
+        region = BatchRegion.create("carpool-call")
+        try:
+            places = region.write({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
+            message = {
+                "call": number,
+                "model": request.model_name,
+                "version": "" if request.model_version < 0 else str(request.model_version),
+                "inputs": places,
+                "wanted": request.requested_output_names(),
+                "timeout": request.timeout() / 1e6,
+            }
+            with self._sending:
+                self._channel.send(message, region.fd)
+        except (ModelError, ValueError) as error:
+            self._settle(number, _failed(str(error), pb_utils.TritonError.INVALID_ARG))
+        except OSError:
+            self._gone = True
+        finally:
+            region.close()
+        if self._gone:  # looked at after the call was noted: either we see it, or the listener sees the call
+            self._settle(
+                number, _failed("the server has closed this instance", pb_utils.TritonError.UNAVAILABLE)
+            )
+        return answer
+
+    def _settle(self, number: int, response: pb_utils.InferenceResponse) -> None:
+        answer = self._open.pop(number, None)
+        if answer is not None:
+            answer.set_result(response)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message, file = self._channel.receive_with_file()
+                self._settle(message["call"], _read_answer(message, file))
+        except (EOFError, OSError):
+            pass
+        except Exception:  # whoever waits must not wait for ever
+            traceback.print_exc()
+        self._gone = True
+        for number in list(self._open):
+            self._settle(
+                number, _failed("the server has closed this instance", pb_utils.TritonError.UNAVAILABLE)
+            )
+
+
+def _read_answer(message: Mapping[str, Any], file: int | None) -> pb_utils.InferenceResponse:
+    if file is None:
+        return _failed(message["error"], pb_utils.TritonError.ErrorCode(message["code"]))
+    region = BatchRegion(file)
+    try:  # the arrays keep the memory when the file is closed
+        outputs = region.read(message["outputs"])
+    finally:
+        region.close()
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
+
+
+def _failed(text: str, code: pb_utils.TritonError.ErrorCode) -> pb_utils.InferenceResponse:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code))
+
+
+# ---- the process -------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str]) -> int:
+    channel, inputs, outputs, way_out = connect(arguments)
+    sys.modules["triton_python_backend_utils"] = pb_utils
+    sys.modules["c_python_backend_utils"] = pb_utils
+    made: list[TritonModel] = []
+
+    def make(settings: dict[str, Any]) -> Made:
+        if "complete" in settings:
+            config = completed(settings)
+            return {}, lambda _: {"config": config}
+        if way_out is not None:
+            pb_utils.asker = Calls(way_out).ask
+        model = TritonModel(settings)
+        made.append(model)
+        return {}, lambda batch: _answer(model, batch, inputs, outputs)
+
+    status = serve(channel, make)
+    for model in made:
+        model.finalize()
+    return status
+
+
+def _answer(
+    model: TritonModel, batch: Mapping[str, Any], inputs: BatchRegion, outputs: BatchRegion
+) -> dict[str, Any]:
+    """Tensors are named `number of the request/name` in the memory that all requests of a batch share."""
+    given: list[dict[str, Array]] = [{} for _ in batch["wanted"]]
+    for key, array in inputs.read(batch["inputs"]).items():
+        owner, _, name = key.partition("/")
+        given[int(owner)][name] = array
+    errors: dict[int, tuple[int, str]] = {}
+    found: dict[str, Array] = {}
+    for number, response in enumerate(model.run(given, batch["wanted"])):
+        error = response.error()
+        if error is not None:
+            errors[number] = (int(error.code()), error.message()[:_SHOWN])
+            continue
+        for tensor in response.output_tensors():
+            if tensor.name() in batch["wanted"][number]:
+                found[f"{number}/{tensor.name()}"] = np.asarray(tensor.as_numpy())
+    return {"outputs": outputs.write(found), "errors": list(errors.items())}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

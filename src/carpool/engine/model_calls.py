@@ -1,0 +1,175 @@
+"""Requests that models make of other models of the same engine, in place of a client.
+
+They are offered like a client's, and wait, run or are refused like those. Two things differ. They must be
+answered by the latest deadline of the requests that the caller is busy with, since nobody reads the answer
+after that. And who calls holds an instance while it waits: where that leaves nobody who could answer, because
+a model calls itself or two wait for each other, the call is refused at once, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from carpool.core.job import INFINITY, RUNNING
+from carpool.engine.batch import Outcome, Work
+from carpool.errors import CarpoolError, Unavailable, without_stack
+from carpool.types import Array
+
+if TYPE_CHECKING:
+    from carpool.engine.models.served import Served
+
+MOST_CALLS = 64
+"""Of one instance at the same time."""
+
+AnswerCall = Callable[[Mapping[str, Array] | CarpoolError], None]
+
+
+class Prepare(Protocol):
+    def __call__(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        version: str,
+        outputs: Sequence[str],
+        done: Callable[[Work, Outcome], None],
+    ) -> tuple[int, Work, bool]: ...
+
+
+class ModelCalls:
+    """All calls that are open. Everything but `caller` happens on the loop's thread."""
+
+    def __init__(
+        self,
+        prepare: Prepare,
+        submit: Callable[[int, Sequence[Work]], None],
+        cancel: Callable[[Work], None],
+        offered: Callable[[int], Served],
+    ) -> None:
+        self.prepare, self.submit, self.cancel, self.offered = prepare, submit, cancel, offered
+        self.busy: set[Caller] = set()  # those with open calls
+
+    def caller(self, served: Served, index: int) -> Caller:
+        """From a thread that loads the instance of this number."""
+        return Caller(self, served, index)
+
+    def all_wait(self, caller: Caller) -> bool:
+        """Whether what this one waits for can never come.
+
+        Takes everybody who calls for stuck, and then, until nothing changes, lets go of those whose every
+        call runs on an instance that is not, or waits for a model that has such an instance.
+        """
+        stuck = set(self.busy)
+        while True:
+            free = {one for one in stuck if not any(_is_held(*call, stuck) for call in one.open.items())}
+            if not free:
+                return caller in stuck
+            stuck -= free
+
+
+class Caller:
+    """The calls of one instance: `AsksModels` for its backend."""
+
+    def __init__(self, calls: ModelCalls, served: Served, index: int) -> None:
+        self._calls = calls
+        self._loop = served.loop
+        self.served = served
+        self.index = index
+        self.open: dict[Work, Served] = {}  # with the version that each is for
+        self._left = False
+
+    def ask(
+        self,
+        model: str,
+        version: str,
+        inputs: Mapping[str, Array],
+        wanted: Sequence[str],
+        timeout: float,
+        answer: AnswerCall,
+    ) -> None:
+        try:
+            assert self._loop is not None  # it is loaded on one
+            self._loop.call_soon_threadsafe(self._ask, model, version, inputs, wanted, timeout, answer)
+        except RuntimeError:
+            answer(Unavailable("the engine has stopped", reason="stopping"))
+
+    def leave(self) -> None:
+        with suppress(RuntimeError):  # there is no loop any more, nor anything that waits
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._leave)
+
+    def _ask(
+        self,
+        model: str,
+        version: str,
+        inputs: Mapping[str, Array],
+        wanted: Sequence[str],
+        timeout: float,
+        answer: AnswerCall,
+    ) -> None:
+        single = False
+
+        def done(work: Work, outcome: Outcome) -> None:
+            if self.open.pop(work, None) is not None and not self.open:
+                self._calls.busy.discard(self)
+            if outcome.outputs is None:
+                answer(outcome.error or CarpoolError(f"{model} gave no answer"))
+            else:
+                answer({name: array[0] if single else array for name, array in outcome.outputs.items()})
+
+        try:
+            if self._left or len(self.open) >= MOST_CALLS:
+                why = (
+                    "the instance is gone" if self._left else f"{MOST_CALLS} calls of this instance are open"
+                )
+                raise Unavailable(why, reason="overload")
+            key, work, single = self._calls.prepare(model, inputs, version, wanted, done)
+            work.deadline = work.due = min(
+                self._deadline(), work.arrived + timeout if timeout > 0 else INFINITY
+            )
+            self._note(work, self._calls.offered(key))
+        except CarpoolError as error:
+            answer(without_stack(error))
+            return
+        self._calls.submit(key, [work])
+
+    def _note(self, work: Work, target: Served) -> None:
+        self.open[work] = target
+        self._calls.busy.add(self)
+        if self._calls.all_wait(self):
+            del self.open[work]
+            if not self.open:
+                self._calls.busy.discard(self)
+            raise Unavailable(
+                f"{self.served.name} cannot ask {target.name} now: every instance of {target.name} waits for"
+                " calls of its own, so that this one would never be answered; give it more instances, or let"
+                " no model call itself",
+                reason="deadlock",
+            )
+
+    def _deadline(self) -> float:
+        """The latest of the batch that it runs, which may be a trial that nobody sent."""
+        try:
+            batch = self.served.driver.scheduler.instances[self.index].batch
+        except (AssertionError, IndexError):
+            batch = None
+        return INFINITY if batch is None else max(job.deadline for job in batch.jobs)
+
+    def _leave(self) -> None:
+        self._left = True
+        for work in list(self.open):
+            self._calls.cancel(work)
+
+
+def _is_held(work: Work, target: Served, stuck: set[Caller]) -> bool:
+    """Whether this call runs on an instance that is stuck, or waits while all of them are.
+
+    One without a batch is not, whatever threads of its model may be waiting for.
+    """
+    calling = {caller.index for caller in stuck if caller.served is target}
+    instances = [one for one in target.driver.scheduler.instances if one.available]
+    held = [one.batch for one in instances if one.index in calling and one.batch is not None]
+    if work.state is RUNNING:
+        return any(work in batch.jobs for batch in held)
+    return bool(instances) and len(held) == len(instances)
