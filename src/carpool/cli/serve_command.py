@@ -79,10 +79,8 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
 
     import uvloop
 
-    from carpool.config.repository import find_models
     from carpool.config.server import server_settings
     from carpool.demo import demo_models
-    from carpool.engine.hardware import gpu_count
     from carpool.frontend.access.access import check_files
     from carpool.observe.descriptors import raise_limit
     from carpool.observe.logs import configure, finish, logger
@@ -97,27 +95,10 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
     check_files(settings)
     _warn_if_open(settings)
     paths = paths or demo_models()
-    # Mistakes in settings are told before anything is started; the engine tells those that stop nothing.
-    mistakes: dict[str, ConfigError] = {}
-    sources, _ = find_models(
-        paths,
-        gpus=gpu_count(),
-        only=settings.models_at_start,
-        some=settings.needs_models,
-        mistakes=None if settings.exit_on_error else mistakes,
-    )
-    if mistakes and not sources and settings.needs_models:
-        raise next(iter(mistakes.values()))
-    if settings.task or settings.labels or settings.size:
-        if len(sources) != 1:
-            raise ConfigError(
-                f"--task, --labels and --size are about one model, and {len(sources)} are served here: "
-                "write them into the model.toml of each"
-            )
-        settings.pictures.applied(sources[0].config)
+    sources, mistaken = _find(paths, settings)
     if settings.record:
         settings = replace(settings, record=str(claim(settings.record)))
-    print(f"Loading {_count(len(sources) + len(mistakes), 'model')} …", flush=True)
+    print(f"Loading {_count(len(sources) + mistaken, 'model')} …", flush=True)
     screen = _Screen(sources, settings)
     if settings.frontends == 0:
         return _alone(paths, settings, screen)
@@ -138,6 +119,32 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
         code = runner.run(supervisor.run())
     finish()
     return code
+
+
+def _find(paths: Sequence[Path], settings: ServerSettings) -> tuple[Sequence[ModelSource], int]:
+    """The models, and how many more have mistakes in their settings: mistakes are told before anything is
+    started, and those that stop nothing by the engine."""
+    from carpool.config.repository import find_models
+    from carpool.engine.hardware import gpu_count
+
+    mistakes: dict[str, ConfigError] = {}
+    sources, _ = find_models(
+        paths,
+        gpus=gpu_count(),
+        only=settings.models_at_start,
+        some=settings.needs_models,
+        mistakes=None if settings.exit_on_error else mistakes,
+    )
+    if mistakes and not sources and settings.needs_models:
+        raise next(iter(mistakes.values()))
+    if settings.task or settings.labels or settings.size:
+        if len(sources) + len(mistakes) != 1:
+            raise ConfigError(
+                f"--task, --labels and --size are about one model, and {len(sources) + len(mistakes)} are "
+                "served here: write them into the model.toml of each"
+            )
+        settings.pictures.applied(sources[0].config)
+    return sources, len(mistakes)
 
 
 def _warn_if_open(settings: ServerSettings) -> None:
