@@ -9,6 +9,7 @@ from math import exp
 from typing import Any
 
 from carpool.core.decode_forecast import DecodeForecast
+
 from carpool.core.job import OFFERED, Job
 from carpool.core.scheduler import Scheduler
 from carpool.sim.simulation import Device, Simulation

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.types import Array
 from carpool.vision.geometry import Geometry
+from carpool.vision.python_pictures import Answer, Picture, picture_file, typed
 
 if TYPE_CHECKING:
     from carpool.engine.runner_client import Runner
@@ -51,7 +52,7 @@ class Engine:
         slo_ms: float | None = None,
         table: Table | None = None,
         block: Block | None = None,
-        cache_dir: Path | None = None,
+        cache_dir: str | Path | None = None,
         device_memory_gb: float | None = None,
         host: Runner | None = None,
     ) -> None:
@@ -60,7 +61,7 @@ class Engine:
         self._slo_ms = slo_ms
         self.table = table or Table(bytearray(table_bytes(1)))
         limit_device_memory(device_memory_gb)
-        profiles = None if cache_dir is None else ProfileStore(cache_dir)
+        profiles = None if cache_dir is None else ProfileStore(Path(cache_dir))
         self.fleet = Fleet(self.table, block or self.table.block(0), profiles, host)
         self.control = ModelControl(self._paths, self.fleet, self._with_promise)
 
@@ -230,24 +231,57 @@ class Engine:
             raise outcome.error or CarpoolError(f"{model} gave no answer")
         return {name: array[0] if single else array for name, array in outcome.outputs.items()}
 
+    @overload
+    async def predict(
+        self,
+        picture: Picture,
+        /,
+        *,
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        **options: object,
+    ) -> Answer: ...
+
+    @overload
     async def predict(
         self,
         model: str,
-        picture: bytes | str | Path,
+        picture: Picture,
+        /,
         *,
         version: str = "",
         deadline_ms: float | None = None,
         **options: object,
-    ) -> dict[str, Any]:
-        """The answer to one picture as the image routes give it; `picture` is a file's bytes, or its path.
+    ) -> Answer: ...
 
-        Options are those of the model's task, such as top_k.
+    async def predict(
+        self,
+        first: Picture,
+        second: Picture | None = None,
+        /,
+        *,
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        **options: object,
+    ) -> Answer:
+        """The answer to a picture as image routes give it: `predict(picture)` or `predict(model, picture)`.
+
+        Without a model, the first that takes pictures answers. Options are those of the model's task, such as
+        top_k.
         """
         from carpool.vision.picture_plan import (
             PicturePlan,  # brings OpenCV along, which no server's engine needs
         )
 
-        served = self.find(model, version)
+        picture = first if second is None else second
+        if second is not None:
+            if model or not isinstance(first, str):
+                raise InvalidInput("predict takes a picture, or a model's name and a picture", field="model")
+            model = first
+        served = self.find(model or self._first_for_pictures(), version)
+        model = served.name
         if served.vision is None:
             raise InvalidInput(
                 f"{model} takes tensors, not pictures: use infer", reason="no-task", field="model"
@@ -257,7 +291,7 @@ class Engine:
         name = plan.settings.input.name
 
         def prepare() -> tuple[Array, Geometry]:
-            data = picture if isinstance(picture, bytes) else Path(picture).read_bytes()
+            data = picture_file(picture)
             memory = bytearray(plan.bytes)
             geometry = plan.prepare(data, memory)
             pixels = np.ndarray(plan.transform.shape, plan.transform.dtype, memory)
@@ -270,7 +304,18 @@ class Engine:
             model, {name: pixels}, version=version, outputs=wanted, deadline_ms=deadline_ms
         )
         answer = await asyncio.to_thread(plan.answer, outputs, geometry, asked)
-        return {"model": served.name, "version": served.version, **answer}
+        return typed({"model": served.name, "version": served.version, **answer})
+
+    def _first_for_pictures(self) -> str:
+        ready = {
+            served.name
+            for served in self.fleet.offered.values()
+            if served.vision is not None and served.state is State.READY
+        }
+        for line in self.index():
+            if line.name in ready:
+                return line.name
+        raise NotFound("no model here takes pictures", reason="no-task")
 
     def submit(self, key: int, works: Sequence[Work]) -> None:
         """The servers' way in, for what came at once: `work.done` is called exactly once for each, whatever
