@@ -31,7 +31,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/python": "backends config memory",
     "backends/torch": "backends backends/python config",
     "cli": "client config core demo engine frontend frontend/access lab lab/load lab/sweep link observe "
-    "process sim",
+    "process sim vision",
     "client": "vision wire",
     "config": "core wire/proto",
     "console": "",

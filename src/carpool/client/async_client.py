@@ -68,13 +68,14 @@ class AsyncClient:
         self,
         picture: Picture,
         *,
+        task: str = "",
         model: str = "",
         version: str = "",
         deadline_ms: float | None = None,
         source: str = "",
         **options: object,
     ) -> Answer:
-        asked = Asked("", model or await self._first(), version, deadline_ms, source)
+        asked = Asked(task, model if task else model or await self._first(), version, deadline_ms, source)
         return await self._ask_of(picture, asked, options, Answer)
 
     async def detect(

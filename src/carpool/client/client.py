@@ -82,15 +82,16 @@ class Client:
         self,
         picture: Picture,
         *,
+        task: str = "",
         model: str = "",
         version: str = "",
         deadline_ms: float | None = None,
         source: str = "",
         **options: object,
     ) -> Answer:
-        """What the model does; without a name, the first one that was configured. Options are those of its
-        task, such as score and top_k."""
-        asked = Asked("", model or self._first(), version, deadline_ms, source)
+        """What the model does, or this task; without either, what the first model does that was configured.
+        Options are those of the task, such as score and top_k."""
+        asked = Asked(task, model if task else model or self._first(), version, deadline_ms, source)
         return self._ask(questions.ask_picture(picture, asked, options, Answer))
 
     def detect(
