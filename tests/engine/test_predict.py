@@ -94,7 +94,7 @@ def test_a_model_need_not_be_named(tmp_path: Path) -> None:
             assert await engine.predict(pixels, model="b", top_k=1) == first
             assert await engine.predict("b", Image.fromarray(pixels), top_k=1) == first
             with pytest.raises(InvalidInput, match="a picture, or a model's name and a picture"):
-                await engine.predict("b", picture(), model="b")  # type: ignore[call-overload]
+                await engine.predict("b", picture(), model="b")
             with pytest.raises(InvalidInput, match="cannot be read"):
                 await engine.predict(tmp_path / "absent.jpg")
 

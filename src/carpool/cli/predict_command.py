@@ -149,7 +149,7 @@ class Predict(o.AsksServer):
         from carpool.vision.python_pictures import picture_file
 
         chosen: dict[str, object] = {"score": self.score, "iou": self.iou, "top_k": self.top_k}
-        options = {name: value for name, value in chosen.items() if value is not None}
+        options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         task, model = self.task or "", self.model or ""
         started, drawn = monotonic(), b""
         try:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -230,30 +230,6 @@ class Engine:
         if outcome.outputs is None:
             raise outcome.error or CarpoolError(f"{model} gave no answer")
         return {name: array[0] if single else array for name, array in outcome.outputs.items()}
-
-    @overload
-    async def predict(
-        self,
-        picture: Picture,
-        /,
-        *,
-        model: str = "",
-        version: str = "",
-        deadline_ms: float | None = None,
-        **options: object,
-    ) -> Answer: ...
-
-    @overload
-    async def predict(
-        self,
-        model: str,
-        picture: Picture,
-        /,
-        *,
-        version: str = "",
-        deadline_ms: float | None = None,
-        **options: object,
-    ) -> Answer: ...
 
     async def predict(
         self,

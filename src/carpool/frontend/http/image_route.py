@@ -299,7 +299,8 @@ class ImageRequest:
             found = work.result()
             if isinstance(found, bytes):
                 self.target = self.route.current()  # what serves may have changed while it came
-                found, size = Sent((found,)), len(found)
+                size = len(found)
+                found = Sent((found,))
             self._begin(found, size)
         except CarpoolError as known:
             self._fail(known)

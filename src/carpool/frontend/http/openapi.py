@@ -131,7 +131,7 @@ def _request_body() -> Document:
     }
     many = {"type": "array", "items": text, "minItems": 1, "maxItems": MAX_PICTURES}
     address = {"type": "string", "description": "of a picture, on a host that the server is allowed to ask"}
-    named = [{"image": text}, {"images": many}, {"url": address}]
+    named: list[Document] = [{"image": text}, {"images": many}, {"url": address}]
     json = {"oneOf": [_object(one) for one in named]}
     return {
         "required": True,
