@@ -44,7 +44,6 @@ HEAD, BODY, WAITING, LINGER, CLOSED = range(5)
 
 _REQUESTS_PER_TURN = 16
 _SECONDS_PER_TURN = 0.001
-_CONNECTION_S = 0.0001  # to take it, and to let it go
 _MUCH = 16 * KIB  # what is read at once beyond this counts as work of the turn
 _AT_A_STRETCH = 4 * MIB  # of a body, once it was begun: many halves would take more memory than some wholes
 _CHUNKS_WORK = 64 * KIB  # some chunks take as long as so many bytes
@@ -109,8 +108,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=1 if self._secure else 0)
         name = transport.get_extra_info("peername")
         self._peer = str(name[0]) if isinstance(name, tuple) and name else ""
-        self._shared.charge(self._peer, _CONNECTION_S)
-        refusal = self._shared.enter(self)
+        refusal = self._shared.enter(self, self._peer)
         if refusal is not None:
             self._fail(refusal)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _TURN_BYTES = 512 * 1024
 _TURN_S = 0.0005
 _REST_S = 0.002
+_CONNECTION_S = 0.0001  # to take it, and to let it go
 _MOST_GO_ON = 4  # go on in one turn, if none of them takes long: each may bring a whole read
 BODY_READ = 256 * KIB
 """Of one body at a time: some tenths of a millisecond. Then others have their turn."""
@@ -134,8 +135,9 @@ class Shared:
             self._inflaters = ThreadPoolExecutor(2, thread_name_prefix="inflate")
         return self._inflaters
 
-    def enter(self, connection: Connection) -> Fault | None:
+    def enter(self, connection: Connection, peer: str) -> Fault | None:
         """Count it in; returns why it is to be turned away, if it is."""
+        self.charge(peer, _CONNECTION_S)
         self.connections.add(connection)
         self.emptied.clear()
         if self.stopping:
