@@ -184,13 +184,14 @@ def test_time_is_bounded(served: FrontEnd, pictures: Scripted, monkeypatch: pyte
 def test_a_client_that_leaves_ends_the_fetch(
     served: FrontEnd, pictures: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended: list[str] = []
+    steps: list[str] = []
 
     async def never(*_: object) -> None:
+        steps.append("begun")
         try:
             await asyncio.Event().wait()
         finally:
-            ended.append("ended")
+            steps.append("ended")
 
     monkeypatch.setattr(picture_fetch, "read_reply", never)
     fetcher = served.app._service.fetcher
@@ -200,8 +201,8 @@ def test_a_client_that_leaves_ends_the_fetch(
             b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
         )
-        until(lambda: bool(fetcher._under_way))
-    until(lambda: bool(ended) and not fetcher._under_way)
+        until(lambda: steps == ["begun"])
+    until(lambda: steps == ["begun", "ended"] and not fetcher._under_way)
 
 
 def test_so_many_at_once(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
