@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ class Scripted:
 
 
 @contextmanager
-def scripted_server() -> Iterator[Scripted]:
+def scripted_server(tls: ssl.SSLContext | None = None) -> Iterator[Scripted]:
     """Without a reply left, it answers 500."""
     lock = threading.Lock()
 
@@ -66,7 +67,9 @@ def scripted_server() -> Iterator[Scripted]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    script = Scripted(f"http://127.0.0.1:{server.server_address[1]}")
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    script = Scripted(f"http{'s' if tls else ''}://localhost:{server.server_address[1]}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ from client.scripted_server import Scripted, scripted_server
 from frontend.http.front_end import FrontEnd, front_end, image_model
 from frontend.picture_models import BLUE, GREEN, RED, classifier, detector, embedder, picture, segmenter
 
+MADE = Path(__file__).parents[1] / "frontend" / "access" / "certificates"
 Ask = Callable[..., Any]
 
 
@@ -242,6 +244,17 @@ def test_nobody_there(ask: Ask) -> None:
         ask("http://a", "classify", b"x", settings={"ca": "ca.pem"})
     with pytest.raises(InvalidInput, match="ca or certificate"):
         ask("https://a", "classify", b"x", settings={"ca": "absent.pem"})
+
+
+def test_over_tls(ask: Ask) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(MADE / "server.pem", MADE / "server-key.pem")
+    with scripted_server(context) as script:
+        with pytest.raises(Unreachable, match="certificate verify failed"):
+            ask(script.url, "classify", b"x")
+        for settings in ({"ca": str(MADE / "server.pem")}, {"insecure": True}):
+            script.say({"image": {}, "classes": []})
+            assert ask(script.url, "classify", b"x", settings=settings).labels == []
 
 
 def test_too_large_is_said_though_the_body_was_not_read(ask: Ask) -> None:
