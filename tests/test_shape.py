@@ -26,12 +26,14 @@ STATE_MACHINES = {"frontend/http/protocol.py"}  # files that hold the whole of o
 LEAVES = {"types", "errors", "clock"}
 ENGINE = "carpool.engine.models.served carpool.core.scheduler carpool.backends"
 MAY_IMPORT: Mapping[str, str] = {
-    "__init__": "engine",
+    "__init__": "client engine",
     "backends": "config core",
     "backends/hosted": "backends backends/python config",
     "backends/python": "backends config memory",
     "backends/torch": "backends backends/python config",
-    "cli": "config core demo engine frontend frontend/access lab lab/load lab/sweep link observe process sim",
+    "cli": "client config core demo engine frontend frontend/access lab lab/load lab/sweep link observe "
+    "process sim vision",
+    "client": "vision wire",
     "config": "core wire/proto",
     "console": "",
     "core": "",

@@ -27,6 +27,7 @@ class CarpoolError(Exception):
 
     reason = "internal"
     while_loading = False  # of a model that was read, and failed then
+    retry_after_s: float | None = None  # of a refusal: when to come back
 
     def __init__(
         self,
@@ -114,6 +115,13 @@ class Cancelled(CarpoolError):  # the client left
 
 class Unavailable(CarpoolError):  # loading, draining, restarting, or one of Triton's own queue limits
     reason = "unavailable"
+
+
+class Unreachable(CarpoolError):
+    """The server is not there, not ready, or does not want such requests."""
+
+    reason = "unreachable"
+    exit_code = 1
 
 
 class ModelError(CarpoolError):  # the model raised, died, or answered with the wrong shape

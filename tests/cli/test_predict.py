@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from carpool.cli import predict_command
 from carpool.cli.main import app
 from carpool.cli.predict_command import in_words, pictures
 from carpool.errors import InvalidInput, Refused
 from frontend.http.front_end import FrontEnd, front_end
-from frontend.picture_models import BLUE, GREEN, RED, classifier, detector, embedder, picture
+from frontend.picture_models import BLUE, GREEN, RED, classifier, detector, embedder, picture, segmenter
 
 
 @pytest.fixture
@@ -98,38 +96,6 @@ def test_a_refusal_says_why(served: FrontEnd, folder: Path) -> None:
     assert "no room for it now (overload)" in done.stderr
 
 
-def test_who_is_told_to_come_back_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = json.dumps({"error": "too much", "reason": "overload", "retry_after_s": 0.2}).encode()
-    answers = [(429, refused), (503, refused), (200, b'{"classes": []}')]
-    slept: list[float] = []
-    monkeypatch.setattr(predict_command, "sleep", slept.append)
-    server = SimpleNamespace(ask=lambda *_, **__: answers.pop(0))
-    picture = tmp_path / "a.jpg"
-    picture.touch()
-    found = predict_command._ask(cast(Any, server), "/classify", picture, None)
-    assert found.good
-    assert len(slept) == 2
-    assert 0.2 <= slept[0] <= 0.3
-    assert slept[1] >= 0.3
-
-
-def test_patience_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    monkeypatch.setattr(predict_command, "sleep", sleep)
-    monkeypatch.setattr(predict_command, "monotonic", lambda: now[0])
-    refused = json.dumps({"error": "too much", "reason": "overload", "retry_after_s": 0.2}).encode()
-    server = SimpleNamespace(ask=lambda *_, **__: (429, refused))
-    picture = tmp_path / "a.jpg"
-    picture.touch()
-    found = predict_command._ask(cast(Any, server), "/classify", picture, None)
-    assert not found.good
-    assert 60 < now[0] < 70
-
-
 def test_what_cannot_be_drawn_is_said(served: FrontEnd, folder: Path) -> None:
     done = predict(served, folder / "a.jpg", "--task", "embed", "--save", folder / "out")
     assert done.exit_code == 1
@@ -166,3 +132,97 @@ def test_answers_in_words() -> None:
     assert in_words({"masks": []}) == "nothing"
     assert in_words({"embedding": [1.0, 2.0]}) == "a vector of 2 numbers"
     assert in_words({"outputs": [{"name": "y", "shape": [2, 3]}]}) == "y [2, 3]"
+
+
+# ---- many pictures, in files
+
+
+@pytest.fixture
+def album(folder: Path) -> Path:
+    """Pictures in folders of folders, and some that are hidden."""
+    for name, colour in (("deep/er/d.png", BLUE), ("deep/e.jpg", RED), (".thumbs/f.png", RED)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(picture(colour, "PNG", size=(64, 48)))
+    return folder
+
+
+def test_folders_are_read_with_those_inside_them(album: Path) -> None:
+    names = ["a.jpg", "b.png", "c.webp", "deep/e.jpg", "deep/er/d.png"]
+    assert [str(file.relative_to(album)) for file in pictures([str(album)])] == names
+    assert [file.name for file in pictures([str(album / "deep/**/*.png")])] == ["d.png"]
+
+
+def test_a_line_for_every_picture(served: FrontEnd, album: Path) -> None:
+    done = predict(served, album, "--task", "classify", "--top-k", 1, "--format", "jsonl")
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["classes"][0]["label"] for line in lines] == ["red", "green", "blue", "red", "blue"]
+    assert lines[3]["file"] == str(album / "deep" / "e.jpg")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "coco"])
+def test_a_run_goes_on_where_the_one_before_ended(served: FrontEnd, album: Path, form: str) -> None:
+    out = album / "out" / "answers"
+    out.parent.mkdir()
+    words = ("--task", "detect", "--format", form, "--out", out)
+    broken = album / "deep" / "broken.jpg"
+    broken.write_bytes(b"no picture")
+    first = predict(served, album, *words)
+    assert first.exit_code == 1
+    assert "5 answered, 1 failed" in first.stderr
+    assert "broken.jpg" in first.stderr
+    broken.write_bytes(picture(RED))
+    journal = out.with_name("answers.jsonl") if form == "coco" else out
+    with journal.open("a") as file:
+        file.write(f'{{"file": "{broken}", "det' if form != "csv" else f"{broken},32")  # torn
+    second = predict(served, album, *words, "--resume")
+    assert second.exit_code == 0, second.output
+    assert "1 answered, 0 failed, 5 were there before" in second.stderr
+    assert "0 answered, 0 failed, 6 were there" in predict(served, album, *words, "--resume").stderr
+    fresh = album / "out" / "fresh"
+    predict(served, album, "--task", "detect", "--format", form, "--out", fresh)
+    if form == "coco":
+        found, wanted = (json.loads(path.read_text()) for path in (out, fresh))
+        assert {image["file_name"] for image in found["images"]} == set(map(str, pictures([str(album)])))
+        assert len(found["annotations"]) == len(wanted["annotations"])
+    else:
+        assert sorted(out.read_text().splitlines()) == sorted(fresh.read_text().splitlines())
+
+
+def test_a_table_for_other_programs(served: FrontEnd, folder: Path) -> None:
+    nothing = predict(served, folder / "a.jpg", "--task", "detect", "--score", 1, "--format", "csv")
+    assert nothing.stdout.splitlines()[1:] == [f"{folder / 'a.jpg'},640,480,finder,,,,,,,"]
+    found = predict(served, folder / "a.jpg", "--task", "detect", "--format", "csv")
+    [row] = csv.DictReader(found.stdout.splitlines())
+    assert (row["label"], row["class_id"], row["x1"], row["x2"]) == ("red", "0", "0.0", "320.0")
+
+
+def test_coco_has_boxes_and_masks(folder: Path) -> None:
+    with front_end(segmenter()) as served:
+        out = folder / "coco.json"
+        done = predict(served, folder / "a.jpg", "--format", "coco", "--out", out)
+    assert done.exit_code == 0, done.output
+    document = json.loads(out.read_text())
+    [image], [one], [category] = document["images"], document["annotations"], document["categories"]
+    assert (image["id"], image["width"], image["height"]) == (1, 640, 480)
+    assert one["image_id"] == 1
+    assert one["category_id"] == category["id"]
+    assert one["bbox"] == [0, 0, 640, 480]
+    assert one["segmentation"] == {"size": [480, 640], "counts": [0, 640 * 480]}
+    assert one["area"] == 640 * 480
+
+
+def test_what_does_not_go_together(folder: Path) -> None:
+    for words in (
+        ["--resume"],
+        ["--out", "x"],
+        ["--format", "jsonl", "--resume"],
+        ["--format", "coco"],
+        ["--format", "csv", "--json"],
+        ["--format", "csv", "--resume", "--out", folder / "notes.txt"],
+        ["--format", "csv", "--out", folder / "absent" / "x.csv"],
+    ):
+        done = predict(None, folder / "a.jpg", *words, url="http://127.0.0.1:9")
+        assert done.exit_code == 2, words
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert (folder / "notes.txt").read_text() == "no picture"

@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 from carpool.cli.main import app
 from carpool.cli.sweep_command import Sweep, order_of
 from carpool.cli.verb_options import KEY_VARIABLE, trust
-from carpool.errors import InvalidInput
+from carpool.errors import InvalidInput, Unreachable
 from carpool.lab.load.aim import Aim, take_aim
-from carpool.lab.load.facts import Trust, Unreachable
+from carpool.lab.load.facts import Trust
 from carpool.lab.load.generator import run
 from carpool.lab.load.load_plan import Closed, Plan
 from carpool.lab.sweep import conduct

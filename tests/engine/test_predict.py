@@ -7,11 +7,13 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 import carpool
-from carpool.errors import InvalidInput
+from carpool.errors import InvalidInput, NotFound
+from carpool.vision.python_pictures import Classes
 
 SETTINGS = """backend = "fake"
 max_batch = {batch}
@@ -76,3 +78,33 @@ def test_what_means_nothing_is_refused(tmp_path: Path) -> None:
         predict(folder, b"no picture")
     with pytest.raises(InvalidInput, match="takes tensors, not pictures"):
         predict(model(tmp_path / "t", 4, "", "[5]"), picture())
+
+
+def test_a_model_need_not_be_named(tmp_path: Path) -> None:
+    """And what comes back is typed, as a client's answers are."""
+    model(tmp_path / "a", 4, "", "[5]")
+    model(tmp_path / "b")
+
+    async def story() -> None:
+        async with carpool.Engine(tmp_path, cache_dir=str(tmp_path / "cache")) as engine:
+            first = await engine.predict(picture(), top_k=1)
+            assert isinstance(first, Classes)
+            assert (first.model, first.labels, first.width) == ("b", ["0"], 40)
+            pixels = np.asarray(Image.open(io.BytesIO(picture())))
+            assert await engine.predict(pixels, model="b", top_k=1) == first
+            assert await engine.predict("b", Image.fromarray(pixels), top_k=1) == first
+            with pytest.raises(InvalidInput, match="a picture, or a model's name and a picture"):
+                await engine.predict("b", picture(), model="b")
+            with pytest.raises(InvalidInput, match="cannot be read"):
+                await engine.predict(tmp_path / "absent.jpg")
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_where_no_model_takes_pictures(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with carpool.Engine(model(tmp_path / "a", 4, "", "[5]")) as engine:
+            with pytest.raises(NotFound, match="takes pictures"):
+                await engine.predict(picture())
+
+    asyncio.run(asyncio.wait_for(story(), 60))

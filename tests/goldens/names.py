@@ -22,6 +22,7 @@ from frontend.grpc.front_end import PATIENCE, channel, front_end
 
 # What docs/python.md promises of the engine. What else it has is for the server's own use.
 ENGINE = ("start", "infer", "predict", "load", "unload", "index", "stop")
+CLIENT = ("predict", "detect", "classify", "segment", "embed", "draw", "infer", "map", "stream", "close")
 INTERNAL = {
     "__init__": {"table", "block", "device_memory_gb", "elsewhere"},
     "start": {"only", "some", "patient"},
@@ -48,6 +49,9 @@ def _python() -> dict[str, Any]:
     names["Engine"] = _parameters(carpool.Engine.__init__)
     for name in ENGINE:
         names[f"Engine.{name}"] = _parameters(getattr(carpool.Engine, name))
+    for kind in (carpool.Client, carpool.AsyncClient):
+        names[kind.__name__] = _parameters(kind.__init__)
+        names |= {f"{kind.__name__}.{name}": _parameters(getattr(kind, name)) for name in CLIENT}
     return names
 
 

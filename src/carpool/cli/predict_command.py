@@ -5,33 +5,27 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from random import uniform
-from time import monotonic, sleep
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote, urlencode
 
 import typer
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
-from carpool.errors import InvalidInput
+from carpool.errors import CarpoolError, InvalidInput, Unreachable
 
 if TYPE_CHECKING:
-    from carpool.lab.load.facts import RunningServer
+    from carpool.client.client import Client
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-_LARGEST = 1 << 30
-_ANSWER_S = 60.0
 _MOST_SHOWN = 4
 _PATIENCE_S = 60.0  # for a picture that is refused, and told to come back
-_COME_BACK = (429, 503)
-_LATER = 1.5
-_SHORTEST_S, _LONGEST_S = 0.05, 5.0  # between two tries
 Task = StrEnum("Task", ["detect", "classify", "segment", "pose", "obb", "depth", "embed"])
+Format = StrEnum("Format", ["table", "jsonl", "csv", "coco"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +43,10 @@ class Predict(o.AsksServer):
 
     images: Annotated[
         list[str],
-        typer.Argument(metavar="IMAGE…", help="Pictures, patterns like 'in/*.jpg', or folders of pictures."),
+        typer.Argument(
+            metavar="IMAGE…",
+            help="Pictures, patterns like 'in/**/*.jpg', or folders, with those inside them.",
+        ),
     ]
     url: o.ServerUrl = "http://localhost:8000"
     task: Task | None = o.option(None, "What to ask for; without it, what the server's first model does.")
@@ -58,25 +55,40 @@ class Predict(o.AsksServer):
     iou: float | None = o.option(None, "Overlap above which the weaker box goes.", min=0.0, max=1.0)
     top_k: int | None = o.option(None, "How many classes to answer.", min=1, max=1000)
     save: Path | None = o.option(None, "Write the pictures with the answers drawn in here.", metavar="DIR")
+    form: Format = o.option(
+        Format.table,
+        "table, jsonl (a line for each picture), csv (for each thing found) or coco.",
+        name="--format",
+    )
+    out: Path | None = o.option(None, "Write the answers here, not to stdout.", metavar="FILE")
+    resume: bool = o.option(
+        False, "Go on where a run before ended: only what --out has no answer for.", name="--resume"
+    )
     at_once: int = o.option(4, "How many pictures to have under way.", min=1, max=64)
 
     def run(self) -> int:
         """Exits with 1 unless every picture was answered."""
-        from carpool.lab.load.facts import Failed, RunningServer
+        from carpool.client.client import Client
 
+        if self.form is Format.table and (self.out or self.resume):
+            raise InvalidInput("--out and --resume go with --format jsonl, csv or coco")
+        if self.resume and self.out is None:
+            raise InvalidInput("--resume needs --out: the file to go on with")
+        if self.as_json and self.form is not Format.table:
+            raise InvalidInput("--json and --format exclude each other")
         files = pictures(self.images)
-        server = RunningServer(self.url, self.trust())
-        try:
-            predictions = self._ask_all(server, files)
-        except OSError as error:
-            why = error.strerror or error
-            raise Failed(f"{error.filename or self.save}: cannot be written: {why}") from None
-        if self.as_json:
-            documents = [prediction.as_json() for prediction in predictions]
-            print(json.dumps(documents, indent=2, ensure_ascii=False))
-        else:
-            _show([prediction for prediction in predictions if prediction.good])
-        bad = [prediction for prediction in predictions if not prediction.good]
+        trust = self.trust()
+        with o.blamed_on("--url"):
+            client = Client(
+                self.url,
+                api_key=trust.key,
+                ca=trust.ca,
+                insecure=trust.insecure,
+                patience_s=_PATIENCE_S,
+                connections=self.at_once,
+            )
+        with client:
+            bad = self._shown(client, files) if self.form is Format.table else self._written(client, files)
         for prediction in bad:
             message = str(prediction.answer.get("error", "no answer"))
             reason = f" ({prediction.answer['reason']})" if prediction.answer.get("reason") else ""
@@ -84,19 +96,89 @@ class Predict(o.AsksServer):
             print(f"carpool: {prediction.file}: {said}{reason}", file=sys.stderr)
         return 1 if bad else 0
 
-    def _ask_all(self, server: RunningServer, files: Sequence[Path]) -> list[Prediction]:
-        from concurrent.futures import ThreadPoolExecutor
+    def _shown(self, client: Client, files: Sequence[Path]) -> list[Prediction]:
+        """What failed; the rest is in the table, or all of it in one JSON document."""
+        predictions = list(self._answers(client, files, set()))
+        if self.as_json:
+            documents = [prediction.as_json() for prediction in predictions]
+            print(json.dumps(documents, indent=2, ensure_ascii=False))
+        else:
+            _show([prediction for prediction in predictions if prediction.good])
+        return [prediction for prediction in predictions if not prediction.good]
 
-        path = _path(self, server)
-        names = _names_to_save(self, files)
-        with ThreadPoolExecutor(self.at_once) as pool, show.steps("Asking", len(files)) as step:
+    def _written(self, client: Client, files: Sequence[Path]) -> list[Prediction]:
+        """What failed; the rest is written as it comes."""
+        from carpool.cli.predict_output import Coco, Csv, JsonLines
 
-            def ask(file: Path, name: Path | None) -> Prediction:
-                prediction = _ask(server, path, file, name)
+        kind = {Format.jsonl: JsonLines, Format.csv: Csv, Format.coco: Coco}[self.form]
+        output = kind(self.out, resume=self.resume)
+        known, answered, bad = len(output.done), 0, []
+        try:
+            for prediction in self._answers(client, files, output.done):
+                if prediction.good:
+                    output.add(prediction.as_json())
+                    answered += 1
+                else:
+                    bad.append(prediction)
+        except KeyboardInterrupt:
+            raise Stopped(f"stopped after {answered} pictures; --resume goes on from there") from None
+        finally:
+            output.close()
+        if self.out is not None:
+            before = f", {known} were there before" if known else ""
+            print(f"{answered} answered, {len(bad)} failed{before}: {self.out}", file=sys.stderr)
+        return bad
+
+    def _answers(self, client: Client, files: Sequence[Path], done: Collection[str]) -> Iterator[Prediction]:
+        """In order, of those that are not done."""
+        from carpool.client.client import in_order
+
+        named = zip(files, _names_to_save(self, files), strict=True)
+        left = [(file, name) for file, name in named if str(file) not in done]
+
+        def ask(one: tuple[Path, Path | None]) -> Prediction:
+            return self._ask(client, *one)
+
+        with show.steps("Asking", len(left)) as step:
+            for prediction in in_order(ask, left, self.at_once):
                 step()
-                return prediction
+                yield prediction
 
-            return list(pool.map(ask, files, names))
+    def _ask(self, client: Client, file: Path, save: Path | None) -> Prediction:
+        """What concerns this picture alone is in the answer; that the server is gone is raised."""
+        from carpool.vision.python_pictures import picture_file
+
+        chosen: dict[str, object] = {"score": self.score, "iou": self.iou, "top_k": self.top_k}
+        options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        task, model = self.task or "", self.model or ""
+        started, drawn = monotonic(), b""
+        try:
+            data = picture_file(file)
+            answer = client.predict(data, task=task, model=model, **options)
+            prediction = Prediction(file, answer, True, monotonic() - started, save)
+            if save is not None:
+                drawn = client.draw(data, task=task, model=model, **options)
+        except CarpoolError as error:
+            if isinstance(error, Unreachable) and error.reason == Unreachable.reason:
+                raise
+            message = error.message.removeprefix(f"{file}: ")
+            return Prediction(file, {"error": message, "reason": error.reason}, good=False)
+        if save is not None:
+            try:
+                save.write_bytes(drawn)
+            except OSError as error:
+                raise CannotSave(f"{save}: cannot be written: {error.strerror or error}") from None
+        return prediction
+
+
+class Stopped(CarpoolError):
+    """By Ctrl-C, with something done already."""
+
+    exit_code = 130
+
+
+class CannotSave(CarpoolError):
+    exit_code = 1
 
 
 @dataclass(slots=True)
@@ -120,7 +202,7 @@ def pictures(words: Sequence[str]) -> list[Path]:
     for word in words:
         path = Path(word)
         if path.is_dir():
-            inside = sorted(file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES)
+            inside = sorted(file for file in path.rglob("*") if _is_picture(file, path))
             if not inside:
                 raise InvalidInput(f"{word}: no pictures in this folder")
         elif path.is_file():
@@ -136,36 +218,20 @@ def pictures(words: Sequence[str]) -> list[Path]:
     return list(files)
 
 
-def _path(options: Predict, server: RunningServer) -> str:
-    chosen: dict[str, object] = {"score": options.score, "iou": options.iou, "top_k": options.top_k}
-    query = {name: value for name, value in chosen.items() if value is not None}
-    if options.model is None:
-        path = f"/{options.task}" if options.task is not None else _first_model(server)
-    elif options.task is None:
-        path = f"/models/{quote(options.model, safe='')}/predict"
-    else:
-        path = f"/{options.task}"
-        query = {"model": options.model, **query}
-    return f"{path}?{urlencode(query)}" if query else path
-
-
-def _first_model(server: RunningServer) -> str:
-    from carpool.lab.load.facts import Failed
-
-    status, body = server.ask("GET", "/openapi.json", seconds=_ANSWER_S)
-    models = _read(body).get("x-carpool-models") if status == 200 else None
-    if not isinstance(models, list):
-        raise Failed("what answers there is no Carpool server that takes pictures; name a --task or --model")
-    if not models:
-        raise Failed("no model of this server takes pictures")
-    return f"/models/{quote(models[0]['name'], safe='')}/predict"
+def _is_picture(file: Path, folder: Path) -> bool:
+    """By its name; what is hidden is none."""
+    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return file.suffix.lower() in _SUFFIXES and not hidden and file.is_file()
 
 
 def _names_to_save(options: Predict, files: Sequence[Path]) -> list[Path | None]:
     """Where each drawn picture goes; those of the same name in different folders are numbered."""
     if options.save is None:
         return [None] * len(files)
-    options.save.mkdir(parents=True, exist_ok=True)
+    try:
+        options.save.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotSave(f"{options.save}: cannot be written: {error.strerror or error}") from None
     seen: Counter[str] = Counter()
     names: list[Path | None] = []
     for file in files:
@@ -173,47 +239,6 @@ def _names_to_save(options: Predict, files: Sequence[Path]) -> list[Path | None]
         number = f"-{seen[file.stem]}" if seen[file.stem] > 1 else ""
         names.append(options.save / f"{file.stem}{number}.jpg")
     return names
-
-
-def _ask(server: RunningServer, path: str, file: Path, save: Path | None) -> Prediction:
-    try:
-        if file.stat().st_size > _LARGEST:
-            raise OSError(f"larger than {_LARGEST} bytes, which no picture is")
-        data = file.read_bytes()
-    except OSError as error:
-        return Prediction(file, {"error": f"cannot be read: {error.strerror or error}"}, good=False)
-    started = monotonic()
-    status, body = _ask_patiently(server, path, data, "application/json")
-    prediction = Prediction(file, _read(body), status == 200, monotonic() - started)
-    if prediction.good and save is not None:
-        status, body = _ask_patiently(server, path, data, "image/jpeg")
-        if status != 200:
-            return Prediction(file, _read(body), good=False)
-        save.write_bytes(body)
-        prediction.saved = save
-    return prediction
-
-
-def _ask_patiently(server: RunningServer, path: str, data: bytes, accept: str) -> tuple[int, bytes]:
-    """Who is refused and told when to come back comes back: later each time, since there are others."""
-    end = monotonic() + _PATIENCE_S
-    wait = _SHORTEST_S
-    while True:
-        headers = (("Accept", accept), ("Content-Type", "application/octet-stream"))
-        status, body = server.ask("POST", path, data, seconds=_ANSWER_S, headers=headers)
-        later = _read(body).get("retry_after_s") if status in _COME_BACK else None
-        if not isinstance(later, int | float) or monotonic() > end:
-            return status, body
-        wait = min(max(wait * _LATER, float(later)), _LONGEST_S)
-        sleep(wait * uniform(1.0, _LATER))
-
-
-def _read(body: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(body)
-    except ValueError:
-        answer = None
-    return answer if isinstance(answer, dict) else {"error": "the answer is not that of a model server"}
 
 
 def in_words(answer: dict[str, Any]) -> str:

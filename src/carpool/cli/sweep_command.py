@@ -18,7 +18,7 @@ import typer
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
-from carpool.errors import InvalidInput
+from carpool.errors import InvalidInput, Unreachable
 
 if TYPE_CHECKING:
     from carpool.config.repository import ModelSource
@@ -107,7 +107,6 @@ class Sweep(o.AsksServer):
 
         import uvloop
 
-        from carpool.lab.load.facts import Unreachable
         from carpool.lab.sweep.conduct import NoServer
         from carpool.lab.sweep.sweep_report import check_drawing, write_report
 

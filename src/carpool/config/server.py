@@ -21,6 +21,7 @@ _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 _PORTS = ("http_port", "grpc_port", "metrics_port")
 _HOST_NAME = re.compile(r"[0-9A-Za-z_.-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?")
+_PICTURE_HOST = re.compile(r"[0-9A-Za-z_.-]{1,253}(:[1-9][0-9]{0,4})?")
 _OF_CLIENTS = ("CARPOOL_API_KEY",)  # for `carpool models` and its like, not for the server
 
 
@@ -131,6 +132,12 @@ class ServerSettings:
         name="--allowed-host",
         metavar="NAME",
     )
+    picture_hosts: tuple[str, ...] = _setting(
+        (),
+        "A host from which clients may have pictures fetched by their URL; with its port if that is unusual.",
+        name="--allow-picture-host",
+        metavar="NAME",
+    )
     api_key_file: str = _setting("", "Keys for inference, 'name key' a line.", metavar="FILE")
     admin_key_file: str = _setting(
         "", "Keys for loading models and changing settings, likewise.", metavar="FILE"
@@ -212,6 +219,9 @@ class ServerSettings:
         for name in (name for name in self.allowed_hosts if not _HOST_NAME.fullmatch(name)):
             form = "names without a port, like carpool.example"
             yield "allowed_hosts", f"allowed_hosts takes {form}, not {shown(name)}"
+        for name in (name for name in self.picture_hosts if not _PICTURE_HOST.fullmatch(name)):
+            form = "names like pictures.example or pictures.example:8080"
+            yield "picture_hosts", f"picture_hosts takes {form}, not {shown(name)}"
 
     @property
     def pictures(self) -> PictureChoice:

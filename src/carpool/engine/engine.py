@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,11 +25,12 @@ from carpool.engine.models.served import Served, State
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.route import newest
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unavailable, Unsupported
-from carpool.link.door import UNLOADED, IndexEntry, LoadingStep
+from carpool.link.door import ASK, UNLOADED, IndexEntry, LoadingStep
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.types import Array
 from carpool.vision.geometry import Geometry
+from carpool.vision.python_pictures import Answer, Picture, picture_file, typed
 
 if TYPE_CHECKING:
     from carpool.engine.runner_client import Runner
@@ -279,32 +280,43 @@ class Engine:
 
     async def predict(
         self,
-        model: str,
-        picture: bytes | str | Path,
+        first: Picture,
+        second: Picture | None = None,
+        /,
         *,
+        model: str = "",
         version: str = "",
         deadline_ms: float | None = None,
         **options: object,
-    ) -> dict[str, Any]:
-        """The answer to one picture as the image routes give it; `picture` is a file's bytes, or its path.
+    ) -> Answer:
+        """The answer to a picture as image routes give it: `predict(picture)` or `predict(model, picture)`.
 
-        Options are those of the model's task, such as top_k.
+        Without a model, the first that takes pictures answers. Options are those of the model's task, such as
+        top_k.
         """
         from carpool.vision.picture_plan import (
             PicturePlan,  # brings OpenCV along, which no server's engine needs
         )
 
-        served = self.find(model, version)
+        picture = first if second is None else second
+        if second is not None:
+            if model or not isinstance(first, str):
+                raise InvalidInput("predict takes a picture, or a model's name and a picture", field="model")
+            model = first
+        served = self.find(model or self._first_for_pictures(), version)
+        model = served.name
         if served.vision is None:
+            ask = served.config.parameters.get(ASK)
+            why = f"; for pictures: {ask}" if ask else ""
             raise InvalidInput(
-                f"{model} takes tensors, not pictures: use infer", reason="no-task", field="model"
+                f"{model} takes tensors, not pictures: use infer{why}", reason="no-task", field="model"
             )
         plan = PicturePlan(served.vision, model)
         asked = plan.read_options(options)
         name = plan.settings.input.name
 
         def prepare() -> tuple[Array, Geometry]:
-            data = picture if isinstance(picture, bytes) else Path(picture).read_bytes()
+            data = picture_file(picture)
             memory = bytearray(plan.bytes)
             geometry = plan.prepare(data, memory)
             pixels = np.ndarray(plan.transform.shape, plan.transform.dtype, memory)
@@ -317,7 +329,18 @@ class Engine:
             model, {name: pixels}, version=version, outputs=wanted, deadline_ms=deadline_ms
         )
         answer = await asyncio.to_thread(plan.answer, outputs, geometry, asked)
-        return {"model": served.name, "version": served.version, **answer}
+        return typed({"model": served.name, "version": served.version, **answer})
+
+    def _first_for_pictures(self) -> str:
+        ready = {
+            served.name
+            for served in self.fleet.offered.values()
+            if served.vision is not None and served.state is State.READY
+        }
+        for line in self.index():
+            if line.name in ready:
+                return line.name
+        raise NotFound("no model here takes pictures", reason="no-task")
 
     def submit(self, key: int, works: Sequence[Work]) -> None:
         """The servers' way in, for what came at once: `work.done` is called exactly once for each, whatever

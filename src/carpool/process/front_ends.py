@@ -77,6 +77,7 @@ async def http(parts: FrontendParts) -> Frontend:
         picture_threads=threads_for(settings.frontends),
         fair=fair,
         guard=access.guard,
+        picture_hosts=settings.picture_hosts,
     )
     limits = Limits(**{name: getattr(settings, name) for name in _LIMITS})
     metrics = HttpServer(MetricsApp(page, fair, access.guard), limits, charge=fair.charge)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,12 +116,21 @@ def front_end(
     slots: int = 64,
     max_body_bytes: int = 1 << 20,
     guard: Guard | None = None,
+    picture_hosts: Collection[str] = (),
     **limits: Any,
 ) -> Iterator[FrontEnd]:
     table = Table(bytearray(table_bytes(1)))
     door = FakeDoor(*(given or models()), slots=slots, table=table)
     page = SharedPage(Exposition(table, "test").pieces)
-    app = HttpApp(door, table.block(0), page, table=table, max_body_bytes=max_body_bytes, guard=guard)
+    app = HttpApp(
+        door,
+        table.block(0),
+        page,
+        table=table,
+        max_body_bytes=max_body_bytes,
+        guard=guard,
+        picture_hosts=picture_hosts,
+    )
     with serving(app, **limits) as server:
         yield FrontEnd(server, door, app)
         server.call(app.close)

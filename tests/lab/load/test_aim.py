@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from carpool.errors import CarpoolError, InvalidInput
+from carpool.errors import CarpoolError, InvalidInput, Unreachable
 from carpool.lab.load.aim import Address, Aim, read_url, take_aim
-from carpool.lab.load.facts import Unreachable
 from carpool.lab.load.generator import run
 from carpool.lab.load.load_plan import Closed, Plan
 from carpool.lab.load.load_report import LoadReport

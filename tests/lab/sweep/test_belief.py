@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from carpool.core.curve import BatchCurve
-from carpool.errors import InvalidInput
-from carpool.lab.load.facts import Unreachable
+from carpool.errors import InvalidInput, Unreachable
 from carpool.lab.load.tally import PLAIN_ANSWER, Answer, Kind, Ticket, Timing
 from carpool.lab.sweep.sweep_prediction import (
     SERVER,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from carpool.errors import CarpoolError, NotFound
@@ -178,7 +178,7 @@ class HttpApp:
     `table` holds the counters of all processes and `block` is this one's part of it; `metrics` makes the
     metrics page. `max_body_bytes` bounds bodies that are gathered in memory, counted after decompression; the
     server bounds all of them. `picture_threads` decode pictures. `fair` divides this front end's own time;
-    `guard` says who may pass.
+    `guard` says who may pass; pictures may be fetched from `picture_hosts`.
     """
 
     def __init__(
@@ -192,9 +192,12 @@ class HttpApp:
         picture_threads: int = 1,
         fair: Fairness | None = None,
         guard: Guard | None = None,
+        picture_hosts: Collection[str] = (),
     ) -> None:
         fair = Fairness() if fair is None else fair
-        self._service = Service(door, block, metrics, table, max_body_bytes, picture_threads, fair)
+        self._service = Service(
+            door, block, metrics, table, max_body_bytes, picture_threads, fair, picture_hosts
+        )
         self._guard = guard or Guard()
         self._service.asks_for_keys = self._guard.asks_for_keys
         self._router = Router(map(_ruled, ROUTES))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from time import monotonic
@@ -21,6 +21,7 @@ from carpool.frontend.front_service import FrontService
 from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Exchange, answer_error, compress
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.picture_fetch import PictureFetcher
 from carpool.frontend.packing import LongJson
 from carpool.link.door import Catalog, Door
 from carpool.observe.columns import BYTES_SENT
@@ -166,6 +167,7 @@ class Service(FrontService):
         max_body_bytes: int,
         picture_threads: int,
         fair: Fairness,
+        picture_hosts: Collection[str] = (),
     ) -> None:
         super().__init__("http", door, block, max_body_bytes, picture_threads)
         self.metrics = metrics
@@ -175,6 +177,7 @@ class Service(FrontService):
         self.profiles = ProfileWatch(door)
         self.asks_for_keys = False
         self.long_json = LongJson()
+        self.fetcher = PictureFetcher(picture_hosts, max_body_bytes)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -209,6 +212,7 @@ class Service(FrontService):
         super().close()
         self.fair.close()
         self.long_json.close()
+        self.fetcher.close()
         self.profiles.close()
         for task in self._tasks:
             task.cancel()

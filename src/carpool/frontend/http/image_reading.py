@@ -27,6 +27,7 @@ MAX_PICTURES = 64
 """In one request."""
 
 _MAX_FIELD_BYTES = 256
+_SENT_AS = ("image", "images", "url")  # in JSON
 _FORM = b"multipart/form-data"
 _JSON = b"application/json"
 _FIELDS = (
@@ -144,6 +145,7 @@ class Sent:
     pictures: Sequence[Buffer]
     several: bool = False
     fields: Mapping[str, str] = field(default_factory=dict)  # options in a form
+    url: str = ""  # the picture is to be fetched from there
 
 
 def read_layout(content_type: bytes | None) -> Layout:
@@ -182,13 +184,18 @@ def _from_form(body: bytes | bytearray, boundary: bytes) -> Sent:
 def _from_json(body: bytes | bytearray) -> Sent:
     document = load_object(body, "request")
     for name in document:
-        if name not in ("image", "images"):
+        if name not in _SENT_AS:
             raise InvalidInput(
-                f"unknown {shown(name)}; {nearest(name, ('image', 'images'))}; options go into the query",
+                f"unknown {shown(name)}; {nearest(name, _SENT_AS)}; options go into the query",
                 field=name[:64],
             )
     if len(document) != 1:
-        raise InvalidInput('give one of "image" and "images", in base64', field="image")
+        raise InvalidInput('give one of "image" and "images", in base64, or "url"', field="image")
+    if "url" in document:
+        url = document["url"]
+        if type(url) is not str or not url:
+            raise InvalidInput('"url" must be a string: the address of a picture', field="url")
+        return Sent((), url=url)
     if "image" in document:
         return Sent([_decoded(document["image"], "image")])
     listed = document["images"]

@@ -204,7 +204,8 @@ class ImageRequest:
     """One request: its body, its pictures and its answer."""
 
     __slots__ = (
-        *("_held", "_outcomes", "_pixels", "_pixels_held", "_several", "_starting", "_under_way", "_waiting"),
+        *("_fetching", "_held", "_outcomes", "_pixels", "_pixels_held", "_several", "_starting"),
+        *("_under_way", "_waiting"),
         *("arrived", "deadline", "drawn", "exchange", "options", "route", "service", "slot", "target"),
     )
 
@@ -219,6 +220,7 @@ class ImageRequest:
         self.arrived = 0.0
         self.deadline = exchange.head_at + route.asked.budget
         self.slot: Slot | None = None  # the body comes into it
+        self._fetching: asyncio.Task[bytes] | None = None
         self._held = 0
         self._pixels: Sequence[int] = (0,)  # of each picture, as its head says
         self._pixels_held = 0
@@ -288,8 +290,8 @@ class ImageRequest:
         self._under_way[0] = call = ImageCall(self, 0, 0)
         call.start(b"", slot, geometry)
 
-    def _read(self, size: int, work: asyncio.Future[Sent]) -> None:
-        """A long body was taken apart in a thread."""
+    def _read(self, size: int, work: asyncio.Future[Sent] | asyncio.Future[bytes]) -> None:
+        """A long body was taken apart in a thread, or a picture was fetched."""
         error = stopping() if work.cancelled() else work.exception()
         if not self.exchange.pending:
             self._let_go()
@@ -297,7 +299,12 @@ class ImageRequest:
         try:
             if error is not None:
                 raise error
-            self._begin(work.result(), size)
+            found = work.result()
+            if isinstance(found, bytes):
+                self.target = self.route.current()  # what serves may have changed while it came
+                size = len(found)
+                found = Sent((found,))
+            self._begin(found, size)
         except CarpoolError as known:
             self._fail(known)
         except Exception as unknown:
@@ -305,9 +312,20 @@ class ImageRequest:
             self._fail(CarpoolError(f"the server failed on this request: {type(unknown).__name__}"))
             without_stack(unknown)
 
+    def _fetched(self, work: asyncio.Task[bytes]) -> None:
+        """A promise is for what the server has: it begins now. The client's deadline runs on."""
+        self._fetching = None
+        self.arrived = monotonic()
+        self._read(0, work)
+
     # ── the pictures ──
 
     def _begin(self, sent: Sent, size: int) -> None:
+        if sent.url:
+            seconds = self.deadline - monotonic()
+            self._fetching = work = self.service.fetcher.start(sent.url, seconds)
+            work.add_done_callback(self._fetched)
+            return
         pictures, several, target = sent.pictures, sent.several, self.target
         if several and self.route.asked.sender.latest:
             raise InvalidInput(f"with {LATEST} send one picture at a time", field=LATEST)
@@ -387,6 +405,8 @@ class ImageRequest:
 
     def _left(self) -> None:
         """No answer is wanted any more."""
+        if self._fetching is not None:
+            self._fetching.cancel()
         begun = list(self._under_way.values())
         self._waiting.clear()
         self._under_way.clear()

@@ -130,7 +130,9 @@ def _request_body() -> Document:
         "description": "Options may stand here as well, as fields of the form.",
     }
     many = {"type": "array", "items": text, "minItems": 1, "maxItems": MAX_PICTURES}
-    json = {"oneOf": [_object({"image": text}), _object({"images": many})]}
+    address = {"type": "string", "description": "of a picture, on a host that the server is allowed to ask"}
+    named: list[Document] = [{"image": text}, {"images": many}, {"url": address}]
+    json = {"oneOf": [_object(one) for one in named]}
     return {
         "required": True,
         "description": "One picture or several; its own bytes say what format it has.",

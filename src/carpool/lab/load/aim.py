@@ -14,8 +14,8 @@ from urllib.parse import quote, urlsplit
 
 import orjson
 
-from carpool.errors import CarpoolError, InvalidInput
-from carpool.lab.load.facts import TRUSTING, GrpcFacts, HttpFacts, Trust, Unreachable, only_model
+from carpool.errors import CarpoolError, InvalidInput, Unreachable
+from carpool.lab.load.facts import TRUSTING, GrpcFacts, HttpFacts, Trust, only_model
 from carpool.lab.load.http_client import REFUSALS, HttpTarget
 from carpool.lab.load.messages import (
     Asking,

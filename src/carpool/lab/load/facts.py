@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import orjson
 
-from carpool.errors import CarpoolError, InvalidInput
+from carpool.errors import CarpoolError, InvalidInput, Unreachable
 from carpool.lab.load.messages import Header
 from carpool.types import DATATYPES, TensorSpec
 from carpool.wire.v2 import decode_error
@@ -62,13 +62,6 @@ TRUSTING = Trust()
 _ANSWER_S, _PERSON_S = 10.0, 30.0
 _MOST_BYTES = 64 << 20
 _SERVICE = "/inference.GRPCInferenceService/"
-
-
-class Unreachable(CarpoolError):
-    """The server is not there, not ready, or does not want such requests."""
-
-    reason = "unreachable"
-    exit_code = 1
 
 
 def only_model(facts: HttpFacts | GrpcFacts) -> str:

@@ -33,9 +33,9 @@ from carpool.core.curve import BatchCurve
 from carpool.core.numerals import numeral
 from carpool.demo import pictures as demo_pictures
 from carpool.engine.hardware import Steal, hardware
-from carpool.errors import CarpoolError, InvalidInput
+from carpool.errors import CarpoolError, InvalidInput, Unreachable
 from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
-from carpool.lab.load.facts import Unreachable, only_model
+from carpool.lab.load.facts import only_model
 from carpool.lab.load.generator import run as run_load
 from carpool.lab.load.load_plan import Open, Phase, Plan
 from carpool.lab.load.messages import Filling

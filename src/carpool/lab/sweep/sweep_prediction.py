@@ -11,9 +11,8 @@ from typing import Any
 from carpool.core.curve import BatchCurve, CurveError, slo_capacity
 from carpool.core.numerals import numeral
 from carpool.core.policy import Knobs, Promise
-from carpool.errors import InvalidInput
+from carpool.errors import InvalidInput, Unreachable
 from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
-from carpool.lab.load.facts import Unreachable
 from carpool.lab.load.generator import run
 from carpool.lab.load.load_plan import Closed, Plan
 from carpool.lab.sweep.sweep_runs import AS_IS, Setting, Watcher

@@ -1,0 +1,1 @@
+"""For programs that ask a server: `carpool.Client`, and `carpool.AsyncClient` for asyncio."""

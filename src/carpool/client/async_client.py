@@ -1,0 +1,435 @@
+"""`carpool.AsyncClient`: the same as `Client`, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+from types import TracebackType
+from typing import Any, Literal, overload
+
+from carpool.client import questions
+from carpool.client.client import PASSED_OVER, Frame
+from carpool.client.questions import Asked, Patience, Question, Server, Value
+from carpool.errors import CarpoolError
+from carpool.types import Array, RequestOptions
+from carpool.vision.python_pictures import Answer, Classes, Detections, Embedding, Masks, Picture
+from carpool.wire.http_reply import NotHttp, Reply, TooLong, read_reply
+
+_END = object()
+
+
+class AsyncClient:
+    """Asks a server, from one asyncio loop: `await client.detect(picture)`.
+
+        async with AsyncClient("http://localhost:8000") as client:
+            found = await client.detect("street.jpg", score=0.5)
+
+    Arguments and answers are those of `Client`. A task that is cancelled closes its connection, and the
+    server drops what it asked for.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://localhost:8000",
+        *,
+        api_key: str = "",
+        ca: str = "",
+        certificate: str = "",
+        private_key: str = "",
+        insecure: bool = False,
+        timeout_s: float = 60.0,
+        patience_s: float = 30.0,
+        connections: int = 16,
+    ) -> None:
+        server = questions.find_server(
+            url, api_key=api_key, ca=ca, certificate=certificate, private_key=private_key, insecure=insecure
+        )
+        self._connections = AsyncConnections(server, timeout_s, connections)
+        self._patience_s = patience_s
+        self._first_model = ""
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+    # ---- one picture
+
+    async def predict(
+        self,
+        picture: Picture,
+        *,
+        task: str = "",
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        source: str = "",
+        **options: object,
+    ) -> Answer:
+        asked = Asked(task, model if task else model or await self._first(), version, deadline_ms, source)
+        return await self._ask_of(picture, asked, options, Answer)
+
+    async def detect(
+        self,
+        picture: Picture,
+        *,
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        source: str = "",
+        **options: object,
+    ) -> Detections:
+        asked = Asked("detect", model, version, deadline_ms, source)
+        return await self._ask_of(picture, asked, options, Detections)
+
+    async def classify(
+        self,
+        picture: Picture,
+        *,
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        source: str = "",
+        **options: object,
+    ) -> Classes:
+        asked = Asked("classify", model, version, deadline_ms, source)
+        return await self._ask_of(picture, asked, options, Classes)
+
+    async def segment(
+        self,
+        picture: Picture,
+        *,
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        source: str = "",
+        **options: object,
+    ) -> Masks:
+        asked = Asked("segment", model, version, deadline_ms, source)
+        return await self._ask_of(picture, asked, options, Masks)
+
+    async def embed(
+        self,
+        picture: Picture,
+        *,
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        source: str = "",
+        **options: object,
+    ) -> Embedding:
+        asked = Asked("embed", model, version, deadline_ms, source)
+        return await self._ask_of(picture, asked, options, Embedding)
+
+    async def draw(
+        self,
+        picture: Picture,
+        *,
+        task: str = "",
+        model: str = "",
+        file_format: str = "jpeg",
+        **options: object,
+    ) -> bytes:
+        asked = Asked(task, model if task else model or await self._first())
+        question = await asyncio.to_thread(questions.ask_drawing, picture, asked, options, file_format)
+        return await self._ask(question)
+
+    # ---- tensors
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        version: str = "",
+        outputs: Sequence[str] = (),
+        deadline_ms: float | None = None,
+        priority: int = 0,
+        source: str = "",
+    ) -> dict[str, Array]:
+        options = RequestOptions(priority=priority, source=source)
+        return await self._ask(questions.ask_infer(model, inputs, version, outputs, options, deadline_ms))
+
+    # ---- many pictures
+
+    @overload
+    def map(
+        self,
+        pictures: Iterable[Picture] | AsyncIterable[Picture],
+        *,
+        task: str = "",
+        model: str = "",
+        at_once: int = 8,
+        errors: Literal["raise"] = "raise",
+        **options: object,
+    ) -> AsyncIterator[Answer]: ...
+
+    @overload
+    def map(
+        self,
+        pictures: Iterable[Picture] | AsyncIterable[Picture],
+        *,
+        task: str = "",
+        model: str = "",
+        at_once: int = 8,
+        errors: Literal["return"],
+        **options: object,
+    ) -> AsyncIterator[Answer | CarpoolError]: ...
+
+    async def map(
+        self,
+        pictures: Iterable[Picture] | AsyncIterable[Picture],
+        *,
+        task: str = "",
+        model: str = "",
+        at_once: int = 8,
+        errors: Literal["raise", "return"] = "raise",
+        **options: object,
+    ) -> AsyncIterator[Answer | CarpoolError]:
+        """The answers in the order of the pictures, which are taken as they are needed, `at_once` under way.
+        With `errors="return"`, what a picture failed with stands in its place, and the others go on."""
+        asked = Asked(task, model if task else model or await self._first())
+
+        async def ask(picture: Picture) -> Answer | CarpoolError:
+            try:
+                return await self._ask_of(picture, asked, options, Answer)
+            except CarpoolError as error:
+                if errors == "raise":
+                    raise
+                return error
+
+        under_way: deque[asyncio.Task[Answer | CarpoolError]] = deque()
+        try:
+            async for picture in _each(pictures):
+                if len(under_way) >= at_once:
+                    yield await under_way[0]
+                    under_way.popleft()
+                under_way.append(asyncio.create_task(ask(picture)))
+            while under_way:
+                yield await under_way[0]
+                under_way.popleft()
+        finally:
+            await _end(under_way)
+
+    async def stream(
+        self,
+        frames: Iterable[Picture] | AsyncIterable[Picture],
+        *,
+        task: str = "",
+        model: str = "",
+        source: str = "stream",
+        at_once: int = 2,
+        deadline_ms: float | None = None,
+        **options: object,
+    ) -> AsyncIterator[Frame]:
+        """Answers to a live source, the newest frame first: what is older when its turn comes is dropped, and
+        so is what the server refuses. An iterable that blocks is read in a thread."""
+        first = model if task else model or await self._first()
+        asked = Asked(task, first, "", deadline_ms, source, latest=True)
+
+        async def ask(picture: Picture) -> Answer:
+            question = await asyncio.to_thread(questions.ask_picture, picture, asked, options, Answer)
+            return question.read(await self._connections.ask(question))
+
+        live = _Live(ask, at_once)
+        running = [asyncio.create_task(work) for work in live.works(frames)]
+        last = -1
+        try:
+            while (frame := await live.next()) is not None:
+                if frame.number > last:  # of two under way the newer may be answered first
+                    last = frame.number
+                    yield frame
+        finally:
+            await _end(running)
+
+    # ---- asking
+
+    async def _ask_of(
+        self, picture: Picture, asked: Asked, options: Mapping[str, object], wanted: type[questions.Wanted]
+    ) -> questions.Wanted:
+        if isinstance(picture, bytes):  # nothing to read and nothing to encode
+            return await self._ask(questions.ask_picture(picture, asked, options, wanted))
+        question = await asyncio.to_thread(questions.ask_picture, picture, asked, options, wanted)
+        return await self._ask(question)
+
+    async def _ask(self, question: Question[Value]) -> Value:
+        patience = Patience(self._patience_s, monotonic())
+        while True:
+            try:
+                return question.read(await self._connections.ask(question))
+            except CarpoolError as error:
+                wait = patience.wait(error, monotonic())
+                if wait is None:
+                    raise
+            await asyncio.sleep(wait)
+
+    async def _first(self) -> str:
+        if not self._first_model:
+            self._first_model = await self._ask(questions.ask_first_model())
+        return self._first_model
+
+
+class AsyncConnections:
+    """Those to one server: as many as are needed at once, and `most` of them are kept for the next time."""
+
+    def __init__(self, server: Server, timeout_s: float, most: int) -> None:
+        self._server = server
+        self._timeout_s = timeout_s
+        self._most = most
+        self._idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def ask(self, question: Question[Any]) -> Reply:
+        server = self._server
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                reply = await self._exchange(question)
+        except TimeoutError:
+            raise server.too_slow(self._timeout_s) from None
+        except OSError as error:
+            raise server.lost(f"no answer: {error.strerror or error}") from None
+        except (NotHttp, TooLong) as error:
+            raise server.lost(f"what answers there cannot be read: {error}") from None
+        return server.read(reply.status, reply.fields, reply.body)
+
+    async def _exchange(self, question: Question[Any]) -> Reply:
+        server = self._server
+        reader, writer = self._take() or await asyncio.open_connection(
+            server.host, server.port, ssl=server.tls
+        )
+        try:
+            lines = [f"{question.method} {server.prefix}{question.path} HTTP/1.1", f"Host: {server.where}"]
+            lines += [f"{name}: {value}" for name, value in {**server.fields, **question.fields}.items()]
+            lines += [f"Content-Length: {len(question.body)}", "", ""]
+            writer.write("\r\n".join(lines).encode("latin-1"))
+            writer.write(question.body)
+            with suppress(ConnectionError):  # who does not want all of it may have answered: read that
+                await writer.drain()
+            reply = await read_reply(reader, questions.MOST_REPLY_BYTES)
+        except BaseException:
+            writer.transport.abort()
+            raise
+        if reply.keep and len(self._idle) < self._most:
+            self._idle.append((monotonic(), reader, writer))
+        else:
+            writer.close()
+        return reply
+
+    def _take(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """One that the server has not closed meanwhile: a request that is lost cannot be sent again."""
+        while self._idle:
+            since, reader, writer = self._idle.pop()
+            alive = not reader.at_eof() and not writer.transport.is_closing()
+            if alive and monotonic() - since < questions.IDLE_S:
+                return reader, writer
+            writer.close()
+        return None
+
+    async def close(self) -> None:
+        idle, self._idle = self._idle, []
+        for _, _, writer in idle:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for _, _, writer in idle), return_exceptions=True)
+
+
+class _Live:
+    """One place for the newest frame: a task fills it, `at_once` tasks empty it."""
+
+    def __init__(self, ask: Callable[[Picture], Coroutine[Any, Any, Answer]], at_once: int) -> None:
+        self._ask = ask
+        self._at_once = at_once
+        self._changed = asyncio.Condition()
+        self._newest: tuple[int, Picture] | None = None
+        self._done: deque[Frame] = deque()
+        self._reading = True
+        self._working = at_once
+        self._failure: Exception | None = None
+
+    def works(self, frames: Iterable[Picture] | AsyncIterable[Picture]) -> list[Coroutine[Any, Any, None]]:
+        return [self._read(frames), *(self._work() for _ in range(self._at_once))]
+
+    async def next(self) -> Frame | None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._done or self._failure or not self._working)
+            if self._failure is not None:
+                raise self._failure
+            self._changed.notify_all()
+            return self._done.popleft() if self._done else None
+
+    async def _read(self, frames: Iterable[Picture] | AsyncIterable[Picture]) -> None:
+        number, failure = 0, None
+        try:
+            async for picture in _each(frames, blocking=True):
+                async with self._changed:
+                    self._newest = number, picture
+                    self._changed.notify_all()
+                number += 1
+        except Exception as error:  # the source's own: told to whoever reads the answers
+            failure = error
+        async with self._changed:
+            self._reading = False
+            self._failure = self._failure or failure
+            self._changed.notify_all()
+
+    async def _work(self) -> None:
+        while (taken := await self._take()) is not None:
+            number, picture = taken
+            answer, failure = None, None
+            try:
+                answer = await self._ask(picture)
+            except PASSED_OVER:
+                pass
+            except Exception as error:
+                failure = error
+            async with self._changed:
+                if answer is not None:
+                    self._done.append(Frame(number, picture, answer))
+                self._failure = self._failure or failure
+                self._changed.notify_all()
+        async with self._changed:
+            self._working -= 1
+            self._changed.notify_all()
+
+    async def _take(self) -> tuple[int, Picture] | None:
+        """While answers wait to be looked at, no frame is taken: what is taken then is new."""
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: (
+                    self._failure is not None
+                    or (self._newest is not None and len(self._done) < self._at_once)
+                    or (self._newest is None and not self._reading)
+                )
+            )
+            taken, self._newest = self._newest, None
+            return None if self._failure is not None else taken
+
+
+async def _each(
+    items: Iterable[Picture] | AsyncIterable[Picture], *, blocking: bool = False
+) -> AsyncIterator[Picture]:
+    """What comes, from either kind; a `blocking` one is asked in a thread."""
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+        return
+    rest = iter(items)
+    while True:
+        found: Any = await asyncio.to_thread(next, rest, _END) if blocking else next(rest, _END)
+        if found is _END:
+            return
+        yield found
+
+
+async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

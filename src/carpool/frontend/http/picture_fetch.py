@@ -1,0 +1,163 @@
+"""Pictures that a client names by their address, fetched from hosts that the operator allows and no others.
+
+A server that fetches what it is told to would reach what its clients cannot: other machines behind the same
+firewall, a cloud's metadata, itself. So every address that a name leads to must be public, the connection
+goes to the address that was checked and not to the name, and each redirect is checked like the first address.
+Time and bytes are bounded, and what cannot be fetched is told in the same words whatever it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from ipaddress import IPv6Address, IPv6Network, ip_address
+from typing import NamedTuple
+from urllib.parse import urljoin, urlsplit
+
+from carpool.config.rules import shown
+from carpool.errors import CarpoolError, Forbidden, InvalidInput, Refused, TooLarge
+from carpool.wire.http_reply import NotHttp, Reply, TooLong, read_reply
+
+_MOST_BYTES = 32 << 20
+_AT_ONCE = 8  # by one front end: with the bytes, what strangers' servers can make it hold
+_SECONDS = 10.0
+_MOST_REDIRECTS = 3
+_REDIRECTS = (301, 302, 303, 307, 308)
+_LONGEST_URL = 2048
+_PORTS = {"http": 80, "https": 443}
+_CARRIES_IPV4 = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"), IPv6Network("2002::/16"))
+
+
+class Place(NamedTuple):
+    scheme: str
+    host: str
+    port: int
+    target: str
+
+
+def is_public(address: str) -> bool:
+    """Whether everybody may reach it. IPv6 that leads on to an IPv4 address is not believed."""
+    found = ip_address(address)
+    if isinstance(found, IPv6Address) and (
+        found.ipv4_mapped is not None or any(found in network for network in _CARRIES_IPV4)
+    ):
+        return False
+    return found.is_global and not found.is_multicast
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """All addresses of a name."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+class PictureFetcher:
+    """`hosts` are names, with a port where it is not the usual one. In the loop's thread."""
+
+    def __init__(self, hosts: Collection[str], max_body_bytes: int) -> None:
+        self._hosts = {host.lower() for host in hosts}
+        self._most_bytes = min(max_body_bytes, _MOST_BYTES)
+        self._under_way: set[asyncio.Task[bytes]] = set()
+        self._tls: ssl.SSLContext | None = None
+
+    def start(self, url: str, seconds: float) -> asyncio.Task[bytes]:
+        """Fetch it within this time and that of any fetch; who is asked for too many refuses."""
+        if not self._hosts:
+            raise Forbidden(
+                "this server fetches no pictures: send the picture itself", reason="url-off", field="url"
+            )
+        self._check(url)
+        if len(self._under_way) >= _AT_ONCE:
+            raise Refused("too many pictures are being fetched", reason="queue-full", retry_after_s=1.0)
+        task = asyncio.get_running_loop().create_task(self._fetch_in_time(url, min(seconds, _SECONDS)))
+        self._under_way.add(task)  # the loop itself holds tasks only weakly
+        task.add_done_callback(self._under_way.discard)
+        return task
+
+    def close(self) -> None:
+        for task in self._under_way:
+            task.cancel()
+
+    async def _fetch_in_time(self, url: str, seconds: float) -> bytes:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._fetch(url)
+        except (OSError, NotHttp, UnicodeError):  # a time that is over is an OSError, too
+            raise _not_fetched("its server does not answer, not in time or not as it should") from None
+        except TooLong:
+            raise TooLarge(f"the picture is larger than {self._most_bytes} bytes", field="url") from None
+
+    async def _fetch(self, url: str) -> bytes:
+        for _ in range(_MOST_REDIRECTS + 1):
+            reply = await self._ask(self._check(url))
+            if reply.status not in _REDIRECTS:
+                break
+            url = urljoin(url, reply.fields.get("location", ""))
+        if reply.status != 200:
+            raise _not_fetched("its server does not answer with a picture")
+        if reply.fields.get("content-encoding", "identity").lower() != "identity":
+            raise _not_fetched("its server compresses it though it was not asked to")
+        return reply.body
+
+    async def _ask(self, place: Place) -> Reply:
+        addresses = await resolve(place.host, place.port)
+        if not addresses or not all(map(is_public, addresses)):
+            raise Forbidden(
+                f"{place.host} leads to an address that is not public",
+                reason="address-not-public",
+                field="url",
+            )
+        if place.scheme == "https" and self._tls is None:
+            self._tls = await asyncio.to_thread(ssl.create_default_context)
+        reader, writer = await self._connect(place, addresses)
+        port = "" if place.port == _PORTS[place.scheme] else f":{place.port}"
+        host = f"[{place.host}]" if ":" in place.host else place.host
+        lines = [f"GET {place.target} HTTP/1.1", f"Host: {host}{port}", "User-Agent: carpool"]
+        lines += ["Accept: image/*", "Accept-Encoding: identity", "Connection: close", "", ""]
+        try:
+            writer.write("\r\n".join(lines).encode("ascii"))
+            return await read_reply(reader, self._most_bytes)
+        finally:
+            writer.transport.abort()
+
+    async def _connect(
+        self, place: Place, addresses: Sequence[str]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """To the first that answers, of those that were checked: the name is not looked up again."""
+        safe = place.scheme == "https"
+        tls, name = (self._tls, place.host) if safe else (None, None)
+        for address in addresses[:-1]:
+            with suppress(OSError):
+                return await asyncio.open_connection(address, place.port, ssl=tls, server_hostname=name)
+        return await asyncio.open_connection(addresses[-1], place.port, ssl=tls, server_hostname=name)
+
+    def _check(self, url: str) -> Place:
+        """Where the address leads, if the operator allows it; each redirect goes through here, too."""
+        plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= _LONGEST_URL
+        try:
+            parts = urlsplit(url if plain else "")
+            port = parts.port
+        except ValueError:
+            raise _wrong(url) from None
+        host = (parts.hostname or "").lower()
+        if parts.scheme not in _PORTS or not host or "@" in parts.netloc:
+            raise _wrong(url)
+        port = port or _PORTS[parts.scheme]
+        usual = port == _PORTS[parts.scheme]
+        if not (usual and host in self._hosts) and f"{host}:{port}" not in self._hosts:
+            raise Forbidden(
+                f"this server fetches no pictures from {shown(host)}", reason="host-not-allowed", field="url"
+            )
+        target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        return Place(parts.scheme, host, port, target)
+
+
+def _wrong(url: str) -> InvalidInput:
+    return InvalidInput(f"url must be like https://host/picture.jpg, not {shown(url)}", field="url")
+
+
+def _not_fetched(why: str) -> CarpoolError:
+    return InvalidInput(f"the picture cannot be fetched: {why}", reason="picture-not-fetched", field="url")

@@ -1,0 +1,184 @@
+"""Pictures as Python programs have them, and answers as they want them: arrays beside the routes' own JSON.
+
+Importing this takes numpy alone; what reads and writes files comes when it is needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from carpool.errors import InvalidInput
+from carpool.types import DATATYPES, Array
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Picture: TypeAlias = "bytes | bytearray | memoryview | str | Path | Image | Array"
+"""A file's bytes, the path of a file, an image of Pillow, or pixels [h, w] or [h, w, 3] of RGB bytes."""
+
+_LARGEST = 1 << 30  # bytes: no picture is
+
+
+def picture_file(picture: Picture) -> bytes | bytearray | memoryview:
+    """The bytes of the picture's file; pixels become a PNG, which loses nothing."""
+    if isinstance(picture, bytes | bytearray | memoryview):
+        return picture
+    if isinstance(picture, str | Path):
+        return _read(Path(picture))
+    if hasattr(picture, "convert"):  # one of Pillow's: its pixels as it shows them
+        picture = np.asarray(picture.convert("RGB"))
+    if not isinstance(picture, np.ndarray):
+        raise InvalidInput(
+            f"a picture is bytes, a path, an image of Pillow or an array, not {type(picture).__name__}",
+            field="picture",
+        )
+    grey, colour = picture.ndim == 2, picture.ndim == 3 and picture.shape[2] == 3
+    if picture.dtype != np.uint8 or not (grey or colour) or not picture.size:
+        raise InvalidInput(
+            f"pixels are an array [h, w] or [h, w, 3] of uint8, not {list(picture.shape)} of {picture.dtype}",
+            field="picture",
+        )
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(picture)).save(file, "PNG", compress_level=1)
+    return file.getbuffer()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise InvalidInput(f"{path}: larger than {_LARGEST} bytes, which no picture is", field="picture")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InvalidInput(f"{path}: cannot be read: {why}", field="picture") from None
+
+
+# ---- answers
+
+
+class Answer(dict[str, Any]):
+    """What an image route answers, as it stands in the JSON; what is in it as arrays, in its properties."""
+
+    @property
+    def model(self) -> str:
+        """Which one answered."""
+        return str(self.get("model", ""))
+
+    @property
+    def version(self) -> str:
+        return str(self.get("version", ""))
+
+    @property
+    def width(self) -> int:
+        """Of the upright picture."""
+        return int(self["image"]["width"])
+
+    @property
+    def height(self) -> int:
+        return int(self["image"]["height"])
+
+
+class Found(Answer):
+    """An answer that is a list, the best first: classes, boxes or masks."""
+
+    key = ""
+
+    @property
+    def things(self) -> list[dict[str, Any]]:
+        """As they stand in the JSON."""
+        listed: list[dict[str, Any]] = self[self.key]
+        return listed
+
+    @property
+    def labels(self) -> list[str]:
+        return [thing["label"] for thing in self.things]
+
+    @property
+    def scores(self) -> Array:
+        """[n] from 0 to 1."""
+        return np.array([thing["score"] for thing in self.things], np.float32)
+
+    @property
+    def class_ids(self) -> Array:
+        """[n], the place of each in the model's output."""
+        return np.array([thing["class_id"] for thing in self.things], np.int64)
+
+
+class Classes(Found):
+    key = "classes"
+
+
+class Detections(Found):
+    key = "detections"
+
+    @property
+    def boxes(self) -> Array:
+        """[n, 4]: x1, y1, x2, y2 in pixels of the picture."""
+        return np.array([thing["box"] for thing in self.things], np.float32).reshape(-1, 4)
+
+
+class Masks(Detections):
+    key = "masks"
+
+    @property
+    def masks(self) -> Array:
+        """[n, height, width], true inside."""
+        found = np.zeros((len(self.things), self.height, self.width), np.bool_)
+        for number in range(len(found)):
+            found[number] = self.mask(number)
+        return found
+
+    def mask(self, number: int) -> Array:
+        """One of them, [height, width]."""
+        thing = self.things[number]
+        if "rle" in thing:
+            from carpool.vision.mask_regions import from_run_lengths
+
+            return from_run_lengths(thing["rle"]["counts"], self.height, self.width).astype(np.bool_)
+        from PIL import Image
+
+        with Image.open(io.BytesIO(base64.b64decode(thing["png"])), formats=("PNG",)) as image:
+            if image.size != (self.width, self.height):
+                raise InvalidInput(f"a mask has {image.size} pixels, its picture has others", field="png")
+            return np.asarray(image.convert("L")) > 127
+
+
+class Embedding(Answer):
+    @property
+    def vector(self) -> Array:
+        """The picture as a vector."""
+        return np.array(self["embedding"], np.float32)
+
+
+class Outputs(Answer):
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """Every output of the model by its name; nan where a number was not finite."""
+        return {one["name"]: _array(one) for one in self["outputs"]}
+
+
+def _array(output: dict[str, Any]) -> Array:
+    dtype = DATATYPES[output["datatype"]].dtype
+    values: Array = np.array(output["data"], np.float64 if dtype.kind == "f" else dtype)  # null becomes nan
+    return values.astype(dtype).reshape(output["shape"])
+
+
+_KINDS: dict[str, type[Answer]] = {
+    "detections": Detections,
+    "classes": Classes,
+    "masks": Masks,
+    "embedding": Embedding,
+    "outputs": Outputs,
+}
+
+
+def typed(document: dict[str, Any]) -> Answer:
+    """By what is in it; an answer of a task from another package stays a plain one."""
+    return next((kind(document) for key, kind in _KINDS.items() if key in document), Answer(document))

@@ -1,0 +1,229 @@
+"""Pictures by their address: from hosts that are allowed, at public addresses, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from carpool.frontend.http import picture_fetch
+from carpool.frontend.http.picture_fetch import is_public
+from client.scripted_server import Said, Scripted, scripted_server
+from frontend.http.front_end import FrontEnd, error_of, front_end
+from frontend.http.harness import Response, until
+from frontend.picture_models import GREEN, classifier, picture
+
+NAME = "pictures.example"
+
+
+@pytest.fixture
+def pictures() -> Iterator[Scripted]:
+    with scripted_server() as found:
+        yield found
+
+
+@pytest.fixture
+def addresses(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """What names lead to: this machine, which counts as public here unless it is called 127.0.0.2."""
+    known: dict[str, list[str]] = {NAME: ["127.0.0.1"]}
+
+    async def resolve(host: str, _port: int) -> list[str]:
+        if host not in known:
+            raise socket.gaierror(-2, "Name or service not known")
+        return known[host]
+
+    monkeypatch.setattr(picture_fetch, "resolve", resolve)
+    monkeypatch.setattr(picture_fetch, "is_public", lambda address: address == "127.0.0.1")
+    return known
+
+
+@pytest.fixture
+def served(pictures: Scripted, addresses: dict[str, list[str]]) -> Iterator[FrontEnd]:
+    with front_end(classifier(), picture_hosts=(f"{NAME}:{port_of(pictures)}", "other.example")) as found:
+        yield found
+
+
+def port_of(server: Scripted) -> str:
+    return server.url.rpartition(":")[2]
+
+
+def ask(served: FrontEnd, url: object, extra: bytes = b"") -> Response:
+    with served.connect() as client:
+        fields = b"Content-Type: application/json\r\n" + extra
+        return client.post("/classify", json.dumps({"url": url}).encode(), fields)
+
+
+def address(server: Scripted, path: str = "/a.jpg") -> str:
+    return f"http://{NAME}:{port_of(server)}{path}"
+
+
+def test_a_picture_is_fetched_and_answered(served: FrontEnd, pictures: Scripted) -> None:
+    pictures.replies.append(Said(body=picture(GREEN, size=(64, 48))))
+    answer = ask(served, address(pictures, "/deep/a.jpg?size=1"))
+    assert answer.status == 200, answer.body
+    document = json.loads(answer.body)
+    assert document["classes"][0]["label"] == "green"
+    assert document["image"] == {"width": 64, "height": 48}
+    [asked] = pictures.asked
+    assert asked.path == "/deep/a.jpg?size=1"
+    assert asked.fields["host"] == f"{NAME}:{port_of(pictures)}"
+    assert "authorization" not in asked.fields
+
+
+def test_it_is_off_unless_a_host_is_allowed() -> None:
+    with front_end(classifier()) as served:
+        answer = ask(served, "https://pictures.example/a.jpg")
+    assert answer.status == 403
+    assert error_of(answer)["reason"] == "url-off"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://pictures.example/a.jpg",  # another port than the one allowed
+        "http://evil.example/a.jpg",
+        "http://127.0.0.1/a.jpg",
+        "http://[::1]/a.jpg",
+        "http://sub.other.example/",
+        "http://other.example.evil.example/",
+        "http://other.example:8080/",
+    ],
+)
+def test_other_hosts_are_not_asked(served: FrontEnd, url: str) -> None:
+    answer = ask(served, url)
+    assert answer.status == 403
+    assert error_of(answer)["reason"] == "host-not-allowed"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "a.jpg", "file:///etc/passwd", "ftp://other.example/a", "http://", "http://other.example:x/"),
+        *(
+            "http://a@other.example/",
+            "http://other.example/\r\nX: y",
+            "http://other.example/a b",
+            "http://ö/",
+        ),
+        *("http://other.example/" + "a" * 2048, 7, None, ["http://other.example/"]),
+    ],
+)
+def test_what_is_no_address_is_refused(served: FrontEnd, url: object) -> None:
+    answer = ask(served, url)
+    assert answer.status == 400
+    assert error_of(answer)["field"] == "url"
+
+
+def test_every_address_of_a_name_must_be_public(
+    served: FrontEnd, pictures: Scripted, addresses: dict[str, list[str]]
+) -> None:
+    for found in (["127.0.0.2"], ["127.0.0.1", "127.0.0.2"], []):
+        addresses[NAME] = found
+        answer = ask(served, address(pictures))
+        assert answer.status == 403
+        assert error_of(answer)["reason"] == "address-not-public"
+    assert pictures.asked == []
+
+
+def test_redirects_are_checked_like_the_first_address(
+    served: FrontEnd, pictures: Scripted, addresses: dict[str, list[str]]
+) -> None:
+    pictures.say({}, 302, Location="/b.jpg")
+    pictures.replies.append(Said(body=picture(GREEN)))
+    assert ask(served, address(pictures)).status == 200
+    assert [asked.path for asked in pictures.asked] == ["/a.jpg", "/b.jpg"]
+
+    addresses["other.example"] = ["127.0.0.2"]
+    for target, reason in (
+        ("http://169.254.169.254/latest", "host-not-allowed"),
+        ("http://other.example/", "address-not-public"),
+        ("file:///etc/passwd", "invalid-input"),
+    ):
+        pictures.say({}, 301, Location=target)
+        assert error_of(ask(served, address(pictures)))["reason"] == reason
+    for _ in range(5):
+        pictures.say({}, 307, Location="/again")
+    assert error_of(ask(served, address(pictures)))["reason"] == "picture-not-fetched"
+
+
+def test_what_cannot_be_had_is_said_in_the_same_words(served: FrontEnd, pictures: Scripted) -> None:
+    pictures.say({"secret": 1}, 404)
+    pictures.replies.append(Said(body=b"x", fields={"Content-Encoding": "gzip"}))
+    for _ in range(2):
+        answer = ask(served, address(pictures))
+        assert answer.status == 400
+        assert error_of(answer)["reason"] == "picture-not-fetched"
+        assert b"secret" not in answer.body
+    nobody = ask(served, "http://other.example/a.jpg")
+    assert error_of(nobody)["reason"] == "picture-not-fetched"
+    pictures.replies.append(Said(body=b"no picture"))
+    assert "known format" in error_of(ask(served, address(pictures)))["error"]
+
+
+def test_bytes_are_bounded(pictures: Scripted, addresses: dict[str, list[str]]) -> None:
+    pictures.replies.append(Said(body=bytes(4097)))
+    with front_end(
+        classifier(), picture_hosts=(f"{NAME}:{port_of(pictures)}",), max_body_bytes=4096
+    ) as served:
+        answer = ask(served, address(pictures))
+    assert answer.status == 413
+
+
+def test_time_is_bounded(served: FrontEnd, pictures: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(picture_fetch, "read_reply", never)
+    answer = ask(served, address(pictures), b"X-Carpool-Deadline-Ms: 20\r\n")
+    assert error_of(answer)["reason"] == "picture-not-fetched"
+
+
+def test_a_client_that_leaves_ends_the_fetch(
+    served: FrontEnd, pictures: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    async def never(*_: object) -> None:
+        steps.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            steps.append("ended")
+
+    monkeypatch.setattr(picture_fetch, "read_reply", never)
+    fetcher = served.app._service.fetcher
+    body = json.dumps({"url": address(pictures)}).encode()
+    with served.connect() as client:
+        client.send(
+            b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        until(lambda: steps == ["begun"])
+    until(lambda: steps == ["begun", "ended"] and not fetcher._under_way)
+
+
+def test_so_many_at_once(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture_fetch, "_AT_ONCE", 0)
+    answer = ask(served, "http://other.example/a.jpg")
+    assert answer.status == 429
+    assert "retry-after" in answer.fields
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        *("127.0.0.1", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"),
+        *("224.0.0.1", "255.255.255.255", "198.18.0.1", "192.0.2.1", "::", "::1", "fe80::1%2", "fc00::1"),
+        *("::ffff:10.0.0.1", "::ffff:8.8.8.8", "64:ff9b::a00:1", "2002:a00:1::", "ff02::1", "2001::1"),
+    ],
+)
+def test_addresses_that_are_not_public(found: str) -> None:
+    assert not is_public(found)
+
+
+def test_addresses_that_are_public() -> None:
+    assert is_public("8.8.8.8")
+    assert is_public("2606:4700:4700::1111")
