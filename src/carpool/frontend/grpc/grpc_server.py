@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -247,7 +248,7 @@ def ports_of(where: Iterable[str]) -> set[int]:
 def own_sockets() -> Iterator[tuple[int, socket.socket]]:
     """Of this process, over IP: each once more, to be closed, with the descriptor that its owner has."""
     made = set()  # they may take a number that was listed: that of the list itself
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
+    for descriptor in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
         try:
             if descriptor in made or not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 continue
