@@ -246,10 +246,11 @@ class Server:
         os.close(self._file)
 
 
-async def over(condition: Callable[[], object], what: str) -> None:
+async def over(condition: Callable[[], object], what: str, which: Callable[[], object] = str) -> None:
+    """Wait until it is so; else say what is not, and which."""
     end = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < end, what
+        assert time.monotonic() < end, f"{what} {which()}"
         await asyncio.sleep(0.0005)
 
 
@@ -300,8 +301,18 @@ def open_files() -> Counter[str]:
     return kinds
 
 
-def _more(files: Counter[str]) -> int:
-    return sum((open_files() - files).values())
+def held() -> Counter[str]:
+    """Files, those of maps among them, and the threads of models."""
+    names = (thread.name for thread in threading.enumerate())
+    return open_files() + Counter(name for name in names if name.endswith("-instance"))
+
+
+def check_given_back(before: Counter[str]) -> None:
+    """When all is over nothing is left: an instance that nobody closed keeps its thread and its model."""
+    end = time.monotonic() + PATIENCE_S
+    while held() - before:
+        assert time.monotonic() < end, f"left behind: {held() - before}"
+        time.sleep(0.001)
 
 
 async def story(folder: Path, point: Point, most: int) -> int:
@@ -320,7 +331,7 @@ async def story(folder: Path, point: Point, most: int) -> int:
         if not await chapter(server, point, at):
             break
         made += 1
-    await over(lambda: _more(files) <= 0, f"files are open that were not: {open_files() - files}")
+    await over(lambda: not open_files() - files, "files are open that were not", lambda: open_files() - files)
     await server.close()
     await engine.stop()
     return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,21 @@ def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return injection.models(tmp_path_factory.mktemp("models"))
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_logged() -> Iterator[None]:
+    """Who keeps a record keeps what raised, and with it everything that its stack refers to.
+
+    A logger that was asked before, by any test in this process, remembers that it is enabled. `disable` makes
+    it forget; to set the level that `disable` sets does not.
+    """
+    loggers = [logging.getLogger(f"carpool.{part}") for part in ("engine", "link")]
+    assert all(logger.isEnabledFor(logging.ERROR) for logger in loggers)
+    logging.disable(logging.CRITICAL)
+    assert not any(logger.isEnabledFor(logging.ERROR) for logger in loggers)
+    yield
+    logging.disable(logging.NOTSET)
+
+
 @pytest.mark.parametrize("point", POINTS, ids=str)
 def test_one_fault_costs_no_more_than_one_answer(
     point: Point, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -109,5 +125,6 @@ def test_one_fault_costs_no_more_than_one_answer(
     monkeypatch.setattr(
         Outbox, "open", lambda outbox, transport: open_outbox(outbox, injection.Transport(transport))
     )
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # records keep what raised alive
+    before = injection.held()
     assert run(injection.story(folder, point, _MOST)), "nothing was injected"
+    injection.check_given_back(before)

@@ -101,10 +101,14 @@ class Driver:
     # ---- what happens -----------------------------------------------------------------------------------
 
     def place(self, instance: Instance, executor: Executes) -> None:
-        """This executor works for that instance from now on."""
-        self._down = None
+        """This executor works for that instance from now on; it is not ours to close if this raises."""
         self._executors[instance.index] = executor
-        self.scheduler.set_available(instance, True)
+        try:
+            self.scheduler.set_available(instance, True)
+        except BaseException:
+            del self._executors[instance.index]
+            raise
+        self._down = None
         self.plan_turn()
 
     def submit(self, works: Sequence[Work]) -> None:

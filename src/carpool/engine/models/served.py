@@ -298,8 +298,8 @@ class Served(Watcher):
         elif self._was_able and self._loop is not None:
             self._loop.call_later(_PATIENCE_S, self._refuse_if_down)
         if able != self._was_able:
-            self._was_able = able
             self.changed()
+            self._was_able = able  # told: else the next look tells it
 
     def _look_at_idle(self) -> None:
         """A process that dies while it has nothing to do tells nobody."""
@@ -318,9 +318,13 @@ class Served(Watcher):
     async def _replace(self, instance: Instance) -> None:
         """Load a new instance, with patience: whatever killed the last one may do so again."""
         delay = _FIRST_RETRY_S
+        placed = False
         while not self._closed:
             try:
-                await self._load_in_place_of(instance)
+                if not placed:
+                    await self._load_in_place_of(instance)
+                placed = True  # once: another would push it out, and nobody would ever close it
+                self.look_at_instances()
             except Exception as error:  # also no memory, no process, no thread: the usual reasons why it died
                 if isinstance(error, CarpoolError):
                     log.error("instance-not-replaced", model=self.name, error=error.message, retry_s=delay)
@@ -340,13 +344,13 @@ class Served(Watcher):
         backend: Backend | HostedInstance = await self._off_the_loop(
             lambda: self._loading.backend(instance.index, count), lambda late: late.close()
         )
+        owner: Backend | HostedInstance | Executes = backend  # who frees it
         try:
-            executor = self._executor(backend)
+            owner = executor = self._executor(backend)
+            self.driver.place(instance, executor)
         except BaseException:
-            backend.close()
+            owner.close()
             raise
-        self.driver.place(instance, executor)
-        self.look_at_instances()
 
     def _refuse_if_down(self) -> None:
         if not self._closed and not self.able:

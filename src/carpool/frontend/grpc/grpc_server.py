@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ _KEEPALIVE_TIMEOUT_MS = 20_000
 _CLIENT_PINGS_MS = 10_000  # clients may ask as often whether we are there
 _LAST_MOMENT_S = 0.25  # for answers that are written already
 _AGE_S = 30.0  # of a connection, where another server may take its place; the library makes it a tenth more
-_NO_END_S = 1e9
+_LOOK_S = 1.0  # between two looks at who is still connected to a server that takes nobody new
 
 
 def options(settings: ServerSettings, largest: int) -> list[tuple[str, int]]:
@@ -82,6 +82,7 @@ class GrpcServer:
     first would cancel what its clients send before they hear of it. So it only takes no new connections, and
     those that it has are asked to go one by one, as their age ends: this the library does without losing a
     call. Until then a client that was here before can send the new model no longer messages than it could.
+    It is stopped when nobody is connected who was then: no clock says when the last of them has heard of it.
     Before all models are there, where nothing comes later, the first is stopped at once.
     """
 
@@ -149,13 +150,18 @@ class GrpcServer:
             with sock:
                 if polling:
                     sock.shutdown(socket.SHUT_RDWR)
-        task = asyncio.get_running_loop().create_task(self._stop_later(server, _AGE_S if polling else 0.0))
+        task = asyncio.get_running_loop().create_task(self._stop_later(server, polling))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 
-    async def _stop_later(self, server: Any, age_s: float) -> None:
-        await asyncio.sleep(1.2 * age_s)
-        await server.stop(_NO_END_S if age_s else self._settings.drain_s)  # streams may last
+    async def _stop_later(self, server: Any, polling: bool) -> None:
+        if polling:
+            await asyncio.sleep(_LOOK_S)  # whom it was just about to take is connected by now
+            left = await asyncio.to_thread(connections, self._addresses)
+            while left:  # some may be its successor's: these age as well
+                await asyncio.sleep(_LOOK_S)
+                left = await asyncio.to_thread(still_open, left)
+        await server.stop(self._settings.drain_s)
         self._servers.remove(server)
 
     async def stop(self, within_s: float) -> int:
@@ -195,26 +201,65 @@ def _configuration(pair: Pair) -> grpc.ServerCertificateConfiguration:
 
 
 def listening(where: Sequence[str]) -> list[socket.socket]:
-    """The sockets of this process that listen there, which the library does not show: each once more."""
+    """The sockets of this process that listen there, which the library does not show: each once more.
+
+    Told by their ports: the library listens at an address of IPv4 with a socket of IPv6.
+    """
     found = []
-    for link in Path("/proc/self/fd").iterdir():
-        descriptor = int(link.name)
-        try:
-            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                continue
-            sock = socket.socket(fileno=os.dup(descriptor))
-        except OSError:  # gone by now
-            continue
-        if is_listening(sock) and addresses([sock])[0] in where:
+    ports = ports_of(where)
+    for _, sock in own_sockets():
+        listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if listens and sock.getsockname()[1] in ports:
             found.append(sock)
         else:
             sock.close()
     return found
 
 
-def is_listening(sock: socket.socket) -> bool:
-    of_internet = sock.family in (socket.AF_INET, socket.AF_INET6)
-    return of_internet and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+Connections = Mapping[int, int]
+"""Descriptors of this process, each with the number of its socket: a descriptor soon is another's."""
+
+
+def connections(where: Sequence[str]) -> Connections:
+    """All that somebody made to these ports."""
+    found = {}
+    ports = ports_of(where)
+    for descriptor, sock in own_sockets():
+        with sock, contextlib.suppress(OSError):  # it listens or did, or its other end is gone
+            sock.getpeername()
+            if sock.getsockname()[1] in ports:
+                found[descriptor] = os.fstat(sock.fileno()).st_ino
+    return found
+
+
+def still_open(known: Connections) -> Connections:
+    left = {}
+    for descriptor, number in known.items():
+        with contextlib.suppress(OSError):  # closed
+            if os.fstat(descriptor).st_ino == number:
+                left[descriptor] = number
+    return left
+
+
+def ports_of(where: Iterable[str]) -> set[int]:
+    return {int(address.rpartition(":")[2]) for address in where}
+
+
+def own_sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Of this process, over IP: each once more, to be closed, with the descriptor that its owner has."""
+    made = set()  # they may take a number that was listed: that of the list itself
+    for descriptor in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
+        try:
+            if descriptor in made or not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            sock = socket.socket(fileno=os.dup(descriptor))
+        except OSError:  # gone by now
+            continue
+        made.add(sock.fileno())
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            yield descriptor, sock
+        else:
+            sock.close()
 
 
 def addresses(sockets: Iterable[socket.socket]) -> list[str]:
