@@ -21,6 +21,7 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
+import onnx
 import onnxruntime
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
@@ -102,7 +103,7 @@ def quantised(file: Path, shown: Pictures, folder: Path) -> Path:
             str(small),
             Calibration(shown),
             quant_format=QuantFormat.QDQ,
-            per_channel=True,
+            per_channel=onnx.load(plain).opset_import[0].version >= 13,  # the format has it from there on
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
         )
