@@ -236,9 +236,11 @@ class Bench:
         load = Load(aim, given.seconds, 1, rate=given.behaved_rate, slo=0.05)
         self.add(row(f"{behaved} alone", load, *drive(server, load)))
         seconds = load.warmup + given.seconds + 2.0  # it is there before, and still there afterwards
-        processes = max(1, given.processes - 1)
         target = self.tensors(server.url, network=flood)
-        with flooded(target, given.flood_rate, seconds, processes) as found:
+        # Who behaves has generator's cores apart: it must not be late for the flood's sake.
+        apart, rest = self.cores.generator_apart()
+        processes = max(1, min(given.processes - 1, len(rest)))
+        with flooded(target, given.flood_rate, seconds, processes, rest) as found, placed(apart):
             time.sleep(1.0)
             entry = row(f"{behaved} beside {flood}", load, *drive(server, load))
         kept = ("offered_rps", "answered_rps", "goodput_rps", "refused")

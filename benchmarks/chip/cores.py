@@ -28,6 +28,13 @@ class Cores:
     def divided(self) -> bool:
         return self.server.isdisjoint(self.generator)
 
+    def generator_apart(self) -> tuple[frozenset[int], frozenset[int]]:
+        """The last two of the generator's, which are one core of two threads, and the rest of them."""
+        if not self.divided or len(self.generator) < 4:
+            return self.generator, self.generator
+        apart = frozenset(sorted(self.generator)[-2:])
+        return apart, self.generator - apart
+
     def said(self) -> str:
         if not self.divided:
             return f"server and generator share {len(self.everything)} cores, as the kernel puts them"

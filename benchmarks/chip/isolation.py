@@ -5,11 +5,12 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from carpool.lab.load.aim import Aim
+from chip.cores import placed
 
 _LOAD = "import sys; from carpool.cli.main import main; sys.argv[0] = 'carpool'; main()"
 _END_S = 20.0  # for what is still open, and to tell
@@ -30,16 +31,17 @@ def command(aim: Aim, rate: float, seconds: float, processes: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def flooded(aim: Aim, rate: float, seconds: float, processes: int) -> Iterator[Flood]:
-    """It ends by itself after so many seconds, and at the latest with the block."""
+def flooded(aim: Aim, rate: float, seconds: float, processes: int, cores: Collection[int]) -> Iterator[Flood]:
+    """On these cores. It ends by itself after so many seconds, and at the latest with the block."""
     flood = Flood()
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(
-            command(aim, rate, seconds, processes),
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.DEVNULL,
-        )
+        with placed(cores):
+            process = subprocess.Popen(
+                command(aim, rate, seconds, processes),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.DEVNULL,
+            )
         try:
             yield flood
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,7 +202,7 @@ def test_a_flood_ends_with_its_block_and_tells_what_it_found(monkeypatch: pytest
         words = [sys.executable, "-c", said % sleeps]
         monkeypatch.setattr(isolation, "command", lambda *_, words=words: words)
         monkeypatch.setattr(isolation, "_END_S", 1.0)
-        with isolation.flooded(Aim("http://127.0.0.1:1"), 1.0, 0.1, 1) as flood:
+        with isolation.flooded(Aim("http://127.0.0.1:1"), 1.0, 0.1, 1, os.sched_getaffinity(0)) as flood:
             pass
         assert flood.report == expected
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from carpool.link.asked_fields import Sender
 
 from carpool.errors import ConfigError, Forbidden, Unauthenticated
 from carpool.frontend.access.guard import Guard, presented
 from carpool.frontend.access.keys import read_keys
 from carpool.frontend.access.route_rules import Kind, Rule
+from carpool.link.door import Sender
 from carpool.types import RequestOptions
 from frontend.access.key_files import ALICE, BOB, ROOT, admin_keys, api_keys, write
 
