@@ -27,7 +27,6 @@ class CarpoolError(Exception):
 
     reason = "internal"
     while_loading = False  # of a model that was read, and failed then
-    retry_after_s: float | None = None  # of a refusal: when to come back
 
     def __init__(
         self,
@@ -115,6 +114,7 @@ class Cancelled(CarpoolError):  # the client left
 
 class Unavailable(CarpoolError):  # loading, draining, restarting, or one of Triton's own queue limits
     reason = "unavailable"
+    retry_after_s: float | None = None  # when to come back
 
 
 class Unreachable(CarpoolError):

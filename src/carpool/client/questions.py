@@ -141,8 +141,8 @@ class Patience:
 
     def wait(self, error: CarpoolError, now: float) -> float | None:
         """Seconds to wait; None is no more patience, or no use."""
-        later = error.retry_after_s
-        if later is None or not isinstance(error, Refused | Unavailable):
+        later = error.retry_after_s if isinstance(error, Refused | Unavailable) else None
+        if later is None:
             return None
         self._wait = max(later, min(self._wait * _LATER, _LONGEST_S))
         wait = self._wait * uniform(1.0, _LATER)
@@ -166,6 +166,8 @@ def error_of(status: int, fields: Mapping[str, str], body: bytes) -> CarpoolErro
         error.field = at_fault
     if isinstance(error, Refused) and isinstance(document.get("predicted_ms"), int | float):
         error.predicted_ms = float(document["predicted_ms"])
+    if not isinstance(error, Refused | Unavailable):
+        return error
     later, whole = document.get("retry_after_s"), fields.get("retry-after", "")
     if isinstance(later, int | float) and later >= 0:
         error.retry_after_s = float(later)
