@@ -37,7 +37,8 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
     Rule(Kind.METRICS, False): ("GET /metrics",),
     Rule(Kind.INFERENCE, False, "inference"): (
         *(f"POST {_MODEL}/infer", f"POST {_MODEL}/generate", f"POST {_MODEL}/generate_stream"),
-        *("POST /detect", "POST /classify", "POST /segment", "POST /embed", "POST /models/{model}/predict"),
+        *("POST /detect", "POST /classify", "POST /segment", "POST /pose", "POST /obb", "POST /depth"),
+        *("POST /embed", "POST /models/{model}/predict"),
         *("ModelInfer", "ModelStreamInfer"),
     ),
     Rule(Kind.INFERENCE, False, "metadata"): (
