@@ -173,7 +173,7 @@ def test_isolation_floods_each_network_beside_the_other(
         yield SimpleNamespace(url="http://127.0.0.1:1")
 
     @contextlib.contextmanager
-    def flood(aim: Aim, rate: float, seconds: float, processes: int) -> Iterator[Flood]:
+    def flood(aim: Aim, rate: float, seconds: float, processes: int, *_: object) -> Iterator[Flood]:
         happened.append(f"flood {aim.model} {rate:g}")
         yield Flood({"answered_rps": 1.0, "images_rps": 2.0})
         happened.append("over")
