@@ -95,6 +95,16 @@ def test_a_slow_model_does_not_take_for_ever() -> None:
     assert max(backend.sizes) == 1
 
 
+def test_a_disturbance_does_not_make_batches_look_useless() -> None:
+    """If they seemed so, nobody would run one, and nothing would teach better."""
+
+    def disturbed(images: int, run: int) -> float:
+        return (1.0 if run < 6 else 0.02) if images == 2 else linear(images, run)
+
+    measure, _, _ = measuring(disturbed)
+    assert measure.points(sizes(32)).curve(32).efficient[8] == 8
+
+
 def test_passes_spread_a_disturbance_over_all_sizes() -> None:
     """Twice as slow during the first pass only."""
     effort = Effort(least_runs=3, most_runs=3, passes=4, total=100)

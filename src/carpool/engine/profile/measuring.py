@@ -26,6 +26,7 @@ _CLEAR = 0.03  # half the width of what is not known, over the time itself
 _LOOKS, _LOOK_S = 2, 1.0
 _COLD = 1.4  # a first run takes up to so many times as long as the next
 _LONG_S = 0.5
+_SEEN_ANYWAY = 8  # images
 _NO_GAIN = 0.95  # of the best rate: larger batches that do worse, twice in a row, are not looked at
 
 
@@ -114,7 +115,7 @@ class Measuring:
         times: dict[int, list[float]] = {}
         ended = ""
         for images in wanted:
-            if times and self.now() + self._expected(_point(*list(times.items())[-1]), images) > end:
+            if times and self._is_over(_point(*list(times.items())[-1]), images, end):
                 ended = f"the {self._effort.total:g} s for measuring were over"
                 break
             tell(images)
@@ -184,6 +185,14 @@ class Measuring:
             if len(last) == few and max(last) <= _STEADY * min(last):
                 return last
         return times if warm else []
+
+    def _is_over(self, before: Point, images: int, end: float) -> bool:
+        """Whether another size would take too long. The first few are seen even where something else took the
+        time: by one or two that it disturbed batches seem to bring nothing, and nobody runs one to learn."""
+        takes = self._expected(before, images)
+        if images <= _SEEN_ANYWAY and takes < _LONG_S:
+            return False
+        return self.now() + takes > end
 
     def _expected(self, before: Point, images: int) -> float:
         """Seconds that another size will take, at least."""
