@@ -98,10 +98,11 @@ class FrontService:
         catalog = self.door.catalog
         entry = catalog.entries.get((name, version)) if version else catalog.newest.get(name)
         if entry is None:
+            if not self.door.serving:
+                raise not_serving()
             error = _absent(catalog, name, version)
             # While a start goes on, as after the end of an engine, what is not there yet may come.
-            is_starting = isinstance(error, NotFound) and not catalog.ready
-            raise not_serving() if is_starting or not self.door.serving else error
+            raise not_serving() if isinstance(error, NotFound) and not catalog.ready else error
         return entry
 
     def row(self, entry: ModelEntry) -> Row:

@@ -167,6 +167,14 @@ def test_documents_stay_readable_while_the_engine_restarts(front: FrontEnd, clie
     assert error_of(response)["reason"] == "not-serving"
 
 
+def test_what_is_not_there_yet_while_models_load_is_not_called_unknown(
+    front: FrontEnd, client: Client
+) -> None:
+    front.door.catalog = replace(front.door.catalog, ready=False)
+    response = client.get("/v2/models/nothing")
+    assert (response.status, error_of(response)["reason"]) == (503, "not-serving")
+
+
 def test_repository_index(front: FrontEnd, client: Client) -> None:
     front.door.catalog = replace(
         front.door.catalog,
