@@ -125,11 +125,11 @@ async def serve(
         await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not stopping.done():
             opening.result()
-            table.block(0).server.set(UP, 1.0)
-            host.set_ready(True)
-            await side.everyone_saw(host.catalog.number)
-            ready(host.catalog, ports)
             with watched(settings):
+                table.block(0).server.set(UP, 1.0)
+                host.set_ready(True)
+                await side.everyone_saw(host.catalog.number)
+                ready(host.catalog, ports)
                 await stopping
         logger("server").info("draining", seconds=settings.drain_s)
     finally:
