@@ -91,7 +91,7 @@ def test_none_bad_proves_a_limit_after_some_hundred() -> None:
 
 
 def test_it_is_what_the_mixture_says() -> None:
-    """Two bad of two: the mixture is B(2.5, 0.5) / B(0.5, 0.5) = 3/8, so rates below √(0.01 · 3/8) are out."""
+    """Two bad of two: B(2.5, 0.5) / B(0.5, 0.5) is 3/8, so rates below √(0.01 · 3/8) are out."""
     assert interval(2, 2).low == pytest.approx((0.01 * 3 / 8) ** 0.5)
     assert interval(2, 2).high == 1.0
     assert log(interval(0, 2, 0.99).high) == pytest.approx(log(1 - (0.01 * 3 / 8) ** 0.5))
