@@ -188,7 +188,12 @@ class ModelRoute(Generic[Target]):
                 answer_error(exchange, CarpoolError(f"the server failed on this request: {error}"))
 
         def received(body: bytes | bytearray, _at: float) -> None:
-            exchange.on_disconnect = service.later(wait(body)).cancel
+            task = service.later(wait(body))
+
+            def left() -> None:
+                task.cancel()
+
+            exchange.on_disconnect = left
 
         return Collect(service.max_body_bytes, received)
 
