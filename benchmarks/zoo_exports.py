@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 SIDE = 320  # of pictures for detectors
 STATIC, DYNAMIC = "static", "dynamic"
+LAYERS = "layers"
 COCO = [f"thing {number}" for number in range(80)]
 Network = Callable[[], nn.Module]
 
@@ -32,6 +33,7 @@ class Export:
     beside: Mapping[str, object] = field(default_factory=dict)  # JSON files, or lists of labels
     rows: bool = False  # outputs do not begin with the batch
     script: bool = False  # TorchScript instead of ONNX
+    quantised: str = ""  # in 8 bits, by onnxruntime's own tools: its layers, or everything
     quick: bool = False
 
     def fits(self, found: Mapping[str, object]) -> bool:
@@ -53,7 +55,8 @@ class Export:
             warnings.simplefilter("ignore")
             if self.script:
                 return self._script(network, example, folder / "net.pt")
-            return self._onnx(network, example, folder / "net.onnx")
+            file = self._onnx(network, example, folder / "net.onnx")
+            return in_8_bits(file, self.quantised) if self.quantised else file
 
     def _script(self, network: nn.Module, example: Tensor, file: Path) -> Path:
         extra = {"config.txt": json.dumps(dict(self.metadata))}
@@ -86,6 +89,36 @@ class Export:
                 entry.key, entry.value = key, value
             onnx.save(model, file)
         return file
+
+
+def in_8_bits(file: Path, what: str) -> Path:
+    """Weights and activations, calibrated with noise: numbers change a little, names and shapes do not."""
+    import logging
+
+    import numpy as np
+    import onnxruntime.quantization as tools
+
+    class Noise(tools.CalibrationDataReader):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            model = onnx.load(file)
+            sides = [axis.dim_value or 1 for axis in model.graph.input[0].type.tensor_type.shape.dim]
+            random = np.random.default_rng(7)
+            self._left = [{"images": random.random(sides, np.float32)} for _ in range(4)]
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return self._left.pop() if self._left else None
+
+    small = file.with_name("small.onnx")
+    logging.disable(logging.WARNING)  # its advice
+    tools.quantize_static(
+        str(file),
+        str(small),
+        Noise(),
+        quant_format=tools.QuantFormat.QDQ,
+        op_types_to_quantize=["Conv", "Gemm", "MatMul"] if what == LAYERS else None,
+    )
+    logging.disable(logging.NOTSET)
+    return small.rename(file)
 
 
 # ---- heads
@@ -227,6 +260,10 @@ def _yolo() -> Iterator[Export]:
     said = ultralytics("detect", COCO)
     yield Export("YOLOv8/11, Ultralytics", lambda: Yolo(80), coco, metadata=said, quick=True)
     yield Export("YOLOv8/11, Ultralytics", lambda: Yolo(80), coco, axes=DYNAMIC, metadata=said, quick=True)
+    small = "YOLOv8/11, Ultralytics, INT8"
+    yield Export(small, lambda: Yolo(80), coco, metadata=said, quantised=LAYERS)
+    # One scale for pixels and scores alike: every score is 0 then, and nobody can tell what it was.
+    yield Export(f"{small} with its head", lambda: Yolo(80), {}, metadata=said, quantised="everything")
     yield Export("YOLOv8/11, Ultralytics, TorchScript", lambda: Yolo(80), coco, metadata=said, script=True)
     plain = {"task": "detect", "format": "yolov8", "labels": 0}
     yield Export("YOLOv8/11, 80 classes, no metadata", lambda: Yolo(80), plain)
@@ -353,6 +390,7 @@ def _vectors() -> Iterator[Export]:
     plain = {"task": "classify", "activation": "none"}
     yield Export("Classifier, ImageNet", lambda: Vector(1000), softmax, side=side, quick=True)
     yield Export("Classifier, ImageNet", lambda: Vector(1000), softmax, axes="batch", side=side)
+    yield Export("Classifier, ImageNet, INT8", lambda: Vector(1000), softmax, side=side, quantised=LAYERS)
     ask = 'task = "classify"'
     yield Export("Classifier, 10 classes", lambda: Vector(10), softmax, side=side, setting=ask, quick=True)
     yield Export(

@@ -39,8 +39,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "core": "",
     "demo": "",
     "engine": "backends backends/torch config core engine/models engine/profile link memory observe vision",
-    "engine/models": "backends backends/torch config core engine engine/profile link observe vision "
-    "vision/tasks",
+    "engine/models": "backends backends/python backends/torch config core engine engine/profile link observe "
+    "vision vision/tasks",
     "engine/profile": "backends config core engine link observe",
     "frontend": "core frontend/pictures link memory observe wire",
     "frontend/access": "config observe",

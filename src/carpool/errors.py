@@ -130,7 +130,7 @@ class ModelError(CarpoolError):  # the model raised, died, or answered with the 
 
 def retry_after(error: CarpoolError) -> int | None:
     """When a client that was refused may come back, in whole seconds; None where that would not help."""
-    if isinstance(error, Refused) and error.retry_after_s is not None:
+    if isinstance(error, Refused | Unavailable) and error.retry_after_s is not None:
         seconds = error.retry_after_s
         return min(max(1, math.ceil(seconds)), _LONGEST_WAIT_S) if math.isfinite(seconds) else 1
     return 1 if isinstance(error, Unavailable) else None

@@ -76,6 +76,7 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch: int = 0
+    told: bool = False  # the model hears the id and the parameters of each request
     input_named: Mapping[str, TensorSpec] = field(init=False, repr=False)
     output_named: Mapping[str, TensorSpec] = field(init=False, repr=False)
 

@@ -224,6 +224,15 @@ def test_the_provider_is_chosen_by_what_is_there(
     assert _providers(providers(*there), on(Kind.AUTO), gpu, 3) == chosen
 
 
+def test_an_accelerator_of_tritons_is_taken_where_it_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    config = replace(on(Kind.GPU), accelerators=(TENSORRT, OPENVINO))
+    there = _providers(providers(TENSORRT, CUDA), config, 0, 1)
+    assert [one[0] for one in there[:-1]] == [TENSORRT, CUDA]
+    assert not caplog.records
+    assert _providers(providers(CUDA), config, 0, 1) == [(CUDA, {"device_id": "0"}), CPU]
+    assert f"ignored: this onnxruntime has no {TENSORRT}" in caplog.text
+
+
 def test_tensorrt_that_was_asked_for_has_cuda_behind_it() -> None:
     config = on(Kind.GPU, providers=(TENSORRT,))
     chosen = _providers(providers(TENSORRT, CUDA), config, 2, 1)

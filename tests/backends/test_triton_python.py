@@ -13,6 +13,7 @@ import pytest
 from backends.cases import Specs, python_file, settings
 from carpool import backends
 from carpool.backends.backend import AnswersEach, Backend, Placement
+from carpool.backends.python.declarations import callees
 from carpool.config.model import Mode, ModelConfig, TensorConfig
 from carpool.config.repository import ModelVersion
 from carpool.errors import (
@@ -146,6 +147,48 @@ def test_the_code_of_an_error_says_what_clients_get(
     assert (type(error), str(error)) == (kind, "no")
     with pytest.raises(ModelError, match="model: no"):
         backend.run({"x": rows(1)}, ["y"])
+
+
+def test_a_request_brings_its_id_and_parameters(tritons: Callable[..., Backend]) -> None:
+    told = execute(
+        """
+        def answer(request):
+            parameters = json.loads(request.parameters())
+            said = [len(request.request_id()), request.correlation_id(), request.flags()]
+            if "k" in parameters:
+                assert parameters == {"k": 2, "id": "own"} and request.timeout() == 2000
+            return pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([said], np.float32))])
+        return [answer(request) for request in requests]
+        """
+    )
+    backend = tritons(told)
+    assert isinstance(backend, AnswersEach)
+    details = (
+        b'{"id":"seven","parameters":{"k":2,"id":"own","sequence_id":5,"sequence_start":true,'
+        b'"sequence_end":true,"timeout":2000,"priority":1,"source":"camera"}}'
+    )
+    asked = [({"x": rows(1)}, ("y",))] * 2
+    first, second = backend.run_each(asked, [details, b""])
+    assert not isinstance(first, CarpoolError)
+    assert not isinstance(second, CarpoolError)
+    assert first["y"].tolist() == [[5, 5, 3]]
+    assert second["y"].tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code", "found"),
+    [
+        ({}, 'r = pb_utils.InferenceRequest(model_name="b", inputs=[])\nq = f(model_name=name)', ("b",)),
+        ({"calls": "c, d"}, 'pb_utils.InferenceRequest(model_name="b")', ("c", "d")),
+        ({}, "x = 1", ()),
+    ],
+)
+def test_the_models_that_one_asks_are_known_before_it_runs(
+    tmp_path: Path, parameters: dict[str, str], code: str, found: tuple[str, ...]
+) -> None:
+    file = python_file(tmp_path, code)
+    config = replace(settings("python", file, X, Y), parameters=parameters)
+    assert callees(config, file)[0] == found
 
 
 def test_initialize_is_told_everything_as_text(tritons: Callable[..., Backend], tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from carpool.cli.serve_command import _Screen, _warn_if_open
+from carpool.cli.serve_command import _Screen, _warn_if_open, plain_flags
 from carpool.config.server import ServerSettings
+from carpool.errors import ConfigError
 from frontend.access.key_files import admin_keys, api_keys
 
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
@@ -29,6 +30,25 @@ def test_control_that_is_open_to_all_is_told(
 ) -> None:
     _warn_if_open(ServerSettings(host=host, model_control_mode=mode))
     assert ("control-is-open" in caplog.text) == told
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        (["--exit-on-error=true", "m"], ["--exit-on-error", "m"]),
+        (["--exit-on-error=False"], ["--no-exit-on-error"]),
+        (["--allow-client-shm=1", "--metrics-key=0"], ["--allow-client-shm", "--no-metrics-key"]),
+        (["--exit-on-error", "m"], ["--exit-on-error", "m"]),
+        (["--strict-readiness=false", "--host=true"], ["--strict-readiness=false", "--host=true"]),
+    ],
+)
+def test_flags_may_have_values_as_in_triton(given: list[str], plain: list[str]) -> None:
+    assert plain_flags(given) == plain
+
+
+def test_a_flag_is_true_or_false() -> None:
+    with pytest.raises(ConfigError, match="--exit-on-error is true or false, not 'maybe'"):
+        plain_flags(["--exit-on-error=maybe"])
 
 
 def test_keys_close_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

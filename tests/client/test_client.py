@@ -27,7 +27,17 @@ from carpool.errors import (
     Unavailable,
     Unreachable,
 )
-from carpool.vision.python_pictures import Classes, Detections, Embedding, Masks, Outputs, picture_file, typed
+from carpool.vision.python_pictures import (
+    Classes,
+    Detections,
+    Embedding,
+    Masks,
+    Outputs,
+    Poses,
+    RotatedBoxes,
+    picture_file,
+    typed,
+)
 from client.scripted_server import Scripted, scripted_server
 from frontend.http.front_end import FrontEnd, front_end, image_model
 from frontend.picture_models import BLUE, GREEN, RED, classifier, detector, embedder, picture, segmenter
@@ -164,6 +174,24 @@ def test_outputs_as_arrays() -> None:
     found = typed({"outputs": [listed]})
     assert isinstance(found, Outputs)
     assert np.array_equal(found.arrays["y"], np.array([1.5, np.nan], np.float32), equal_nan=True)
+
+
+def test_keypoints_and_turned_boxes_are_arrays() -> None:
+    box = {"label": "a", "class_id": 0, "score": 0.5, "box": [1, 2, 3, 4]}
+    image = {"width": 9, "height": 9}
+    points = {**box, "keypoints": [[1, 2, 0.5], [3, 4, 0.25]]}
+    pose = typed({"image": image, "detections": [points, points]})
+    assert isinstance(pose, Poses)
+    assert (pose.keypoints.shape, pose.boxes.shape) == ((2, 2, 3), (2, 4))
+    turned = typed({"image": image, "detections": [{**box, "corners": [[0, 0]] * 4, "angle": 0.5}]})
+    assert isinstance(turned, RotatedBoxes)
+    assert (turned.corners.shape, turned.angles.tolist()) == ((1, 4, 2), [0.5])
+    nothing = {"image": image, "detections": []}
+    empty = typed(nothing, Poses)
+    assert isinstance(empty, Poses)
+    assert empty.keypoints.shape == (0, 0, 2)
+    assert type(typed(nothing)) is Detections
+    assert type(typed(nothing, Masks)) is Detections
 
 
 def test_an_image_of_pillow_is_sent_as_it_is_shown() -> None:

@@ -50,10 +50,14 @@ def test_every_variable_reaches_its_setting() -> None:
         "slot_bytes": 8192,
         "max_header_bytes": 2048,
     }
-    environ = {variable: texts.get(name, str(numbers.get(name, 7))) for variable, name in variables().items()}
+    environ = {
+        variable: texts.get(name, str(numbers.get(name, 7)))
+        for variable, name in variables().items()
+        if name not in ("on_demand", "memory_gb")  # which do not go with explicit control
+    }
     found = read(environ)
     default = ServerSettings()
-    for name in variables().values():
+    for name in (variables()[variable] for variable in environ):
         assert getattr(found, name) != getattr(default, name), name
     assert found.cache_dir == Path("/c")
     assert (found.slo_ms, found.allow_client_shm) == (7.0, True)
@@ -91,6 +95,15 @@ def test_a_likely_slip_is_worth_a_warning() -> None:
     environ = {"CARPOOL_HTTP_PRT": "1", "CARPOOL_SERVICE_HOST": "10.0.0.1", "PATH": "/bin"}
     warnings = server_settings({}, environ)[1]
     assert warnings == ["CARPOOL_HTTP_PRT is not a setting; did you mean CARPOOL_HTTP_PORT?"]
+
+
+def test_loading_on_demand() -> None:
+    found = read({"CARPOOL_ON_DEMAND": "true", "CARPOOL_MEMORY_GB": "1.5"})
+    assert (found.on_demand, found.memory_gb) == (True, 1.5)
+    with pytest.raises(ConfigError, match="on_demand needs model_control_mode none"):
+        read({}, on_demand=True, model_control_mode="poll")
+    with pytest.raises(ConfigError, match="give on_demand"):
+        read({}, memory_gb=1.0)
 
 
 def test_cache_directory() -> None:

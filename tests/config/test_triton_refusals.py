@@ -79,6 +79,26 @@ def test_unknown_fields_name_place_and_nearest() -> None:
     assert "valid here: " in refused("q: 1")
 
 
+def accelerated(text: str, more: str = "") -> tuple[tuple[str, ...], list[str]]:
+    config, warnings = pbtxt_config(f"{more} optimization {{ execution_accelerators {{ {text} }} }}", PATH)
+    return config.accelerators, warnings
+
+
+def test_accelerators_are_providers_of_onnxruntime() -> None:
+    on_cpu = 'cpu_execution_accelerator: [ { name: "openvino" } ]'
+    both = f'gpu_execution_accelerator: [ {{ name: "tensorrt" }} ] {on_cpu}'
+    assert accelerated(both) == (("TensorrtExecutionProvider", "OpenVINOExecutionProvider"), [])
+    half = '{ name: "tensorrt" parameters { key: "p" value: "FP16" } }'
+    taken, (warning,) = accelerated(f"gpu_execution_accelerator: [ {half} ]")
+    assert taken == ("TensorrtExecutionProvider",)
+    assert "execution_accelerators: their parameters" in warning
+    nothing = ["models/m/config.pbtxt: no effect here: optimization"]
+    other = '{ name: "auto_mixed_precision" }'
+    assert accelerated(f"gpu_execution_accelerator: [ {other} ]") == ((), nothing)
+    assert accelerated(f"gpu_execution_accelerator: [ {half}, {other} ]")[1] == nothing
+    assert accelerated(both, 'backend: "openvino"') == ((), nothing)
+
+
 def test_fields_without_effect_share_one_warning() -> None:
     config, warnings = pbtxt_config(
         """

@@ -74,6 +74,53 @@ def test_a_model_asks_another(tmp_path: Path) -> None:
     run(story())
 
 
+PROMISING = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            x = pb_utils.get_input_tensor_by_name(request, "x")
+            asked = pb_utils.InferenceRequest(model_name="doubles", requested_output_names=["y"], inputs=[x])
+            found = asked.exec()
+            if found.has_error():
+                raise ValueError(found.error().message())
+            return pb_utils.InferenceResponse(found.output_tensors())
+"""
+SLOWLY = "import time\ndef setup(config): time.sleep(0.3)\ndef predict(x): return x * 2"
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_who_is_asked_is_loaded_first(tmp_path: Path, on_demand: bool) -> None:
+    """A promise is measured, and measuring asks."""
+    repositories.python(tmp_path, PROMISING, name="asks", head=PLAIN + "\nslo_ms = 2000")
+    repositories.python(tmp_path, SLOWLY, name="doubles", head=PLAIN)
+
+    async def story() -> None:
+        async with Engine(tmp_path, on_demand=on_demand) as engine:
+            found = await engine.infer("asks", row(1, 2))
+            assert found["y"].tolist() == [[2, 4]]
+            assert {served.name for served in engine.served.values()} == {"asks", "doubles"}
+
+    run(story())
+
+
+def test_who_is_asked_may_be_loaded_for_it(tmp_path: Path) -> None:
+    """The name is told by nobody before the call."""
+    asking(tmp_path, "", name="asks")
+    file = tmp_path / "asks" / "1" / "model.py"
+    file.write_text(file.read_text().replace("model_name=''", "model_name='doub' + 'les'"))
+    repositories.python(tmp_path, DOUBLE, name="doubles", head=PLAIN)
+
+    async def story() -> None:
+        async with Engine(tmp_path, on_demand=True) as engine:
+            assert (await engine.infer("asks", row(1, 2)))["y"].tolist() == [[3, 5]]
+
+    run(story())
+
+
 def test_a_coroutine_asks_several_at_once(tmp_path: Path) -> None:
     repositories.python(tmp_path, DOUBLE, name="doubles", head=PLAIN)
     repositories.python(tmp_path, "def predict(x): return x * 3", name="triples", head=PLAIN)

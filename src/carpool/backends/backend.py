@@ -78,9 +78,10 @@ class AnswersEach(Protocol):
     """A backend that sees requests, not rows: what is wrong with one of a batch is not the others' affair."""
 
     def run_each(
-        self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]]
+        self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]], details: Sequence[bytes] = ()
     ) -> list[Mapping[str, Array] | CarpoolError]:
-        """For the inputs and the wanted outputs of each request, its outputs, or why there are none."""
+        """For the inputs and the wanted outputs of each request, its outputs, or why there are none.
+        `details` are what each says of itself, its id and parameters, as JSON or nothing."""
 
 
 class AsksModels(Protocol):
@@ -94,9 +95,10 @@ class AsksModels(Protocol):
         wanted: Sequence[str],
         timeout: float,
         answer: Callable[[Mapping[str, Array] | CarpoolError], None],
+        details: bytes = b"",
     ) -> None:
         """`answer` is called once, soon after in another thread, which it must not keep. An empty `version`
-        is the newest, and a `timeout` of 0 none."""
+        is the newest, and a `timeout` of 0 none. `details` are the id and parameters, as JSON."""
 
     def leave(self) -> None:
         """The instance is gone: nobody waits for what it asked."""
@@ -252,10 +254,10 @@ class Reshaping:
 
 class ReshapingEach(Reshaping):
     def run_each(
-        self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]]
+        self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]], details: Sequence[bytes] = ()
     ) -> list[Mapping[str, Array] | CarpoolError]:
         given = [(self._given(inputs), wanted) for inputs, wanted in requests]
-        answers = cast(AnswersEach, self._backend).run_each(given)
+        answers = cast(AnswersEach, self._backend).run_each(given, details)
         return [one if isinstance(one, CarpoolError) else self._told(one) for one in answers]
 
 

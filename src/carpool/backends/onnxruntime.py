@@ -218,8 +218,18 @@ def _say_what_is_missing(model: str) -> None:
     """Once for a model, however often it is loaded."""
     _log.warning(
         "%s: runs on the CPU: there is a GPU, but this onnxruntime is the package without CUDA: "
-        "pip uninstall onnxruntime, then pip install onnxruntime-gpu",
+        "pip uninstall onnxruntime, then pip install onnxruntime-gpu; "
+        "or pip install 'carpool[onnx-torch]' and set backend = \"onnx_torch\" to run it on PyTorch",
         model,
+    )
+
+
+@cache
+def _say_ignored(model: str, provider: str) -> None:
+    _log.warning(
+        "%s: the execution accelerator of its settings is ignored: this onnxruntime has no %s",
+        model,
+        provider,
     )
 
 
@@ -234,7 +244,13 @@ def _providers(runtime: Any, config: ModelConfig, gpu: int | None, threads: int)
             listed = ", ".join(available)
             raise ConfigError(f"{config.name}: onnxruntime has no provider {name!r} here; it has {listed}")
     fitting = (OPENVINO,) if gpu is None else (CUDA, TENSORRT)
-    names = list(config.onnxruntime.providers) or [name for name in fitting if name in available][:1]
+    wished = [name for name in config.accelerators if name in fitting]
+    for name in {*wished} - {*available}:
+        _say_ignored(config.name, name)
+    wished = [name for name in wished if name in available]
+    names = (
+        list(config.onnxruntime.providers) or wished or [name for name in fitting if name in available][:1]
+    )
     if TENSORRT in names and CUDA in available and CUDA not in names:
         names.insert(names.index(TENSORRT) + 1, CUDA)
     options = {name: {"device_id": str(gpu or 0)} for name in ON_GPUS}

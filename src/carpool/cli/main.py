@@ -19,7 +19,7 @@ from carpool.cli.models_command import ModelsVerb
 from carpool.cli.plan_command import PlanVerb
 from carpool.cli.predict_command import Predict
 from carpool.cli.profile_command import ProfileVerb
-from carpool.cli.serve_command import Serve
+from carpool.cli.serve_command import Serve, plain_flags
 from carpool.cli.simulate_command import Simulate
 from carpool.cli.sweep_command import Sweep
 from carpool.cli.verb_options import LISTED_LAST
@@ -39,7 +39,9 @@ class OneLineErrors(TyperGroup):
 
     def main(self, args: Any = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
         try:
-            result = super().main(args, standalone_mode=False, **extra)
+            words = list(sys.argv[1:] if args is None else args)
+            words = plain_flags(words) if words[:1] == ["serve"] else words
+            result = super().main(words, standalone_mode=False, **extra)
         except Exception as error:
             if not standalone_mode or (message := _one_line(error)) is None:
                 raise

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from carpool.cli import verb_options as o
-from carpool.config.server import ServerSettings
+from carpool.config.server import FALSE, TRUE, ServerSettings
 from carpool.errors import CarpoolError, ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +56,23 @@ def _option(setting: Field[Any], kind: Any) -> tuple[str, Any, Any]:
     told = f"{default:g}" if isinstance(default, int | float) and kind is not bool else default
     more = {"show_default": told if isinstance(told, str) and told else False, **setting.metadata["option"]}
     typed = list[str] if isinstance(default, tuple) else kind
+    if kind is bool:
+        more["name"] = f"{more['name']}/--no-{more['name'].removeprefix('--')}"
     return setting.name, typed | None, o.option(None, setting.metadata["words"], **more)
+
+
+def plain_flags(words: Sequence[str]) -> list[str]:
+    """A command line in which flags have no values: Triton's users write --exit-on-error=true."""
+    flags = {f"--{one.name.replace('_', '-')}" for one in fields(ServerSettings) if _KINDS[one.name] is bool}
+    plain = []
+    for word in words:
+        name, given, value = word.partition("=")
+        if name in flags and given:
+            if value.lower() not in (*TRUE, *FALSE):
+                raise ConfigError(f"{name} is true or false, not {value!r}", field=name)
+            word = name if value.lower() in TRUE else f"--no-{name.removeprefix('--')}"
+        plain.append(word)
+    return plain
 
 
 _KINDS = get_type_hints(ServerSettings)
@@ -98,7 +114,8 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
     sources, mistaken = _find(paths, settings)
     if settings.record:
         settings = replace(settings, record=str(claim(settings.record)))
-    print(f"Loading {_count(len(sources) + mistaken, 'model')} …", flush=True)
+    verb = "Expecting" if settings.on_demand else "Loading"
+    print(f"{verb} {_count(len(sources) + mistaken, 'model')} …", flush=True)
     screen = _Screen(sources, settings)
     if settings.frontends == 0:
         return _alone(paths, settings, screen)
@@ -241,6 +258,7 @@ class _Screen:
         for source in served:
             config, slo_ms = source.config, promised.get(source.config.name)
             promise = f"promises {slo_ms:g} ms" if slo_ms else f"{config.mode.value} batching, no promise"
+            promise = "loaded when it is asked for" if settings.on_demand else promise
             versions = ", ".join(str(version.number) for version in source.versions)
             print(f"    {config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}")
         for name, why in failed.items():

@@ -15,7 +15,16 @@ from carpool.client.client import PASSED_OVER, Frame
 from carpool.client.questions import Asked, Patience, Question, Server, Value
 from carpool.errors import CarpoolError
 from carpool.types import Array, RequestOptions
-from carpool.vision.python_pictures import Answer, Classes, Detections, Embedding, Masks, Picture
+from carpool.vision.python_pictures import (
+    Answer,
+    Classes,
+    Detections,
+    Embedding,
+    Masks,
+    Picture,
+    Poses,
+    RotatedBoxes,
+)
 from carpool.wire.http_reply import NotHttp, Reply, TooLong, read_reply
 
 _END = object()
@@ -116,6 +125,32 @@ class AsyncClient:
     ) -> Masks:
         asked = Asked("segment", model, version, deadline_ms, source)
         return await self._ask_of(picture, asked, options, Masks)
+
+    async def pose(
+        self,
+        picture: Picture,
+        *,
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        source: str = "",
+        **options: object,
+    ) -> Poses:
+        asked = Asked("pose", model, version, deadline_ms, source)
+        return await self._ask_of(picture, asked, options, Poses)
+
+    async def obb(
+        self,
+        picture: Picture,
+        *,
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        source: str = "",
+        **options: object,
+    ) -> RotatedBoxes:
+        asked = Asked("obb", model, version, deadline_ms, source)
+        return await self._ask_of(picture, asked, options, RotatedBoxes)
 
     async def embed(
         self,

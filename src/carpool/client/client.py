@@ -16,7 +16,16 @@ from carpool.client import questions
 from carpool.client.questions import Asked, Patience, Question, Server, Value
 from carpool.errors import CarpoolError, DeadlineExceeded, Refused, Replaced
 from carpool.types import Array, RequestOptions
-from carpool.vision.python_pictures import Answer, Classes, Detections, Embedding, Masks, Picture
+from carpool.vision.python_pictures import (
+    Answer,
+    Classes,
+    Detections,
+    Embedding,
+    Masks,
+    Picture,
+    Poses,
+    RotatedBoxes,
+)
 from carpool.wire.http_reply import Reply
 
 Item = TypeVar("Item")
@@ -132,6 +141,32 @@ class Client:
     ) -> Masks:
         asked = Asked("segment", model, version, deadline_ms, source)
         return self._ask(questions.ask_picture(picture, asked, options, Masks))
+
+    def pose(
+        self,
+        picture: Picture,
+        *,
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        source: str = "",
+        **options: object,
+    ) -> Poses:
+        asked = Asked("pose", model, version, deadline_ms, source)
+        return self._ask(questions.ask_picture(picture, asked, options, Poses))
+
+    def obb(
+        self,
+        picture: Picture,
+        *,
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        source: str = "",
+        **options: object,
+    ) -> RotatedBoxes:
+        asked = Asked("obb", model, version, deadline_ms, source)
+        return self._ask(questions.ask_picture(picture, asked, options, RotatedBoxes))
 
     def embed(
         self,

@@ -194,7 +194,7 @@ def ask_picture(
     picture: Picture, asked: Asked, options: Mapping[str, object], wanted: type[Wanted]
 ) -> Question[Wanted]:
     def read(reply: Reply) -> Wanted:
-        answer = typed(read_document(reply))
+        answer = typed(read_document(reply), wanted)
         if not isinstance(answer, wanted):
             raise InvalidInput(f"the server answered no {wanted.__name__.lower()}: {', '.join(answer)}")
         return answer

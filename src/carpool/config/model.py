@@ -281,6 +281,7 @@ class ModelConfig:
     device_weight: float = 1.0  # its part of a device that several models share
     parameters: Mapping[str, str] = field(default_factory=dict)
     onnxruntime: OnnxruntimeSettings = OnnxruntimeSettings()
+    accelerators: tuple[str, ...] = ()  # providers of onnxruntime to take where they are there
     pytorch: PytorchSettings = PytorchSettings()
     image: ImageSettings | None = None
     detect: DetectSettings | None = None

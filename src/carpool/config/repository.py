@@ -14,6 +14,7 @@ from carpool.config import rules
 from carpool.config.backend_kinds import files_of, home_of, kind_of, kinds
 from carpool.config.model import AllVersions, InstanceGroup, Kind, LatestVersions, Mode, ModelConfig
 from carpool.config.toml import read_toml
+from carpool.config.torchserve import MAR, unpacked
 from carpool.config.triton import read_pbtxt
 from carpool.core.policy import Promise
 from carpool.errors import ConfigError
@@ -111,13 +112,16 @@ def find_places(
 def _places_under(path: Path, names: Mapping[Path, str]) -> dict[str, Path]:
     if path in names and is_model_file(path):
         return {names[path]: path} if path.is_file() else {}
+    if path.suffix == MAR and path.is_file():
+        return {(folder := unpacked(path)).name: folder}
     if path.is_file():
         return {read_model_file(path)[0].config.name: path}
     if not path.is_dir():
         raise ConfigError(f"{path}: no such file or folder")
     if is_model_folder(path):
         return {path.name: path}
-    return {folder.name: folder for folder in _folders(path) if is_model_folder(folder)}
+    archives = [unpacked(file) for file in sorted(path.glob(f"*{MAR}")) if file.is_file()]
+    return {folder.name: folder for folder in (*_folders(path), *archives) if is_model_folder(folder)}
 
 
 def the_place(name: str, places: Places) -> Path:

@@ -17,8 +17,8 @@ PREFIX = "CARPOOL_"
 LOCALHOST = "localhost"  # 127.0.0.1 and ::1: this machine alone
 _EVERY_MODEL = "*"
 
-_TRUE = ("1", "true", "yes", "on")
-_FALSE = ("0", "false", "no", "off")
+TRUE = ("1", "true", "yes", "on")
+FALSE = ("0", "false", "no", "off")
 _PORTS = ("http_port", "grpc_port", "metrics_port")
 _HOST_NAME = re.compile(r"[0-9A-Za-z_.-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?")
 _PICTURE_HOST = re.compile(r"[0-9A-Za-z_.-]{1,253}(:[1-9][0-9]{0,4})?")
@@ -109,6 +109,16 @@ class ServerSettings:
     load_models: tuple[str, ...] = _setting(
         (), "With explicit: a model to start with; * for all.", name="--load-model"
     )
+    on_demand: bool = _setting(
+        False,
+        "Load each model when it is first asked for, and free what was asked least lately for others.",
+        name="--on-demand",
+    )
+    memory_gb: float | None = _setting(
+        None,
+        "With on-demand: gigabytes of memory that models may take; without, 0.8 of what is free.",
+        within=(0.001, 1e6),
+    )
     exit_on_error: bool = _setting(
         False, "Stop when a model does not load, instead of serving the others.", name="--exit-on-error"
     )
@@ -196,18 +206,7 @@ class ServerSettings:
 
     def _mistakes(self) -> Iterator[tuple[str, str]]:
         """What does not go together: the field, and what is wrong with it."""
-        if self.load_models and self.model_control_mode != "explicit":
-            needs = "which needs model_control_mode explicit"
-            yield (
-                "load_models",
-                f"load_models names models to start with, {needs}, not {self.model_control_mode}",
-            )
-        name = self.server_name
-        if not 0 < len(name) <= _MAX_NAME or not name.isprintable():
-            yield (
-                "server_name",
-                f"server_name must be 1 to {_MAX_NAME} printable characters, not {shown(name)}",
-            )
+        yield from self._mistakes_of_models()
         if not self.host:
             yield "host", "host must not be empty"
         if bool(self.tls_cert) != bool(self.tls_key):
@@ -222,6 +221,25 @@ class ServerSettings:
         for name in (name for name in self.picture_hosts if not _PICTURE_HOST.fullmatch(name)):
             form = "names like pictures.example or pictures.example:8080"
             yield "picture_hosts", f"picture_hosts takes {form}, not {shown(name)}"
+
+    def _mistakes_of_models(self) -> Iterator[tuple[str, str]]:
+        if self.on_demand and self.model_control_mode != "none":
+            mode = self.model_control_mode
+            yield "on_demand", f"on_demand needs model_control_mode none, not {mode}: it loads by itself"
+        if self.memory_gb is not None and not self.on_demand:
+            yield "memory_gb", "memory_gb is what models may take that are loaded on demand: give on_demand"
+        if self.load_models and self.model_control_mode != "explicit":
+            needs = "which needs model_control_mode explicit"
+            yield (
+                "load_models",
+                f"load_models names models to start with, {needs}, not {self.model_control_mode}",
+            )
+        name = self.server_name
+        if not 0 < len(name) <= _MAX_NAME or not name.isprintable():
+            yield (
+                "server_name",
+                f"server_name must be 1 to {_MAX_NAME} printable characters, not {shown(name)}",
+            )
 
     @property
     def pictures(self) -> PictureChoice:
@@ -264,18 +282,18 @@ def metrics_switches(given: Collection[str]) -> dict[str, bool]:
     for setting in given:
         key, _, value = setting.partition("=")
         wrong = ""
-        if key == "summary_quantiles" or (key == "summary_latencies" and value.lower() in _TRUE):
+        if key == "summary_quantiles" or (key == "summary_latencies" and value.lower() in TRUE):
             wrong = (
                 f" {shown(setting)}: summaries are not offered, since quantiles of several replicas cannot be"
                 " added up; the histograms carpool_*_duration_seconds are always there"
             )
         elif key not in switches:
             wrong = f" has no {shown(key)}; {nearest(key, switches)}"
-        elif value.lower() not in _TRUE + _FALSE:
+        elif value.lower() not in TRUE + FALSE:
             wrong = f" {key} must be true or false, as in {key}=true, not {shown(value)}"
         if wrong:
             raise ConfigError(f"metrics_config{wrong}", field="metrics_config")
-        switches[key] = value.lower() in _TRUE
+        switches[key] = value.lower() in TRUE
     return switches
 
 
@@ -283,18 +301,24 @@ def variables() -> dict[str, str]:
     return {PREFIX + field.name.upper(): field.name for field in fields(ServerSettings)}
 
 
+def usual_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Where what can be made again is kept, unless somebody says otherwise."""
+    environ = os.environ if environ is None else environ
+    base = environ.get("XDG_CACHE_HOME", "")  # whose rules ignore a relative one
+    caches = Path(base) if base.startswith("/") else Path(environ.get("HOME") or "/tmp") / ".cache"
+    return Path(environ.get("CARPOOL_CACHE_DIR") or caches / "carpool")
+
+
 def server_settings(
     given: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[ServerSettings, list[str]]:
     """The settings and the warnings. `given` comes from the command line: None in it means not given.
 
-    This is the one place that reads the environment.
+    This file is the one place that reads the environment.
     """
     environ = os.environ if environ is None else environ
     known = variables()
-    base = environ.get("XDG_CACHE_HOME", "")  # whose rules ignore a relative one
-    caches = Path(base) if base.startswith("/") else Path(environ.get("HOME") or "/tmp") / ".cache"
-    values: dict[str, Any] = {"cache_dir": caches / "carpool"}
+    values: dict[str, Any] = {"cache_dir": usual_cache_dir(environ)}
     for variable, name in known.items():
         if environ.get(variable, "") != "":
             values[name] = _value(variable, name, environ[variable])
@@ -315,9 +339,9 @@ def _value(variable: str, name: str, text: str) -> object:
         return Path(text)
     default = getattr(ServerSettings(), name)
     if isinstance(default, bool):
-        if text.lower() not in _TRUE + _FALSE:
+        if text.lower() not in TRUE + FALSE:
             raise ConfigError(f"{variable} must be true or false, not {shown(text)}", field=name)
-        return text.lower() in _TRUE
+        return text.lower() in TRUE
     if isinstance(default, str):
         return text
     if isinstance(default, tuple):

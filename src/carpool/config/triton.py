@@ -128,6 +128,7 @@ def _read(source: Source, path: Path, name: str) -> tuple[ModelConfig, list[str]
     if batching.priority_queue_policy and not batching.priority_levels:  # as in Triton
         idle["dynamic_batching.priority_queue_policy"] = None
     config = _model(source, path, name)
+    _account_for_accelerators(source, config, idle)
     # A Python model reads its parameters itself; those for a runtime do what it knows, or nothing.
     known = kind_of(config.backend).parameters
     idle |= {
@@ -137,6 +138,35 @@ def _read(source: Source, path: Path, name: str) -> tuple[ModelConfig, list[str]
 
 
 _LOOKED_INTO = {path.rpartition(".")[0] for path in (*UNSUPPORTED, *NO_EFFECT)}
+
+
+_ACCELERATORS = {
+    "gpu_execution_accelerator": {"tensorrt": "TensorrtExecutionProvider"},
+    "cpu_execution_accelerator": {"openvino": "OpenVINOExecutionProvider"},
+}
+"""By device and Triton's name: what onnxruntime calls it. Others are for other runtimes."""
+
+
+def _accelerators(source: Source) -> tuple[str, ...]:
+    if _backend(source) not in (None, "onnxruntime"):
+        return ()
+    asked = source.message.optimization.execution_accelerators
+    found = (
+        known.get(accelerator.name)
+        for kind, known in _ACCELERATORS.items()
+        for accelerator in getattr(asked, kind)
+    )
+    return tuple(dict.fromkeys(filter(None, found)))
+
+
+def _account_for_accelerators(source: Source, config: ModelConfig, idle: dict[str, None]) -> None:
+    """Where they are all that `optimization` holds, and onnxruntime has each: what is left without effect."""
+    optimization = source.message.optimization
+    asked = [one for kind in _ACCELERATORS for one in getattr(optimization.execution_accelerators, kind)]
+    if len(optimization.ListFields()) == 1 and 0 < len(asked) == len(config.accelerators):
+        del idle["optimization"]
+        if any(one.parameters for one in asked):
+            idle["optimization.execution_accelerators: their parameters"] = None
 
 
 def _model(source: Source, path: Path, name: str) -> ModelConfig:
@@ -167,6 +197,7 @@ def _model(source: Source, path: Path, name: str) -> ModelConfig:
             intra_op_threads=_threads(parameters, "intra_op_thread_count", source),
             inter_op_threads=_threads(parameters, "inter_op_thread_count", source),
         ),
+        accelerators=_accelerators(source),
     )
     if max_batch is None:
         return config

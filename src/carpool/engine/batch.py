@@ -62,6 +62,10 @@ class InBatch(Protocol):
     def encoded(self) -> bool:
         """The one input is a picture's file."""
 
+    @property
+    def details(self) -> bytes:
+        """Its id and parameters in JSON, for a model that is told them."""
+
 
 NO_INPUTS: Mapping[str, Array] = {}
 """Of a request that only another process looks at, or that was answered."""
@@ -74,7 +78,7 @@ class Work(Job):
     where there is one, says where it lies, and copies its rows there in the model's thread.
     """
 
-    __slots__ = ("done", "encoded", "held", "inputs", "place", "route", "sent", "wanted")
+    __slots__ = ("details", "done", "encoded", "held", "inputs", "place", "route", "sent", "wanted")
 
     def __init__(
         self,
@@ -93,6 +97,7 @@ class Work(Job):
         self.done = done
         self.wanted = wanted
         self.encoded = encoded
+        self.details = b""
         self.sent: float | None = None  # when its front end passed it on
         self.place: RequestPlace | None = None
         self.route: Route | None = None  # who has it
@@ -387,7 +392,7 @@ class BatchRun(Generic[RequestT]):
         """Requests that ran together and are answered one by one, whatever the others' answers are."""
         start = monotonic()
         asked = [(work.inputs, work.wanted or self._every_output) for work in works]
-        answers = backend.run_each(asked)
+        answers = backend.run_each(asked, [work.details for work in works])
         ran = monotonic()
         outcomes: list[Outcome] = []
         for number, (work, answered) in enumerate(zip(works, answers, strict=True), start=first):

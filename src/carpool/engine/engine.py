@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from carpool.engine.model_calls import ModelCalls
 from carpool.engine.models.candidate import Override
 from carpool.engine.models.control import Checks, ModelControl
 from carpool.engine.models.fleet import Fleet
+from carpool.engine.models.on_demand import OnDemand
 from carpool.engine.models.served import Served, State
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.route import newest
@@ -60,9 +61,12 @@ class Engine:
         block: Block | None = None,
         cache_dir: str | Path | None = None,
         device_memory_gb: float | None = None,
+        on_demand: bool = False,
+        memory_gb: float | None = None,
         host: Runner | None = None,
     ) -> None:
-        """Models that `host` takes run in its process, and answer only what lies in memory that it maps."""
+        """With `on_demand` models are loaded when they are first asked for, and freed for others. Models that
+        `host` takes run in its process, and answer only what lies in memory that it maps."""
         self._paths = [Path(path) for path in paths]
         self._slo_ms = slo_ms
         self._pictures = pictures or PictureChoice()
@@ -70,10 +74,13 @@ class Engine:
         limit_device_memory(device_memory_gb)
         profiles = None if cache_dir is None else ProfileStore(Path(cache_dir))
         self.fleet = Fleet(self.table, block or self.table.block(0), profiles, host)
-        self.fleet.callers = ModelCalls(
-            self.prepare, self.submit, self.cancel, self.fleet.offered.__getitem__
-        ).caller
+        self.calls = ModelCalls(self.prepare, self.submit, self.cancel, self.fleet.offered.__getitem__)
+        self.calls.is_hosted = self._is_hosted
+        self.calls.before = self._before
+        self.fleet.callers = self.calls.caller
         self.control = ModelControl(self._paths, self.fleet, self._with_promise)
+        self.control.on_demand = on_demand
+        self.on_demand = OnDemand(self.control, self.fleet, memory_gb) if on_demand else None
 
     async def __aenter__(self) -> Engine:
         await self.start()
@@ -101,14 +108,18 @@ class Engine:
     ) -> Mapping[str, CarpoolError]:
         """Load every model, or only these, side by side; each serves as soon as it is warm.
 
-        Whatever can be found wrong without loading is told before anything is loaded. Without `some`, there
+        On demand nothing is loaded yet, but every model's settings are read. Whatever can be found wrong
+        without loading is told before anything is loaded. Without `some`, there
         may be none. With `patient`, what does not load is left for later, and returned by name: the index has
         the reason, too.
         """
         try:
             mistakes: dict[str, ConfigError] | None = {} if patient else None
-            find_models(self._paths, gpus=gpu_count(), only=only, some=some, mistakes=mistakes)
+            found, _ = find_models(self._paths, gpus=gpu_count(), only=only, some=some, mistakes=mistakes)
             there = await self.control.find()
+            if self.on_demand is not None:
+                self.on_demand.expect(there, {source.config.name: source for source in found})
+                return self.control.note_mistakes(mistakes or {})
             names = list(there if only is None else dict.fromkeys(only))
             return await self._load_together(names, progress, patient=patient)
         except BaseException:
@@ -214,6 +225,17 @@ class Engine:
         names = ", ".join(sorted({served.name for served in self.fleet.offered.values()}))
         return NotFound(f"there is no model {wanted}; there are {names or 'none'}")
 
+    def _is_hosted(self, name: str, version: str) -> bool:
+        return self.find(name, version).hosted
+
+    def _before(self, name: str, caller: Served) -> Coroutine[Any, Any, None] | None:
+        """A model asks for another, which may have to be loaded. While it is loaded itself that cannot be:
+        both would be measured, and each wait for the other."""
+        there = any(served.name == name for served in self.fleet.offered.values())
+        if self.on_demand is None or there or caller.state is State.LOADING:
+            return None
+        return self.on_demand.bring(name)
+
     # ---- inference --------------------------------------------------------------------------------------
 
     async def infer(
@@ -240,6 +262,8 @@ class Engine:
             if not answer.done():
                 answer.set_result(outcome)
 
+        if self.on_demand is not None:
+            await self.on_demand.bring(model)
         key, work, single = self.prepare(model, inputs, version, outputs, done)
         if deadline_ms is not None:
             work.deadline = work.due = work.arrived + deadline_ms / 1e3
@@ -303,6 +327,8 @@ class Engine:
             if model or not isinstance(first, str):
                 raise InvalidInput("predict takes a picture, or a model's name and a picture", field="model")
             model = first
+        if model and self.on_demand is not None:
+            await self.on_demand.bring(model)
         served = self.find(model or self._first_for_pictures(), version)
         model = served.name
         if served.vision is None:

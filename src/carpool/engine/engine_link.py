@@ -70,7 +70,7 @@ class Calls:
     def __len__(self) -> int:
         return len(self._works)
 
-    def take(self, fields: Fields, template: ServedTemplate | None, now: float) -> None:
+    def take(self, fields: Fields, template: ServedTemplate | None, now: float, details: bytes) -> None:
         """A request: it is submitted with those that came at once with it."""
         _, _, call, number, offset, output, capacity, arrived, deadline, sent, outside = fields[:11]
         timeout, coming, priority, source, flags = fields[11:]
@@ -104,6 +104,7 @@ class Calls:
         work.latest = bool(flags & records.LATEST)
         if flags & records.COMING:
             work.ready_at = now + coming
+        work.details = details
         self._works[call] = work
         if flags & records.SPARE:
             self._engine.submit_spare(template.key, work)
@@ -218,6 +219,16 @@ def _answer(place: RequestPlace, timing: Timing, error: CarpoolError | None) -> 
     return record + payload if payload else record
 
 
+def checked_details(details: bytes) -> bytes:
+    """What a request says of itself, if that can be read."""
+    try:
+        if len(details) > records.MAX_DETAILS_BYTES or not isinstance(orjson.loads(details), dict):
+            raise ValueError
+    except ValueError:
+        raise ProtocolError(f"{len(details)} bytes about a request that say nothing") from None
+    return details
+
+
 def _check_options(
     call: int, template: ServedTemplate, deadline: float, timeout: float, flags: int, coming: float
 ) -> None:
@@ -320,7 +331,7 @@ class EngineLink(asyncio.Protocol):
         try:
             for fields, payload in said[:_AT_ONCE]:
                 if fields[0] == records.SUBMIT:
-                    take(fields, templates.get(fields[3]), now)
+                    take(fields, templates.get(fields[3]), now, payload and checked_details(payload))
                 else:
                     self.calls.submit()
                     self._obey(fields, payload)

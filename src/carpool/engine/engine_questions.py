@@ -244,8 +244,10 @@ class ControlDesk:
         self._looking: asyncio.Task[None] | None = None
         self._complaint = ""
         self._folders = host.engine.folders
+        self._on_demand = host.engine.on_demand
         host.on_question("load", self._load)
         host.on_question("unload", self._unload)
+        host.on_question("demand", self._demand)
         host.on_stop(self.close)
         if self._mode == "explicit":
             host.extra["extensions"] = (*host.extra.get("extensions", ()), UNLOAD_EXTENSION)
@@ -276,6 +278,9 @@ class ControlDesk:
         if self._engine.control.closed:
             raise Unavailable("the server is stopping", reason="stopping")
         self._host.extra.pop("loading", None)
+        if self._on_demand is not None:
+            self._host.extra["on_demand"] = dict(self._on_demand.tasks)
+            failed = {}  # who asks for them hears why
         if failed and settings.needs_models and not self._engine.served:
             await self._engine.stop(0.0)
             raise next(iter(failed.values()))
@@ -284,6 +289,16 @@ class ControlDesk:
             self._tidy()
         if self._mode != "none":
             self._looking = asyncio.get_running_loop().create_task(self._look_in_time())
+
+    async def _demand(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """A front end has requests for a model that is not loaded."""
+        if self._on_demand is None:
+            raise Unsupported("models are not loaded on demand here")
+        try:
+            await self._on_demand.bring(str(arguments["model"]))
+        except CarpoolError as error:
+            raise hide_paths(error, self._folders) from None
+        return {}
 
     def _following(self, progress: StartProgress) -> StartProgress:
         """Tells the front ends, too: not every step, since each costs a whole catalogue."""
@@ -316,6 +331,8 @@ class ControlDesk:
     def close(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
+        if self._on_demand is not None:
+            self._on_demand.close()
 
     async def look(self) -> None:
         """Follow the folders, or just list what is in them, so that the index knows what could be loaded."""

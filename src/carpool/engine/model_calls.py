@@ -8,22 +8,46 @@ a model calls itself or two wait for each other, the call is refused at once, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from carpool.core.job import INFINITY, RUNNING
 from carpool.engine.batch import Outcome, Work
-from carpool.errors import CarpoolError, Unavailable, without_stack
+from carpool.errors import CarpoolError, Unavailable, Unsupported, without_stack
 from carpool.types import Array
 
 if TYPE_CHECKING:
     from carpool.engine.models.served import Served
 
+T = TypeVar("T")
+
 MOST_CALLS = 64
 """Of one instance at the same time."""
 
 AnswerCall = Callable[[Mapping[str, Array] | CarpoolError], None]
+
+
+class CallOfModel(NamedTuple):
+    model: str
+    version: str
+    inputs: Mapping[str, Array]
+    wanted: Sequence[str]
+    timeout: float
+    details: bytes
+    answer: AnswerCall
+
+
+AskHosted = Callable[[CallOfModel, float], Coroutine[Any, Any, Mapping[str, Array]]]
+"""Answers a call by this time, of a model in another process."""
+Before = Callable[[str, "Served"], Coroutine[Any, Any, None] | None]
+"""What is to be waited for before this model is asked by that one; mostly nothing."""
+
+
+async def _nobody(call: CallOfModel, _until: float) -> Mapping[str, Array]:
+    raise Unsupported(f"{call.model} runs in another process: only front ends reach it")
 
 
 class Prepare(Protocol):
@@ -49,6 +73,9 @@ class ModelCalls:
     ) -> None:
         self.prepare, self.submit, self.cancel, self.offered = prepare, submit, cancel, offered
         self.busy: set[Caller] = set()  # those with open calls
+        self.is_hosted: Callable[[str, str], bool] = lambda _model, _version: False
+        self.ask_hosted: AskHosted = _nobody
+        self.before: Before = lambda _model, _caller: None
 
     def caller(self, served: Served, index: int) -> Caller:
         """From a thread that loads the instance of this number."""
@@ -77,6 +104,7 @@ class Caller:
         self.served = served
         self.index = index
         self.open: dict[Work, Served] = {}  # with the version that each is for
+        self._elsewhere: set[asyncio.Task[Any]] = set()
         self._left = False
 
     def ask(
@@ -87,10 +115,12 @@ class Caller:
         wanted: Sequence[str],
         timeout: float,
         answer: AnswerCall,
+        details: bytes = b"",
     ) -> None:
+        call = CallOfModel(model, version, inputs, wanted, timeout, details, answer)
         try:
             assert self._loop is not None  # it is loaded on one
-            self._loop.call_soon_threadsafe(self._ask, model, version, inputs, wanted, timeout, answer)
+            self._loop.call_soon_threadsafe(self._ask, call)
         except RuntimeError:
             answer(Unavailable("the engine has stopped", reason="stopping"))
 
@@ -99,40 +129,64 @@ class Caller:
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self._leave)
 
-    def _ask(
-        self,
-        model: str,
-        version: str,
-        inputs: Mapping[str, Array],
-        wanted: Sequence[str],
-        timeout: float,
-        answer: AnswerCall,
-    ) -> None:
+    def _ask(self, call: CallOfModel) -> None:
+        try:
+            if self._left or len(self.open) + len(self._elsewhere) >= MOST_CALLS:
+                why = (
+                    "the instance is gone" if self._left else f"{MOST_CALLS} calls of this instance are open"
+                )
+                raise Unavailable(why, reason="overload")
+            first = self._calls.before(call.model, self.served)
+            if first is not None:
+                self._begin(first, lambda _: self._ask(call), call.answer)
+            elif self._calls.is_hosted(call.model, call.version):
+                until = self._until(monotonic(), call.timeout)
+                self._begin(self._calls.ask_hosted(call, until), call.answer, call.answer)
+            else:
+                self._ask_here(call)
+        except CarpoolError as error:
+            call.answer(without_stack(error))
+
+    def _ask_here(self, call: CallOfModel) -> None:
         single = False
 
         def done(work: Work, outcome: Outcome) -> None:
             if self.open.pop(work, None) is not None and not self.open:
                 self._calls.busy.discard(self)
             if outcome.outputs is None:
-                answer(outcome.error or CarpoolError(f"{model} gave no answer"))
+                call.answer(outcome.error or CarpoolError(f"{call.model} gave no answer"))
             else:
-                answer({name: array[0] if single else array for name, array in outcome.outputs.items()})
+                call.answer({name: one[0] if single else one for name, one in outcome.outputs.items()})
 
-        try:
-            if self._left or len(self.open) >= MOST_CALLS:
-                why = (
-                    "the instance is gone" if self._left else f"{MOST_CALLS} calls of this instance are open"
-                )
-                raise Unavailable(why, reason="overload")
-            key, work, single = self._calls.prepare(model, inputs, version, wanted, done)
-            work.deadline = work.due = min(
-                self._deadline(), work.arrived + timeout if timeout > 0 else INFINITY
-            )
-            self._note(work, self._calls.offered(key))
-        except CarpoolError as error:
-            answer(without_stack(error))
-            return
+        key, work, single = self._calls.prepare(call.model, call.inputs, call.version, call.wanted, done)
+        work.details = call.details
+        work.deadline = work.due = self._until(work.arrived, call.timeout)
+        self._note(work, self._calls.offered(key))
         self._calls.submit(key, [work])
+
+    def _begin(
+        self,
+        work: Coroutine[Any, Any, T],
+        then: Callable[[T], None],
+        fail: Callable[[CarpoolError], None],
+    ) -> None:
+        """For a model that is to be loaded first, or in another process, where none calls others: whoever
+        waits for these waits for nobody who waits for it."""
+        assert self._loop is not None
+        task = self._loop.create_task(work)
+        self._elsewhere.add(task)
+
+        def over(done: asyncio.Task[T]) -> None:
+            self._elsewhere.discard(done)
+            error = Unavailable("the instance is gone") if done.cancelled() else done.exception()
+            if error is None:
+                then(done.result())
+            elif isinstance(error, CarpoolError):
+                fail(without_stack(error))
+            else:
+                fail(CarpoolError(f"the call failed: {error}"))
+
+        task.add_done_callback(over)
 
     def _note(self, work: Work, target: Served) -> None:
         self.open[work] = target
@@ -148,6 +202,9 @@ class Caller:
                 reason="deadlock",
             )
 
+    def _until(self, now: float, timeout: float) -> float:
+        return min(self._deadline(), now + timeout if timeout > 0 else INFINITY)
+
     def _deadline(self) -> float:
         """The latest of the batch that it runs, which may be a trial that nobody sent."""
         try:
@@ -160,6 +217,8 @@ class Caller:
         self._left = True
         for work in list(self.open):
             self._calls.cancel(work)
+        for task in self._elsewhere:
+            task.cancel()
 
 
 def _is_held(work: Work, target: Served, stuck: set[Caller]) -> bool:

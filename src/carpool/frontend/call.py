@@ -104,6 +104,10 @@ class ClientCall:
     def _traced(self) -> RequestHead:
         return self.head
 
+    def _named(self, head: RequestHead) -> RequestHead:
+        """With the request's own id, where the head is one that many share."""
+        return head
+
     def _what(self) -> Mapping[str, str]:
         return {"model": self.entry.name}
 
@@ -203,6 +207,8 @@ class ClientCall:
     def _offer(self, head: RequestHead, slot: Slot, tail: int, ready_in: float | None = None) -> None:
         """The one way through the door."""
         self._offered_at = monotonic()
+        if self.entry.signature.told:
+            head = self._named(head)
         self._call = self.service.door.infer(
             self.entry,
             head,

@@ -15,7 +15,7 @@ import orjson
 
 from carpool import __version__
 from carpool.errors import CarpoolError, InvalidInput, NotFound
-from carpool.link.door import UNLOADED, Catalog, Door, IndexEntry, ModelEntry
+from carpool.link.door import ON_DEMAND, UNLOADED, Catalog, Door, IndexEntry, ModelEntry
 from carpool.observe.counters import MODEL_ROWS, Table
 from carpool.observe.statistics import BOUNDS, model_counts, server_counts
 from carpool.types import TensorSpec
@@ -75,7 +75,9 @@ def failures(catalog: Catalog) -> dict[str, str]:
     return {
         line.name: line.reason
         for line in catalog.index
-        if line.name not in catalog.newest and line.state == "UNAVAILABLE" and line.reason != UNLOADED
+        if line.name not in catalog.newest
+        and line.state == "UNAVAILABLE"
+        and line.reason not in (UNLOADED, ON_DEMAND)
     }
 
 

@@ -168,6 +168,7 @@ class FrontLink(asyncio.Protocol):
         sender: Sender,
         ready_in: float | None = None,
         spare: bool = False,
+        details: bytes = b"",
     ) -> None:
         """Nothing has happened if this raises."""
         self._number = number = self._number + 1
@@ -186,7 +187,7 @@ class FrontLink(asyncio.Protocol):
         timeout, priority = options.timeout, max(options.priority, sender.priority)
         record = _pack(
             SUBMIT,
-            0,
+            len(details),
             number,
             template.number,
             offset,
@@ -202,7 +203,7 @@ class FrontLink(asyncio.Protocol):
             self._sources.number(sender.source, sender.holder, sender.weight) if sender.source else 0,
             flags,
         )
-        self._outbox.put(record)
+        self._outbox.put(record + details if details else record)
         call.number = number
         call.link = self
         self._calls[number] = call

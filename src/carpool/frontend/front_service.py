@@ -10,6 +10,7 @@ from itertools import islice
 
 from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.client_memory import ClientMemory
+from carpool.frontend.demands import Demands, NotLoaded
 from carpool.frontend.documents import served_versions
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.tracing import Tracer
@@ -46,7 +47,10 @@ def _absent(catalog: Catalog, name: str, version: str) -> CarpoolError:
     for line in lines:
         if line.state in ("LOADING", "UNAVAILABLE") and line.reason != UNLOADED:
             why = f": {line.reason}" if line.reason else ""
-            return Unavailable(f"{not_ready}; it is {line.state.lower()}{why}", reason="model-not-ready")
+            sentence = f"{not_ready}; it is {line.state.lower()}{why}"
+            if name in catalog.on_demand:
+                return NotLoaded(sentence, name)
+            return Unavailable(sentence, reason="model-not-ready")
     was_loaded = any(line.state for line in lines)
     if name in catalog.newest:
         served = ", ".join(served_versions(catalog, name))
@@ -88,13 +92,15 @@ class FrontService:
         self.memory = ClientMemory(door, max_body_bytes)
         self.tracer = Tracer(door)
         self.pictures = PictureService(door, picture_threads)
+        self.demands = Demands(door)
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
         self._block = block
         self._rows: dict[tuple[int, int], Row] = {}
         self._rows_of: Catalog | None = None
 
     def look_up(self, name: str, version: str = "") -> ModelEntry:
-        """The version asked for or the newest; raises `NotFound`, or `Unavailable` when it may come."""
+        """The version asked for or the newest; raises `NotFound`, `Unavailable` when it may come, or
+        `NotLoaded` when that is only to be asked for."""
         catalog = self.door.catalog
         entry = catalog.entries.get((name, version)) if version else catalog.newest.get(name)
         if entry is None:
@@ -117,5 +123,6 @@ class FrontService:
         return row
 
     def close(self) -> None:
+        self.demands.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.pictures.close()

@@ -16,16 +16,20 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+import orjson
+
 from carpool.core.job import INFINITY
 from carpool.core.refusal_words import SPARE, skipped
-from carpool.errors import CarpoolError, NotFound, Unavailable
+from carpool.errors import CarpoolError, NotFound, TooLarge, Unavailable
 from carpool.frontend.front_link import FrontLink, RemoteCall, stalled
 from carpool.link.advice import Gate, open_gate
 from carpool.link.door import NOBODY, Answer, Catalog, MakeRoom, ModelEntry, Sender, Slot
+from carpool.link.records import MAX_DETAILS_BYTES
 from carpool.link.templates import Template
 from carpool.memory.arena import Arena, ArenaSlot, check_fits
 from carpool.memory.pulse import HOPELESS_S, STALE_S
 from carpool.observe.logs import logger
+from carpool.wire.head import write_options
 from carpool.wire.v2 import RequestHead
 
 _log = logger("link")
@@ -178,6 +182,7 @@ class RemoteDoor(BodySlots):
             if self.known.get(entry.key) is not entry:
                 entry = self._current(entry)
             template = link.templates.find(entry, head) or self._learn(link, entry, head)
+            details = _details(head) if entry.signature.told else b""
         except CarpoolError as error:
             return self._fail(call, error)
         if type(slot) is not ArenaSlot or template.extent > len(slot.view) - tail:
@@ -186,7 +191,8 @@ class RemoteDoor(BodySlots):
         # Without room for its outputs they come over the socket, which is slower but still an answer.
         call.output = self.arena.allocate(template.capacity)
         try:
-            link.submit(call, slot.offset + tail, arrived, deadline, head.options, sender, ready_in, spare)
+            options = head.options
+            link.submit(call, slot.offset + tail, arrived, deadline, options, sender, ready_in, spare, details)
         except BaseException:
             if call.output is not None:
                 call.output.release()
@@ -273,6 +279,19 @@ class RemoteDoor(BodySlots):
         if not now.signature.is_like(entry.signature):
             raise Unavailable(f"model '{entry.name}' was replaced; try again", reason="model-replaced")
         return now
+
+
+def _details(head: RequestHead) -> bytes:
+    """For a model that is told them; nothing where there is nothing to tell."""
+    options = write_options(head.options)
+    if not (head.id or options):
+        return b""
+    details = orjson.dumps({"id": head.id, "parameters": options})
+    if len(details) > MAX_DETAILS_BYTES:
+        raise TooLarge(
+            f"the id and the parameters take more than the {MAX_DETAILS_BYTES} bytes that they may"
+        )
+    return details
 
 
 def _restarted() -> Unavailable:

@@ -147,6 +147,8 @@ class IndexEntry(NamedTuple):
 
 UNLOADED = "unloaded"
 """The reason of a model that somebody took away."""
+ON_DEMAND = "it is loaded when it is asked for"
+"""The reason of a model that is not in memory now, where that is all that is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,8 @@ class Catalog:
     extensions: Sequence[str] = ()  # of the protocol, besides those that every server has
     server_name: str = "carpool"  # what the server calls itself to clients
     loading: str = ""  # how far the start is: what is loaded now, in words
+    on_demand: Mapping[str, str] = field(default_factory=dict)
+    """By name, the models that are loaded when they are asked for, and the task that their settings name."""
 
     @property
     def able(self) -> bool:
@@ -351,7 +355,9 @@ def read_catalog(number: int, payload: bytes, known: Mapping[int, ModelEntry]) -
 def _read_entry(listed: dict[str, Any]) -> ModelEntry:
     signature = listed["signature"]
     inputs, outputs = (_read_specs(signature[side]) for side in ("inputs", "outputs"))
-    listed["signature"] = Signature(signature["model"], inputs, outputs, signature["max_batch"])
+    listed["signature"] = Signature(
+        signature["model"], inputs, outputs, signature["max_batch"], signature["told"]
+    )
     return ModelEntry(**{**listed, "row": tuple(listed["row"])})
 
 

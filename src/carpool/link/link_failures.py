@@ -7,7 +7,7 @@ from struct import Struct
 from carpool import errors
 from carpool.core.job import Reason, Refusal
 from carpool.core.refusal_words import RefusalInNumbers, in_words
-from carpool.errors import CarpoolError, Refused
+from carpool.errors import CarpoolError, Refused, Unavailable
 from carpool.link.records import GONE
 from carpool.wire.head import load_object
 from carpool.wire.v2 import encode_error
@@ -57,9 +57,10 @@ def read_failure(status: int, payload: bytes, model: str = "the model") -> Carpo
     numbers = {name: value for name, value in document.items() if type(value) in (int, float)}
     if kind is Refused:
         return Refused(message, reason=reason, predicted_ms=predicted, retry_after_s=retry, numbers=numbers)
-    if retry is not None:
-        numbers["retry_after_s"] = retry
-    return kind(message, reason=reason, field=field, numbers=numbers)
+    error = kind(message, reason=reason, field=field, numbers=numbers)
+    if isinstance(error, Unavailable):
+        error.retry_after_s = retry
+    return error
 
 
 def _read_numbers(payload: bytes, model: str) -> CarpoolError:

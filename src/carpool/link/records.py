@@ -70,6 +70,8 @@ MAX_RUNNER_TEMPLATES = 4096
 MAX_SOURCES = 1024
 """Names that have a number at a time, from 1 on: the next one takes the number that was given first."""
 MAX_PRIORITY = 0xFFFF_FFFF
+MAX_DETAILS_BYTES = 64 << 10
+"""What a request says of itself beyond its tensors: its id and its parameters."""
 MAX_ASKS = 64
 """Questions that one front end may have open."""
 MAX_ASK_BYTES = 256 << 20

@@ -43,6 +43,8 @@ def engine_for(
         block=block,
         cache_dir=settings.cache_dir,
         device_memory_gb=settings.device_memory_gb,
+        on_demand=settings.on_demand,
+        memory_gb=settings.memory_gb,
         host=host,
     )
 

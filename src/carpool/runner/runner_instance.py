@@ -38,6 +38,8 @@ class RequestInMemory:
 
     __slots__ = ("encoded", "images", "inputs", "memory", "template", "wanted")
 
+    details = b""  # for models of other processes
+
     def __init__(self, template: ServedTemplate, inputs: Mapping[str, Any], memory: mmap) -> None:
         self.template = template
         self.inputs = inputs

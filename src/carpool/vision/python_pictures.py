@@ -124,6 +124,26 @@ class Detections(Found):
         return np.array([thing["box"] for thing in self.things], np.float32).reshape(-1, 4)
 
 
+class Poses(Detections):
+    @property
+    def keypoints(self) -> Array:
+        """[n, points, 2 or 3]: x and y in pixels of the picture, and how sure each is, where that is told."""
+        listed = [thing["keypoints"] for thing in self.things]
+        return np.array(listed, np.float32) if listed else np.zeros((0, 0, 2), np.float32)
+
+
+class RotatedBoxes(Detections):
+    @property
+    def corners(self) -> Array:
+        """[n, 4, 2]: of the turned boxes, x and y in pixels of the picture; `boxes` lie around them."""
+        return np.array([thing["corners"] for thing in self.things], np.float32).reshape(-1, 4, 2)
+
+    @property
+    def angles(self) -> Array:
+        """[n], in radians, of the side along the width."""
+        return np.array([thing["angle"] for thing in self.things], np.float32)
+
+
 class Masks(Detections):
     key = "masks"
 
@@ -179,6 +199,18 @@ _KINDS: dict[str, type[Answer]] = {
 }
 
 
-def typed(document: dict[str, Any]) -> Answer:
-    """By what is in it; an answer of a task from another package stays a plain one."""
-    return next((kind(document) for key, kind in _KINDS.items() if key in document), Answer(document))
+_PARTS: dict[str, type[Detections]] = {"keypoints": Poses, "corners": RotatedBoxes}
+"""What a detection has beyond its box."""
+
+
+def typed(document: dict[str, Any], wanted: type[Answer] = Answer) -> Answer:
+    """By what is in it; where nothing was found, as it was `wanted`. An answer of a task from another package
+    stays a plain one."""
+    kind = next((kind for key, kind in _KINDS.items() if key in document), Answer)
+    if kind is Detections:
+        things = document["detections"]
+        parts = things[0] if things else {}
+        kind = next((kind for key, kind in _PARTS.items() if key in parts), kind)
+        if not things and issubclass(wanted, Detections) and wanted.key == Detections.key:
+            kind = wanted
+    return kind(document)

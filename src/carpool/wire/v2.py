@@ -151,7 +151,7 @@ def check_head(head: RequestHead, signature: Signature) -> RequestHead:
     if len(head.inputs) != len(specs):
         _check_missing(head, signature)
     _check_outputs(head, signature)
-    if head.options.sequence_id:  # 0 and "" are what clients send for none
+    if head.options.sequence_id and not signature.told:  # 0 and "" are what clients send for none
         raise Unsupported(
             "sequences are not offered: each request is answered on its own; leave sequence_id out",
             field="parameters.sequence_id",

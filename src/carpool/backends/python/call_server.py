@@ -39,6 +39,7 @@ _CODES: Mapping[type[CarpoolError], TritonError.ErrorCode] = {
     Unsupported: TritonError.UNSUPPORTED,
     Cancelled: TritonError.CANCELLED,
 }
+_MOST_DETAILS = 64 << 10  # bytes: the id and the parameters of a call
 _ERRORS: Mapping[int, type[CarpoolError]] = {
     TritonError.NOT_FOUND: NotFound,
     TritonError.INVALID_ARG: InvalidInput,
@@ -115,7 +116,11 @@ class CallServer:
 
         model, version, timeout = str(message["model"]), str(message["version"]), float(message["timeout"])
         wanted = [str(name) for name in message["wanted"]]
-        self._calls.ask(model, version, inputs, wanted, timeout, answer)
+        details = str(message["details"]).encode()
+        if len(details) > _MOST_DETAILS:
+            raise ValueError("so much to say of a request")
+        said = b"" if details == b"{}" else details
+        self._calls.ask(model, version, inputs, wanted, timeout, answer, said)
 
     def _answer(self, number: int, size: int, outcome: Mapping[str, Array] | CarpoolError) -> None:
         with self._counting:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from carpool.config.model import DYNAMIC, ModelSignature, TensorSignature
+from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorSignature
 from carpool.config.rules import MAX_BATCH, check_dims, nearest
 from carpool.errors import ConfigError, ModelError
 from carpool.types import DATATYPES
@@ -26,6 +26,7 @@ class Declarations:
     max_batch: int | None = None
     tritons: bool = False  # it is a model for Triton's Python backend
     completes: bool = False  # and completes its settings itself
+    calls: tuple[str, ...] = ()  # other models that it names where it makes requests
 
     def signature(self, max_batch: int | None) -> ModelSignature:
         """Whole shapes; the settings' `max_batch`, where they say it, decides whether there is a batch."""
@@ -65,7 +66,8 @@ def read_declarations(file: Path | None) -> Declarations:
         isinstance(node, ast.FunctionDef) and node.name == "auto_complete_config" for node in ast.walk(module)
     )
     inputs, outputs = found.get("INPUTS", ()), found.get("OUTPUTS", ())
-    return Declarations(inputs, outputs, found.get("MAX_BATCH"), tritons, completes)
+    calls = dict.fromkeys(name for node in ast.walk(module) for name in _called(node))
+    return Declarations(inputs, outputs, found.get("MAX_BATCH"), tritons, completes, tuple(calls))
 
 
 def _is_tritons(node: ast.AST) -> bool:
@@ -76,6 +78,22 @@ def _is_tritons(node: ast.AST) -> bool:
         case ast.ImportFrom(names=names):
             return any(_TRITONS_CLASS in (alias.name, alias.asname) for alias in names)
     return False
+
+
+def _called(node: ast.AST) -> list[str]:
+    """The model that a request is for, where its name is written out."""
+    if not isinstance(node, ast.Call):
+        return []
+    named = [one.value for one in node.keywords if one.arg == "model_name"]
+    return [one.value for one in named if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+
+
+def callees(config: ModelConfig, file: Path | None) -> tuple[tuple[str, ...], str]:
+    """The models that this one asks, and who says so: its parameter `calls`, or else its code."""
+    told = config.parameters.get("calls", "")
+    if told:
+        return tuple(name.strip() for name in str(told).split(",") if name.strip()), "its parameter calls"
+    return (read_declarations(file).calls if config.backend == "python" else ()), "its code"
 
 
 def _literal(value: ast.expr, where: str) -> Any:

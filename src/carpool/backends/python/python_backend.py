@@ -34,6 +34,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from carpool.backends.backend import Backend, Placement, aborted, check_wanted
 from carpool.backends.python.call_server import CallServer, error_of
 from carpool.backends.python.declarations import read_declarations
@@ -318,22 +320,24 @@ class TritonBackend(PythonBackend):
         return answer
 
     def run_each(
-        self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]]
+        self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]], details: Sequence[bytes] = ()
     ) -> list[Mapping[str, Array] | CarpoolError]:
         answers: list[Mapping[str, Array] | CarpoolError] = []
         step = max(1, _AT_ONCE // (1 + len(requests[0][0]) + len(self._outputs)))
         for start in range(0, len(requests), step):
-            answers += self._execute(requests[start : start + step])
+            answers += self._execute(requests[start : start + step], details[start : start + step])
         return answers
 
     def _execute(
-        self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]]
+        self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]], details: Sequence[bytes]
     ) -> list[Mapping[str, Array] | CarpoolError]:
         given = {
             f"{number}/{name}": array
             for number, (inputs, _) in enumerate(requests)
             for name, array in inputs.items()
         }
+        if any(details):
+            given["details"] = np.array(details, object)  # no name of an input: those have a number before
         outputs, answer = self._run(given, [list(wanted) for _, wanted in requests])
         answers: list[dict[str, Array] | CarpoolError] = [{} for _ in requests]
         try:

@@ -41,16 +41,20 @@ class TritonModel:
             initialize(dict(settings["arguments"]))
 
     def run(
-        self, inputs: Sequence[Mapping[str, Array]], wanted: Sequence[Sequence[str]]
+        self,
+        inputs: Sequence[Mapping[str, Array]],
+        wanted: Sequence[Sequence[str]],
+        details: Sequence[bytes],
     ) -> list[pb_utils.InferenceResponse]:
-        """One answer to each request."""
+        """One answer to each request; `details` are what each says of itself, as JSON or nothing."""
         # A model may keep what it was given: the next batch is written over the memory it came in.
         requests = [
             pb_utils.InferenceRequest(
                 inputs=[pb_utils.Tensor(name, array.copy()) for name, array in given.items()],
                 requested_output_names=names,
+                **_said(said),
             )
-            for given, names in zip(inputs, wanted, strict=True)
+            for given, names, said in zip(inputs, wanted, details, strict=True)
         ]
         assert self._execute is not None
         answered = self._execute(requests)
@@ -67,6 +71,29 @@ class TritonModel:
         finalize = getattr(self._model, "finalize", None)
         if finalize is not None:
             finalize()
+
+
+_FLAGS = {
+    "sequence_start": pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    "sequence_end": pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+}
+
+
+def _said(details: bytes) -> dict[str, Any]:
+    """What a request says of itself, under the names of Triton's arguments. What Carpool itself understands
+    is no parameter of the model's."""
+    if not details:
+        return {}
+    document = json.loads(details)
+    parameters: dict[str, Any] = dict(document.get("parameters", {}))
+    said: dict[str, Any] = {
+        "request_id": document.get("id", ""),
+        "correlation_id": parameters.pop("sequence_id", 0),
+        "flags": sum(flag for name, flag in _FLAGS.items() if parameters.pop(name, False)),
+        "timeout": round(parameters.pop("timeout", 0)),
+    }
+    own = ("priority", "source", "latest")
+    return {**said, "parameters": {name: it for name, it in parameters.items() if name not in own}}
 
 
 def _response(request: pb_utils.InferenceRequest, returned: object) -> pb_utils.InferenceResponse:
@@ -135,6 +162,7 @@ class Calls:
                 "inputs": places,
                 "wanted": request.requested_output_names(),
                 "timeout": request.timeout() / 1e6,
+                "details": json.dumps(_details(request)),
             }
             with self._sending:
                 self._channel.send(message, region.fd)
@@ -169,6 +197,17 @@ class Calls:
             self._settle(
                 number, _failed("the server has closed this instance", pb_utils.TritonError.UNAVAILABLE)
             )
+
+
+def _details(request: pb_utils.InferenceRequest) -> dict[str, Any]:
+    """As clients say it of theirs; empty for one that says nothing."""
+    parameters = json.loads(request.parameters())
+    if request.correlation_id():
+        parameters["sequence_id"] = request.correlation_id()
+    parameters |= {name: True for name, flag in _FLAGS.items() if request.flags() & flag}
+    return (
+        {"id": request.request_id(), "parameters": parameters} if request.request_id() or parameters else {}
+    )
 
 
 def _read_answer(message: Mapping[str, Any], file: int | None) -> pb_utils.InferenceResponse:
@@ -216,20 +255,22 @@ def _answer(
 ) -> dict[str, Any]:
     """Tensors are named `number of the request/name` in the memory that all requests of a batch share."""
     given: list[dict[str, Array]] = [{} for _ in batch["wanted"]]
-    for key, array in inputs.read(batch["inputs"]).items():
+    found = dict(inputs.read(batch["inputs"]))
+    details: Sequence[bytes] = list(found.pop("details", [b""] * len(given)))
+    for key, array in found.items():
         owner, _, name = key.partition("/")
         given[int(owner)][name] = array
     errors: dict[int, tuple[int, str]] = {}
-    found: dict[str, Array] = {}
-    for number, response in enumerate(model.run(given, batch["wanted"])):
+    answers: dict[str, Array] = {}
+    for number, response in enumerate(model.run(given, batch["wanted"], details)):
         error = response.error()
         if error is not None:
             errors[number] = (int(error.code()), error.message()[:_SHOWN])
             continue
         for tensor in response.output_tensors():
             if tensor.name() in batch["wanted"][number]:
-                found[f"{number}/{tensor.name()}"] = np.asarray(tensor.as_numpy())
-    return {"outputs": outputs.write(found), "errors": list(errors.items())}
+                answers[f"{number}/{tensor.name()}"] = np.asarray(tensor.as_numpy())
+    return {"outputs": outputs.write(answers), "errors": list(errors.items())}
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from carpool.backends.python.python_worker import explain
+from carpool.backends.torch.torch_onnx import ONNX, open_onnx
 from carpool.config.model import ModelConfig
 from carpool.config.toml import BUILD
 from carpool.errors import CarpoolError, ConfigError, ModelError, Unsupported
@@ -51,6 +52,8 @@ def _open(config: ModelConfig, file: Path, place: torch.device) -> tuple[torch.n
         module = f"{file.name}:{BUILD}"
     if module is not None:
         return _built(config, file, module).eval(), None
+    if file.suffix == ONNX:
+        return open_onnx(config, file).eval(), None
     kind = _kind(file)
     if kind == "script":
         with warnings.catch_warnings():  # which form a model comes in is not for us to judge

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from carpool.backends.onnxruntime import read_signature
 from carpool.backends.torch.torch_device import DATATYPE_OF, FLOATS, PRECISIONS, TORCH_TYPES, carried
 from carpool.backends.torch.torch_files import in_one_line, open_module
+from carpool.backends.torch.torch_onnx import ONNX, OnnxNetwork
 from carpool.config.model import (
     DYNAMIC,
     ImageSettings,
@@ -23,6 +25,7 @@ from carpool.config.model import (
     values_on_device,
     values_told,
 )
+from carpool.config.repository import ModelVersion
 from carpool.errors import ConfigError, ModelError, Unsupported
 from carpool.types import DATATYPES, Datatype
 
@@ -54,6 +57,8 @@ def call_for(model: str, names: Sequence[str], module: torch.nn.Module, exported
     places = numbers(names)
     if places is not None:
         return Call(tuple(name for _, name in sorted(zip(places, names, strict=True))))
+    if isinstance(module, OnnxNetwork):
+        return Call(module.inputs)
     if exported is not None:
         by_place, by_name = exported_inputs(model, exported)
         return Call(tuple(by_place), tuple(by_name))
@@ -225,6 +230,12 @@ _CHANNELS = 3
 
 def signature_of(config: ModelConfig, file: Path) -> ModelSignature:
     """Empty where the settings declare everything and the file says nothing more."""
+    if file.suffix == ONNX and config.pytorch.module is None:
+        found = read_signature(config, ModelVersion(1, file))
+        return ModelSignature(
+            _as_declared(config, config.inputs, found.inputs),
+            _as_declared(config, config.outputs, found.outputs),
+        )
     nothing_to_try = config.outputs if config.inputs else assumed_input(config) is None
     if nothing_to_try and not is_exported(config, file):
         return ModelSignature()  # where inputs are missing, it is then said that they must be declared
@@ -235,7 +246,7 @@ def signature_of(config: ModelConfig, file: Path) -> ModelSignature:
 
 
 def is_exported(config: ModelConfig, file: Path) -> bool:
-    return file.suffix == ".pt2" and config.pytorch.module is None
+    return file.suffix in (".pt2", ONNX) and config.pytorch.module is None
 
 
 def assumed(config: ModelConfig, file: Path) -> ModelConfig:

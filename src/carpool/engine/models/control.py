@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from carpool.backends.python.declarations import callees
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import Fingerprint, ModelVersion, find_places
@@ -22,7 +23,7 @@ from carpool.engine.models.candidate import (
 from carpool.engine.models.fleet import Fleet
 from carpool.engine.models.served import Served, State
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
-from carpool.link.door import UNLOADED, IndexEntry
+from carpool.link.door import ON_DEMAND, UNLOADED, IndexEntry
 from carpool.observe.logs import logger
 
 _MOST_UNLOADED = 16
@@ -130,7 +131,9 @@ class ModelControl:
         self._in_the_runner = asyncio.Lock()  # what captures work on a GPU must be alone with it
         self._last: dict[str, asyncio.Task[None]] = {}  # by model: what was asked last and is not over
         self._unbegun: dict[str, asyncio.Task[None]] = {}  # by model: a plain load that others may share
+        self._waits: dict[str, tuple[str, ...]] = {}  # by model: those that it asks, and that load first
         self.closed = False
+        self.on_demand = False  # what is not loaded will be, when somebody asks
 
     # ---- what is there ----------------------------------------------------------------------------------
 
@@ -139,7 +142,14 @@ class ModelControl:
         for served in self._fleet.leaving.values():
             leaving.setdefault(served.name, []).append(int(served.version))
         models = self._models.values()
-        return [line for model in models for line in model.lines(leaving.get(model.name, ()))]
+        lines = [line for model in models for line in model.lines(leaving.get(model.name, ()))]
+        if not self.on_demand:
+            return lines
+        absent = State.UNAVAILABLE.value
+        return [
+            IndexEntry(*line[:2], absent, ON_DEMAND) if not line.state or line.reason == UNLOADED else line
+            for line in lines
+        ]
 
     async def find(self) -> list[str]:
         """Look for models, without reading them; returns the names of those that are there."""
@@ -157,6 +167,14 @@ class ModelControl:
                 log.warning("config", message=warning)
             self._fleet.changed()
         return list(places)
+
+    def note_mistakes(self, mistakes: Mapping[str, CarpoolError]) -> Mapping[str, CarpoolError]:
+        """In the settings of models that nobody has asked for yet; by name, and returned as they are."""
+        for name, mistake in mistakes.items():
+            log.error("model-not-loaded", model=name, error=mistake.message)
+            self._models[name].failed(mistake.message)
+        self._fleet.changed()
+        return mistakes
 
     def unknown(self, name: str) -> NotFound:
         there = ", ".join(sorted(self._models)[:_MOST_NAMED]) or "none"
@@ -341,6 +359,8 @@ class ModelControl:
                 async with self._few:
                     await new[-1].check()
             await checks.of_all(model.name)
+            for version in fresh:
+                await self._load_first(model.name, *callees(config, version.file))
             async with self._in_the_runner if in_the_runner else self._few:
                 for served in new:
                     at_fault = [int(served.version)]
@@ -359,6 +379,32 @@ class ModelControl:
             model.failed(error.message, at_fault)
             raise error from cause
         return new
+
+    async def _load_first(self, name: str, asked: Sequence[str], why: str) -> None:
+        """Models that this one asks, and that load now: measuring it would find nobody. Not where they wait
+        for this one in turn."""
+        under_way = {
+            other: self._last[other]
+            for other in asked
+            if other in self._last and other != name and name not in self._behind(other)
+        }
+        if under_way:
+            log.info("loads-after", model=name, others=", ".join(under_way), why=why)
+            self._waits[name] = tuple(under_way)
+            try:
+                await asyncio.wait(under_way.values())
+            finally:
+                del self._waits[name]
+
+    def _behind(self, name: str) -> set[str]:
+        """All that this one waits for."""
+        found: set[str] = set()
+        left = [name]
+        while left:
+            new = set(self._waits.get(left.pop(), ())) - found
+            found |= new
+            left += new
+        return found
 
     # ---- unloading --------------------------------------------------------------------------------------
 

@@ -132,6 +132,11 @@ class Fleet:
         log.info("model-unloaded", model=served.name, version=served.version)
         self.changed()
 
+    async def left(self, name: str) -> None:
+        """Returns when nothing of a model that was withdrawn is in memory any more."""
+        while any(served.name == name for served in self.leaving.values()) and self._retiring:
+            await asyncio.wait(self._retiring, return_when=asyncio.FIRST_COMPLETED)
+
     def _forget(self, served: Served) -> None:
         """Its counters stay as long as anything of its name and version is there."""
         others = (*self.offered.values(), *self.leaving.values(), *self._loading)

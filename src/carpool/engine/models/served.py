@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
-from carpool.backends.backend import AsksModels, Backend
+from carpool.backends.backend import AnswersEach, AsksModels, Backend
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
@@ -132,6 +133,7 @@ class Served(Watcher):
         self.vision: VisionSettings | None = None  # how it answers pictures, if it does
         self.identity = identity  # equal for what is made of the same files and settings
         self.upload = upload
+        self.last_used = monotonic()  # its last batch, or else its beginning
         self.batches = BatchStatistics()
         self.recent = RecentBatches()
         self.promises = False
@@ -207,6 +209,8 @@ class Served(Watcher):
         assert self._loop is not None
         self.config, self.signature, self.labels = ready.config, ready.signature, ready.labels
         self.vision = ready.vision
+        if isinstance(ready.backends[0], AnswersEach):
+            self.signature = replace(ready.signature, told=True)
         self.profile, self.choices, self._piece = ready.profile, ready.choices, ready.piece
         policy = ready.config.policy
         self.promises = isinstance(policy, Promise)
@@ -242,6 +246,7 @@ class Served(Watcher):
     # ---- what the driver sees ---------------------------------------------------------------------------
 
     def batch_ended(self, result: BatchResult, batch: Batch) -> None:
+        self.last_used = monotonic()
         if result.out_of_memory:
             self.row.add(columns.OUT_OF_MEMORY, result.out_of_memory)
         if isinstance(batch.turn, SpareTurn):  # no request
@@ -263,7 +268,7 @@ class Served(Watcher):
         input_ns, infer_ns = round(timing.input * 1e9), round(timing.infer * 1e9)
         self.batches.add(batch.images, input_ns, infer_ns, round(timing.output * 1e9))
         if result.clean:
-            self.recent.add(batch.images, result.seconds, monotonic())
+            self.recent.add(batch.images, result.seconds, self.last_used)
 
     def _watch_speed(self, batch: Batch) -> None:
         """A promise rests on the profile: when that stops being true, whoever watches should know, once for

@@ -177,7 +177,11 @@ def profile_key(config: ModelConfig, version: ModelVersion, machine: Hardware | 
             "max_batch": config.max_batch,
             "tensors": [[t.name, t.datatype, list(t.dims)] for t in config.inputs + config.outputs],
             "instances": fixed,
-            "onnxruntime": [list(runtime.providers), runtime.intra_op_threads, runtime.inter_op_threads],
+            "onnxruntime": [
+                [*runtime.providers, *config.accelerators],
+                runtime.intra_op_threads,
+                runtime.inter_op_threads,
+            ],
             "pytorch": _pytorch(config, version.file),
             "on device": [
                 image.decode if image else None,

@@ -14,15 +14,18 @@ import grpc
 from google.protobuf.json_format import ParseDict
 
 from carpool import __version__
+from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported, without_stack
 from carpool.frontend import documents
 from carpool.frontend.access.guard import API_KEY, AUTHORIZATION, Guard, check_model, presented, tell_change
 from carpool.frontend.access.keys import Principal, told
 from carpool.frontend.access.route_rules import Kind, rule_of
+from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import is_model_ready
 from carpool.frontend.grpc.grpc_infer import Metadata, Stream, UnaryInfer
 from carpool.frontend.grpc.grpc_service import Service, log, refuse, too_many_messages
 from carpool.frontend.grpc.infer_messages import parse
+from carpool.link.door import ModelEntry
 from carpool.wire.head import shorten
 from carpool.wire.proto import message_class
 
@@ -57,9 +60,22 @@ def _model_ready(service: Service, request: Any) -> Document:
     return {"ready": is_model_ready(service.door, entry)}
 
 
-def _model_metadata(service: Service, request: Any) -> Document:
-    entry = service.look_up(request.name, request.version)
+async def _found(service: Service, request: Any) -> ModelEntry:
+    """Loaded for this, where that is done on demand."""
+    try:
+        return service.look_up(request.name, request.version)
+    except NotLoaded as missing:
+        await service.demands.loaded(missing.model, INFINITY, 0)
+        return service.look_up(request.name, request.version)
+
+
+async def _model_metadata(service: Service, request: Any) -> Document:
+    entry = await _found(service, request)
     return documents.model_metadata(service.door.catalog, entry)
+
+
+async def _model_config(service: Service, request: Any) -> Document:
+    return {"config": (await _found(service, request)).config}
 
 
 async def _model_statistics(service: Service, request: Any) -> Document:
@@ -182,7 +198,7 @@ CALLS = (
     Call("ServerMetadata", lambda service, _: documents.server_metadata(__version__, service.door.catalog)),
     Call("ModelReady", _model_ready),
     Call("ModelMetadata", _model_metadata),
-    Call("ModelConfig", lambda service, of: {"config": service.look_up(of.name, of.version).config}),
+    Call("ModelConfig", _model_config),
     Call("ModelStatistics", _model_statistics),
     Call("RepositoryIndex", _repository_index),
     Call("RepositoryModelLoad", _load),

@@ -21,6 +21,7 @@ from carpool.errors import CarpoolError, InvalidInput, TooLarge
 from carpool.frontend.access.guard import Guard, check_model
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.call import ClientCall, Times, stopping
+from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.grpc import infer_messages as messages
 from carpool.frontend.grpc.grpc_service import Failure, Service, details_of, metadata_of, refuse
@@ -125,7 +126,14 @@ class GrpcCall(ClientCall):
             parts = messages.take_apart(message)
             if parts is None:
                 parts = await service.aside(len(message), messages.parse_whole, message)
-            self._family = family = await self._understood(parts)
+            try:
+                family = await self._understood(parts)
+            except NotLoaded as missing:
+                check_model(self._who, missing.model)
+                await service.demands.loaded(missing.model, self.deadline, len(message))
+                self.arrived = self._offered_at = monotonic()  # the promise begins now
+                family = await self._understood(parts)
+            self._family = family
             check_model(self._who, family.model)
             head = family.head
             if head.tail_size > service.max_body_bytes:
@@ -189,7 +197,10 @@ class GrpcCall(ClientCall):
         return entry, self.service.row(entry)
 
     def _traced(self) -> RequestHead:
-        return replace(self.head, id=self.id.decode())
+        return self._named(self.head)
+
+    def _named(self, head: RequestHead) -> RequestHead:
+        return replace(head, id=self.id.decode())
 
     def _what(self) -> Mapping[str, str]:
         return {"id": self.id.decode(errors="replace")[:80]}

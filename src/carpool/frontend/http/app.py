@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from carpool.errors import CarpoolError, NotFound
+from carpool.frontend import documents
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.route_rules import Rule, rule_of
 from carpool.frontend.http import openapi, small_routes
@@ -120,9 +121,9 @@ ROUTES: tuple[Route[Starter], ...] = (
     _get("/v2/health/live", small_routes.live),
     _get("/v2/health/ready", small_routes.ready),
     _get("/v2/models/stats", small_routes.statistics, _ASKED_S),
-    _get(_MODEL, small_routes.model_metadata),
+    _get(_MODEL, small_routes.about_model(documents.model_metadata)),
     _get(f"{_MODEL}/ready", small_routes.model_ready),
-    _get(f"{_MODEL}/config", small_routes.model_config),
+    _get(f"{_MODEL}/config", small_routes.about_model(lambda _catalog, entry: entry.config)),
     _get(f"{_MODEL}/stats", small_routes.statistics, _ASKED_S),
     _get(f"{_MODEL}/profile", small_routes.profile, _ASKED_S),
     _post("/v2/repository/index", small_routes.repository_index),

@@ -114,6 +114,24 @@ BodyPlan = Receive | Collect | None
 """None reads past the body. After `exchange.respond` the plan no longer matters."""
 
 
+def hand_over(plan: BodyPlan, body: bytes | bytearray, at: float) -> None:
+    """A body that was gathered before its plan was known, as if it had come just now."""
+    if isinstance(plan, Collect):
+        plan.done(body, at)
+    elif plan is not None:
+        buffer: memoryview | None = plan.buffer
+        filled = 0
+        while buffer is not None:
+            end = min(len(buffer), len(body))
+            buffer[filled:end] = body[filled:end]
+            filled = end
+            if filled == len(body):
+                plan.done(at)
+                return
+            assert plan.more is not None  # as of every buffer that may be too short
+            buffer = plan.more(filled)
+
+
 class App(Protocol):
     """What is served. Called in the loop's thread, and must not block it."""
 

@@ -186,9 +186,13 @@ class Service(FrontService):
 
     def answer_later(self, exchange: Exchange, document: Coroutine[Any, Any, object]) -> None:
         """Answer with the document once it is there."""
-        task = asyncio.get_running_loop().create_task(_answer(exchange, document))
+        self.later(_answer(exchange, document))
+
+    def later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)  # the loop itself holds tasks only weakly
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def answer_compressed(self, exchange: Exchange, fields: bytes, body: bytes, encoding: bytes) -> None:
         """Answer 200 with `body` in the given encoding, or as it is when that is shorter: long ones by way of

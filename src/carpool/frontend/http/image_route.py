@@ -17,6 +17,7 @@ from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, Unavai
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.call import ClientCall, Times, stopping
+from carpool.frontend.demands import NotLoaded
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Collect, Exchange, Receive, status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start, Starter
@@ -73,7 +74,7 @@ class ImageTarget(NamedTuple):
 class ImageRoute(ModelRoute[ImageTarget]):
     def __init__(self, service: Service, head: HttpHead, task: str | None, model: str = "") -> None:
         self.asked = read_image_head(head)
-        super().__init__(service, self.asked.sender)
+        super().__init__(service, self.asked.sender, self.asked.budget)
         self._task = task
         self._who = head.who
         if model and self.asked.model:
@@ -143,9 +144,13 @@ def default_model(catalog: Catalog, task: str, who: Principal | None = None) -> 
             return entry
     if found:
         return found[0]
+    for name, declared in catalog.on_demand.items():
+        if declared == task and name not in catalog.newest and (who is None or who.may_use(name)):
+            raise NotLoaded(f"{name}, which is for {task}, is not loaded", name)
     there = {str(found): None for found in map(task_of, in_order(catalog)) if found is not None}
     tasks = f"there are models for {', '.join(there)}" if there else "no model here takes pictures"
-    asks = [f"; {entry.name} may be: {entry.ask}" for entry in in_order(catalog) if entry.ask]
+    asks = [f"; {name} is not loaded: name it" for name in catalog.on_demand if name not in catalog.newest]
+    asks += [f"; {entry.name} may be: {entry.ask}" for entry in in_order(catalog) if entry.ask]
     maybe = "".join(asks[:_MOST_MAYBE])
     raise NotFound(f"no model is for {task}; {tasks}{maybe}", reason="no-task")
 

@@ -7,13 +7,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
+from time import monotonic
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from carpool.errors import CarpoolError, TooLarge
+from carpool.frontend.access.guard import check_model
 from carpool.frontend.call import ClientCall, Times
+from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.http.body import body_encoding
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, choose_encoding
+from carpool.frontend.http.exchange import (
+    BodyPlan,
+    Collect,
+    Exchange,
+    Receive,
+    answer_error,
+    choose_encoding,
+    hand_over,
+)
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.packing import AT_ONCE, check, is_in_place, takes_long
@@ -129,9 +140,10 @@ def start_infer(service: Service, head: HttpHead, variables: Mapping[str, str]) 
 class ModelRoute(Generic[Target]):
     """Requests with one head, for one model. Their target is worked out once for each catalogue."""
 
-    def __init__(self, service: Service, sender: Sender) -> None:
+    def __init__(self, service: Service, sender: Sender, budget: float) -> None:
         self.service = service
         self._sender = sender
+        self._budget = budget  # seconds from a head to the client's deadline
         self._catalog: Catalog | None = None
         self._target: Target | None = None
 
@@ -145,6 +157,8 @@ class ModelRoute(Generic[Target]):
             refusal = service.fair.judge(target.entry, exchange, sender, self._advised(exchange, target))
             if refusal is None:
                 return self._plan(exchange, target)
+        except NotLoaded as missing:
+            return self._wait_for(missing.model, exchange)
         except CarpoolError as error:
             refusal = error
         known = self._target
@@ -153,6 +167,35 @@ class ModelRoute(Generic[Target]):
             count_failure(known.row, refusal, 0.0)
             service.door.turned_away(known.entry, refusal, exchange.head_at, source=sender.source)
         return None
+
+    def _wait_for(self, model: str, exchange: Exchange) -> BodyPlan:
+        """It is loaded while the body comes, which waits for that. Then the promise begins; the client's own
+        deadline runs on."""
+        service = self.service
+        check_model(exchange.who, model)
+        service.demands.begin(model)
+
+        async def wait(body: bytes | bytearray) -> None:
+            try:
+                await service.demands.loaded(model, exchange.head_at + self._budget, len(body))
+                if exchange.pending:
+                    exchange.on_disconnect = None
+                    hand_over(self._plan(exchange, self.current()), body, monotonic())
+            except CarpoolError as error:
+                service.fair.tell(exchange, error, source=self._sender.source)
+            except Exception as error:
+                service.log.exception("request-failed", model=model)
+                answer_error(exchange, CarpoolError(f"the server failed on this request: {error}"))
+
+        def received(body: bytes | bytearray, _at: float) -> None:
+            task = service.later(wait(body))
+
+            def left() -> None:
+                task.cancel()
+
+            exchange.on_disconnect = left
+
+        return Collect(service.max_body_bytes, received)
 
     def current(self) -> Target:
         """What serves these requests now: a change of the catalogue holds from the next look on."""
@@ -177,7 +220,7 @@ class ModelRoute(Generic[Target]):
 class InferRoute(ModelRoute[InferTarget]):
     def __init__(self, service: Service, head: HttpHead, model: str, version: str) -> None:
         self.asked = read_infer_head(head)
-        super().__init__(service, self.asked.sender)
+        super().__init__(service, self.asked.sender, self.asked.budget)
         self._model = model
         self._version = version
 

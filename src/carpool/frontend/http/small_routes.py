@@ -9,9 +9,11 @@ from typing import Any, TypeAlias
 
 from carpool import __version__
 from carpool.config.rules import nearest, shown
+from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unsupported
 from carpool.frontend import documents
 from carpool.frontend.access.keys import told
+from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import is_model_ready, not_serving
 from carpool.frontend.http.exchange import (
     JSON_FIELDS,
@@ -34,6 +36,7 @@ from carpool.frontend.http.http_service import (
 )
 from carpool.frontend.http.image_reading import read_query
 from carpool.frontend.http.parsing import RequestHead
+from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.prometheus import CONTENT_TYPE
 from carpool.wire.head import load_object, shorten
 from carpool.wire.v2 import encode_error
@@ -99,13 +102,25 @@ def server_metadata(service: Service, exchange: Exchange, _variables: Variables)
     answer_document(exchange, documents.server_metadata(__version__, service.door.catalog))
 
 
-def model_metadata(service: Service, exchange: Exchange, variables: Variables) -> None:
-    entry = service.look_up(variables["model"], variables.get("version", ""))
-    answer_document(exchange, documents.model_metadata(service.door.catalog, entry))
+def about_model(describe: Callable[[Catalog, ModelEntry], object]) -> Handler:
+    """A document about a model, which is loaded for it where that is done on demand."""
 
+    def handler(service: Service, exchange: Exchange, variables: Variables) -> None:
+        name, version = variables["model"], variables.get("version", "")
 
-def model_config(service: Service, exchange: Exchange, variables: Variables) -> None:
-    answer_document(exchange, service.look_up(variables["model"], variables.get("version", "")).config)
+        def document() -> object:
+            return describe(service.door.catalog, service.look_up(name, version))
+
+        async def when_loaded() -> object:
+            await service.demands.loaded(name, INFINITY, 0)
+            return document()
+
+        try:
+            answer_document(exchange, document())
+        except NotLoaded:
+            service.answer_later(exchange, when_loaded())
+
+    return handler
 
 
 def statistics(service: Service, exchange: Exchange, variables: Variables) -> None:

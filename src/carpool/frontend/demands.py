@@ -1,0 +1,89 @@
+"""Requests for models that are not in memory, where models are loaded on demand: they wait for the load, as
+long as their deadlines allow, and are told when to come back where that is not long enough."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+from carpool.core.numerals import numeral
+from carpool.errors import Unavailable
+from carpool.link.door import Door
+
+MOST_WAITING = 256
+"""Requests of one front end, for all models together."""
+MOST_BYTES = 128 << 20
+"""Of their bodies."""
+LONGEST_S = 60.0
+"""For those that name no deadline."""
+_UNKNOWN_S = 2.0  # a guess, where a model was never loaded
+
+
+class NotLoaded(Unavailable):
+    """The model will be loaded, if somebody asks for that."""
+
+    def __init__(self, message: str, model: str) -> None:
+        super().__init__(message, reason="model-not-ready")
+        self.model = model
+
+
+class Demands:
+    """One per front end, used in its loop's thread only. The engine is asked once for all who wait."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._under_way: dict[str, tuple[float, asyncio.Task[object]]] = {}  # and since when
+        self._took: dict[str, float] = {}
+        self._waiting = 0
+        self._bytes = 0
+
+    async def loaded(self, model: str, deadline: float, size: int) -> None:
+        """Returns when the model may be looked up again; a body of so many bytes waits for that. Raises why
+        it is not loaded, or when to come back."""
+        now = monotonic()
+        since, task = self._begin(model, now)
+        left = self._took.get(model, 0.0) - (now - since)
+        patience = min(deadline - now, LONGEST_S)
+        if left > patience:
+            raise self._come_back(model, left)
+        if self._waiting >= MOST_WAITING or self._bytes + size > MOST_BYTES:
+            raise self._come_back(model, left)
+        self._waiting += 1
+        self._bytes += size
+        try:
+            done, _ = await asyncio.wait([task], timeout=max(0.0, patience))
+        finally:
+            self._waiting -= 1
+            self._bytes -= size
+        if not done:
+            raise self._come_back(model, self._took.get(model, 0.0) - (monotonic() - since))
+        await asyncio.shield(task)  # raises what the engine said
+
+    def begin(self, model: str) -> None:
+        """Before its requests are all here."""
+        self._begin(model, monotonic())
+
+    def close(self) -> None:
+        for _, task in self._under_way.values():
+            task.cancel()
+
+    def _begin(self, model: str, now: float) -> tuple[float, asyncio.Task[object]]:
+        found = self._under_way.get(model)
+        if found is None:
+            task = asyncio.get_running_loop().create_task(self._ask(model, now))
+            found = self._under_way[model] = now, task
+            task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        return found
+
+    async def _ask(self, model: str, began: float) -> None:
+        try:
+            await self._door.ask("demand", {"model": model})
+            self._took[model] = monotonic() - began
+        finally:
+            del self._under_way[model]
+
+    def _come_back(self, model: str, left: float) -> Unavailable:
+        left = left if left > 0.0 else _UNKNOWN_S
+        error = Unavailable(f"{model} is being loaded; ask again in {numeral(left)} s", reason="loading")
+        error.retry_after_s = left
+        return error
