@@ -177,6 +177,7 @@ class ServerSettings:
         "info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error")
     )
     cache_dir: Path | None = None  # where measured profiles are kept; None keeps none
+    state_dir: Path | None = None  # what must survive a restart; None keeps nothing
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -294,7 +295,7 @@ def server_settings(
     known = variables()
     base = environ.get("XDG_CACHE_HOME", "")  # whose rules ignore a relative one
     caches = Path(base) if base.startswith("/") else Path(environ.get("HOME") or "/tmp") / ".cache"
-    values: dict[str, Any] = {"cache_dir": caches / "carpool"}
+    values: dict[str, Any] = {"cache_dir": caches / "carpool", "state_dir": caches / "carpool-state"}
     for variable, name in known.items():
         if environ.get(variable, "") != "":
             values[name] = _value(variable, name, environ[variable])
@@ -311,7 +312,7 @@ def server_settings(
 
 
 def _value(variable: str, name: str, text: str) -> object:
-    if name == "cache_dir":
+    if name in ("cache_dir", "state_dir"):
         return Path(text)
     default = getattr(ServerSettings(), name)
     if isinstance(default, bool):
