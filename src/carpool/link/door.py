@@ -128,6 +128,7 @@ class ModelEntry:
     row: tuple[int, int] = (0, 0)  # its row in the shared counters: number, generation
     vision: Mapping[str, Any] | None = None  # how it answers pictures, as JSON; None: it takes only tensors
     choices: Sequence[str] = ()  # what was chosen for it at loading and why, in words
+    drift: Mapping[str, Any] | None = None  # which of its pictures are measured; None: none
     hosted: bool = False  # it runs in a process beside the engine's, which front ends need not know
 
     @property
@@ -183,6 +184,8 @@ class Catalog:
     extensions: Sequence[str] = ()  # of the protocol, besides those that every server has
     server_name: str = "carpool"  # what the server calls itself to clients
     loading: str = ""  # how far the start is: what is loaded now, in words
+    cameras: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By model and source: how the cameras are that drift knows; empty: well."""
 
     @property
     def able(self) -> bool:

@@ -1,7 +1,7 @@
 """Whether a camera is broken, from what is seen of its pictures. Time is told.
 
 Black is told at once. Frozen is one whose pixels stay the same for ten minutes while frames come: a scene in
-which nothing moves has the noise of the sensor. Blurred is one whose sharpness is beyond its reference, below.
+which nothing moves has the noise of the sensor. Blurred is one whose sharpness is below its reference.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Pictures that are kept for somebody to label: which answers are doubtful, and a folder that never holds more
-than it may. A picture is in it whole and with its line in `index.jsonl`, or not at all."""
+"""Pictures that are kept for somebody to label: which answers are doubtful, and a folder that never holds
+more than it may. A picture is in it whole and with its line in `index.jsonl`, or not at all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def doubt(answer: Mapping[str, Any], settings: UncertainSettings) -> str:
     classes = answer.get("classes") or ()
     scores = numbers_of(classes[:2])
     if len(scores) == 2 and scores[0] - scores[1] <= settings.margin:
-        first, second = (f"{one.get('label')} {score:.2f}" for one, score in zip(classes, scores, strict=False))
+        first, second = (
+            f"{one.get('label')} {score:.2f}" for one, score in zip(classes, scores, strict=False)
+        )
         return f"{first} or {second}"
     return ""
 
@@ -60,7 +62,7 @@ class KeptPictures:
     def __init__(self, folder: Path, settings: UncertainSettings) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._settings = settings
+        self.settings = settings
         self._lines = read_index(folder)
         known = {line["picture"] for line in self._lines}
         remove_unfinished(folder)
@@ -73,11 +75,11 @@ class KeptPictures:
     def room(self, now: float) -> int:
         """For so many more in this hour."""
         lately = sum(1 for line in self._lines if _time_of(line) > now - _HOUR)
-        return max(0, self._settings.per_hour - lately)
+        return max(0, self.settings.per_hour - lately)
 
     def keep(self, picture: bytes, form: str, line: Mapping[str, Any], now: float) -> bool:
         """False where it may not be kept: too many, too large, or no picture of a known form."""
-        most = int(self._settings.mb * 1e6)
+        most = int(self.settings.mb * 1e6)
         ending = _ENDINGS.get(form)
         if ending is None or not self.room(now) or len(picture) > min(most, MOST_PICTURE_BYTES):
             return False

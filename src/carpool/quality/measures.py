@@ -99,9 +99,9 @@ class Counts:
             before = reference.measures.get(measure)
             if before is None or min(before.total, counted.total) < least:
                 continue
-            if isinstance(counted, Tally) and isinstance(before, Tally):
-                found[measure] = counted.against(before)
-            elif isinstance(counted, Histogram) and isinstance(before, Histogram):
+            if isinstance(counted, Tally):
+                found[measure] = counted.against(before) if isinstance(before, Tally) else 0.0
+            elif isinstance(before, Histogram):
                 found[measure] = counted.against(before)
         return found
 
@@ -116,7 +116,7 @@ class Counts:
 
 
 def read_counts(document: Mapping[str, Any]) -> Counts:
-    """ValueError where it is nothing of that kind; measures of another version of this program are left out."""
+    """ValueError where it is nothing of that kind; measures that are not known here are left out."""
     try:
         counts = Counts(float(document["began"]))
         counts.pictures = int(document["pictures"])

@@ -153,6 +153,7 @@ class ModelDrift:
         self.reference = Reference()
         self.reference.learn_s = settings.learn_s
         self.versions: dict[str, VersionDrift] = {}
+        self.trouble = ""  # why nothing can be judged, in words
 
     def take(self, version: str, labels: str, seen: Seen, now: float) -> None:
         found = self._version(version, now)
@@ -198,7 +199,9 @@ class ModelDrift:
             facts: dict[str, Any] = {"model": self.name, "version": number}
             change = stream.look(now, length, limit, reference.get(name))
             if change is not None and not name:
-                yield Event("drift-over" if change.over else "drift", {**facts, "what": ", ".join(change.what)})
+                yield Event(
+                    "drift-over" if change.over else "drift", {**facts, "what": ", ".join(change.what)}
+                )
             if not name:
                 continue
             state = version.state(name, reference)
@@ -214,7 +217,7 @@ class ModelDrift:
 
     def learn(self, hours: float, now: float) -> None:
         """Learn a new reference from now on; the one there is holds until then."""
-        reference = self.reference
+        reference, self.trouble = self.reference, ""
         reference.fixed, reference.learn_s = False, hours * _HOUR
         served = max(self.versions.items(), key=lambda one: one[1].streams[_ALL].silent_since, default=None)
         if served is None:
@@ -229,7 +232,7 @@ class ModelDrift:
     def reset(self) -> None:
         """Forget everything, and begin again."""
         fresh = ModelDrift(self.name, self.settings)
-        self.reference, self.versions = fresh.reference, fresh.versions
+        self.reference, self.versions, self.trouble = fresh.reference, fresh.versions, ""
 
     # ---- what is told, and kept
 
@@ -237,12 +240,16 @@ class ModelDrift:
         """In a sentence."""
         reference, stream = self.reference, version.streams[_ALL]
         before = reference.streams.get(_ALL)
+        if self.trouble:
+            return self.trouble
         if self._other_labels(version):
             return "its reference was learned with other labels: learn another one; nothing is judged"
         if before is None and _ALL in reference.learning:
             learning = reference.learning[_ALL]
             hours = reference.learn_s / _HOUR
-            return f"learning its reference: {learning.pictures} pictures of at least {LEAST}, for {hours:g} h"
+            return (
+                f"learning its reference: {learning.pictures} pictures of at least {LEAST}, for {hours:g} h"
+            )
         if before is None:
             return "there is no reference yet"
         if before.pictures < LEAST:
