@@ -61,7 +61,7 @@ def export(folders: Sequence[Path], to: Path, annotations: Annotations | None = 
         shutil.copyfile(kept.path, to / PICTURES / name)
     lines = [orjson.dumps({**kept.line, "picture": f"{PICTURES}/{name}"}) for name, kept in named]
     if annotations is not None:
-        answers = [{**kept.answer, "file": f"{PICTURES}/{name}"} for name, kept in named]
+        answers = [{**_sure(kept.answer), "file": f"{PICTURES}/{name}"} for name, kept in named]
         write_whole(to / ANNOTATIONS, orjson.dumps(annotations(answers), option=orjson.OPT_INDENT_2))
         classified = list(_classified(named))
         if classified:
@@ -88,6 +88,11 @@ def answer_of(line: Mapping[str, Any]) -> Mapping[str, Any]:
             return inside if isinstance(inside, dict) else found
     answers = line.get("answers")
     return answer_of(answers) if isinstance(answers, dict) else {}
+
+
+def _sure(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of the classes that a picture may show, the best: one label is to begin with."""
+    return {**answer, "classes": answer["classes"][:1]} if "classes" in answer else answer
 
 
 def _without_look_alikes(found: Iterable[_Kept]) -> tuple[list[_Kept], int, int]:

@@ -182,6 +182,9 @@ class ModelDrift:
     def look(self, now: float) -> list[Event]:
         """Close windows whose time is over; what there is to tell of it."""
         events = []
+        known = {name for version in self.versions.values() for name in version.streams}
+        for name in self.reference.learning.keys() - known:
+            del self.reference.learning[name]  # a source that made room for another
         for name in self.reference.learned(now):
             if not name:
                 events.append(Event("drift-reference-learned", {"model": self.name}))
