@@ -150,8 +150,14 @@ class DriftDesk:
         return found
 
     async def _tell(self, arguments: Mapping[str, Any]) -> Any:
+        """With keys, each of their holders hears of the sources that it names itself, an admin of all."""
         document = await self._work(self._books.document, self._find(arguments), self._clock())
-        if arguments.get("reference"):
+        by = arguments.get("by")
+        open_to_all = by is None or bool(arguments.get("admin"))
+        if not open_to_all:
+            mine = [one for one in document["sources"] if one["source"].partition("/")[0] == by]
+            document["sources"] = mine
+        elif arguments.get("reference"):
             document["reference_file"] = await self._work(self._books.reference, self._find(arguments))
         return document
 
@@ -160,6 +166,9 @@ class DriftDesk:
         if isinstance(hours, bool) or not isinstance(hours, int | float) or not 0.0 < hours <= MOST_HOURS:
             raise InvalidInput(f"hours must be above 0 and at most {MOST_HOURS:g}", field="hours")
         watched, now = self._find(arguments), self._clock()
+        file = watched.settings.reference_file
+        if file:
+            raise InvalidInput(f"its reference is the file {file}, as its model.toml says; change it there")
         await self._work(self._books.learn, watched, float(hours), now)
         return await self._tell(arguments)
 
@@ -193,7 +202,8 @@ class DriftBooks:
         cameras: dict[str, dict[str, str]] = {}
         for first in {one.name: one for one in watched}.values():
             for event in self._model(first).look(now):
-                _log.warning(event.name, **event.facts)
+                tell = _log.warning if event.bad else _log.info
+                tell(event.name, **event.facts)
         for one in watched:
             version = self._model(one).versions.get(one.version)
             if version is None:
@@ -221,6 +231,7 @@ class DriftBooks:
 
     def reset(self, watched: Watched) -> None:
         self._model(watched).reset()
+        self._read_reference(self._model(watched), watched)
         self._save(watched.name)
 
     def room(self, watched: Watched, now: float) -> int:

@@ -34,6 +34,7 @@ class Event(NamedTuple):
 
     name: str
     facts: Mapping[str, Any]
+    bad: bool = False
 
 
 class Reference:
@@ -202,16 +203,15 @@ class ModelDrift:
             facts: dict[str, Any] = {"model": self.name, "version": number}
             change = stream.look(now, length, limit, reference.get(name))
             if change is not None and not name:
-                yield Event(
-                    "drift-over" if change.over else "drift", {**facts, "what": ", ".join(change.what)}
-                )
+                facts["what"] = ", ".join(change.what)
+                yield Event("drift-over" if change.over else "drift", facts, not change.over)
             if not name:
                 continue
             state = version.state(name, reference)
             if state != version.states.get(name, ""):
                 version.states[name] = state
-                what = {"what": ", ".join(stream.alarms)} if stream.alarms else {}
-                yield Event("camera-state", {**facts, "source": name, "state": state or "well", **what})
+                facts |= {"source": name, "state": state or "well", "what": ", ".join(stream.alarms)}
+                yield Event("camera-state", facts, bool(state))
 
     def _other_labels(self, version: VersionDrift) -> bool:
         return bool(self.reference.streams) and version.labels != self.reference.labels

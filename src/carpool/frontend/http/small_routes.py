@@ -130,7 +130,7 @@ def drift(service: Service, exchange: Exchange, variables: Variables) -> None:
     """How far a model's pictures and answers are from its reference; with `?reference=1` that one, too."""
     entry = service.look_up(variables["model"], variables.get("version", ""))
     wanted = read_query(exchange.head.query).get("reference") == "1"
-    asked = {"name": entry.name, "version": entry.version, "reference": wanted}
+    asked = {"name": entry.name, "version": entry.version, "reference": wanted, **told(exchange.who)}
     service.answer_later(exchange, service.door.ask("drift", asked))
 
 
@@ -145,7 +145,7 @@ def change_drift(service: Service, exchange: Exchange, variables: Variables) -> 
         action = asked.pop("action", None)
         if action not in _DRIFT_ACTIONS:
             raise InvalidInput(f"action must be {' or '.join(_DRIFT_ACTIONS)}", field="action")
-        arguments = {**asked, "name": entry.name, "version": entry.version}
+        arguments = {**asked, "name": entry.name, "version": entry.version, **told(exchange.who)}
         service.answer_later(exchange, service.door.ask(f"drift-{action}", arguments))
 
     return with_json(exchange, change)

@@ -64,6 +64,7 @@ class Sampler:
         self._workers = workers
         self._models: dict[int, _Picking] = {}  # by the entry's key
         self._untold: list[dict[str, Any]] = []
+        self._due = 0.0  # before this, what was measured already takes its part of a core
         self._room: dict[int, int] = {}  # for doubtful pictures, by the entry's key
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -87,7 +88,11 @@ class Sampler:
             return None
         model.draw()
         now = monotonic()
-        if now < model.due or not self._workers.takes_idle or len(self._untold) >= _MOST_UNTOLD:
+        if (
+            now < max(model.due, self._due)
+            or not self._workers.takes_idle
+            or len(self._untold) >= _MOST_UNTOLD
+        ):
             return None
         model.due = now + _EVERY_S
         wanted = model.uncertain is not None and self._room.get(entry.key, 1) > 0
@@ -118,12 +123,11 @@ class Sampler:
     def _measured(
         self, entry: ModelEntry, source: str, file: bytes, found: Measured | None, error: BaseException | None
     ) -> None:
-        model = self._models.get(entry.key)
-        if model is None or found is None:
+        if entry.key not in self._models or found is None:
             if error is not None and not isinstance(error, asyncio.CancelledError) and not unreadable(error):
                 _log.error("not-measured", model=entry.name, error=f"{type(error).__name__}: {error}")
             return
-        model.due = max(model.due, monotonic() + found.seconds / _MOST_OF_A_CORE - _EVERY_S)
+        self._due = max(self._due, monotonic()) + found.seconds / _MOST_OF_A_CORE
         seen = {"key": entry.key, "source": source, "look": found.look, "black": found.black}
         self._untold.append({**seen, "values": found.values})
         if self._timer is None:
