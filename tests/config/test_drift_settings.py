@@ -64,5 +64,5 @@ def test_mistakes(text: str, words: str) -> None:
 
 
 def test_where_state_is_kept() -> None:
-    assert server_settings({}, {"HOME": "/h"})[0].state_dir == Path("/h/.cache/carpool-state")
+    assert server_settings({}, {"HOME": "/h"})[0].state_dir == Path("/h/.local/state/carpool")
     assert server_settings({}, {"CARPOOL_STATE_DIR": "/s"})[0].state_dir == Path("/s")

@@ -498,7 +498,7 @@ def test_a_phone_scrolls_only_downwards_and_nothing_jumps(
 def test_what_changed_and_which_camera(console: Watched) -> None:
     page = console.page
 
-    def watched(route: Route) -> None:
+    def with_drift(route: Route) -> None:
         response = route.fetch()
         document = response.json()
         for model in document["models"]:
@@ -523,7 +523,7 @@ def test_what_changed_and_which_camera(console: Watched) -> None:
         ],
         "sources": [camera, {**camera, "source": "door", "state": "", "alarms": []}],
     }
-    page.route("**/console/live*", watched)
+    page.route("**/console/live*", with_drift)
     page.route("**/drift", lambda route: route.fulfill(json=document))
     console.open()
     console.choose("detector")

@@ -295,7 +295,9 @@ def server_settings(
     known = variables()
     base = environ.get("XDG_CACHE_HOME", "")  # whose rules ignore a relative one
     caches = Path(base) if base.startswith("/") else Path(environ.get("HOME") or "/tmp") / ".cache"
-    values: dict[str, Any] = {"cache_dir": caches / "carpool", "state_dir": caches / "carpool-state"}
+    base = environ.get("XDG_STATE_HOME", "")
+    states = Path(base) if base.startswith("/") else Path(environ.get("HOME") or "/tmp") / ".local" / "state"
+    values: dict[str, Any] = {"cache_dir": caches / "carpool", "state_dir": states / "carpool"}
     for variable, name in known.items():
         if environ.get(variable, "") != "":
             values[name] = _value(variable, name, environ[variable])

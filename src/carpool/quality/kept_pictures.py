@@ -48,10 +48,10 @@ def read_index(folder: Path) -> list[dict[str, Any]]:
     for text in path.read_bytes().splitlines():
         try:
             line = orjson.loads(text)
-            name = line["picture"]
+            name = line.get("picture") or line.get("file")  # as rollouts call it
             if isinstance(name, str) and name and "/" not in name and (folder / name).is_file():
-                lines.append(line)
-        except (orjson.JSONDecodeError, KeyError, TypeError):
+                lines.append({**line, "picture": name})
+        except (orjson.JSONDecodeError, AttributeError):
             continue
     return lines
 
