@@ -103,13 +103,12 @@ def test_a_data_set_with_the_answers_to_begin_with(tmp_path: Path) -> None:
         (photo(1, noise=2), {**line, "source": "yard"}),
         (b"no picture", line),
     )
-    disputed = keep(
-        tmp_path / "b", (photo(2, noise=3), {"why": "disagreement", "source": "door", "stable": classes(0.9)})
-    )
+    other = {"why": "c0 and c1", "source": "door", "stable": classes(0.9), "candidate": classes(0.2)}
+    disputed = keep(tmp_path / "b", (photo(2, noise=3), other))
     done = export([doubtful, disputed], tmp_path / "set", coco)
     assert (done.pictures, done.look_alikes, done.unreadable) == (3, 2, 1)
     lines = [json.loads(text) for text in (tmp_path / "set" / INDEX).read_text().splitlines()]
-    assert [one["why"] for one in lines] == ["disagreement", "uncertain", "uncertain"]
+    assert [one["why"] for one in lines] == ["c0 and c1", "uncertain", "uncertain"]
     assert all((tmp_path / "set" / one["picture"]).is_file() for one in lines)
     document = json.loads((tmp_path / "set" / "annotations.json").read_text())
     assert [image["file_name"] for image in document["images"]] == [one["picture"] for one in lines]

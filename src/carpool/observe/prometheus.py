@@ -239,22 +239,23 @@ class Exposition:
 
 
 def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[list[str]]:
-    if not rows:
-        return
-    yield [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
+    """Nothing, not even its name, where none of the rows has a number."""
+    head = [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
     histogram = family.histogram
+    ends: list[tuple[str, int]] = []
     if histogram is not None:
         ends = [(str(bound), place) for place, bound in enumerate(histogram.bounds)]
         if family.milliseconds:
             ends = [(f"{bound:g}", histogram.bounds.index(bound / 1e3)) for bound in family.milliseconds]
-        for labels, cells in rows:
-            yield _histogram(family, histogram, labels, [*ends, ("+Inf", -1)], cells)
-        return
     for labels, cells in rows:
-        numbers = [(more, value(cells)) for more, value in family.values.items()]
-        lines = [_line(family.name, labels, more, number) for more, number in numbers if not isnan(number)]
+        if histogram is not None:
+            lines = _histogram(family, histogram, labels, [*ends, ("+Inf", -1)], cells)
+        else:
+            numbers = [(more, value(cells)) for more, value in family.values.items()]
+            lines = [_line(family.name, labels, more, each) for more, each in numbers if not isnan(each)]
         if lines:
-            yield lines
+            yield head + lines
+            head = []
 
 
 def _line(name: str, labels: str, more: str, value: float) -> str:

@@ -25,7 +25,6 @@ Annotations: TypeAlias = Callable[[Iterable[Mapping[str, Any]]], dict[str, Any]]
 ANNOTATIONS, LABELS, PICTURES = "annotations.json", "labels.csv", "pictures"
 _ALIKE = 6.0  # grey levels: the noise of a sensor stays below 4, a person far away is above 12
 _MOST_COMPARED = 200  # of one source, the last ones
-_FIRST = ("feedback", "disagreement", "uncertain")  # of two that look alike, who says more
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,10 @@ class _Kept:
 
     @property
     def rank(self) -> tuple[int, float]:
-        why, when = self.line.get("why"), self.line.get("time")
-        first = _FIRST.index(why) if why in _FIRST else len(_FIRST)
+        """Of two that look alike, who says more: a complaint, then a disagreement, then a doubt."""
+        when = self.line.get("time")
+        doubtful = "candidate" not in self.line
+        first = 0 if "verdict" in self.line else 1 + doubtful
         return first, float(when) if isinstance(when, int | float) else 0.0
 
 
