@@ -43,13 +43,13 @@ MAY_IMPORT: Mapping[str, str] = {
     "engine/models": "backends backends/torch config core engine engine/profile link observe vision "
     "vision/tasks",
     "engine/profile": "backends config core engine link observe",
-    "frontend": "core frontend/pictures link memory observe wire",
+    "frontend": "config core frontend/pictures link memory observe quality wire",
     "frontend/access": "config observe",
     "frontend/grpc": "config core frontend frontend/access frontend/http frontend/pictures link memory "
     "observe wire wire/proto",
     "frontend/http": "config console core frontend frontend/access frontend/pictures link memory observe "
     "vision vision/tasks wire",
-    "frontend/pictures": "config core link memory observe quality vision vision/tasks wire",
+    "frontend/pictures": "core link memory quality vision vision/tasks wire",
     "lab": "backends config core engine engine/models engine/profile sim vision",
     "lab/load": "sim wire wire/proto",
     "lab/sweep": "config core demo engine lab lab/load link sim",

@@ -13,7 +13,7 @@ from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.client_memory import ClientMemory
 from carpool.frontend.documents import served_versions
 from carpool.frontend.pictures.picture_service import PictureService
-from carpool.frontend.pictures.sampling import Sampler
+from carpool.frontend.sampling import Sampler
 from carpool.frontend.tracing import Tracer
 from carpool.link.door import UNLOADED, Answer, Catalog, Door, ModelEntry
 from carpool.observe.counters import Block, Row

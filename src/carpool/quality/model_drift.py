@@ -343,7 +343,7 @@ def _measures(shown: Counts, before: Counts | None, stream: Stream) -> list[dict
             names, now = bins.edges(), counted.counts
             first = [] if reference is None or isinstance(reference, Tally) else reference.counts
         words = WORDS[family(measure)]
-        line = {"what": measure, "words": words, "bins": names, "now": _shares(now)}
+        line: dict[str, Any] = {"what": measure, "words": words, "bins": names, "now": _shares(now)}
         line["reference"] = _shares(first) if reference is not None else []
         line |= {"psi": stream.psi.get(measure), "alarm": measure in stream.alarms}
         found.append(line)

@@ -85,7 +85,7 @@ def picture_values(decoded: Decoded, size: int) -> tuple[dict[str, Value], str, 
     sharpness = _sharpness(pixels)
     if not math.isnan(sharpness):
         values["sharpness"] = sharpness
-    look = f"{zlib.crc32(np.ascontiguousarray(pixels[::4])):08x}"
+    look = f"{zlib.crc32(np.ascontiguousarray(pixels[::4]).data):08x}"
     return values, look, mean <= _BLACK and deviation <= _EVEN
 
 

@@ -113,8 +113,14 @@ def test_cores_are_shared_between_front_ends_and_none_has_nothing(frontends: int
 
 def test_what_nobody_waits_for_is_done_last_and_is_bounded() -> None:
     async def main() -> None:
-        workers, go, order = Workers(1), threading.Event(), list[str]()
-        workers.begin(go.wait, lambda *_: order.append("first"))
+        workers, begun, go, order = Workers(1), threading.Event(), threading.Event(), list[str]()
+
+        def hold() -> None:
+            begun.set()
+            go.wait(PATIENCE_S)
+
+        workers.begin(hold, lambda *_: order.append("first"))
+        assert begun.wait(PATIENCE_S)
         for number in range(10):
             workers.idle(lambda: None, lambda *_, n=number: order.append(f"idle {n}"))
         assert not workers.takes_idle
