@@ -47,8 +47,7 @@ def test_chance_is_taken_off() -> None:
     """Without that, 0.059 for windows of 300."""
     draw = Random(1)
     found = [
-        shift(*(of([draw.gauss(0.5, 0.15) for _ in range(n)]).counts for n in (5000, 300)))
-        for _ in range(200)
+        shift(*(of([draw.gauss(0.5, 0.15) for _ in range(n)]).counts for n in (3000, 300))) for _ in range(60)
     ]
     assert fmean(found) < 0.01
     assert max(found) < 0.08

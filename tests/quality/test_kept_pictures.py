@@ -114,7 +114,7 @@ def test_a_data_set_with_the_answers_to_begin_with(tmp_path: Path) -> None:
     assert [image["file_name"] for image in document["images"]] == [one["picture"] for one in lines]
     boxes = [one["bbox"] for one in document["annotations"] if "bbox" in one]
     assert boxes == [[1, 2, 10, 20]] * 2
-    rows = list(csv.reader((tmp_path / "set" / "labels.csv").open()))
+    rows = list(csv.reader((tmp_path / "set" / "labels.csv").read_text().splitlines()))
     assert rows == [["picture", "label"], [lines[0]["picture"], "c0"]]
     with pytest.raises(InvalidInput, match="there already"):
         export([doubtful], tmp_path / "set")

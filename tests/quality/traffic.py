@@ -77,28 +77,40 @@ def answer(draw: Random) -> dict[str, Any]:
     }
 
 
+@cache
+def answered(name: str, change: Change) -> Sequence[tuple[dict[str, Any], str, bool]]:
+    """With answers, any of them to any picture."""
+    draw = Random(name)
+    return [
+        ({**values, **answer_values(answer(draw))}, look, black)
+        for _ in range(10)
+        for values, look, black in variants(name, change)
+    ]
+
+
 class Site:
     """A model and its cameras, with a clock."""
 
     def __init__(self, cameras: Sequence[str], settings: DriftSettings = SETTINGS, seed: int = 1) -> None:
         self.model = ModelDrift("detector", settings)
         self.cameras = cameras
-        self.now = 1e9
+        self.now = 277_778 * HOUR
         self.draw = Random(seed)
         self.events: list[Event] = []
 
     def window(self, changes: Mapping[str, Change] | None = None, frozen: str = "", each: int = 320) -> None:
         """An hour with so many pictures of each camera."""
+        begun = self.now
         for number in range(each):
+            self.now = begun + HOUR * ((number + 1) / each)
             for place, camera in enumerate(self.cameras):
                 change = (changes or {}).get(camera, same)
-                pool = variants(PICTURES[place % len(PICTURES)], change)
-                values, look, black = pool[0 if camera == frozen else self.draw.randrange(VARIANTS)]
-                given = {**values, **answer_values(answer(self.draw))}
-                self.model.take("1", "labels", Seen(camera, given, look, black), self.now)
+                pool = answered(PICTURES[place % len(PICTURES)], change)
+                values, look, black = self.draw.choice(pool)
+                look = camera if camera == frozen else look
+                self.model.take("1", "labels", Seen(camera, values, look, black), self.now)
             if number % 40 == 39:
                 self.events += self.model.look(self.now)
-            self.now += HOUR / each
         self.events += self.model.look(self.now)
 
     def learn(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MOST_NAMES = 256
 """Of a tally; what comes after these is counted together."""
@@ -26,14 +26,19 @@ class Bins:
     high: float
     count: int = 20
     logarithmic: bool = False
+    _start: float = field(init=False)
+    _scale: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        low, high = (math.log(end) if self.logarithmic else end for end in (self.low, self.high))
+        object.__setattr__(self, "_start", low)
+        object.__setattr__(self, "_scale", self.count / (high - low))
 
     def position(self, value: float) -> float:
         """In bins from the middle of the first; what lies outside counts as the end it is beyond."""
-        low, high = self.low, self.high
         if self.logarithmic:
             value = math.log(value) if value > 0.0 else -math.inf
-            low, high = math.log(low), math.log(high)
-        place = (value - low) / (high - low) * self.count - 0.5
+        place = (value - self._start) * self._scale - 0.5
         return min(max(place, 0.0), self.count - 1.0)
 
     def edges(self) -> list[float]:

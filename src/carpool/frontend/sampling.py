@@ -7,6 +7,7 @@ import asyncio
 import base64
 from collections.abc import Mapping
 from functools import partial
+from math import log, log1p
 from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -37,10 +38,10 @@ class _Picking:
     """When the next picture of a model is looked at. Gaps are drawn: cameras that take turns would else be
     seen always, or never."""
 
-    __slots__ = ("_gap", "_random", "due", "left", "uncertain")
+    __slots__ = ("_random", "_sample", "due", "left", "uncertain")
 
     def __init__(self, drift: Mapping[str, Any]) -> None:
-        self._gap = 1.0 / float(drift["sample"])
+        self._sample = float(drift["sample"])
         self._random = Random()
         self.left = 0
         self.due = 0.0
@@ -53,7 +54,10 @@ class _Picking:
         self.draw()
 
     def draw(self) -> None:
-        self.left = max(1, round(self._random.uniform(0.0, 2.0) * self._gap))
+        """As if each had been drawn for itself."""
+        self.left = 1
+        if self._sample < 1.0:
+            self.left += int(log(1.0 - self._random.random()) / log1p(-self._sample))
 
 
 class Sampler:

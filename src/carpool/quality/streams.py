@@ -42,11 +42,12 @@ class Stream:
         self.silent_since = now
 
     def look(self, now: float, length: float, limit: float, reference: Counts | None) -> Change | None:
-        """Close the window if its time is over and it has enough pictures: else it waits for them. Without a
-        reference nothing is judged."""
-        if now < self.window.began:
-            self.window.began = now
-        if now - self.window.began < length or self.window.pictures < LEAST:
+        """Close the window if its time is over and it has enough pictures: else it waits for them. Windows
+        end at whole hours, or whatever their length is, all at the same time; one that began late, and has
+        seen less than half of it, goes on to the next. Without a reference nothing is judged."""
+        began = self.window.began = min(self.window.began, now)
+        is_over = now // length > began // length and now - began >= length / 2
+        if not is_over or self.window.pictures < LEAST:
             return None
         self.last, self.window = self.window, Counts(now)
         if reference is None:
