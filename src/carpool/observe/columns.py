@@ -75,7 +75,7 @@ FAILURE_WORDS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 SHED_WORDS = tuple(reason.value for reason in Reason)
 PROCESS_WORDS = ("engine", "http", "grpc", "worker")
 DRIFT_WORDS = (
-    *("size", "grey", "brightness", "contrast", "sharpness", "bytes"),
+    *("size", "grey", "brightness", "sharpness", "contrast", "bytes"),
     *("classes", "boxes", "area", "score", "entropy", "embedding"),
 )
 CAMERA_STATES: Mapping[str, int] = {"black": 0, "frozen": 1, "blurred": 2, "changed": 3}
