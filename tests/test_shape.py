@@ -32,23 +32,24 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/python": "backends config memory",
     "backends/torch": "backends backends/python config",
     "cli": "client config core demo engine frontend frontend/access lab lab/load lab/sweep link observe "
-    "process sim vision",
+    "process quality sim vision",
     "client": "vision wire",
     "config": "core wire/proto",
     "console": "",
     "core": "",
     "demo": "",
-    "engine": "backends backends/torch config core engine/models engine/profile link memory observe vision",
+    "engine": "backends backends/torch config core engine/models engine/profile link memory observe quality "
+    "vision",
     "engine/models": "backends backends/python backends/torch config core engine engine/profile link observe "
     "vision vision/tasks",
     "engine/profile": "backends config core engine link observe",
-    "frontend": "core frontend/pictures link memory observe wire",
+    "frontend": "config core frontend/pictures link memory observe quality wire",
     "frontend/access": "config observe",
     "frontend/grpc": "config core frontend frontend/access frontend/http frontend/pictures link memory "
     "observe wire wire/proto",
     "frontend/http": "config console core frontend frontend/access frontend/pictures link memory observe "
     "vision vision/tasks wire",
-    "frontend/pictures": "core link memory vision vision/tasks wire",
+    "frontend/pictures": "core link memory quality vision vision/tasks wire",
     "lab": "backends config core engine engine/models engine/profile sim vision",
     "lab/load": "sim wire wire/proto",
     "lab/sweep": "config core demo engine lab lab/load link sim",
@@ -57,6 +58,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "observe": "core",
     "process": "config engine engine/models frontend frontend/access frontend/grpc frontend/http "
     "frontend/pictures link memory observe wire",
+    "quality": "config core vision",
     "runner": "backends backends/torch engine engine/models engine/profile link memory observe "
     "process vision",
     "sim": "core",

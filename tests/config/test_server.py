@@ -16,7 +16,9 @@ def read(environ: dict[str, str], **given: object) -> ServerSettings:
 
 def test_defaults() -> None:
     found = read({"HOME": "/home/me"})
-    assert found == ServerSettings(cache_dir=Path("/home/me/.cache/carpool"))
+    folders = {"cache_dir": ".cache", "state_dir": ".local/state"}
+    places = {name: Path("/home/me") / folder / "carpool" for name, folder in folders.items()}
+    assert found == ServerSettings(**places)  # type: ignore[arg-type]
     assert (found.http_port, found.grpc_port, found.metrics_port) == (8000, 8001, 8002)
     assert (found.max_header_bytes, found.max_body_bytes) == (64 * 1024, 64 * 1024 * 1024)
     assert not found.allow_client_shm

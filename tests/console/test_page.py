@@ -490,3 +490,50 @@ def test_a_phone_scrolls_only_downwards_and_nothing_jumps(
     assert page.evaluate("() => globalThis.shift") - before < 0.02
     page.context.close()
     assert not console.unexpected()
+
+
+# ---- drift
+
+
+def test_what_changed_and_which_camera(console: Watched) -> None:
+    page = console.page
+
+    def with_drift(route: Route) -> None:
+        response = route.fetch()
+        document = response.json()
+        for model in document["models"]:
+            model["watched"] = model["name"] == "detector"
+        route.fulfill(response=response, json=document)
+
+    line = {"psi": 1.234, "alarm": True, "bins": [0.0, 0.5, 1.0], "reference": [0.2, 0.8], "now": [0.9, 0.1]}
+    camera = {"source": EVIL, "state": "blurred", "alarms": ["sharpness"], "pictures": 7}
+    document = {
+        "says": "brightness changed",
+        "alarms": ["brightness"],
+        "measures": [
+            {**line, "what": "brightness", "words": "brightness"},
+            {
+                **line,
+                "what": "size",
+                "words": "width × height",
+                "psi": None,
+                "alarm": False,
+                "bins": [EVIL, ""],
+            },
+        ],
+        "sources": [camera, {**camera, "source": "door", "state": "", "alarms": []}],
+    }
+    page.route("**/console/live*", with_drift)
+    page.route("**/drift", lambda route: route.fulfill(json=document))
+    console.open()
+    console.choose("detector")
+    panel = page.locator(".drift-panel")
+    expect(panel).to_contain_text("Brightness changed; 1 camera not well")
+    expect(panel.locator(".measures li")).to_have_count(2)
+    expect(panel.locator(".measures li").first).to_contain_text("PSI 1.23")
+    expect(panel.locator(".measures li").last).to_contain_text("not judged yet")
+    expect(panel.locator(".cameras li").first).to_contain_text("blurred: sharpness")
+    expect(panel.locator(".cameras li").last).to_contain_text("well")
+    expect(page).to_have_title("Carpool")
+    console.choose("classifier")
+    expect(panel).to_be_hidden()

@@ -407,3 +407,13 @@ def test_one_word_for_health(page: Page, recent: Any, word: str) -> None:
     found = call(page, "health.health", model, recent, {"seconds": SECONDS_BOUNDS})
     assert found["word"] == word
     assert call(page, "health.health", {"state": "LOADING"}, recent, {})["word"] == "loading"
+
+
+def test_two_histograms_as_outlines(page: Page) -> None:
+    assert call(page, "drift.outline", [0.5, 1.0], 1.0) == "M0 55V29.0H80.0V3.0H160.0V55"
+    assert call(page, "drift.outline", [], 1.0) == call(page, "drift.outline", [0, 0], 0) == ""
+    assert call(page, "drift.extent", [0.0, 0.5, 1.0]) == "0 – 1"
+    assert call(page, "drift.extent", [0.00001, 1.0]) == "0.00001 – 1"
+    assert call(page, "drift.extent", ["cat", "dog", ""]) == "cat, dog"
+    assert call(page, "drift.extent", ["a", "b", "c", "d", ""]) == "a, b, c …"
+    assert call(page, "drift.extent", []) == ""

@@ -15,8 +15,8 @@ from carpool.observe.prometheus import FAMILIES, Exposition, Scope, chosen
 MODEL = {"model": "detector", "version": "1"}
 
 
-def parsed(table: Table) -> dict[str, Metric]:
-    page = Exposition(table, "1.2.3").page().decode()
+def parsed(table: Table, **cameras: dict[str, str]) -> dict[str, Metric]:
+    page = Exposition(table, "1.2.3", cameras=lambda: cameras).page().decode()
     assert page.endswith("\n")
     return {metric.name: metric for metric in text_string_to_metric_families(page)}
 
@@ -44,7 +44,10 @@ def row(table: Table) -> Row:
 
 
 def test_every_family_is_there_with_its_kind(table: Table, row: Row) -> None:
-    metrics = parsed(table)
+    for what in columns.DRIFT_WORDS:
+        row.set(columns.DRIFT_PSI[what], 1.25)
+        row.set(columns.DRIFT_ALARM[what], 2.0)
+    metrics = parsed(table, detector={"door": "black"})
     families = [family for family in FAMILIES if family.scope is not Scope.GPU]  # test_gpus.py has those
     for family in families:
         metric = metrics[family.name.removesuffix("_total")]
@@ -54,11 +57,27 @@ def test_every_family_is_there_with_its_kind(table: Table, row: Row) -> None:
     assert len(metrics) == len(families)
 
 
+def test_drift_is_there_where_it_is_known(table: Table, row: Row) -> None:
+    assert not any(name.startswith("carpool_drift") for name in parsed(table))
+    row.set(columns.DRIFT_PSI["size"], 1.0)
+    row.set(columns.DRIFT_PSI["score"], 1.25)
+    metrics = parsed(table, detector={'a "door"': "frozen"})
+    assert value(metrics, "carpool_drift_psi", **MODEL, what="size") == 0.0
+    assert value(metrics, "carpool_drift_psi", **MODEL, what="score") == 0.25
+    assert len(metrics["carpool_drift_psi"].samples) == 2
+    camera = {"model": "detector", "source": 'a "door"'}
+    states = {
+        state: value(metrics, "carpool_camera_state", **camera, state=state)
+        for state in columns.CAMERA_STATES
+    }
+    assert states == {"black": 0, "frozen": 1, "blurred": 0, "changed": 0}
+
+
 def test_the_page_without_models_has_no_empty_families(table: Table) -> None:
     assert parsed(table).keys() == {
         family.name.removesuffix("_total")
         for family in FAMILIES
-        if family.scope not in (Scope.MODEL, Scope.GPU)
+        if family.scope not in (Scope.MODEL, Scope.GPU, Scope.CAMERA)
     }
 
 

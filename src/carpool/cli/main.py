@@ -12,8 +12,10 @@ import typer
 from typer.core import TyperGroup
 
 from carpool import __version__
+from carpool.cli.drift_command import DriftVerb
 from carpool.cli.init_command import Init
 from carpool.cli.inspect_command import Inspect
+from carpool.cli.label_command import LabelVerb
 from carpool.cli.load_command import Load
 from carpool.cli.models_command import ModelsVerb
 from carpool.cli.plan_command import PlanVerb
@@ -100,6 +102,8 @@ app.command("inspect")(_as_command(Inspect))
 app.command("init")(_as_command(Init))
 app.command("predict")(_as_command(Predict))
 app.command("models")(_as_command(ModelsVerb))
+app.command("drift")(_as_command(DriftVerb))
+app.command("label")(_as_command(LabelVerb))
 app.command("load")(_as_command(Load))
 app.command("profile")(_as_command(ProfileVerb))
 app.command("sweep")(_as_command(Sweep))

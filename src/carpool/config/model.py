@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.config.backend_kinds import kind_of
+from carpool.config.drift_settings import DriftSettings
 from carpool.core.policy import Knobs, Promise
 from carpool.errors import ConfigError
 
@@ -292,6 +293,7 @@ class ModelConfig:
     depth: DepthSettings | None = None
     embed: EmbedSettings | None = None
     fake: FakeSettings | None = None
+    drift: DriftSettings | None = None  # None: nothing of the traffic is looked at
 
 
 @dataclass(frozen=True, slots=True)

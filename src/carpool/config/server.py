@@ -187,6 +187,7 @@ class ServerSettings:
         "info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error")
     )
     cache_dir: Path | None = None  # where measured profiles are kept; None keeps none
+    state_dir: Path | None = None  # what must survive a restart; None keeps nothing
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -304,9 +305,18 @@ def variables() -> dict[str, str]:
 def usual_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     """Where what can be made again is kept, unless somebody says otherwise."""
     environ = os.environ if environ is None else environ
-    base = environ.get("XDG_CACHE_HOME", "")  # whose rules ignore a relative one
-    caches = Path(base) if base.startswith("/") else Path(environ.get("HOME") or "/tmp") / ".cache"
-    return Path(environ.get("CARPOOL_CACHE_DIR") or caches / "carpool")
+    return Path(environ.get("CARPOOL_CACHE_DIR") or _home(environ, "XDG_CACHE_HOME", ".cache"))
+
+
+def usual_state_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Where what must survive a restart is kept, unless somebody says otherwise."""
+    environ = os.environ if environ is None else environ
+    return Path(environ.get("CARPOOL_STATE_DIR") or _home(environ, "XDG_STATE_HOME", ".local/state"))
+
+
+def _home(environ: Mapping[str, str], variable: str, folder: str) -> Path:
+    base = environ.get(variable, "")  # whose rules ignore a relative one
+    return (Path(base) if base.startswith("/") else Path(environ.get("HOME") or "/tmp") / folder) / "carpool"
 
 
 def server_settings(
@@ -318,7 +328,7 @@ def server_settings(
     """
     environ = os.environ if environ is None else environ
     known = variables()
-    values: dict[str, Any] = {"cache_dir": usual_cache_dir(environ)}
+    values: dict[str, Any] = {"cache_dir": usual_cache_dir(environ), "state_dir": usual_state_dir(environ)}
     for variable, name in known.items():
         if environ.get(variable, "") != "":
             values[name] = _value(variable, name, environ[variable])
@@ -335,7 +345,7 @@ def server_settings(
 
 
 def _value(variable: str, name: str, text: str) -> object:
-    if name == "cache_dir":
+    if name in ("cache_dir", "state_dir"):
         return Path(text)
     default = getattr(ServerSettings(), name)
     if isinstance(default, bool):

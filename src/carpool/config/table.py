@@ -31,7 +31,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "": (
             "name backend file task slo_ms slo_may_grow max_batch instances versions labels "
             "execution_timeout_ms response_cache device_weight batching image detect classify segment "
-            "pose obb depth embed fake onnxruntime pytorch parameters input output"
+            "pose obb depth embed fake onnxruntime pytorch drift parameters input output"
         ),
         "instances": "count kind gpus",
         "versions": "latest",
@@ -42,6 +42,8 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "batching.priorities": "levels default",
         "batching.level": "max_queue_size timeout_ms timeout_action allow_timeout_override",
         **{name: " ".join(key.name for key in fields(kind)) for name, kind in SECTIONS.items()},
+        "drift": "sample window_h reference psi uncertain",
+        "drift.uncertain": "folder score margin per_hour mb",
         "input": "name datatype shape reshape optional layout",
         "output": "name datatype shape reshape labels",
     }.items()

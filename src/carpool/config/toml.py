@@ -11,6 +11,7 @@ from typing import Any
 
 from carpool.config import rules
 from carpool.config.backend_kinds import kinds
+from carpool.config.drift_settings import read_drift
 from carpool.config.model import (
     LAYOUTS,
     AllVersions,
@@ -81,6 +82,7 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         response_cache=top.flag("response_cache"),
         device_weight=_weight(top),
         parameters=_parameters(top),
+        drift=None if (drift := top.table("drift")) is None else read_drift(drift, _inside),
         **{name: _section(table) for name in SECTIONS if (table := top.table(name)) is not None},
     )
     if max_batch is None:

@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from carpool.config.drift_settings import DriftSettings
 from carpool.config.triton import config_document
 from carpool.core.job import Reason
 from carpool.core.policy import Promise
@@ -158,6 +159,7 @@ class EngineHost:
             row=(served.slot.row, served.slot.generation),
             vision=None if served.vision is None else write_vision(served.vision),
             choices=served.choices,
+            drift=_sampling(served.config.drift),
             hosted=served.hosted,
         )
 
@@ -202,6 +204,15 @@ class EngineHost:
         await self.engine.stop(timeout)
         if self._runner is not None:
             await self._runner.close()
+
+
+def _sampling(settings: DriftSettings | None) -> dict[str, Any] | None:
+    """What front ends need to know of drift."""
+    if settings is None:
+        return None
+    doubtful = settings.uncertain
+    kept = {"score": list(doubtful.score), "margin": doubtful.margin} if doubtful.folder else None
+    return {"sample": settings.sample, "uncertain": kept}
 
 
 def _index_line(

@@ -114,6 +114,11 @@ class ClientCall:
     def _answer_takes_long(self) -> None:
         """A thread works on the answer."""
 
+    @property
+    def pictures(self) -> SentPictures | None:
+        """Until it has been answered, and while observers are told."""
+        return self._pictures
+
     # ── the request ──
 
     def _enter(self, head: RequestHead, *, gate: bool = True) -> None:
@@ -179,6 +184,8 @@ class ClientCall:
             self._outlets = service.memory.outlets(pictures.asked.outputs)
         self._pictures = pictures
         entry = self.entry
+        if service.sampler is not None:
+            pictures.sampled = service.sampler.pick(entry, pictures, slot)
         if pictures.is_file:
             if on_route:
                 service.pictures.offers(entry, monotonic())
@@ -357,6 +364,9 @@ class ClientCall:
             else:
                 self._write(answer, placed())
                 self.state = OVER
+                if self.service.observers:
+                    for observer in self.service.observers:
+                        observer.answered(self, answer)
                 self._outlets = self._pictures = None
                 now = monotonic()
                 assert self.row is not None

@@ -208,6 +208,7 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
         "slo_ms": None if entry.slo is None else round(entry.slo * 1e3, 3),
         "max_batch": entry.signature.max_batch,
         "choices": list(entry.choices),
+        "watched": entry.drift is not None,
     }
 
 

@@ -7,17 +7,22 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from heapq import nlargest
 from itertools import islice
+from typing import TYPE_CHECKING, Protocol
 
 from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.client_memory import ClientMemory
 from carpool.frontend.demands import Demands, NotLoaded
 from carpool.frontend.documents import served_versions
 from carpool.frontend.pictures.picture_service import PictureService
+from carpool.frontend.sampling import Sampler
 from carpool.frontend.tracing import Tracer
-from carpool.link.door import UNLOADED, Catalog, Door, ModelEntry
+from carpool.link.door import UNLOADED, Answer, Catalog, Door, ModelEntry
 from carpool.observe.counters import Block, Row
 from carpool.observe.counters import Slot as CounterRow
 from carpool.observe.logs import logger
+
+if TYPE_CHECKING:
+    from carpool.frontend.call import ClientCall
 
 _LONGEST_SHOWN = 80
 _MOST_COMPARED = 5
@@ -79,6 +84,12 @@ def _nearest(name: str, catalog: Catalog) -> str | None:
     return near[0] if near else None
 
 
+class Observer(Protocol):
+    """Sees every request that was answered well, in the loop's thread: it must not raise or take long."""
+
+    def answered(self, call: ClientCall, answer: Answer) -> None: ...
+
+
 class FrontService:
     """One per front end, used in its loop's thread only."""
 
@@ -93,10 +104,19 @@ class FrontService:
         self.tracer = Tracer(door)
         self.pictures = PictureService(door, picture_threads)
         self.demands = Demands(door)
+        self.observers: tuple[Observer, ...] = ()
+        self.sampler: Sampler | None = None  # while a model is watched for drift
+        self._sampling = Sampler(door, self.pictures.workers)
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
         self._block = block
         self._rows: dict[tuple[int, int], Row] = {}
         self._rows_of: Catalog | None = None
+        door.watch(self._follow)
+
+    def _follow(self, catalog: Catalog) -> None:
+        self.sampler = self._sampling if self._sampling.follow(catalog) else None
+        others = tuple(one for one in self.observers if one is not self._sampling)
+        self.observers = others if self.sampler is None else (*others, self.sampler)
 
     def look_up(self, name: str, version: str = "") -> ModelEntry:
         """The version asked for or the newest; raises `NotFound`, `Unavailable` when it may come, or
@@ -124,5 +144,6 @@ class FrontService:
 
     def close(self) -> None:
         self.demands.close()
+        self._sampling.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.pictures.close()

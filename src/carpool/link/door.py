@@ -128,6 +128,7 @@ class ModelEntry:
     row: tuple[int, int] = (0, 0)  # its row in the shared counters: number, generation
     vision: Mapping[str, Any] | None = None  # how it answers pictures, as JSON; None: it takes only tensors
     choices: Sequence[str] = ()  # what was chosen for it at loading and why, in words
+    drift: Mapping[str, Any] | None = None  # which of its pictures are measured; None: none
     hosted: bool = False  # it runs in a process beside the engine's, which front ends need not know
 
     @property
@@ -187,6 +188,8 @@ class Catalog:
     loading: str = ""  # how far the start is: what is loaded now, in words
     on_demand: Mapping[str, str] = field(default_factory=dict)
     """By name, the models that are loaded when they are asked for, and the task that their settings name."""
+    cameras: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By model and source: how the cameras are that drift knows; empty: well."""
 
     @property
     def able(self) -> bool:

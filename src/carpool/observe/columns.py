@@ -52,8 +52,8 @@ class _Layout:
         self.gauges.append(column)
         return column
 
-    def by_word(self, words: Iterable[str]) -> dict[str, Column]:
-        return {word: self.counter() for word in words}
+    def by_word(self, words: Iterable[str], *, gauges: bool = False) -> dict[str, Column]:
+        return {word: self.gauge() if gauges else self.counter() for word in words}
 
     def histogram(self, bounds: tuple[float, ...]) -> Histogram:
         first = self.counter()
@@ -74,6 +74,12 @@ BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 FAILURE_WORDS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 SHED_WORDS = tuple(reason.value for reason in Reason)
 PROCESS_WORDS = ("engine", "http", "grpc", "worker")
+DRIFT_WORDS = (
+    *("size", "grey", "brightness", "sharpness", "contrast", "bytes"),
+    *("classes", "boxes", "area", "score", "entropy", "embedding"),
+)
+CAMERA_STATES: Mapping[str, int] = {"black": 0, "frozen": 1, "blurred": 2, "changed": 3}
+"""Not in the table: sources have no rows. Their places in what is read for the metrics page."""
 
 _layout = _Layout()
 
@@ -102,6 +108,10 @@ LOAD_SECONDS = _layout.gauge(largest=True)
 SLO_SECONDS = _layout.gauge(largest=True)
 OUT_OF_MEMORY = _layout.counter()
 SPARE: Mapping[str, Column] = _layout.by_word(("ran", "skipped"))
+DRIFT_PSI: Mapping[str, Column] = _layout.by_word(DRIFT_WORDS, gauges=True)
+DRIFT_ALARM: Mapping[str, Column] = _layout.by_word(DRIFT_WORDS, gauges=True)
+"""Both are one more than what they say: 0 is for a model whose drift is not known."""
+UNCERTAIN_KEPT = _layout.counter()
 
 # The server.
 UP = _layout.gauge()  # of the engine 1; of the supervisor -1 while that engine stands still

@@ -11,7 +11,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -79,6 +79,7 @@ class Scope(enum.Enum):
     SERVER = "server"
     HOST = "host"
     GPU = "gpu"  # gpu_uuid
+    CAMERA = "camera"  # model, source
     BUILD = "build"
 
 
@@ -128,6 +129,10 @@ carpool_slo_seconds                      gauge     model  cell:SLO_SECONDS      
 carpool_out_of_memory_total              counter   model  cell:OUT_OF_MEMORY    Batches that did not fit into their device's memory and were run in smaller ones.
 carpool_shed_total                       counter   model  reason:SHED           Requests the scheduler chose not to run, by reason.
 carpool_spare_total                      counter   model  result:SPARE          Work that no client waits for, out of slack: run, or skipped for want of it.
+carpool_drift_psi                        gauge     model  what:DRIFT_PSI        How far the last window was from the reference, by measure; the noise is taken off.
+carpool_drift_alarm                      gauge     model  what:DRIFT_ALARM      1 while that is beyond the limit in two windows in a row, by measure.
+carpool_uncertain_kept_total             counter   model  cell:UNCERTAIN_KEPT   Pictures kept for somebody to label.
+carpool_camera_state                     gauge     camera state:CAMERA_STATES   1 for the state that a camera is in, else 0; all 0 for one that is well.
 carpool_connections                      gauge     server cell:CONNECTIONS      Open client connections.
 carpool_bytes_received_total             counter   server cell:BYTES_RECEIVED   Bytes read from clients.
 carpool_bytes_sent_total                 counter   server cell:BYTES_SENT       Bytes written to clients.
@@ -150,7 +155,8 @@ def _read(line: str) -> Family:
         coarse = (100.0, 500.0, 2000.0, 5000.0) if name == _FIRST_RESPONSE else ()
         return replace(family, histogram=column, milliseconds=coarse)
     if isinstance(column, Mapping):
-        return replace(family, values={f'{how}="{word}"': _cell(found) for word, found in column.items()})
+        read = _one_less if how == "what" else _cell
+        return replace(family, values={f'{how}="{word}"': read(found) for word, found in column.items()})
     values: Mapping[str, Value] = {
         "count": lambda read: sum(read[column.buckets]),
         "sum": lambda read: read[column.sum],
@@ -165,6 +171,11 @@ def _read(line: str) -> Family:
 
 def _cell(column: int) -> Value:
     return lambda cells: cells[column]
+
+
+def _one_less(column: int) -> Value:
+    """Of cells where 0 is for what is not known."""
+    return lambda cells: cells[column] - 1.0 if cells[column] else nan
 
 
 _KNOWN = tuple(map(_read, _TABLE.strip().splitlines()))
@@ -194,7 +205,10 @@ class Exposition:
         host: Host | None = None,
         families: Sequence[Family] = FAMILIES,
         gpus: Gpus | None = None,
+        cameras: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
     ) -> None:
+        """`cameras` has the state of each, by model and source."""
+        self._cameras = cameras
         self._table = table
         self._families = families
         self._host = Host() if host is None else host
@@ -213,6 +227,11 @@ class Exposition:
             Scope.SERVER: [("", self._table.server())],
             Scope.HOST: [("", self._host.read())],
             Scope.GPU: [(_labels(gpu_uuid=uuid), reading) for uuid, reading in self._gpus.read()],
+            Scope.CAMERA: [
+                (_labels(model=model, source=source), [float(state == one) for one in columns.CAMERA_STATES])
+                for model, sources in self._cameras().items()
+                for source, state in sources.items()
+            ],
             Scope.BUILD: [(self._build, ())],
         }
         for family in self._families:
@@ -221,22 +240,23 @@ class Exposition:
 
 
 def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[list[str]]:
-    if not rows:
-        return
-    yield [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
+    """Nothing, not even its name, where none of the rows has a number."""
+    head = [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
     histogram = family.histogram
+    ends: list[tuple[str, int]] = []
     if histogram is not None:
         ends = [(str(bound), place) for place, bound in enumerate(histogram.bounds)]
         if family.milliseconds:
             ends = [(f"{bound:g}", histogram.bounds.index(bound / 1e3)) for bound in family.milliseconds]
-        for labels, cells in rows:
-            yield _histogram(family, histogram, labels, [*ends, ("+Inf", -1)], cells)
-        return
     for labels, cells in rows:
-        numbers = [(more, value(cells)) for more, value in family.values.items()]
-        lines = [_line(family.name, labels, more, number) for more, number in numbers if not isnan(number)]
+        if histogram is not None:
+            lines = _histogram(family, histogram, labels, [*ends, ("+Inf", -1)], cells)
+        else:
+            numbers = [(more, value(cells)) for more, value in family.values.items()]
+            lines = [_line(family.name, labels, more, each) for more, each in numbers if not isnan(each)]
         if lines:
-            yield lines
+            yield head + lines
+            head = []
 
 
 def _line(name: str, labels: str, more: str, value: float) -> str:

@@ -65,7 +65,13 @@ async def http(parts: FrontendParts) -> Frontend:
     fair = Fairness(unread, advice.behind) if parts.apart else Fairness()
     recording = Recording(settings, parts.began)
     families = chosen(settings.metrics)
-    page = SharedPage(Exposition(parts.table, version=carpool.__version__, families=families).pieces)
+    exposition = Exposition(
+        parts.table,
+        version=carpool.__version__,
+        families=families,
+        cameras=lambda: parts.door.catalog.cameras,
+    )
+    page = SharedPage(exposition.pieces)
     block = parts.table.block(parts.block)
     access = Access(settings, loopback=all_loopback(parts.sockets["http"]))
     app = HttpApp(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from carpool.config.server import ServerSettings
+from carpool.engine.drift_desk import DriftDesk
 from carpool.engine.engine import Engine, StartProgress
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_link import EngineSide
@@ -56,6 +57,7 @@ def add_questions(host: EngineHost, settings: ServerSettings) -> None:
     LogSettings(host, settings.log_level)
     TraceSettings(host, settings.trace_file)
     answer_profile_questions(host)
+    DriftDesk(host, settings.state_dir)
 
 
 async def engine(

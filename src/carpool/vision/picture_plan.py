@@ -15,7 +15,7 @@ import numpy as np
 
 from carpool.types import Array
 from carpool.vision import draw, tasks
-from carpool.vision.decode import decode, plain_size
+from carpool.vision.decode import Decoded, decode, plain_size
 from carpool.vision.geometry import Geometry
 from carpool.vision.heads import Buffer
 from carpool.vision.picture_answers import DEFAULT, Options
@@ -48,11 +48,15 @@ class PicturePlan:
         size = plain_size(data) if self.encoded else None
         return None if size is None else self.transform.geometry(*size)
 
-    def prepare(self, data: Buffer, memory: memoryview | bytearray) -> Geometry:
+    def prepare(
+        self, data: Buffer, memory: memoryview | bytearray, keep: list[Decoded] | None = None
+    ) -> Geometry:
         """Decode a picture, no larger than the input needs, and write it as the model's input. A bad picture
-        raises."""
+        raises. The first that is decoded is also put into `keep`."""
         transform = self.transform
         decoded = decode(data, reduction=transform.reduction)
+        if keep is not None and not keep:
+            keep.append(decoded)
         into: Array = np.ndarray(transform.shape, transform.dtype, memory)
         return transform.prepare(decoded, into)
 

@@ -109,3 +109,29 @@ def test_closing_tells_those_that_have_not_begun() -> None:
 def test_cores_are_shared_between_front_ends_and_none_has_nothing(frontends: int) -> None:
     assert threads_for(frontends) >= 1
     assert threads_for(frontends) <= threads_for(1)
+
+
+def test_what_nobody_waits_for_is_done_last_and_is_bounded() -> None:
+    async def main() -> None:
+        workers, begun, go, order = Workers(1), threading.Event(), threading.Event(), list[str]()
+
+        def hold() -> None:
+            begun.set()
+            go.wait(PATIENCE_S)
+
+        workers.begin(hold, lambda *_: order.append("first"))
+        assert begun.wait(PATIENCE_S)
+        for number in range(10):
+            workers.idle(lambda: None, lambda *_, n=number: order.append(f"idle {n}"))
+        assert not workers.takes_idle
+        workers.begin(lambda: None, lambda *_: order.append("begun"))
+        workers.finish(lambda: None, lambda *_: order.append("finished"))
+        go.set()
+        await over(lambda: len(order) == 7)
+        assert order[:3] == ["first", "finished", "begun"]
+        assert order[3:] == [f"idle {n}" for n in range(4)]
+        assert workers.takes_idle
+        workers.close()
+        assert not workers.idle(lambda: None, lambda *_: None)
+
+    asyncio.run(main())

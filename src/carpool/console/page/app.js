@@ -2,6 +2,7 @@
 
 import { CurvePanel } from "./curve_panel.js";
 import { find, setText, setTone } from "./dom.js";
+import { DriftPanel } from "./drift.js";
 import { bytes, count, duration, NOTHING } from "./format.js";
 import { health, promise, taskName } from "./health.js";
 import { History } from "./history.js";
@@ -29,6 +30,7 @@ class Console {
   #list = new ModelList((key) => this.#select(key));
   #tiles = new Tiles();
   #curve = new CurvePanel();
+  #drift = new DriftPanel();
   #live = new LivePanel();
   #try = new TryPanel();
   #key = new KeyPanel(() => askNow());
@@ -151,6 +153,7 @@ class Console {
     showAbout(model, health(model, history.window(RECENT_S), page.bounds));
     this.#tiles.show(view);
     this.#curve.show(view);
+    this.#drift.show(view);
     this.#live.show(view);
     this.#try.use(model);
   }

@@ -126,6 +126,8 @@ ROUTES: tuple[Route[Starter], ...] = (
     _get(f"{_MODEL}/config", small_routes.about_model(lambda _catalog, entry: entry.config)),
     _get(f"{_MODEL}/stats", small_routes.statistics, _ASKED_S),
     _get(f"{_MODEL}/profile", small_routes.profile, _ASKED_S),
+    _get(f"{_MODEL}/drift", small_routes.drift, _ASKED_S),
+    _post(f"{_MODEL}/drift", small_routes.change_drift),
     _post("/v2/repository/index", small_routes.repository_index),
     _post("/v2/repository/{repository}/index", small_routes.missing("naming one of several repositories is")),
     _post("/v2/repository[/{repository}]/models/{model}/load", small_routes.load),

@@ -47,6 +47,8 @@ _FILE = "file:"
 _TO_LOAD = ("config",)
 _TO_UNLOAD = ("unload_dependents",)
 _REGION_FIELDS = ("key", "offset", "byte_size")
+_TO_CHANGE_DRIFT = ("action", "hours")
+_DRIFT_ACTIONS = ("learn", "reset")
 _MAX_JSON_BODY = 64 * 1024
 _METRICS_FIELDS = b"content-type: %b\r\n" % CONTENT_TYPE.encode()
 _TEXT_FIELDS = b"content-type: text/plain; charset=utf-8\r\nvary: accept\r\n"
@@ -137,6 +139,31 @@ def profile(service: Service, exchange: Exchange, variables: Variables) -> None:
     service.answer_later(
         exchange, service.door.ask("profile", {"name": entry.name, "version": entry.version})
     )
+
+
+def drift(service: Service, exchange: Exchange, variables: Variables) -> None:
+    """How far a model's pictures and answers are from its reference; with `?reference=1` that one, too."""
+    entry = service.look_up(variables["model"], variables.get("version", ""))
+    wanted = read_query(exchange.head.query).get("reference") == "1"
+    asked = {"name": entry.name, "version": entry.version, "reference": wanted, **told(exchange.who)}
+    service.answer_later(exchange, service.door.ask("drift", asked))
+
+
+def change_drift(service: Service, exchange: Exchange, variables: Variables) -> Collect:
+    """`{"action": "learn", "hours": 24}`, or `{"action": "reset"}`."""
+    entry = service.look_up(variables["model"], variables.get("version", ""))
+
+    def change(asked: dict[str, Any]) -> None:
+        unknown = next((name for name in asked if name not in _TO_CHANGE_DRIFT), None)
+        if unknown is not None:
+            raise InvalidInput(f"unknown field {shown(unknown)}; {nearest(unknown, _TO_CHANGE_DRIFT)}")
+        action = asked.pop("action", None)
+        if action not in _DRIFT_ACTIONS:
+            raise InvalidInput(f"action must be {' or '.join(_DRIFT_ACTIONS)}", field="action")
+        arguments = {**asked, "name": entry.name, "version": entry.version, **told(exchange.who)}
+        service.answer_later(exchange, service.door.ask(f"drift-{action}", arguments))
+
+    return with_json(exchange, change)
 
 
 def repository_index(service: Service, exchange: Exchange, _variables: Variables) -> Collect:

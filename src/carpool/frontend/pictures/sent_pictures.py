@@ -12,7 +12,7 @@ import binascii
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import orjson
@@ -37,6 +37,9 @@ from carpool.wire.v2 import (
     parse_head,
     read_header_length,
 )
+
+if TYPE_CHECKING:
+    from carpool.quality.samples import Sampled
 
 T = TypeVar("T")
 ANSWER = "answer"
@@ -113,7 +116,8 @@ class SentPictures:
     """
 
     __slots__ = (
-        *("_geometries", "_model", "_options", "_pictures", "asked", "head", "is_file", "size", "weight"),
+        *("_geometries", "_model", "_options", "_pictures", "asked", "head", "is_file", "sampled", "size"),
+        "weight",
     )
 
     quick = False  # the answer is made in less time than a thread takes to wake up
@@ -136,6 +140,7 @@ class SentPictures:
         self._model = model
         self._options = options
         self._pictures = pictures
+        self.sampled: Sampled | None = None  # what will be measured of the first, if anything is
         self.is_file = as_file is not None  # for the model's device: there is nothing to decode here
         self._geometries = [] if as_file is None else [as_file]
         self.weight = 0.0
@@ -149,8 +154,9 @@ class SentPictures:
         """All of them into the slot, one behind the other; returns the seconds. One that is bad fails all."""
         started = monotonic()
         model, size = self._model, self._model.bytes
+        keep = None if self.sampled is None else self.sampled.decoded
         self._geometries = self._each(
-            lambda number, data: model.prepare(data, memory[number * size : (number + 1) * size])
+            lambda number, data: model.prepare(data, memory[number * size : (number + 1) * size], keep)
         )
         self._pictures = ()
         return monotonic() - started
@@ -158,6 +164,15 @@ class SentPictures:
     def compose(self, outputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], float]:
         """What is to be answered, and the seconds that took."""
         raise NotImplementedError
+
+    @property
+    def files(self) -> Sequence[Buffer]:
+        """Until they are decoded."""
+        return self._pictures
+
+    def first_document(self, outputs: Sequence[Tensor]) -> bytes:
+        """The answer to the first picture, from what was composed; empty if none was."""
+        return b""
 
     def _each(self, work: Callable[[int, Buffer], T]) -> list[T]:
         """What is made of each picture; what is wrong with one names it."""
@@ -208,7 +223,8 @@ class RoutePicture(SentPictures):
 
     def prepare(self, memory: memoryview) -> float:
         started = monotonic()
-        self._geometries = [self._model.prepare(self._pictures[0], memory)]
+        keep = None if self.sampled is None else self.sampled.decoded
+        self._geometries = [self._model.prepare(self._pictures[0], memory, keep)]
         if self.drawn is None:
             self._pictures = ()
         return monotonic() - started
@@ -222,6 +238,9 @@ class RoutePicture(SentPictures):
             given = model.of_one(outputs, 0), self._geometries[0], self._options
             self.body = model.drawn(data, *given, self.drawn)
         return outputs, monotonic() - started
+
+    def first_document(self, outputs: Sequence[Tensor]) -> bytes:
+        return self.body if self.drawn is None else b""
 
 
 class TensorPictures(SentPictures):
@@ -257,6 +276,10 @@ class TensorPictures(SentPictures):
             answers[number] = self._document(outputs, number)
         named = Tensor(ANSWER, Datatype.BYTES, self._shape, answers.reshape(self._shape))
         return [*outputs, named], monotonic() - started
+
+    def first_document(self, outputs: Sequence[Tensor]) -> bytes:
+        found = outputs[-1].data.reshape(-1)[0] if self.composes else b""
+        return found if isinstance(found, bytes) else b""
 
 
 # ── pictures in v2 requests ──

@@ -2,7 +2,7 @@
 
 What finishes a picture goes before what begins one, so that answers leave as soon as they can; of those that
 begin, the earliest deadline goes first. How many may wait to begin is bounded, and whoever would be late is
-told so at once, before any work is done for it.
+told so at once, before any work is done for it. What nobody waits for is done when nothing else is to do.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ Then: TypeAlias = Callable[[Any, BaseException | None], None]
 _MOST_WAITING_EACH = 64
 _NAME = "pictures"
 _COMPACT_AT = 64
+_MOST_IDLE = 4  # they hold pictures, and it is no harm to leave one out
 
 
 def threads_for(frontends: int) -> int:
@@ -65,6 +66,7 @@ class Workers:
         self._forecast = DecodeForecast(threads)
         self._beginning: list[tuple[float, int, Job]] = []  # a heap, by deadline and then by arrival
         self._finishing: deque[Job] = deque()
+        self._idle: deque[Job] = deque()  # for threads that have nothing else to do
         self._tokens: SimpleQueue[None] = SimpleQueue()  # one for each job, or to end a thread
         self._over: deque[tuple[Then, Any, BaseException | None]] = deque()
         self._told = False  # the loop will look at what is over
@@ -135,12 +137,29 @@ class Workers:
             self._start()
         self._tokens.put(None)
 
+    @property
+    def takes_idle(self) -> bool:
+        return len(self._idle) < _MOST_IDLE
+
+    def idle(self, work: Callable[[], Any], then: Then) -> bool:
+        """Do what nobody waits for, when nothing else is to do; False if too much of it waits already."""
+        with self._lock:
+            if self._closed or not self.takes_idle:
+                return False
+            self._idle.append(Job(work, then))
+        if self._loop is None:
+            self._start()
+        self._tokens.put(None)
+        return True
+
     def close(self) -> None:
         """End the threads after what they are at; the rest is over too, as if it had been cancelled."""
         with self._lock:
             self._closed = True
-            jobs = [*self._finishing, *(job for _, _, job in sorted(self._beginning, key=lambda e: e[:2]))]
+            beginning = (job for _, _, job in sorted(self._beginning, key=lambda e: e[:2]))
+            jobs = [*self._finishing, *beginning, *self._idle]
             self._finishing.clear()
+            self._idle.clear()
             self._beginning.clear()
             self.waiting = 0
         for job in jobs:
@@ -194,6 +213,10 @@ class Workers:
                     self._forecast.began(job.weight)
                     work, job.work = job.work, None
                     return job, work
+            if self._idle:
+                job = self._idle.popleft()
+                work, job.work = job.work, None
+                return job, work
         return None, None
 
     def _tell(self) -> bool:

@@ -1,0 +1,1 @@
+"""Whether pictures and answers are still what they were: statistics, alarms, cameras, what to label."""
