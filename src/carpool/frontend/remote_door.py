@@ -192,7 +192,9 @@ class RemoteDoor(BodySlots):
         call.output = self.arena.allocate(template.capacity)
         try:
             options = head.options
-            link.submit(call, slot.offset + tail, arrived, deadline, options, sender, ready_in, spare, details)
+            link.submit(
+                call, slot.offset + tail, arrived, deadline, options, sender, ready_in, spare, details
+            )
         except BaseException:
             if call.output is not None:
                 call.output.release()
