@@ -111,6 +111,7 @@ DRIFT_PSI: Mapping[str, Column] = _layout.by_word(DRIFT_WORDS, gauges=True)
 DRIFT_ALARM: Mapping[str, Column] = _layout.by_word(DRIFT_WORDS, gauges=True)
 """Both are one more than what they say: 0 is for a model whose drift is not known."""
 UNCERTAIN_KEPT = _layout.counter()
+SPARE: Mapping[str, Column] = _layout.by_word(("ran", "skipped"))
 
 # The server.
 UP = _layout.gauge()  # of the engine 1; of the supervisor -1 while that engine stands still

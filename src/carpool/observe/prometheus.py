@@ -132,6 +132,7 @@ carpool_drift_psi                        gauge     model  what:DRIFT_PSI        
 carpool_drift_alarm                      gauge     model  what:DRIFT_ALARM      1 while that is beyond the limit in two windows in a row, by measure.
 carpool_uncertain_kept_total             counter   model  cell:UNCERTAIN_KEPT   Pictures kept for somebody to label.
 carpool_camera_state                     gauge     camera state:CAMERA_STATES   1 for the state that a camera is in, else 0; all 0 for one that is well.
+carpool_spare_total                      counter   model  result:SPARE          Work that no client waits for, out of slack: run, or skipped for want of it.
 carpool_connections                      gauge     server cell:CONNECTIONS      Open client connections.
 carpool_bytes_received_total             counter   server cell:BYTES_RECEIVED   Bytes read from clients.
 carpool_bytes_sent_total                 counter   server cell:BYTES_SENT       Bytes written to clients.
