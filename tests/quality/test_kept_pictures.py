@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +129,25 @@ def test_which_answer_is_to_begin_with() -> None:
     assert answer_of({"answers": {"candidate": {"classes": [1]}}}) == {"classes": [1]}
     assert answer_of({"stable": {"version": "1", "answer": {"classes": [3]}}}) == {"classes": [3]}
     assert answer_of({"picture": "x"}) == {}
+
+
+def test_a_file_is_whole_whenever_its_writer_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    code = (
+        "import sys; from pathlib import Path; from carpool.quality.whole_files import write_whole\n"
+        "number = 0\n"
+        "while True:\n"
+        "    number += 1\n"
+        "    write_whole(Path(sys.argv[1]), b'%d,' % number * 50_000 + b'end')\n"
+        "    print(number, flush=True)\n"
+    )
+    for wait in (1, 2, 3):
+        with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            for _ in range(wait):
+                writer.stdout.readline()
+            writer.kill()
+        parts = path.read_bytes().split(b",")
+        assert parts.pop() == b"end"
+        assert len(parts) == 50_000
+        assert len(set(parts)) == 1

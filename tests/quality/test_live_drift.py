@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import time
@@ -87,6 +88,24 @@ def test_pictures_are_measured_judged_and_kept(server: WholeServer, models: Path
     assert (line["why"], line["model"], line["source"]) == ("uncertain", NAME, "door")
     assert (kept / line["picture"]).read_bytes() == picture()
     assert f'carpool_uncertain_kept_total{{model="{NAME}",version="1"}} 2' in ask(server, "/metrics")
+
+
+def test_pictures_in_the_v2_protocol(server: WholeServer) -> None:
+    data = [base64.b64encode(picture("chelsea")).decode()]
+    image = {"name": "image", "shape": [1, 1], "datatype": "BYTES", "data": data}
+    for outputs in ([{"name": "answer"}], []):
+        body = {"inputs": [image], "outputs": outputs, "parameters": {"source": "v2"}}
+        sent = json.dumps({key: value for key, value in body.items() if value}).encode()
+
+        def seen() -> int:
+            found = [one for one in status(server)["sources"] if one["source"] == "v2"]
+            return int(found[0]["pictures"]) if found else 0
+
+        before = seen()
+        until(
+            lambda before=before: seen() > before,
+            lambda sent=sent: ask(server, f"/v2/models/{NAME}/infer", sent),
+        )
 
 
 def test_by_hand(server: WholeServer, tmp_path: Path) -> None:

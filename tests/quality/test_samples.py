@@ -68,8 +68,8 @@ def test_answers_of_every_task() -> None:
     image = {"width": 100, "height": 100}
     thing = {"label": "cat", "score": 0.5, "box": [0, 0, 10, 10]}
     values = answer_values({"image": image, "detections": [thing, {**thing, "score": None}]})
-    assert values == {"boxes": math.log1p(2), "classes": ["cat", "cat"], "area": [0.01, 0.01], "score": 0.5}
-    assert answer_values({"image": image, "detections": []}) == {"boxes": 0.0}
+    assert values == {"boxes": 3.0, "classes": ["cat", "cat"], "area": [0.01, 0.01], "score": 0.5}
+    assert answer_values({"image": image, "detections": []}) == {"boxes": 1.0}
     assert answer_values({"image": image, "masks": [{**thing, "png": "…"}]})["score"] == 0.5
     sure, open_ = ([{"label": "a", "score": s}, {"label": "b", "score": 0.01}] for s in (0.99, 0.3))
     assert answer_values({"classes": sure})["entropy"] < answer_values({"classes": open_})["entropy"]  # type: ignore[operator]

@@ -58,7 +58,10 @@ class DriftVerb(o.AsksServer):
             hours = {"hours": self.hours} if self.action is Action.learn else {}
             document = server.send(path, {"action": str(self.action), **hours})
         if self.save is not None:
-            self.save.write_text(json.dumps(document.pop("reference_file")), "utf-8")
+            reference = document.pop("reference_file", None)
+            if reference is None:
+                raise InvalidInput("--save: with keys, only an admin's tells the reference")
+            self.save.write_text(json.dumps(reference), "utf-8")
         if self.as_json:
             print(json.dumps(document, indent=2))
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from functools import partial
 from math import log, log1p
 from random import Random
@@ -19,7 +19,7 @@ from carpool.link.door import Answer, Catalog, Door, ModelEntry, Slot
 from carpool.memory.layout import find_file
 from carpool.observe.logs import logger
 from carpool.quality.kept_pictures import MOST_PICTURE_BYTES
-from carpool.quality.samples import Measured, Sampled, measure, unreadable
+from carpool.quality.samples import Measured, Sampled, measure
 
 if TYPE_CHECKING:
     from carpool.frontend.call import ClientCall
@@ -38,9 +38,10 @@ class _Picking:
     """When the next picture of a model is looked at. Gaps are drawn: cameras that take turns would else be
     seen always, or never."""
 
-    __slots__ = ("_random", "_sample", "due", "left", "uncertain")
+    __slots__ = ("_random", "_sample", "drift", "due", "left", "uncertain")
 
     def __init__(self, drift: Mapping[str, Any]) -> None:
+        self.drift = drift
         self._sample = float(drift["sample"])
         self._random = Random()
         self.left = 0
@@ -76,9 +77,11 @@ class Sampler:
     def follow(self, catalog: Catalog) -> bool:
         """Whether there is anything to do."""
         entries = [entry for entry in catalog.entries.values() if entry.drift is not None]
-        self._models = {
-            entry.key: self._models.get(entry.key) or _Picking(entry.drift or {}) for entry in entries
-        }
+        known, self._models = self._models, {}
+        for entry in entries:
+            before = known.get(entry.key)
+            is_same = before is not None and before.drift == entry.drift  # another engine numbers anew
+            self._models[entry.key] = before if before and is_same else _Picking(entry.drift or {})
         self._room = {key: room for key, room in self._room.items() if key in self._models}
         return bool(entries)
 
@@ -128,7 +131,7 @@ class Sampler:
         self, entry: ModelEntry, source: str, file: bytes, found: Measured | None, error: BaseException | None
     ) -> None:
         if entry.key not in self._models or found is None:
-            if error is not None and not isinstance(error, asyncio.CancelledError) and not unreadable(error):
+            if error is not None and not isinstance(error, asyncio.CancelledError | CarpoolError):
                 _log.error("not-measured", model=entry.name, error=f"{type(error).__name__}: {error}")
             return
         self._due = max(self._due, monotonic()) + found.seconds / _MOST_OF_A_CORE
@@ -148,7 +151,7 @@ class Sampler:
         samples, self._untold = self._untold, []
         self._begin(self._tell("drift-samples", {"samples": samples}))
 
-    def _begin(self, telling: Any) -> None:
+    def _begin(self, telling: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(telling)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

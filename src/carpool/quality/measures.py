@@ -25,7 +25,7 @@ MEASURES: Mapping[str, Bins | None] = {
     "contrast": Bins(0.0, 1.5),
     "bytes": Bins(0.01, 4.0, logarithmic=True),
     "classes": None,
-    "boxes": Bins(0.0, math.log1p(300.0)),
+    "boxes": Bins(1.0, 301.0, logarithmic=True),  # one more than there are
     "area": Bins(1e-5, 1.0, logarithmic=True),
     "score": _PART,
     "entropy": _PART,
@@ -142,7 +142,7 @@ def answer_values(answer: Mapping[str, Any]) -> dict[str, Value]:
     objects = answer.get("detections", answer.get("masks"))
     if objects is not None:
         shares = [_area(found["box"]) / area for found in objects if area and found.get("box")]
-        values: dict[str, Value] = {"boxes": math.log1p(len(objects))}
+        values: dict[str, Value] = {"boxes": 1.0 + len(objects)}
         if objects:
             values |= {"classes": [str(found.get("label")) for found in objects], "area": shares}
             values |= _scores(objects)

@@ -340,7 +340,8 @@ def _measures(shown: Counts, before: Counts | None, stream: Stream) -> list[dict
             names, first, now = counted.compared(known)
         else:
             assert bins is not None
-            names, now = bins.edges(), counted.counts
+            one_more = 1.0 if measure == "boxes" else 0.0
+            names, now = [edge - one_more for edge in bins.edges()], counted.counts
             first = [] if reference is None or isinstance(reference, Tally) else reference.counts
         words = WORDS[family(measure)]
         line: dict[str, Any] = {"what": measure, "words": words, "bins": names, "now": _shares(now)}

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from carpool.config.drift_settings import UncertainSettings
-from carpool.errors import CarpoolError
+from carpool.errors import TooLarge
 from carpool.quality.kept_pictures import doubt
 from carpool.quality.measures import PROJECTIONS, Value, answer_values
 from carpool.types import Array
@@ -28,6 +28,7 @@ _PLAIN = 4.0  # grey levels: of what varies less, the noise would be measured
 _BLACK, _EVEN = 20.0, 6.0  # at most so bright, and so uneven: video has its black at 16
 _COLOURLESS = 2.0
 _SEED = 20261116
+_MOST_PIXELS = 1 << 24
 _FEW = 240  # pixels that the shorter side keeps, where a file is decoded for this alone
 
 
@@ -128,13 +129,11 @@ def _axes(dimensions: int) -> Array:
 
 
 def _coarse(width: int, height: int) -> int:
-    """How many times smaller a file is decoded that no model needs here."""
+    """How many times smaller a file is decoded that no model needs here. `TooLarge` for one that would keep a
+    thread from others for long."""
+    if width * height > _MOST_PIXELS:
+        raise TooLarge(f"{width}×{height} pixels are not decoded only to be measured")
     for factor in (8, 4, 2):
         if width % factor == height % factor == 0 and min(width, height) // factor >= _FEW:
             return factor
     return 1
-
-
-def unreadable(error: BaseException) -> bool:
-    """Whether a picture is to blame, and not this program."""
-    return isinstance(error, CarpoolError)
