@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from onnx import helper
 
 from backends import onnx_models
 from backends.cases import settings
 from carpool import backends
 from carpool.backends.backend import Placement
+from carpool.backends.torch.torch_onnx import open_onnx
 from carpool.config.backend_kinds import installed, kind_of
 from carpool.config.repository import ModelVersion, find_models
 from carpool.errors import Unsupported
@@ -56,6 +60,25 @@ def test_the_answers_are_those_of_onnxruntime(tmp_path: Path) -> None:
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     assert backend.run({"x": x}, ["y"])["y"].tolist() == (x + 2.5).tolist()
     backend.close()
+
+
+def test_answers_that_differ_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    converter = SimpleNamespace(convert=lambda _graph: Wrong())
+    monkeypatch.setitem(sys.modules, "onnx2torch", converter)
+    with pytest.raises(Unsupported, match="would not be what onnxruntime answers"):
+        open_onnx(settings("onnx_torch", None), write(tmp_path / "model.onnx"))
+    converter.convert = lambda _graph: Wrong(2.5)
+    network = open_onnx(settings("onnx_torch", None), write(tmp_path / "model.onnx"))
+    assert network(torch.zeros(1, 4))["y"].tolist() == [[2.5] * 4]
+
+
+class Wrong(torch.nn.Module):
+    def __init__(self, more: float = 3.0) -> None:
+        super().__init__()
+        self._more = more
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self._more
 
 
 def test_an_operator_without_a_counterpart_is_named(tmp_path: Path) -> None:

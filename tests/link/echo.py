@@ -107,6 +107,9 @@ class EchoEngine:
     def set_ready(self, ready: bool) -> None:
         """It always was."""
 
+    def linked(self, side: object) -> None:
+        """It asks nobody."""
+
     def share(self, arena: int, file: int) -> None:
         """No model of it runs elsewhere."""
 

@@ -23,6 +23,7 @@ from carpool.observe.statistics import model_statistics, statistics
 from carpool.vision.settings import write as write_vision
 
 if TYPE_CHECKING:
+    from carpool.engine.engine_link import EngineSide
     from carpool.engine.runner_client import Runner
 
 _PATH = re.compile(r"(?<![\w.:/…])/(?:[^\s/'\"<>|:;,()\[\]{}]+/)*[^\s/'\"<>|:;,()\[\]{}]*")
@@ -86,6 +87,7 @@ class EngineHost:
         self._entries: dict[int, ModelEntry] = {}  # of what is offered or leaving, by key
         self._ends: list[Callable[[], None]] = []
         self.open: Callable[[], Coroutine[Any, Any, None]] = _nothing_to_open
+        self.linked: Callable[[EngineSide], None] = lambda _side: None  # told when front ends may come
         self._ready = False
         self.needs_one = False  # there should be models, so that none at all is not ready
         self._catalog = Catalog()

@@ -86,20 +86,20 @@ def batch_profile(path: Path, report: ProfileReport) -> None:
         right.annotate(f"knee: {report.knee}", (report.knee, 0), xytext=(4, 6), textcoords="offset points")
         right.set_title("Images per second")
         right.set_ylim(0, 1.12 * max(rates))
-        for budget in report.budgets:
-            _chosen_batch(right, budget)
+        for batch in dict.fromkeys(budget.batch for budget in report.budgets if budget.batch):
+            _chosen_batch(right, [budget for budget in report.budgets if budget.batch == batch])
         for axes in (left, right):
             axes.set_xlabel("images in a batch")
             axes.set_xlim(left=0)
         left.legend(loc="upper left")
 
 
-def _chosen_batch(axes: Axes, budget: Budget) -> None:
-    if budget.batch:
-        place = (budget.batch, budget.images_per_s)
-        axes.plot(*place, marker="D", markersize=8, color=COLOURS["knobs"])
-        words = f"{budget.slo_ms:g} ms: batches of {budget.batch}"
-        axes.annotate(words, place, xytext=(6, -14), textcoords="offset points", color=INK, fontsize=9)
+def _chosen_batch(axes: Axes, budgets: Sequence[Budget]) -> None:
+    """One mark for all promises that allow the same."""
+    place = (budgets[0].batch, budgets[0].images_per_s)
+    axes.plot(*place, marker="D", markersize=8, color=COLOURS["knobs"])
+    words = f"{', '.join(f'{budget.slo_ms:g}' for budget in budgets)} ms: batches of {budgets[0].batch}"
+    axes.annotate(words, place, xytext=(6, -14), textcoords="offset points", color=INK, fontsize=9)
 
 
 def goodput(axes: Axes, sweeps: Mapping[str, Sweep]) -> None:

@@ -106,12 +106,11 @@ class EngineProcess:
         except Exception as error:
             return self._give_up(error)
         from carpool.engine.engine_link import EngineSide  # front ends run this file too
-        from carpool.process.inner_door import InnerDoor
 
         self._side = EngineSide(
             engine, max_answer_bytes=self._settings.max_body_bytes, dropped=self._report_dropped
         )
-        engine.engine.calls.ask_hosted = InnerDoor(self._side).ask
+        engine.linked(self._side)
         for message in self._early:
             await self._attach(self._side, message)
         engine.listen(self._report)

@@ -24,6 +24,7 @@ from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Block, Table, table_bytes
 from carpool.observe.logs import logger
+from carpool.process.inner_door import InnerDoor
 from carpool.process.lone_watch import watched
 from carpool.process.shared_settings import LogSettings, TraceSettings
 
@@ -89,6 +90,10 @@ async def engine(
         await desk.open(step_taken)
         mine.server.set(UP, 1.0)
 
+    def linked(side: EngineSide) -> None:
+        served.calls.ask_hosted = InnerDoor(side).ask
+
+    host.linked = linked
     host.open = open_models
     host.publish()
     return host

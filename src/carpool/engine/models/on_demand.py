@@ -43,6 +43,7 @@ _GB = 1e9
 class Known:
     """Of one model, loaded or not."""
 
+    files: int = 0  # bytes: it takes no less
     bytes: int = 0  # as it was measured last, or else the size of its files
     seconds: float = 0.0  # that its last load took
     loaded_at: float = -inf
@@ -86,7 +87,7 @@ class OnDemand:
             self.tasks[name] = "" if source is None else source.config.task or ""
             self._known[name] = known = Known()
             if source is not None:
-                known.bytes = _file_bytes(source)
+                known.bytes = known.files = _file_bytes(source)
                 with suppress(CarpoolError):  # loading it will tell
                     said = [callees(source.config, version.file)[0] for version in source.versions]
                     known.asks = [one for one in dict.fromkeys(chain(*said)) if one in names]
@@ -152,7 +153,7 @@ class OnDemand:
                 ) from error
         known.loaded_at = self._now()
         known.seconds, known.failures = known.loaded_at - began, 0
-        known.bytes = max(known.bytes, await asyncio.to_thread(self._used) - before)
+        known.bytes = max(known.files, await asyncio.to_thread(self._used) - before)
         log.info(
             "loaded-on-demand",
             model=name,
