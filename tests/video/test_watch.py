@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import socket
@@ -16,10 +17,12 @@ import av
 import pytest
 from typer.testing import CliRunner, Result
 
+from carpool.cli import watch_command
 from carpool.cli.main import app
 from carpool.errors import Refused
 from carpool.types import Array
 from carpool.video.watch_output import drawn
+from carpool.video.watching import CameraReport, Counts, WatchReport
 from carpool.vision.python_pictures import typed
 from client.scripted_server import Scripted, scripted_server
 from frontend.http.front_end import FrontEnd, front_end
@@ -274,3 +277,28 @@ def test_the_videos_of_the_demo(tmp_path: Path) -> None:
     assert frames[0].shape == (120, 160, 3)
     changes = [abs(later - sooner).mean() for sooner, later in pairwise(frames)]
     assert min(changes) > 0.5, "a sensor's noise is in every frame"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_sees_a_table_and_a_pipe_sees_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = Counts(read=9, dropped=2, sent=7, answered=4, computed=1, cached=3, replaced=2, refused=1)
+    cameras = [
+        CameraReport("gate", "gate.mp4", "running", "", counts, 4.9, 41.2, 97.0, 0),
+        CameraReport("yard", "rtsp://10.0.0.7/1", "lost", "Connection refused", Counts(), 0.0, 0.0, 0.0, 3),
+    ]
+    total = CameraReport("all", "", "", "", counts, 4.9, 41.2, 97.0, 3)
+    for stream, words in (
+        (Terminal(), ("camera", "gate", "4.9", "41", "97", "lost: Connection refused", "all")),
+        (io.StringIO(), ("1 of 2 cameras", "4.9 answers/s", "cached 3", "replaced 2", "dropped 2")),
+    ):
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(watch_command, "_LINE_EVERY_S", 0.0)
+        monkeypatch.setenv("COLUMNS", "140")
+        with watch_command._progress() as tell:
+            tell(WatchReport(12.0, total, cameras))
+        for word in words:
+            assert word in stream.getvalue()

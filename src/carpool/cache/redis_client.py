@@ -267,7 +267,7 @@ class _Link(asyncio.Protocol):
                 self._look()
 
     def _send(self, command: tuple[bytes, ...]) -> None:
-        packed: bytes = hiredis.pack_command(command)
+        packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # says: of one word
         if not self._leaving:
             self._loop.call_soon(self._leave)
         self._leaving.append(packed)
