@@ -85,12 +85,13 @@ def frames(number: int, count: int, fps: int, size: tuple[int, int], seed: int) 
 
 
 def scene(number: int, size: tuple[int, int], random: np.random.Generator) -> Pixels:
-    """In turn a photograph, and a plain wall with a floor."""
+    """In turn a plain wall with a floor, and a part of a photograph."""
     width, height = size
     if number % 2:
         photo = cv2.cvtColor(cv2.imread(str(PICTURES / "coffee.jpg")), cv2.COLOR_BGR2RGB)
-        shift = int(random.integers(0, photo.shape[1]))
-        return np.asarray(cv2.resize(np.roll(photo, shift, 1), size, interpolation=cv2.INTER_AREA), np.uint8)
+        top, left = (int(random.integers(0, side // 3)) for side in photo.shape[:2])
+        part = photo[top : top + 2 * photo.shape[0] // 3, left : left + 2 * photo.shape[1] // 3]
+        return np.asarray(cv2.resize(part, size, interpolation=cv2.INTER_AREA), np.uint8)
     wall = np.empty((height, width, 3), np.uint8)
     wall[:] = random.integers(90, 200, 3)
     wall[round(0.8 * height) :] = random.integers(40, 90, 3)

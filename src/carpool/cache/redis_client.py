@@ -69,6 +69,7 @@ class SharedStore:
         self._key = blake2b(secret.encode(), digest_size=32).digest()
         self._wait_s = wait_s
         self._breaker = CircuitBreaker()
+        self._given_up = 0.0  # when the last wait was that counts
         self._link: _Link | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._probing: asyncio.Task[None] | None = None
@@ -166,10 +167,14 @@ class SharedStore:
         self._breaker.answered()
         return self._open(asked.key, reply) if isinstance(reply, bytes) else None
 
-    def timed_out(self) -> bool:
-        """Whether it is enough."""
+    def timed_out(self, asked: Asked) -> bool:
+        """Whether it is enough. Those who were under way while another one was given up met the same silence,
+        and count once: a hiccup in which a hundred wait is one hiccup."""
         self.timeouts += 1
-        return self._breaker.timed_out(now())
+        if asked.due - self._wait_s < self._given_up:
+            return False
+        self._given_up = now()
+        return self._breaker.timed_out(self._given_up)
 
     def lost(self, link: _Link, why: str) -> None:
         if link is self._link:
@@ -305,7 +310,7 @@ class _Link(asyncio.Protocol):
             asked = self._due.popleft()
             if asked.then is not None:
                 asked.told(self._loop, None)
-                if self._store.timed_out():
+                if self._store.timed_out(asked):
                     self.drop("timeouts")
                     return
         self._look()
