@@ -260,6 +260,16 @@ def test_pauses_grow_while_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> N
     assert "hunter2" not in reader.why
 
 
+def test_a_device_that_is_no_camera(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen()
+    monkeypatch.setattr(seen.stop, "wait", lambda _pause: True)
+    [camera] = find_cameras(["/dev/null"])
+    reader = VideoReader(camera, 5.0, seen.stop, again=False, threads=1)
+    reader.run(seen)
+    assert (seen.read, reader.reopened) == (0, 1)
+    assert reader.why.startswith("cannot be read: ")
+
+
 # ---- one place for the newest
 
 

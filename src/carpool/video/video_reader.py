@@ -116,7 +116,7 @@ class VideoReader:
         self._again = again
         self._threads = threads
         self._phase = phase
-        self._began: float | None = None  # when the first frame of a file was due
+        self._began: float | None = None  # when the first frame of a file was there
 
     def run(self, latest: LatestFrame) -> None:
         try:
@@ -151,7 +151,8 @@ class VideoReader:
                     continue
                 due = (floor((seconds + _TOLERANCE_S) / self._interval) + 1) * self._interval
                 if self._began is None:
-                    self._began = now() + self._phase
+                    self._stop.wait(self._phase)
+                    self._began = now()
                 shown = self._began + played + seconds
                 if not self._wait_until(shown):
                     break

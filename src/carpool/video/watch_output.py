@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
@@ -14,6 +14,7 @@ from carpool.types import Array
 from carpool.video.camera_address import CameraAddress
 from carpool.vision import draw
 from carpool.vision.decode import decode
+from carpool.vision.picture_answers import Mask
 from carpool.vision.python_pictures import Answer, Masks
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ class AnnotatedVideo:
 
         name, options = next((one for one in _CODECS if one[0] in av.codecs_available), _CODECS[-1])
         self._container = av.open(str(self._path), "w", format="mp4")
-        stream = self._container.add_stream(name, rate=Fraction(_TICKS), options=dict(options))
+        made = self._container.add_stream(name, rate=Fraction(_TICKS), options=dict(options))
+        stream = cast("VideoStream", made)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         stream.codec_context.time_base = Fraction(1, _TICKS)
         stream.codec_context.thread_count = 1
@@ -134,7 +136,8 @@ def drawn(pixels: Array, answer: Answer) -> Array:
     picture as it is."""
     size = (answer.width, answer.height) if "image" in answer else (pixels.shape[1], pixels.shape[0])
     if isinstance(answer, Masks):
-        return draw.objects(pixels, zip(answer.things, _masks(answer), strict=True), size)
+        things = cast("list[Mask]", answer.things)
+        return draw.objects(pixels, zip(things, _masks(answer), strict=True), size)
     found = answer.get("detections")
     if found is not None:
         if any("keypoints" in one for one in found):

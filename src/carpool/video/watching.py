@@ -87,9 +87,9 @@ class CameraReport:
     reopened: int
 
     def as_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        counts = found.pop("counts")
-        return found | counts
+        found: dict[str, Any] = asdict(self)
+        found |= found.pop("counts")
+        return found
 
 
 @dataclass(slots=True)
