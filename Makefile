@@ -9,7 +9,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 JOBS   ?= $(shell expr $(CORES) + 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test browser check format bench conformance docs proto clean
+.PHONY: help setup serve test browser redis check format bench conformance docs proto clean
 
 help: ## show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -35,7 +35,7 @@ endef
 serve: $(SERVING) ## serve the demo models
 	$(BIN)/carpool serve
 
-test: setup browser ## run the tests, but for the long ones of make conformance
+test: setup browser redis ## run the tests, but for the long ones of make conformance
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # The console is tested in a real Chromium. Without one its tests fail, unless CARPOOL_NO_BROWSER=1 says to go without.
@@ -48,6 +48,17 @@ browser:
 	       && { apt-get install -qq -y --no-install-recommends chromium >/dev/null 2>&1 \
 	            || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; }; }; } \
 	  || echo "no Chromium: install one, or set CARPOOL_NO_BROWSER=1 to leave the console's page untested"
+
+# What front ends share is tested with a real Redis server. Without one those tests fail, unless CARPOOL_NO_REDIS=1 says to
+# go without. The package would start a server of its own: RUNLEVEL=1 keeps it from that.
+redis:
+	@[ "$$CARPOOL_NO_REDIS" = 1 ] || command -v redis-server >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	       && echo "no Redis: installing the system's package redis-server with apt-get, for the shared cache's tests" \
+	       && echo "(CARPOOL_NO_REDIS=1 goes without)" && export RUNLEVEL=1 \
+	       && { apt-get install -qq -y --no-install-recommends redis-server >/dev/null 2>&1 \
+	            || { apt-get update -qq && apt-get install -qq -y --no-install-recommends redis-server >/dev/null; }; }; } \
+	  || echo "no Redis: install redis-server, or set CARPOOL_NO_REDIS=1 to leave the shared cache untested"
 
 check: setup ## lint, formatting and types
 	$(BIN)/ruff check .

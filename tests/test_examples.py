@@ -28,7 +28,7 @@ EXAMPLES = ROOT / "examples"
 PAGES = [
     ROOT / "README.md",
     EXAMPLES / "README.md",
-    *(DOCS / f"{name}.md" for name in ("README", "quickstart", "pictures", "python", "batching")),
+    *(DOCS / f"{name}.md" for name in ("README", "quickstart", "pictures", "video", "python", "batching")),
     *(DOCS / f"{name}.md" for name in ("coming-from-triton", "coming-from-torchserve", "conformance")),
     DOCS / "faults.md",
 ]

@@ -31,8 +31,9 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/hosted": "backends backends/python config",
     "backends/python": "backends config memory",
     "backends/torch": "backends backends/python config",
+    "cache": "config core observe",
     "cli": "client config core demo engine frontend frontend/access lab lab/load lab/sweep link observe "
-    "process quality sim vision",
+    "process quality sim video vision",
     "client": "vision wire",
     "config": "core wire/proto",
     "console": "",
@@ -62,6 +63,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "runner": "backends backends/torch engine engine/models engine/profile link memory observe "
     "process vision",
     "sim": "core",
+    "video": "client lab/load vision",
     "vision": "config vision/tasks",
     "vision/tasks": "config vision",
     "wire": "",

@@ -42,8 +42,10 @@ def test_every_json_key_is_documented() -> None:
     from carpool.lab.fleet_plan import FleetPlan
     from carpool.lab.sweep.sweep_results import PointRow, Results
     from carpool.sim.simulation import Outcome
+    from carpool.video.watching import Counts
 
     for verb, kind in (
+        ("watch", Counts),
         ("simulate", Outcome),
         ("plan", FleetPlan),
         ("sweep", Results),

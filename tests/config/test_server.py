@@ -44,6 +44,8 @@ def test_every_variable_reaches_its_setting() -> None:
         "metrics_key": "yes",
         "task": "pose",
         "metrics_config": "histogram_latencies=true",
+        "cache_url": "redis://localhost",
+        "cache_secret": "known to all that share",
     }
     numbers = {
         "http_port": 1,

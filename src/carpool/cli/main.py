@@ -25,6 +25,7 @@ from carpool.cli.serve_command import Serve, plain_flags
 from carpool.cli.simulate_command import Simulate
 from carpool.cli.sweep_command import Sweep
 from carpool.cli.verb_options import LISTED_LAST
+from carpool.cli.watch_command import WatchVerb
 from carpool.errors import CarpoolError
 
 _PLAINER = {  # typer's words, old and new, and ours
@@ -101,6 +102,7 @@ app.command("serve")(_as_command(Serve))
 app.command("inspect")(_as_command(Inspect))
 app.command("init")(_as_command(Init))
 app.command("predict")(_as_command(Predict))
+app.command("watch")(_as_command(WatchVerb))
 app.command("models")(_as_command(ModelsVerb))
 app.command("drift")(_as_command(DriftVerb))
 app.command("label")(_as_command(LabelVerb))
@@ -139,6 +141,10 @@ def carpool(
         carpool predict street.jpg
 
         carpool load http://localhost:8000 --rate 500 --slo-ms 50
+
+    Show it videos and cameras, five frames a second from each:
+
+        carpool watch recordings/ rtsp://10.0.0.7/stream1 --fps 5
 
     How long do its batches take here, and what could be promised?
 

@@ -6,10 +6,12 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from carpool.config.model import PictureChoice, task_names
+from carpool.config.redis_url import read_redis_url
 from carpool.config.rules import nearest, resembling, shown
 from carpool.errors import ConfigError
 
@@ -182,6 +184,9 @@ class ServerSettings:
         "", "Write when each request came, for carpool simulate --arrivals trace:FILE.", metavar="FILE"
     )
     record_limit_mb: float = _setting(256.0, "Stop recording when the file is so large.", within=(0.001, 1e6))
+    cache_url: str = _setting("", secret=True)  # passwords: of the environment alone, where `ps` has none
+    cache_secret: str = _setting("", secret=True)
+    cache_wait_ms: float = _setting(2.0, within=(0.1, 1000.0))
     log_format: str = _setting("text", "text or json.", choices=("text", "json"))
     log_level: str = _setting(
         "info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error")
@@ -216,6 +221,8 @@ class ServerSettings:
             yield "tls_client_ca", "tls_client_ca needs tls_cert and tls_key"
         if self.metrics_key and not (self.api_key_file or self.admin_key_file):
             yield "metrics_key", "metrics_key needs keys: give api_key_file or admin_key_file"
+        if self.cache_url:
+            yield from self._shared_cache_mistakes()
         for name in (name for name in self.allowed_hosts if not _HOST_NAME.fullmatch(name)):
             form = "names without a port, like carpool.example"
             yield "allowed_hosts", f"allowed_hosts takes {form}, not {shown(name)}"
@@ -241,6 +248,17 @@ class ServerSettings:
                 "server_name",
                 f"server_name must be 1 to {_MAX_NAME} printable characters, not {shown(name)}",
             )
+
+    def _shared_cache_mistakes(self) -> Iterator[tuple[str, str]]:
+        read_redis_url(self.cache_url)
+        if len(self.cache_secret) < _SHORTEST_SECRET:
+            yield (
+                "cache_secret",
+                f"cache_url needs a cache_secret of {_SHORTEST_SECRET} characters or more, the same for all"
+                " servers that share: who can write to that Redis server could else answer in their place",
+            )
+        if find_spec("hiredis") is None:
+            yield "cache_url", "cache_url needs a package that is missing: pip install 'carpool[redis]'"
 
     @property
     def pictures(self) -> PictureChoice:
@@ -275,6 +293,7 @@ class ServerSettings:
 
 _METRICS = {"counter_latencies": True, "histogram_latencies": False, "summary_latencies": False}
 _MAX_NAME = 128
+_SHORTEST_SECRET = 16
 
 
 def metrics_switches(given: Collection[str]) -> dict[str, bool]:

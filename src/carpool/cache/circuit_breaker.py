@@ -1,0 +1,60 @@
+"""When to leave a server alone that does not answer, and when to look at it again. It is told the time."""
+
+from __future__ import annotations
+
+from math import inf
+
+TIMEOUTS = 3  # in a row
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+
+
+class CircuitBreaker:
+    """Closed, everybody may ask. Three timeouts in a row, or a connection that is lost, open it: nobody asks
+    until the pause is over, and then one probe. A probe that fails doubles the pause; an answer in time to
+    somebody who asked makes it short again. A probe that succeeds does not: a server may know us, and still
+    be too slow for what we ask. It begins open, with a probe due: a server is seen before it is asked."""
+
+    def __init__(self) -> None:
+        self.open_until: float | None = -inf  # None: closed
+        self._probing = False
+        self._in_a_row = 0
+        self._pause = FIRST_PAUSE_S
+
+    @property
+    def is_open(self) -> bool:
+        return self.open_until is not None
+
+    def answered(self) -> None:
+        """In time."""
+        self._in_a_row = 0
+        self._pause = FIRST_PAUSE_S
+
+    def timed_out(self, now: float) -> bool:
+        """Whether that opens it."""
+        self._in_a_row += 1
+        if self.is_open or self._in_a_row < TIMEOUTS:
+            return False
+        self.failed(now)
+        return True
+
+    def failed(self, now: float) -> None:
+        """The connection, or a probe."""
+        if self.is_open and not self._probing:
+            return
+        self.open_until = now + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+        self._in_a_row = 0
+        self._probing = False
+
+    def may_probe(self, now: float) -> bool:
+        """One asks this, and then says what came of it."""
+        if self.open_until is None or self._probing or now < self.open_until:
+            return False
+        self._probing = True
+        return True
+
+    def close(self) -> None:
+        """The probe came through."""
+        self.open_until = None
+        self._probing = False
+        self._in_a_row = 0

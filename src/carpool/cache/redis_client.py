@@ -1,0 +1,387 @@
+"""Answers shared by many front ends, in a Redis server that may be slow, wrong or gone at any time.
+
+One connection, on the loop of whoever uses it. Whatever is asked in one turn of the loop leaves in one write,
+and replies come in the order of the commands, so that one timer for the oldest is enough. Nothing here raises
+because of the server, and nobody waits for it longer than was said: a request without an answer from here is
+a request that is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import ssl
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Any, cast
+
+import hiredis
+
+from carpool.cache.circuit_breaker import CircuitBreaker
+from carpool.clock import now
+from carpool.config.redis_url import RedisUrl, read_redis_url
+from carpool.errors import ConfigError
+from carpool.observe.logs import logger
+
+Then = Callable[[bytes | None], None]
+
+_PROBE_S = 1.0  # for a connection, TLS and the server's welcome
+_MOST_UNSENT = 1 << 20  # bytes; what comes on top is not written
+_MOST_WAITING = 4096  # commands without a reply
+_MOST_REPLY = 16 << 20  # bytes: nobody wrote that here
+_FORMAT = b"cpl1"
+_HEAD = struct.Struct(">4s16sQ")  # the format, the digest, and when it ends: seconds since 1970
+_CLOCKS_DIFFER_S = 3600  # between two machines, at most: what ended earlier was put back by somebody
+_CODE = re.compile(r"[A-Z]{2,16}\b")
+_MORE = object()
+
+_log = logger("cache")
+
+
+def shared_store(url: str, secret: str, wait_s: float) -> SharedStore:
+    """Connects at once where a loop runs, else when it is first used."""
+    address = read_redis_url(url)
+    tls = None
+    if address.tls:
+        try:
+            tls = ssl.create_default_context(cafile=address.ca or None)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"cache_url: ssl_ca_certs cannot be read: {why}", field="cache_url") from None
+    store = SharedStore(address, tls, secret, wait_s)
+    with suppress(RuntimeError):
+        store.begin()
+    return store
+
+
+class SharedStore:
+    """`get` and `put` of one loop. `up`: the server is there, and knows us."""
+
+    def __init__(self, address: RedisUrl, tls: ssl.SSLContext | None, secret: str, wait_s: float) -> None:
+        self.timeouts = 0
+        self._address = address
+        self._tls = tls
+        self._key = blake2b(secret.encode(), digest_size=32).digest()
+        self._wait_s = wait_s
+        self._breaker = CircuitBreaker()
+        self._given_up = 0.0  # when the last wait was that counts
+        self._link: _Link | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._probing: asyncio.Task[None] | None = None
+        self._pause: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._said = ""  # why it is down, as far as the log knows
+
+    @property
+    def up(self) -> bool:
+        return self._link is not None
+
+    def get(self, key: bytes, then: Then) -> None:
+        """`then` gets the value, or None, in a later turn of the loop: exactly once, and when the wait is
+        over at the latest."""
+        if self._link is not None and self._link.is_full:
+            self._link.drop("too many commands without a reply")
+        if self._link is None:
+            self.begin().call_soon(then, None)
+            return
+        self._link.ask(Asked(key, then, now() + self._wait_s), (b"GET", self._name(key)))
+
+    def put(self, key: bytes, value: bytes, ttl_s: float) -> None:
+        """Whether it is kept is never known. What would have to wait behind a megabyte is not written."""
+        link = self._link
+        if link is None:
+            self.begin()
+        elif link.unsent + len(value) <= _MOST_UNSENT and not link.is_full:
+            sealed = self._seal(key, value, round(time.time() + ttl_s))
+            lasts = b"%d" % max(1, round(ttl_s * 1e3))
+            link.ask(Asked(key, None, 0.0), (b"SET", self._name(key), sealed, b"PX", lasts))
+
+    def close(self) -> None:
+        """Whoever waits is told None."""
+        self._closed = True
+        if self._probing is not None:
+            self._probing.cancel()
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._link is not None:
+            self._link.drop("closed")
+
+    # ---- the connection
+
+    def begin(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._probe()
+        return self._loop
+
+    def _probe(self) -> None:
+        """The loop's clock may be a little early: then once more."""
+        if self._closed or self._loop is None:
+            return
+        time_now = now()
+        if self._breaker.may_probe(time_now):
+            self._probing = self._loop.create_task(self._connect(self._loop))
+        elif self._breaker.open_until is not None:
+            pause = max(0.001, self._breaker.open_until - time_now)
+            self._pause = self._loop.call_later(pause, self._probe)
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
+        link = _Link(loop, self)
+        address, tls = self._address, self._tls
+        try:
+            async with asyncio.timeout(_PROBE_S):
+                if address.port:
+                    await loop.create_connection(lambda: link, address.host, address.port, ssl=tls)
+                else:
+                    await loop.create_unix_connection(lambda: link, address.host)
+                await link.greet(_welcome(address))
+        except Exception as error:
+            link.drop("")
+            self._down(_reason(error))
+        except BaseException:
+            link.drop("")
+            raise
+        else:
+            self._breaker.close()
+            self._link = link
+            self._said = ""
+            _log.info("shared-cache-up", where=address.where)
+
+    def _down(self, why: str) -> None:
+        self._breaker.failed(now())
+        if self._closed:
+            return
+        if why != self._said:
+            self._said = why
+            _log.warning("shared-cache-down", where=self._address.where, why=why)
+        self._probe()
+
+    # ---- told by the connection
+
+    def answered(self, asked: Asked, reply: object) -> bytes | None:
+        self._breaker.answered()
+        return self._open(asked.key, reply) if isinstance(reply, bytes) else None
+
+    def timed_out(self, asked: Asked) -> bool:
+        """Whether it is enough. Those who were under way while another one was given up met the same silence,
+        and count once: a hiccup in which a hundred wait is one hiccup."""
+        self.timeouts += 1
+        if asked.due - self._wait_s < self._given_up:
+            return False
+        self._given_up = now()
+        return self._breaker.timed_out(self._given_up)
+
+    def lost(self, link: _Link, why: str) -> None:
+        if link is self._link:
+            self._link = None
+            self._down(why)
+
+    # ---- names and values: whoever lacks the secret can neither find nor make one
+
+    def _name(self, key: bytes) -> bytes:
+        return b"carpool:" + blake2b(key, digest_size=16, key=self._key, person=b"name").hexdigest().encode()
+
+    def _digest(self, key: bytes, value: bytes | memoryview, ends: int) -> bytes:
+        made = blake2b(b"%d %d " % (ends, len(key)), digest_size=16, key=self._key, person=b"value")
+        made.update(key)
+        made.update(value)
+        return made.digest()
+
+    def _seal(self, key: bytes, value: bytes, ends: int) -> bytes:
+        return _HEAD.pack(_FORMAT, self._digest(key, value, ends), ends) + value
+
+    def _open(self, key: bytes, sealed: bytes) -> bytes | None:
+        """Whatever was not written here, for this key, is a miss."""
+        if len(sealed) < _HEAD.size:
+            return None
+        form, digest, ends = _HEAD.unpack_from(sealed)
+        if form != _FORMAT or time.time() > ends + _CLOCKS_DIFFER_S:
+            return None
+        value = memoryview(sealed)[_HEAD.size :]
+        return bytes(value) if hmac.compare_digest(digest, self._digest(key, value, ends)) else None
+
+
+class Asked:
+    """A command whose reply somebody waits for until `due`; nobody any more, or ever, without `then`."""
+
+    __slots__ = ("due", "key", "then")
+
+    def __init__(self, key: bytes, then: Then | None, due: float) -> None:
+        self.key = key
+        self.then = then
+        self.due = due
+
+    def told(self, loop: asyncio.AbstractEventLoop, value: bytes | None) -> None:
+        then, self.then = self.then, None
+        if then is not None:
+            try:
+                then(value)
+            except Exception as error:  # whoever asked next still has to be told
+                loop.call_exception_handler({"message": "a shared answer was not taken", "exception": error})
+
+
+class Unwelcome(Exception):
+    """The server does not want us."""
+
+
+class _Link(asyncio.Protocol):
+    """One connection, from its first byte to its last."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, store: SharedStore) -> None:
+        self._loop = loop
+        self._store = store
+        self._transport: asyncio.Transport | None = None
+        self._reader = hiredis.Reader(notEnoughData=_MORE)
+        self._unread = 0
+        self._leaving: list[bytes] = []
+        self._leaving_bytes = 0
+        self._replies: deque[Asked] = deque()  # to come, in this order
+        self._due: deque[Asked] = deque()  # those that somebody waits for
+        self._timer: asyncio.Handle | None = None
+        self._greeting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._replies) >= _MOST_WAITING
+
+    @property
+    def unsent(self) -> int:
+        return self._leaving_bytes + (self._transport.get_write_buffer_size() if self._transport else 0)
+
+    async def greet(self, commands: list[tuple[bytes, ...]]) -> None:
+        """In one write; none of them may be answered with an error."""
+        welcomed = [self._loop.create_future() for _ in commands]
+        self._greeting.extend(welcomed)
+        for command in commands:
+            self._send(command)
+        await asyncio.gather(*welcomed)
+        if self._transport is None:
+            raise ConnectionResetError(0, "connection lost")
+
+    def ask(self, asked: Asked, command: tuple[bytes, ...]) -> None:
+        self._replies.append(asked)
+        self._send(command)
+        if asked.then is not None:
+            self._due.append(asked)
+            if self._timer is None:
+                self._look()
+
+    def _send(self, command: tuple[bytes, ...]) -> None:
+        packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # says: of one word
+        if not self._leaving:
+            self._loop.call_soon(self._leave)
+        self._leaving.append(packed)
+        self._leaving_bytes += len(packed)
+
+    def _leave(self) -> None:
+        leaving, self._leaving, self._leaving_bytes = self._leaving, [], 0
+        if self._transport is not None and leaving:
+            self._transport.write(b"".join(leaving))
+
+    # ---- waits that are over
+
+    def _look(self) -> None:
+        """After the oldest that still waits."""
+        self._timer = None
+        while self._due and self._due[0].then is None:
+            self._due.popleft()
+        if self._due:
+            left = self._due[0].due - now()
+            late = left <= 0.0
+            self._timer = (
+                self._loop.call_soon(self._read_first)
+                if late
+                else self._loop.call_later(max(0.001, left), self._look)
+            )
+
+    def _read_first(self) -> None:
+        """Where the loop itself was late, replies may lie there unread. It has read them by its next turn but
+        one: nobody is told before that there is no answer."""
+        self._timer = self._loop.call_soon(self._give_up)
+
+    def _give_up(self) -> None:
+        time_now = now()
+        while self._due and self._due[0].due <= time_now:
+            asked = self._due.popleft()
+            if asked.then is not None:
+                asked.told(self._loop, None)
+                if self._store.timed_out(asked):
+                    self.drop("timeouts")
+                    return
+        self._look()
+
+    # ---- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        self._unread += len(data)
+        try:
+            while (reply := self._reader.gets()) is not _MORE:
+                self._unread = 0
+                self._take(reply)
+        except (hiredis.HiredisError, IndexError):  # no Redis, or a reply to nothing
+            self.drop("no Redis server")
+        if self._unread > _MOST_REPLY:
+            self.drop("a reply without an end")
+
+    def _take(self, reply: Any) -> None:
+        if self._greeting:
+            welcomed = self._greeting.popleft()
+            if isinstance(reply, Exception) and not welcomed.done():
+                welcomed.set_exception(Unwelcome(str(reply)))
+            elif not welcomed.done():
+                welcomed.set_result(None)
+            return
+        asked = self._replies.popleft()
+        if asked.then is not None:
+            asked.told(self._loop, self._store.answered(asked, reply))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self.drop("connection lost")
+
+    def drop(self, why: str) -> None:
+        """Everything unanswered goes with the connection."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for welcomed in self._greeting:
+            if not welcomed.done():
+                welcomed.set_exception(ConnectionResetError(0, why))
+        self._store.lost(self, why)
+        waiting, self._due = self._due, deque()
+        self._replies.clear()
+        for asked in waiting:
+            asked.told(self._loop, None)
+
+
+def _welcome(address: RedisUrl) -> list[tuple[bytes, ...]]:
+    commands: list[tuple[bytes, ...]] = []
+    if address.password or address.user:
+        named = (address.user.encode(),) if address.user else ()
+        commands.append((b"AUTH", *named, address.password.encode()))
+    if address.database:
+        commands.append((b"SELECT", b"%d" % address.database))
+    return [*commands, (b"PING",)]
+
+
+def _reason(error: Exception) -> str:
+    """For the log. Of what the server says, the first word: some repeat what they were sent, secrets too."""
+    if isinstance(error, Unwelcome):
+        code = _CODE.match(str(error))
+        return f"the server refuses us: {code[0] if code else 'error'}"
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or type(error).__name__}"
+    return (error.strerror if isinstance(error, OSError) else "") or type(error).__name__
