@@ -90,6 +90,25 @@ def test_the_least_lately_asked_makes_room_once_it_has_stayed(tmp_path: Path, st
     run(story())
 
 
+def test_one_that_takes_more_than_was_thought_pushes_others_out(tmp_path: Path, stage: Stage) -> None:
+    three(tmp_path)
+
+    async def story() -> None:
+        engine, memory = await started(tmp_path, stage)
+        for name, there in (("a", ["a"]), ("b", ["a", "b"]), ("c", ["b", "c"])):
+            await ask(engine, name)
+            assert loaded(engine) == there
+        with pytest.raises(Unavailable, match="no room for a") as refused:  # what it takes is known now
+            await ask(engine, "a")
+        assert refused.value.retry_after_s == pytest.approx(10.0)
+        memory.now = 10.0
+        await ask(engine, "a")
+        assert loaded(engine) == ["a", "c"]
+        await engine.stop()
+
+    run(story())
+
+
 def test_who_has_riders_is_not_freed(tmp_path: Path, stage: Stage) -> None:
     three(tmp_path)
 

@@ -153,13 +153,12 @@ class OnDemand:
                 ) from error
         known.loaded_at = self._now()
         known.seconds, known.failures = known.loaded_at - began, 0
+        await asyncio.to_thread(_give_back)
         known.bytes = max(known.files, await asyncio.to_thread(self._used) - before)
-        log.info(
-            "loaded-on-demand",
-            model=name,
-            megabytes=round(known.bytes / 1e6),
-            seconds=round(known.seconds, 3),
-        )
+        megabytes = round(known.bytes / 1e6)
+        log.info("loaded-on-demand", model=name, megabytes=megabytes, seconds=round(known.seconds, 3))
+        while self._held() > self._most and await self._free_one(for_one=name):
+            """It takes more than was thought."""
 
     def _failed(self, known: Known, error: CarpoolError) -> None:
         """The next try waits longer each time: clients that ask again and again must not cost all of it."""
@@ -181,21 +180,27 @@ class OnDemand:
                 raise _later(
                     f"there is no room for {name}: the models in memory are in use or were only just loaded",
                     "no-room",
-                    self._until_room(),
+                    self._until_room(known),
                 )
 
     def _held(self) -> int:
         names = {served.name for served in (*self._fleet.offered.values(), *self._fleet.leaving.values())}
         return sum(self._known[name].bytes for name in names if name in self._known)
 
-    async def _free_one(self, *, on_device: bool = False) -> bool:
-        """The one that was asked least lately; False where none may go now."""
+    async def _free_one(self, *, on_device: bool = False, for_one: str = "") -> bool:
+        """The one that was asked least lately; False where none may go now.
+
+        For one that was just loaded, and takes more than its files said, it need not have stayed: what that
+        one takes is known from then on, so that this happens once.
+        """
         now = self._now()
+        spared = {for_one, *self._known[for_one].asks} if for_one else ()
         last = {
             name: max(served.last_used for served in versions)
             for name, versions in self._loaded(on_device).items()
             if all(served.driver.idle for served in versions)
-            and now >= self._known[name].loaded_at + self._known[name].stay
+            and (for_one or now >= self._known[name].loaded_at + self._known[name].stay)
+            and name not in spared
         }
         if not last:
             return False
@@ -213,9 +218,18 @@ class OnDemand:
                 found.setdefault(served.name, []).append(served)
         return found
 
-    def _until_room(self) -> float:
-        stays = [self._known[name].loaded_at + self._known[name].stay for name in self._loaded(False)]
-        return max(1.0, min(stays, default=0.0) - self._now())
+    def _until_room(self, known: Known) -> float:
+        """Seconds until as many as are in the way have stayed for long enough."""
+        ends = sorted(
+            (one.loaded_at + one.stay, one.bytes)
+            for one in (self._known[name] for name in self._loaded(False))
+        )
+        missing, at = self._held() + known.bytes - self._most, self._now()
+        for end, size in ends:
+            if missing <= 0:
+                break
+            missing, at = missing - size, end
+        return max(1.0, at - self._now())
 
 
 def _is_on_device(config: ModelConfig) -> bool:
