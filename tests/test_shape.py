@@ -31,8 +31,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/hosted": "backends backends/python config",
     "backends/python": "backends config memory",
     "backends/torch": "backends backends/python config",
-    "cli": "client config core demo engine frontend frontend/access lab lab/load lab/sweep link observe "
-    "process sim vision",
+    "cli": "client config core demo engine frontend frontend/access lab lab/evaluate lab/load lab/sweep "
+    "link observe process registry sim vision",
     "client": "vision wire",
     "config": "core wire/proto",
     "console": "",
@@ -51,6 +51,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend/pictures": "core link memory vision vision/tasks wire",
     "lab": "backends config core engine engine/models engine/profile sim vision",
     "lab/load": "sim wire wire/proto",
+    "lab/evaluate": "client config engine vision",
     "lab/sweep": "config core demo engine lab lab/load link sim",
     "link": "core memory observe wire",
     "memory": "",

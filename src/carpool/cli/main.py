@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from carpool import __version__
+from carpool.cli.evaluate_command import Evaluate
 from carpool.cli.init_command import Init
 from carpool.cli.inspect_command import Inspect
 from carpool.cli.load_command import Load
@@ -98,6 +99,7 @@ app.command("inspect")(_as_command(Inspect))
 app.command("init")(_as_command(Init))
 app.command("predict")(_as_command(Predict))
 app.command("models")(_as_command(ModelsVerb))
+app.command("evaluate")(_as_command(Evaluate))
 app.command("load")(_as_command(Load))
 app.command("profile")(_as_command(ProfileVerb))
 app.command("sweep")(_as_command(Sweep))
@@ -135,6 +137,10 @@ def carpool(
         carpool load http://localhost:8000 --rate 500 --slo-ms 50
 
     How long do its batches take here, and what could be promised?
+
+    Is the new version worse than the old one on labelled pictures?
+
+        carpool evaluate models/detector --data val.json --pictures val --version 2 --against 1
 
         carpool profile resnet50.onnx --slo-ms 30,50,100
 

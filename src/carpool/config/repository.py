@@ -161,7 +161,7 @@ def read_model(
     """One model's folder: its settings, the versions its policy chooses, and their files."""
     folder = _full(folder)
     with _reading(folder):
-        config, warnings = (settings or _settings)(folder, folder.name)
+        config, warnings = (settings or folder_settings)(folder, folder.name)
         if config.name != folder.name:
             raise ConfigError(
                 f'{folder}: unexpected folder name "{folder.name}" for model "{config.name}": '
@@ -191,7 +191,7 @@ def read_model_file(
         versioned = bool(VERSION.fullmatch(path.parent.name)) and like_a_model
         folder = above if versioned else path.parent
         name = folder.name if versioned or path.stem == "model" else path.stem
-        config, warnings = (settings or _settings)(folder, name)
+        config, warnings = (settings or folder_settings)(folder, name)
         if config.file not in (None, path.name) and not _is_foreign(str(config.file)):
             warnings = [f"{path}: served without the settings beside it, which are for {config.file}"]
             config = ModelConfig(name=rules.check_name(name, str(path)), path=folder)
@@ -208,7 +208,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
+def folder_settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
+    """Of the model in this folder, and the warnings."""
     pbtxt, toml = folder / PBTXT, folder / TOML
     if pbtxt.exists() and toml.exists():
         raise ConfigError(f"{folder}: both {PBTXT} and {TOML} are here; keep the one you mean")
