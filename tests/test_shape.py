@@ -38,7 +38,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "console": "",
     "core": "",
     "demo": "",
-    "engine": "backends backends/torch config core engine/models engine/profile link memory observe vision",
+    "engine": "backends backends/torch config core engine/models engine/profile link memory observe registry "
+    "vision",
     "engine/models": "backends backends/torch config core engine engine/profile link observe vision "
     "vision/tasks",
     "engine/profile": "backends config core engine link observe",
@@ -50,14 +51,15 @@ MAY_IMPORT: Mapping[str, str] = {
     "vision vision/tasks wire",
     "frontend/pictures": "core link memory vision vision/tasks wire",
     "lab": "backends config core engine engine/models engine/profile sim vision",
-    "lab/load": "sim wire wire/proto",
     "lab/evaluate": "client config engine vision",
+    "lab/load": "sim wire wire/proto",
     "lab/sweep": "config core demo engine lab lab/load link sim",
     "link": "core memory observe wire",
     "memory": "",
     "observe": "core",
     "process": "config engine engine/models frontend frontend/access frontend/grpc frontend/http "
     "frontend/pictures link memory observe wire",
+    "registry": "config",
     "runner": "backends backends/torch engine engine/models engine/profile link memory observe "
     "process vision",
     "sim": "core",

@@ -20,6 +20,7 @@ from carpool.cli.models_command import ModelsVerb
 from carpool.cli.plan_command import PlanVerb
 from carpool.cli.predict_command import Predict
 from carpool.cli.profile_command import ProfileVerb
+from carpool.cli.registry_command import RegistryVerb
 from carpool.cli.serve_command import Serve
 from carpool.cli.simulate_command import Simulate
 from carpool.cli.sweep_command import Sweep
@@ -98,8 +99,9 @@ app.command("serve")(_as_command(Serve))
 app.command("inspect")(_as_command(Inspect))
 app.command("init")(_as_command(Init))
 app.command("predict")(_as_command(Predict))
-app.command("models")(_as_command(ModelsVerb))
 app.command("evaluate")(_as_command(Evaluate))
+app.command("models")(_as_command(ModelsVerb))
+app.command("registry")(_as_command(RegistryVerb))
 app.command("load")(_as_command(Load))
 app.command("profile")(_as_command(ProfileVerb))
 app.command("sweep")(_as_command(Sweep))
@@ -136,11 +138,11 @@ def carpool(
 
         carpool load http://localhost:8000 --rate 500 --slo-ms 50
 
-    How long do its batches take here, and what could be promised?
-
     Is the new version worse than the old one on labelled pictures?
 
         carpool evaluate models/detector --data val.json --pictures val --version 2 --against 1
+
+    How long do its batches take here, and what could be promised?
 
         carpool profile resnet50.onnx --slo-ms 30,50,100
 

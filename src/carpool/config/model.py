@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.config.backend_kinds import kind_of
+from carpool.config.registry_settings import RegistrySettings
 from carpool.core.policy import Knobs, Promise
 from carpool.errors import ConfigError
 
@@ -291,6 +292,7 @@ class ModelConfig:
     depth: DepthSettings | None = None
     embed: EmbedSettings | None = None
     fake: FakeSettings | None = None
+    registry: RegistrySettings | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,16 @@ from pathlib import Path
 
 from carpool.config import rules
 from carpool.config.backend_kinds import files_of, home_of, kind_of, kinds
-from carpool.config.model import AllVersions, InstanceGroup, Kind, LatestVersions, Mode, ModelConfig
+from carpool.config.model import (
+    AllVersions,
+    InstanceGroup,
+    Kind,
+    LatestVersions,
+    Mode,
+    ModelConfig,
+    SpecificVersions,
+)
+from carpool.config.registry_settings import served_versions
 from carpool.config.toml import read_toml
 from carpool.config.triton import read_pbtxt
 from carpool.core.policy import Promise
@@ -216,9 +225,21 @@ def folder_settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
     if pbtxt.exists():
         return read_pbtxt(pbtxt, name)
     if toml.exists():
-        config = read_toml(toml, name)
+        config = _as_registered(read_toml(toml, name), folder)
         return config, [f"{toml}: no effect here: response_cache"] if config.response_cache else []
     return ModelConfig(name=rules.check_name(name, str(folder)), path=folder), []
+
+
+def _as_registered(config: ModelConfig, folder: Path) -> ModelConfig:
+    """A model that follows a registry has the versions that were fetched and are to be served."""
+    if config.registry is None:
+        return config
+    versions = served_versions(folder)
+    if not versions:
+        raise ConfigError(
+            f"{config.name}: nothing of {config.registry.stable} was fetched from the registry yet"
+        )
+    return replace(config, versions=SpecificVersions(versions))
 
 
 def version_folders(folder: Path) -> dict[int, Path]:

@@ -21,6 +21,7 @@ from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost, hide_paths
 from carpool.engine.models.candidate import remove_abandoned
 from carpool.engine.models.served import RECENT_S, RecentBatches, Served
+from carpool.engine.registry_watch import RegistryWatch
 from carpool.errors import CarpoolError, InvalidInput, Unavailable, Unsupported
 from carpool.link.door import LoadingStep
 from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, Region, open_file
@@ -244,6 +245,7 @@ class ControlDesk:
         self._looking: asyncio.Task[None] | None = None
         self._complaint = ""
         self._folders = host.engine.folders
+        self.registry = RegistryWatch(host.engine, settings)
         host.on_question("load", self._load)
         host.on_question("unload", self._unload)
         host.on_stop(self.close)
@@ -284,6 +286,7 @@ class ControlDesk:
             self._tidy()
         if self._mode != "none":
             self._looking = asyncio.get_running_loop().create_task(self._look_in_time())
+        await self.registry.open()
 
     def _following(self, progress: StartProgress) -> StartProgress:
         """Tells the front ends, too: not every step, since each costs a whole catalogue."""
@@ -316,6 +319,7 @@ class ControlDesk:
     def close(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
+        self.registry.close()
 
     async def look(self) -> None:
         """Follow the folders, or just list what is in them, so that the index knows what could be loaded."""

@@ -101,6 +101,7 @@ SPEED_RATIO = _layout.gauge(largest=True)
 LOAD_SECONDS = _layout.gauge(largest=True)
 SLO_SECONDS = _layout.gauge(largest=True)
 OUT_OF_MEMORY = _layout.counter()
+REGISTRY_MOVES = _layout.counter()
 
 # The server.
 UP = _layout.gauge()  # of the engine 1; of the supervisor -1 while that engine stands still
@@ -108,6 +109,8 @@ CONNECTIONS = _layout.gauge()
 BYTES_RECEIVED = _layout.counter()
 BYTES_SENT = _layout.counter()
 RESTARTS: Mapping[str, Column] = _layout.by_word(PROCESS_WORDS)
+REGISTRY_UP = _layout.gauge(largest=True)  # 1 down, 2 up; 0: there is none
+REGISTRY_SEEN = _layout.gauge(largest=True)  # when it answered last, by the clock that all processes share
 
 WIDTH = _layout.width
 MAXIMA = tuple(_layout.maxima)

@@ -11,10 +11,11 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from carpool.clock import now
 from carpool.observe import columns
 from carpool.observe.columns import Histogram
 from carpool.observe.counters import Cells, Table
@@ -127,6 +128,9 @@ carpool_speed_ratio                      gauge     model  cell:SPEED_RATIO      
 carpool_slo_seconds                      gauge     model  cell:SLO_SECONDS      What the model promises; 0 for one without a promise.
 carpool_out_of_memory_total              counter   model  cell:OUT_OF_MEMORY    Batches that did not fit into their device's memory and were run in smaller ones.
 carpool_shed_total                       counter   model  reason:SHED           Requests the scheduler chose not to run, by reason.
+carpool_registry_moves_total             counter   model  cell:REGISTRY_MOVES   Times that the model's address in the registry moved and was followed; a version goes on from the count of the one before.
+carpool_registry_up                      gauge     server seen:REGISTRY_UP      1 while the registry answers, else 0; absent where no model follows one.
+carpool_registry_age_seconds             gauge     server age:REGISTRY_SEEN     Time since the registry answered last; absent where no model follows one.
 carpool_connections                      gauge     server cell:CONNECTIONS      Open client connections.
 carpool_bytes_received_total             counter   server cell:BYTES_RECEIVED   Bytes read from clients.
 carpool_bytes_sent_total                 counter   server cell:BYTES_SENT       Bytes written to clients.
@@ -155,6 +159,8 @@ def _read(line: str) -> Family:
         "sum": lambda read: read[column.sum],
         "us": lambda read: round(read[getattr(column, "sum", column)] * 1e6, 0),
         "cell": lambda read: read[column],
+        "seen": lambda read: read[column] - 1.0 if read[column] else nan,
+        "age": lambda read: max(0.0, now() - read[column]) if read[column] else nan,
     }
     if family.scope in (Scope.HOST, Scope.GPU):
         fields = HostReading._fields if family.scope is Scope.HOST else GpuReading._fields
@@ -222,9 +228,10 @@ class Exposition:
 def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[list[str]]:
     if not rows:
         return
-    yield [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
+    head = [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
     histogram = family.histogram
     if histogram is not None:
+        yield head
         ends = [(str(bound), place) for place, bound in enumerate(histogram.bounds)]
         if family.milliseconds:
             ends = [(f"{bound:g}", histogram.bounds.index(bound / 1e3)) for bound in family.milliseconds]
@@ -235,7 +242,8 @@ def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[list[str]]:
         numbers = [(more, value(cells)) for more, value in family.values.items()]
         lines = [_line(family.name, labels, more, number) for more, number in numbers if not isnan(number)]
         if lines:
-            yield lines
+            yield head + lines
+            head = []
 
 
 def _line(name: str, labels: str, more: str, value: float) -> str:
