@@ -32,15 +32,15 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/python": "backends config memory",
     "backends/torch": "backends backends/python config",
     "cache": "config core observe",
-    "cli": "client config core demo engine frontend frontend/access lab lab/load lab/sweep link observe "
-    "process quality sim video vision",
+    "cli": "client config core demo engine frontend frontend/access lab lab/evaluate lab/load lab/sweep "
+    "link observe process quality registry sim video vision",
     "client": "vision wire",
     "config": "core wire/proto",
     "console": "",
     "core": "",
     "demo": "",
     "engine": "backends backends/torch config core engine/models engine/profile link memory observe quality "
-    "vision",
+    "registry vision",
     "engine/models": "backends backends/python backends/torch config core engine engine/profile link observe "
     "vision vision/tasks",
     "engine/profile": "backends config core engine link observe",
@@ -52,6 +52,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "vision vision/tasks wire",
     "frontend/pictures": "core link memory quality vision vision/tasks wire",
     "lab": "backends config core engine engine/models engine/profile sim vision",
+    "lab/evaluate": "client config engine vision",
     "lab/load": "sim wire wire/proto",
     "lab/sweep": "config core demo engine lab lab/load link sim",
     "link": "core memory observe wire",
@@ -60,6 +61,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "process": "config engine engine/models frontend frontend/access frontend/grpc frontend/http "
     "frontend/pictures link memory observe wire",
     "quality": "config core vision",
+    "registry": "config",
     "runner": "backends backends/torch engine engine/models engine/profile link memory observe "
     "process vision",
     "sim": "core",

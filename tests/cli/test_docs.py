@@ -39,6 +39,7 @@ def test_every_json_key_is_documented() -> None:
     from dataclasses import fields
 
     from carpool.lab.batch_profile import BatchRow, Budget, ProfileReport
+    from carpool.lab.evaluate.evaluation import Evaluation, VersionGap, VersionScore
     from carpool.lab.fleet_plan import FleetPlan
     from carpool.lab.sweep.sweep_results import PointRow, Results
     from carpool.sim.simulation import Outcome
@@ -50,6 +51,7 @@ def test_every_json_key_is_documented() -> None:
         ("plan", FleetPlan),
         ("sweep", Results),
         ("sweep", PointRow),
+        *(("evaluate", kind) for kind in (Evaluation, VersionScore, VersionGap)),
         *(("profile", kind) for kind in (ProfileReport, BatchRow, Budget)),
     ):
         assert all(f"`{field.name}`" in _section(verb) for field in fields(kind))

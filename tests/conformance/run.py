@@ -2,10 +2,11 @@
 
 Every method of tritonclient's four Python clients is called, and what comes back is held against the table;
 then perf_analyzer makes load over HTTP and gRPC in each of its ways; then the tests that are marked
-`conformance` run, which take too long for `make test`. Exit status 1 if anything differs.
+`conformance` run, which take too long for `make test`; one of them needs an MLflow server, which is installed
+for it. Exit status 1 if anything differs.
 
     make conformance                        all of it
-    make conformance ARGS=--ci              what comes out the same each time: without perf_analyzer
+    make conformance ARGS=--ci              what comes out the same each time: no perf_analyzer, no MLflow
     make conformance ARGS=--json            one document instead of tables; --markdown: tables for a page
     make conformance ARGS='--only calls'    or --only load, --only tests
     make conformance ARGS='--examples PATH' Triton's client examples in that folder, and nothing else
@@ -33,7 +34,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tritonclient.utils import InferenceServerException
 
 from carpool import __version__
-from conformance import examples, perf_analyzer
+from conformance import examples, mlflow_venv, perf_analyzer
 from conformance.flavours import Flavour
 from conformance.runs import Run, every_run
 from conformance.servers import outcome, running
@@ -72,7 +73,7 @@ def main() -> int:
         _show(calls, runs, arguments.format)
         bad = _verdict(calls, runs)
     if "tests" in wanted:
-        bad = _long_tests() or bad
+        bad = _long_tests(with_mlflow=not arguments.ci) or bad
     return bad
 
 
@@ -102,7 +103,7 @@ def _asked(wanted: set[str], give_up: float) -> tuple[list[CallRow], list[RunRow
     return calls, runs
 
 
-def _long_tests() -> int:
+def _long_tests(*, with_mlflow: bool) -> int:
     """Those of `make test` that take examples run again, with more of them.
 
     One process for each core; what they say goes to standard error, which leaves the other for tables.
@@ -111,6 +112,11 @@ def _long_tests() -> int:
     marked = "conformance or hypothesis"
     command = [sys.executable, "-m", "pytest", "-m", marked, "-n", jobs, "--dist", "worksteal"]
     given = os.environ | {THOROUGH: "1"}
+    if with_mlflow:
+        _TELL.print("MLflow: looking for it, or installing it …")
+        given[mlflow_venv.VARIABLE] = str(mlflow_venv.install())
+    else:
+        _TELL.print("--ci: without the test that needs an MLflow server, which make conformance runs")
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=given, stdout=sys.stderr, timeout=TESTS_LIMIT_S, check=False

@@ -108,7 +108,7 @@ def test_long_tests_that_fail_are_a_failure(monkeypatch: pytest.MonkeyPatch, sta
         commands.append(command)
         return subprocess.CompletedProcess(command, status)
 
-    monkeypatch.setattr("sys.argv", ["make conformance", "--only", "tests"])
+    monkeypatch.setattr("sys.argv", ["make conformance", "--ci", "--only", "tests"])
     monkeypatch.setattr(subprocess, "run", pretended)
     assert run.main() == status
     assert commands[0][1:5] == ["-m", "pytest", "-m", "conformance or hypothesis"]

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from carpool import __version__
 from carpool.cli.drift_command import DriftVerb
+from carpool.cli.evaluate_command import Evaluate
 from carpool.cli.init_command import Init
 from carpool.cli.inspect_command import Inspect
 from carpool.cli.label_command import LabelVerb
@@ -21,6 +22,7 @@ from carpool.cli.models_command import ModelsVerb
 from carpool.cli.plan_command import PlanVerb
 from carpool.cli.predict_command import Predict
 from carpool.cli.profile_command import ProfileVerb
+from carpool.cli.registry_command import RegistryVerb
 from carpool.cli.serve_command import Serve, plain_flags
 from carpool.cli.simulate_command import Simulate
 from carpool.cli.sweep_command import Sweep
@@ -103,7 +105,9 @@ app.command("inspect")(_as_command(Inspect))
 app.command("init")(_as_command(Init))
 app.command("predict")(_as_command(Predict))
 app.command("watch")(_as_command(WatchVerb))
+app.command("evaluate")(_as_command(Evaluate))
 app.command("models")(_as_command(ModelsVerb))
+app.command("registry")(_as_command(RegistryVerb))
 app.command("drift")(_as_command(DriftVerb))
 app.command("label")(_as_command(LabelVerb))
 app.command("load")(_as_command(Load))
@@ -145,6 +149,10 @@ def carpool(
     Show it videos and cameras, five frames a second from each:
 
         carpool watch recordings/ rtsp://10.0.0.7/stream1 --fps 5
+
+    Is the new version worse than the old one on labelled pictures?
+
+        carpool evaluate models/detector --data val.json --pictures val --version 2 --against 1
 
     How long do its batches take here, and what could be promised?
 

@@ -76,7 +76,10 @@ def plain_flags(words: Sequence[str]) -> list[str]:
 
 
 _KINDS = get_type_hints(ServerSettings)
-_PATHS = typer.Argument(help="Model files, model folders or Triton repositories.", show_default=False)
+_PATHS = typer.Argument(
+    help="Model files, model folders or Triton repositories; or models:/NAME@ALIAS of a registry.",
+    show_default=False,
+)
 Serve = make_dataclass(
     "Serve",
     [
@@ -111,6 +114,7 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
     check_files(settings)
     _warn_if_open(settings)
     paths = paths or demo_models()
+    paths = _fetched(paths, settings)
     sources, mistaken = _find(paths, settings)
     if settings.record:
         settings = replace(settings, record=str(claim(settings.record)))
@@ -136,6 +140,26 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
         code = runner.run(supervisor.run())
     finish()
     return code
+
+
+def _fetched(paths: Sequence[Path], settings: ServerSettings) -> Sequence[Path]:
+    """The paths, with a folder for each address of a registry; what models follow there is fetched first. A
+    registry that is down is a warning: what was fetched before serves, or the model is told as not there."""
+    from carpool.observe.logs import logger
+    from carpool.registry.followed_model import Registries
+    from carpool.registry.source import RegistryError
+
+    found, followed, complaints = Registries(settings.registry, settings.cache_dir).folders(paths)
+    for complaint in complaints:
+        logger("registry").warning("registry", message=complaint)
+    for model in followed:
+        print(f"Asking the registry for {model.settings.stable} …", flush=True)
+        try:
+            model.prepare()
+        except RegistryError as error:
+            serves = ", ".join(map(str, model.state.serve)) or "nothing yet"
+            logger("registry").warning("registry", model=model.name, message=error.message, serves=serves)
+    return found
 
 
 def _find(paths: Sequence[Path], settings: ServerSettings) -> tuple[Sequence[ModelSource], int]:

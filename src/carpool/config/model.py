@@ -11,6 +11,7 @@ from typing import Any
 
 from carpool.config.backend_kinds import kind_of
 from carpool.config.drift_settings import DriftSettings
+from carpool.config.registry_settings import RegistrySettings
 from carpool.core.policy import Knobs, Promise
 from carpool.errors import ConfigError
 
@@ -294,6 +295,7 @@ class ModelConfig:
     embed: EmbedSettings | None = None
     fake: FakeSettings | None = None
     drift: DriftSettings | None = None  # None: nothing of the traffic is looked at
+    registry: RegistrySettings | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,16 @@ from pathlib import Path
 
 from carpool.config import rules
 from carpool.config.backend_kinds import files_of, home_of, kind_of, kinds
-from carpool.config.model import AllVersions, InstanceGroup, Kind, LatestVersions, Mode, ModelConfig
+from carpool.config.model import (
+    AllVersions,
+    InstanceGroup,
+    Kind,
+    LatestVersions,
+    Mode,
+    ModelConfig,
+    SpecificVersions,
+)
+from carpool.config.registry_settings import served_versions
 from carpool.config.toml import read_toml
 from carpool.config.torchserve import MAR, unpacked
 from carpool.config.triton import read_pbtxt
@@ -165,7 +174,7 @@ def read_model(
     """One model's folder: its settings, the versions its policy chooses, and their files."""
     folder = _full(folder)
     with _reading(folder):
-        config, warnings = (settings or _settings)(folder, folder.name)
+        config, warnings = (settings or folder_settings)(folder, folder.name)
         if config.name != folder.name:
             raise ConfigError(
                 f'{folder}: unexpected folder name "{folder.name}" for model "{config.name}": '
@@ -195,7 +204,7 @@ def read_model_file(
         versioned = bool(VERSION.fullmatch(path.parent.name)) and like_a_model
         folder = above if versioned else path.parent
         name = folder.name if versioned or path.stem == "model" else path.stem
-        config, warnings = (settings or _settings)(folder, name)
+        config, warnings = (settings or folder_settings)(folder, name)
         if config.file not in (None, path.name) and not _is_foreign(str(config.file)):
             warnings = [f"{path}: served without the settings beside it, which are for {config.file}"]
             config = ModelConfig(name=rules.check_name(name, str(path)), path=folder)
@@ -212,16 +221,29 @@ def _reading(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
+def folder_settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
+    """Of the model in this folder, and the warnings."""
     pbtxt, toml = folder / PBTXT, folder / TOML
     if pbtxt.exists() and toml.exists():
         raise ConfigError(f"{folder}: both {PBTXT} and {TOML} are here; keep the one you mean")
     if pbtxt.exists():
         return read_pbtxt(pbtxt, name)
     if toml.exists():
-        config = read_toml(toml, name)
+        config = _as_registered(read_toml(toml, name), folder)
         return config, [f"{toml}: no effect here: response_cache"] if config.response_cache else []
     return ModelConfig(name=rules.check_name(name, str(folder)), path=folder), []
+
+
+def _as_registered(config: ModelConfig, folder: Path) -> ModelConfig:
+    """A model that follows a registry has the versions that were fetched and are to be served."""
+    if config.registry is None:
+        return config
+    versions = served_versions(folder)
+    if not versions:
+        raise ConfigError(
+            f"{config.name}: nothing of {config.registry.stable} was fetched from the registry yet"
+        )
+    return replace(config, versions=SpecificVersions(versions))
 
 
 def version_folders(folder: Path) -> dict[int, Path]:

@@ -135,6 +135,9 @@ class ServerSettings:
         within=(0.1, _DAY),
         name="--repository-poll-secs",
     )
+    registry: str = _setting(
+        "", "MLflow server for models:/NAME@ALIAS; without, MLFLOW_TRACKING_URI.", secret=True, metavar="URL"
+    )
     allow_client_shm: bool = _setting(
         False, "Let clients on this machine pass tensors in shared memory.", name="--allow-client-shm"
     )

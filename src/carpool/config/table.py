@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from carpool.config import model, rules
+from carpool.config.registry_settings import RegistrySettings
 from carpool.errors import ConfigError
 
 SECTIONS: Mapping[str, type[Any]] = {
@@ -21,6 +22,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "fake": model.FakeSettings,
     "onnxruntime": model.OnnxruntimeSettings,
     "pytorch": model.PytorchSettings,
+    "registry": RegistrySettings,
 }
 """The tables whose keys are the fields of these."""
 
@@ -31,7 +33,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "": (
             "name backend file task slo_ms slo_may_grow max_batch instances versions labels "
             "execution_timeout_ms response_cache device_weight batching image detect classify segment "
-            "pose obb depth embed fake onnxruntime pytorch drift parameters input output"
+            "pose obb depth embed fake onnxruntime pytorch drift registry parameters input output"
         ),
         "instances": "count kind gpus",
         "versions": "latest",

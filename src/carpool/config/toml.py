@@ -27,6 +27,7 @@ from carpool.config.model import (
     eager_policy,
     task_names,
 )
+from carpool.config.registry_settings import RegistrySettings, read_address
 from carpool.config.table import SECTIONS, Table
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
@@ -85,9 +86,23 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         drift=None if (drift := top.table("drift")) is None else read_drift(drift, _inside),
         **{name: _section(table) for name in SECTIONS if (table := top.table(name)) is not None},
     )
+    if config.registry is not None:
+        _check_registry(top, config.registry)
     if max_batch is None:
         return config
     return rules.with_max_batch(config, max_batch, top.where("batching"))
+
+
+def _check_registry(top: Table, registry: RegistrySettings) -> None:
+    if not registry.stable:
+        raise top.error("registry.stable", 'is needed: an address like "models:/detector@champion"')
+    if top.has("versions"):
+        raise top.error("versions", "and [registry] contradict each other; the registry says which is served")
+    names = {read_address(address).name for address in (registry.stable, registry.candidate) if address}
+    if len(names) > 1:
+        raise top.error(
+            "registry.candidate", f"must be of the same model as stable: {' and '.join(sorted(names))}"
+        )
 
 
 def _backend(top: Table) -> str | None:

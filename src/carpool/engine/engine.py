@@ -67,18 +67,19 @@ class Engine:
     ) -> None:
         """With `on_demand` models are loaded when they are first asked for, and freed for others. Models that
         `host` takes run in its process, and answer only what lies in memory that it maps."""
-        self._paths = [Path(path) for path in paths]
+        self.paths = [Path(path) for path in paths]
         self._slo_ms = slo_ms
         self._pictures = pictures or PictureChoice()
         self.table = table or Table(bytearray(table_bytes(1)))
         limit_device_memory(device_memory_gb)
         profiles = None if cache_dir is None else ProfileStore(Path(cache_dir))
-        self.fleet = Fleet(self.table, block or self.table.block(0), profiles, host)
+        self.block = block or self.table.block(0)  # that this process counts in
+        self.fleet = Fleet(self.table, self.block, profiles, host)
         self.calls = ModelCalls(self.prepare, self.submit, self.cancel, self.fleet.offered.__getitem__)
         self.calls.is_hosted = self._is_hosted
         self.calls.before = self._before
         self.fleet.callers = self.calls.caller
-        self.control = ModelControl(self._paths, self.fleet, self._with_promise)
+        self.control = ModelControl(self.paths, self.fleet, self._with_promise)
         self.control.on_demand = on_demand
         self.on_demand = OnDemand(self.control, self.fleet, memory_gb) if on_demand else None
 
@@ -115,7 +116,7 @@ class Engine:
         """
         try:
             mistakes: dict[str, ConfigError] | None = {} if patient else None
-            found, _ = find_models(self._paths, gpus=gpu_count(), only=only, some=some, mistakes=mistakes)
+            found, _ = find_models(self.paths, gpus=gpu_count(), only=only, some=some, mistakes=mistakes)
             there = await self.control.find()
             if self.on_demand is not None:
                 self.on_demand.expect(there, {source.config.name: source for source in found})
@@ -186,7 +187,7 @@ class Engine:
     @property
     def folders(self) -> tuple[str, ...]:
         """Where the models were looked for, as sentences may name it."""
-        return tuple(str(form) for path in self._paths for form in (path.absolute(), path.resolve()))
+        return tuple(str(form) for path in self.paths for form in (path.absolute(), path.resolve()))
 
     def look_at_instances(self) -> None:
         """The process that runs some of the models has stalled, or moves again."""

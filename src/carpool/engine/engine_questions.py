@@ -21,6 +21,7 @@ from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost, hide_paths
 from carpool.engine.models.candidate import remove_abandoned
 from carpool.engine.models.served import RECENT_S, RecentBatches, Served
+from carpool.engine.registry_watch import RegistryWatch
 from carpool.errors import CarpoolError, InvalidInput, Unavailable, Unsupported
 from carpool.link.door import LoadingStep
 from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, Region, open_file
@@ -245,6 +246,7 @@ class ControlDesk:
         self._complaint = ""
         self._folders = host.engine.folders
         self._on_demand = host.engine.on_demand
+        self.registry = RegistryWatch(host.engine, settings)
         host.on_question("load", self._load)
         host.on_question("unload", self._unload)
         host.on_question("demand", self._demand)
@@ -289,6 +291,7 @@ class ControlDesk:
             self._tidy()
         if self._mode != "none":
             self._looking = asyncio.get_running_loop().create_task(self._look_in_time())
+        await self.registry.open()
 
     async def _demand(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """A front end has requests for a model that is not loaded."""
@@ -333,6 +336,7 @@ class ControlDesk:
             self._looking.cancel()
         if self._on_demand is not None:
             self._on_demand.close()
+        self.registry.close()
 
     async def look(self) -> None:
         """Follow the folders, or just list what is in them, so that the index knows what could be loaded."""

@@ -112,6 +112,7 @@ DRIFT_PSI: Mapping[str, Column] = _layout.by_word(DRIFT_WORDS, gauges=True)
 DRIFT_ALARM: Mapping[str, Column] = _layout.by_word(DRIFT_WORDS, gauges=True)
 """Both are one more than what they say: 0 is for a model whose drift is not known."""
 UNCERTAIN_KEPT = _layout.counter()
+REGISTRY_MOVES = _layout.counter()
 
 # The server.
 UP = _layout.gauge()  # of the engine 1; of the supervisor -1 while that engine stands still
@@ -119,6 +120,8 @@ CONNECTIONS = _layout.gauge()
 BYTES_RECEIVED = _layout.counter()
 BYTES_SENT = _layout.counter()
 RESTARTS: Mapping[str, Column] = _layout.by_word(PROCESS_WORDS)
+REGISTRY_UP = _layout.gauge(largest=True)  # 1 down, 2 up; 0: there is none
+REGISTRY_SEEN = _layout.gauge(largest=True)  # when it answered last, by the clock that all processes share
 
 WIDTH = _layout.width
 MAXIMA = tuple(_layout.maxima)

@@ -15,6 +15,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from carpool.clock import now
 from carpool.observe import columns
 from carpool.observe.columns import Histogram
 from carpool.observe.counters import Cells, Table
@@ -133,6 +134,9 @@ carpool_drift_psi                        gauge     model  what:DRIFT_PSI        
 carpool_drift_alarm                      gauge     model  what:DRIFT_ALARM      1 while that is beyond the limit in two windows in a row, by measure.
 carpool_uncertain_kept_total             counter   model  cell:UNCERTAIN_KEPT   Pictures kept for somebody to label.
 carpool_camera_state                     gauge     camera state:CAMERA_STATES   1 for the state that a camera is in, else 0; all 0 for one that is well.
+carpool_registry_moves_total             counter   model  cell:REGISTRY_MOVES   Times that the model's address in the registry moved and was followed; a version goes on from the count of the one before.
+carpool_registry_up                      gauge     server seen:REGISTRY_UP      1 while the registry answers, else 0; absent where no model follows one.
+carpool_registry_age_seconds             gauge     server age:REGISTRY_SEEN     Time since the registry answered last; absent where no model follows one.
 carpool_connections                      gauge     server cell:CONNECTIONS      Open client connections.
 carpool_bytes_received_total             counter   server cell:BYTES_RECEIVED   Bytes read from clients.
 carpool_bytes_sent_total                 counter   server cell:BYTES_SENT       Bytes written to clients.
@@ -162,6 +166,8 @@ def _read(line: str) -> Family:
         "sum": lambda read: read[column.sum],
         "us": lambda read: round(read[getattr(column, "sum", column)] * 1e6, 0),
         "cell": lambda read: read[column],
+        "seen": lambda read: read[column] - 1.0 if read[column] else nan,
+        "age": lambda read: max(0.0, now() - read[column]) if read[column] else nan,
     }
     if family.scope in (Scope.HOST, Scope.GPU):
         fields = HostReading._fields if family.scope is Scope.HOST else GpuReading._fields

@@ -1,0 +1,172 @@
+"""`carpool evaluate`: how good is a model on labelled pictures, and is this version worse than that one?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from carpool.cli import show
+from carpool.cli import verb_options as o
+from carpool.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from carpool.lab.evaluate.evaluation import Evaluation, VersionGap, VersionScore
+    from carpool.lab.evaluate.subjects import Ask
+
+_PATIENCE_S = 60.0  # for a picture that is refused, and told to come back
+_MOST_FAILURES = 5
+_MOST_CLASSES = 20
+_IN_WORDS = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "miou": "mean IoU"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(o.AsksServer):
+    """Measure a model on labelled pictures, or a version of it against another.
+
+    Boxes, labelled as in COCO, by a running server:
+
+        carpool evaluate http://localhost:8000 --data val.json --pictures val/
+
+    Is version 2 worse than version 1? Exits with 1 if it is, by more than is tolerated.
+
+        carpool evaluate models/detector --data val.json --pictures val/ --version 2 --against 1
+
+    Classes, with the pictures of each in a folder of its name:
+
+        carpool evaluate classifier.onnx --data val/
+    """
+
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL|MODEL",
+            help="A running server, or a model file, a model folder, or a repository with --model.",
+            show_default=False,
+        ),
+    ]
+    data: Path | None = o.option(
+        None,
+        "The labels: COCO's .json, a .csv with file and label, a folder for each class, or of masks.",
+        metavar="FILE|DIR",
+    )
+    pictures: Path | None = o.option(None, "The pictures, where the labels do not hold them.", metavar="DIR")
+    model: str | None = o.option(None, "Which model of a server or a repository.")
+    version: str | None = o.option(None, "Which version; without it, the newest.")
+    against: str | None = o.option(None, "A version to compare it with, on the same pictures.")
+    tolerate: float = o.option(0.005, "How much worse than --against it may be.")
+    names: Path | None = o.option(
+        None, "A .csv that says what the model calls the data's classes: theirs,its a line.", metavar="FILE"
+    )
+    score: float = o.option(0.001, "Boxes: the lowest score that counts.", min=0.0, max=1.0)
+    iou: float | None = o.option(
+        None, "Boxes: overlap above which the weaker goes, instead of the model's own.", min=0.0, max=1.0
+    )
+    at_once: int = o.option(4, "How many pictures to have under way.", min=1, max=64)
+
+    def run(self) -> int:
+        """Exits with 1 if it is worse, or if a picture was not answered."""
+        from carpool.lab.evaluate.evaluation import evaluate, measure_of
+        from carpool.lab.evaluate.labelled_data import read_data, read_names
+
+        if self.data is None:
+            raise InvalidInput("--data is needed: the labels, like val.json")
+        tolerate = o.number("--tolerate", self.tolerate, most=1.0)
+        if self.against is not None and self.against == self.version:
+            raise InvalidInput(f"--against: version {self.against} would be compared with itself")
+        with show.status("reading the labels"):
+            names = {} if self.names is None else read_names(self.names)
+            measure = measure_of(read_data(self.data, self.pictures), names, self.score, self.iou)
+        versions = [self.version or "", *([self.against] if self.against is not None else [])]
+        with ExitStack() as stack:
+            subjects = self._subjects(measure.task, versions, stack)
+            with show.steps("Asking", len(measure.files) * len(versions)) as step:
+                found = evaluate(measure, subjects, at_once=self.at_once, tolerate=tolerate, step=step)
+        if self.as_json:
+            print(json.dumps(asdict(found), indent=2, ensure_ascii=False))
+        else:
+            _print(found)
+        _tell_failures(found)
+        return 1 if found.failed or (found.gap is not None and found.gap.worse) else 0
+
+    def _subjects(
+        self, task: str, versions: list[str], stack: ExitStack
+    ) -> list[AbstractContextManager[Ask]]:
+        from carpool.lab.evaluate.subjects import asked_server, loaded_model
+
+        model = self.model or ""
+        if "://" not in self.target:
+            from carpool.config.server import server_settings
+
+            kept = server_settings()[0].cache_dir
+            return [loaded_model(Path(self.target), model, version, kept) for version in versions]
+        from carpool.client.client import Client
+
+        trust = self.trust()
+        with o.blamed_on("URL"):
+            client = Client(
+                self.target,
+                api_key=trust.key,
+                ca=trust.ca,
+                insecure=trust.insecure,
+                patience_s=_PATIENCE_S,
+                connections=self.at_once,
+            )
+        stack.enter_context(client)
+        return [asked_server(client, task, model, version) for version in versions]
+
+
+def _print(found: Evaluation) -> None:
+    both = [found.scored] if found.against is None else [found.scored, found.against]
+    titles = ("", *(f"version {one.version}" if one.version else one.model for one in both))
+    rows = [
+        (_IN_WORDS.get(name, name), *(f"{one.figures[name]:.4f}" for one in both)) for name in both[0].figures
+    ]
+    rows += [
+        ("p50", *(f"{one.p50_ms:.1f} ms" for one in both)),
+        ("p99", *(f"{one.p99_ms:.1f} ms" for one in both)),
+    ]
+    print(f"{found.scored.model}, {found.pictures:,} pictures")
+    show.table(titles, rows, left=("",))
+    show.table(("class", *titles[1:]), _class_rows(both), left=("class",))
+    for note in found.notes:
+        show.paragraph(note)
+    if found.gap is not None and found.against is not None:
+        show.paragraph(_verdict(found.gap, found.scored, found.against))
+
+
+def _class_rows(both: list[VersionScore]) -> list[tuple[str, ...]]:
+    """All of them, or those that are worst: with two versions, those that lose the most."""
+    first, last = both[0].per_class, both[-1].per_class
+
+    def worst(name: str) -> float:
+        return first[name] - last.get(name, 0.0) if len(both) > 1 else first[name]
+
+    chosen = sorted(first, key=worst)[:_MOST_CLASSES] if len(first) > _MOST_CLASSES else list(first)
+    rows = [(name, *(f"{one.per_class.get(name, 0.0):.4f}" for one in both)) for name in chosen]
+    if len(chosen) < len(first):
+        rows.append((f"… the {len(chosen)} worst of {len(first)}; --json has all", *("" for _ in both)))
+    return rows
+
+
+def _verdict(gap: VersionGap, scored: VersionScore, against: VersionScore) -> str:
+    name = _IN_WORDS.get(gap.figure, gap.figure)
+    between = f"{gap.difference:+.4f} (95 %: {gap.low:+.4f} to {gap.high:+.4f})"
+    if gap.worse:
+        sure = "" if gap.sure else ", though so few pictures leave room for chance"
+        what = f"worse than the {gap.tolerate:g} that are tolerated{sure}"
+    else:
+        what = "not worse" if gap.sure else "not worse on these pictures, though more could show otherwise"
+    return f"Version {scored.version} against {against.version}, {name}: {between}: {what}."
+
+
+def _tell_failures(found: Evaluation) -> None:
+    for file, why in list(found.failed.items())[:_MOST_FAILURES]:
+        print(f"carpool: {file}: {why if why.isprintable() else repr(why)}", file=sys.stderr)
+    if len(found.failed) > _MOST_FAILURES:
+        print(f"carpool: {len(found.failed)} pictures were not answered, and do not count", file=sys.stderr)

@@ -1,0 +1,71 @@
+"""The table [registry] of a model.toml: which addresses the model's versions come from; and the file in the
+model's folder that says which of them are served."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from carpool.errors import ConfigError
+
+ADDRESS = r"models:/(?P<name>[^/@:\s]{1,256})(?:@(?P<alias>[\w.-]{1,256})|/(?P<version>[1-9]\d{0,17}))"
+_FORM = 'like "models:/detector@champion" or "models:/detector/7"'
+STATE_FILE = ".registry.json"
+_MOST_STATE = 4 << 20
+
+
+def _address(default: str) -> Any:
+    return field(default=default, metadata={"choices": (), "pattern": ADDRESS, "form": _FORM})
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrySettings:
+    """Where a model's versions come from."""
+
+    stable: str = _address("")
+    candidate: str = _address("")  # what it points to is rolled out, if that differs
+    poll_s: float = field(default=30.0, metadata={"within": (1, 86400)})
+    write_back: bool = True  # tags and metrics of a version
+    move_alias: bool = False  # when a candidate has become stable, the stable alias follows
+    allow_pickle: bool = False  # flavours that run code when they are read
+
+
+class Address(NamedTuple):
+    """What `models:/name@alias` or `models:/name/7` means: one of the last two is empty."""
+
+    name: str
+    alias: str
+    version: str
+
+
+def read_address(text: str, where: str = "the address") -> Address:
+    found = re.fullmatch(ADDRESS, text)
+    if found is None:
+        raise ConfigError(f"{where} must be {_FORM}, not {text[:80]!r}", field="registry")
+    return Address(found["name"], found["alias"] or "", found["version"] or "")
+
+
+def is_address(text: str) -> bool:
+    return text.startswith("models:/")
+
+
+def read_state(folder: Path) -> Mapping[str, Any]:
+    """What is known of the registry in a model's folder; nothing, if it was never asked."""
+    try:
+        with (folder / STATE_FILE).open("rb") as file:
+            document = json.loads(file.read(_MOST_STATE))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def served_versions(folder: Path) -> tuple[int, ...]:
+    """Those that are to be served, of the ones that lie in the folder."""
+    versions = read_state(folder).get("serve")
+    if not isinstance(versions, list):
+        return ()
+    return tuple(sorted({number for number in versions if type(number) is int and number > 0}))

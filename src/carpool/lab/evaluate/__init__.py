@@ -1,0 +1,1 @@
+"""How good is a model on labelled pictures, and is another version worse?"""

@@ -1,0 +1,93 @@
+"""Who is asked: a running server, or a model that is loaded here for the purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, TypeAlias
+
+from carpool.client.client import Client
+from carpool.config.model import ModelConfig, SpecificVersions
+from carpool.config.repository import find_places, folder_settings, read_place, the_place, version_folders
+from carpool.engine.engine import Engine
+from carpool.engine.hardware import gpu_count
+from carpool.errors import InvalidInput, Refused, Unavailable
+from carpool.vision.python_pictures import Answer
+
+_PATIENCE_S = 60.0
+
+Ask: TypeAlias = Callable[[Path, Mapping[str, Any]], Answer]
+"""A picture's file and the options; called from several threads at once."""
+
+
+@contextmanager
+def asked_server(client: Client, task: str, model: str, version: str) -> Iterator[Ask]:
+    def ask(file: Path, options: Mapping[str, Any]) -> Answer:
+        return client.predict(file, task="" if model else task, model=model, version=version, **options)
+
+    yield ask
+
+
+@contextmanager
+def loaded_model(path: Path, model: str, version: str, cache_dir: Path | None) -> Iterator[Ask]:
+    """An engine in a thread of its own, with this version alone."""
+    with _running(Engine(_one_version(path, model, version), cache_dir=cache_dir)) as (engine, loop):
+        name = engine.index()[0].name
+
+        def ask(file: Path, options: Mapping[str, Any]) -> Answer:
+            give_up = monotonic() + _PATIENCE_S
+            while True:
+                answer = asyncio.run_coroutine_threadsafe(engine.predict(file, model=name, **options), loop)
+                try:
+                    return answer.result()
+                except (Refused, Unavailable) as error:
+                    if error.retry_after_s is None or monotonic() > give_up:
+                        raise
+                    sleep(min(max(error.retry_after_s, 0.01), 1.0))
+
+        yield ask
+
+
+@contextmanager
+def _running(engine: Engine) -> Iterator[tuple[Engine, asyncio.AbstractEventLoop]]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="evaluate-engine", daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(engine.start(), loop).result()
+        try:
+            yield engine, loop
+        finally:
+            asyncio.run_coroutine_threadsafe(engine.stop(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def _one_version(path: Path, model: str, version: str) -> Path:
+    """Where the engine finds the model. A version that is named is named by its file: a model's settings most
+    often choose the newest."""
+    places, _ = find_places([path], some=True)
+    if not model and len(places) > 1:
+        raise InvalidInput(f"--model: which one? {path} has {', '.join(sorted(places))}", field="model")
+    name = model or next(iter(places))
+    place = the_place(name, places)
+    if not version:
+        return place
+    versions = version_folders(place) if place.is_dir() else {}
+    if not version.isdecimal() or int(version) not in versions:
+        there = ", ".join(map(str, sorted(versions))) or "no numbered versions"
+        raise InvalidInput(f"there is no version {version} of {name}: {place} has {there}", field="version")
+
+    def only_this(folder: Path, named: str) -> tuple[ModelConfig, list[str]]:
+        config, warnings = folder_settings(folder, named)
+        return replace(config, versions=SpecificVersions((int(version),))), warnings
+
+    source, _ = read_place(place, gpus=gpu_count(), settings=only_this)
+    return source.versions[0].file or place

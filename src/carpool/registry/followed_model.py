@@ -1,0 +1,211 @@
+"""A model's folder that follows a registry: what the addresses of its [registry] table mean now, which of
+that lies in the folder, and what is served. The folder remembers it, so that a registry may be down."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from carpool.config.registry_settings import (
+    STATE_FILE,
+    RegistrySettings,
+    is_address,
+    read_address,
+    read_state,
+)
+from carpool.config.repository import TOML, find_places
+from carpool.config.rules import check_name
+from carpool.config.toml import read_toml
+from carpool.errors import ConfigError
+from carpool.registry.mlflow_source import MlflowServer, MlflowSource
+from carpool.registry.source import NotInRegistry, Pin, PinnedFile, Source
+from carpool.registry.version_store import VersionStore, write_document
+
+_FORMAT = 1
+
+
+class Pointed(NamedTuple):
+    """Where the addresses point. `candidate` is None where there is none, or where it is the stable one."""
+
+    stable: Pin
+    candidate: Pin | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedState:
+    """What a model's folder remembers. `serve`: the versions to load, the stable one first."""
+
+    pointed: Pointed | None = None
+    serve: tuple[int, ...] = ()
+    resolved_at: str = ""
+    registry: str = ""
+
+
+class FollowedModel:
+    """One of them. All of it blocks; one thread at a time uses one."""
+
+    def __init__(self, folder: Path, settings: RegistrySettings, server: MlflowServer, store: VersionStore):
+        self.folder = folder
+        self.settings = settings
+        self._server = server
+        self._store = store
+        pickles = settings.allow_pickle
+        self.stable: Source = MlflowSource(server, settings.stable, allow_pickle=pickles)
+        self.candidate: Source | None = None
+        if settings.candidate:
+            self.candidate = MlflowSource(server, settings.candidate, allow_pickle=pickles)
+        self.missing: Sequence[str] = ()  # addresses that the registry did not know at the last look
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def state(self) -> FollowedState:
+        return _read(read_state(self.folder))
+
+    def look(self) -> Pointed:
+        """Ask the registry; one call for each address while nothing changes. An alias that was deleted is
+        noted in `missing`, and what it meant last stays."""
+        before = self.state.pointed
+        missing = []
+        try:
+            stable = self.stable.resolve(None if before is None else before.stable)
+        except NotInRegistry:
+            if before is None:
+                raise
+            stable = before.stable
+            missing.append(self.stable.address)
+        candidate = None if before is None else before.candidate
+        if self.candidate is not None:
+            try:
+                candidate = self.candidate.resolve(candidate or stable)
+            except NotInRegistry:
+                missing.append(self.candidate.address)
+        self.missing = missing
+        same = candidate is None or candidate.version == stable.version
+        return Pointed(stable, None if same else candidate)
+
+    def bring(self, pointed: Pointed) -> None:
+        """Every version that is pointed to, into the folder."""
+        self._store.bring(self.stable, pointed.stable, self.folder)
+        if pointed.candidate is not None and self.candidate is not None:
+            self._store.bring(self.candidate, pointed.candidate, self.folder)
+
+    def remember(self, pointed: Pointed, serve: Sequence[int]) -> None:
+        """From here on these versions are what a load takes; what nobody needs goes."""
+        write_document(
+            self.folder / STATE_FILE,
+            {
+                "format": _FORMAT,
+                "registry": self._server.url,
+                "resolved_at": datetime.now(UTC).isoformat(timespec="seconds"),
+                "serve": list(serve),
+                "stable": asdict(pointed.stable),
+                "candidate": None if pointed.candidate is None else asdict(pointed.candidate),
+            },
+        )
+        pins = (pointed.stable, pointed.candidate)
+        self._store.tidy(self.folder, {*serve, *(pin.version for pin in pins if pin is not None)})
+
+    def prepare(self) -> FollowedState:
+        """Before anything is served: fetch what the addresses mean, and serve the stable one.
+
+        What was served before goes on being served if it is there still: a move is seen to later, by whoever
+        knows how to change versions under load.
+        """
+        pointed = self.look()
+        self.bring(pointed)
+        state = self.state
+        there = all((self.folder / str(version)).is_dir() for version in state.serve)
+        serve = state.serve if state.serve and there else (pointed.stable.version,)
+        self.remember(pointed, serve)
+        return self.state
+
+
+def _read(document: Mapping[str, Any]) -> FollowedState:
+    """Somebody may have edited it: what is not sound counts as unknown."""
+    try:
+        stable, candidate = _pin(document["stable"]), document.get("candidate")
+        serve = tuple(number for number in document["serve"] if type(number) is int)
+        pointed = Pointed(stable, None if candidate is None else _pin(candidate))
+        return FollowedState(pointed, serve, str(document["resolved_at"]), str(document["registry"]))
+    except (KeyError, TypeError, ValueError):
+        return FollowedState()
+
+
+def _pin(document: Mapping[str, Any]) -> Pin:
+    files = tuple(PinnedFile(str(one["path"]), int(one["size"])) for one in document["files"])
+    rest = {key: str(document[key]) for key in ("digest", "address", "root", "run", "stamp")}
+    return Pin(version=int(document["version"]), files=files, **rest)
+
+
+# ---- which of the folders that are served follow a registry
+
+
+class Registries:
+    """The registry that a server was told of, and the store of what came from it."""
+
+    def __init__(self, url: str, cache_dir: Path | None, environ: Mapping[str, str] | None = None) -> None:
+        self._url = url
+        self._environ = os.environ if environ is None else environ
+        self._root = (cache_dir or Path.home() / ".cache" / "carpool") / "registry"
+
+    @property
+    def store(self) -> VersionStore:
+        return VersionStore(self._root)
+
+    def server(self) -> MlflowServer:
+        return MlflowServer.at(self._url, self._environ)
+
+    def follow(self, folder: Path) -> FollowedModel | None:
+        """None for a model that no registry has to do with. Raises what is wrong with its settings."""
+        if not (folder / TOML).is_file():
+            return None
+        settings = read_toml(folder / TOML).registry
+        if settings is None:
+            return None
+        return FollowedModel(folder, settings, self.server(), self.store)
+
+    def folder_of(self, address: str) -> Path:
+        """The model's folder for an address that was named instead of one, with settings that say so."""
+        name = check_name(read_address(address).name, address)
+        server = self.server()
+        place = sha256(server.url.encode()).hexdigest()[:12]
+        folder = self._root / "models" / place / re.sub(r"[^\w.-]", "_", name)
+        folder.mkdir(parents=True, exist_ok=True)
+        toml = folder / TOML
+        text = f'[registry]\nstable = "{address}"\n'
+        if not toml.is_file() or toml.read_text("utf-8", errors="replace") != text:
+            (folder / STATE_FILE).unlink(missing_ok=True)  # it was about another address
+            part = toml.with_name(f"{TOML}.{os.getpid()}.part")
+            part.write_text(text, "utf-8")
+            part.replace(toml)
+        return folder
+
+    def folders(self, paths: Sequence[Path]) -> tuple[list[Path], list[FollowedModel], list[str]]:
+        """The paths with a folder for each address; those models among them that follow a registry; and why
+        others that should cannot."""
+        found = [self.folder_of(str(path)) if is_address(str(path)) else path for path in paths]
+        followed, complaints = [], []
+        for folder in _model_folders(found):
+            try:
+                model = self.follow(folder)
+            except ConfigError as error:
+                if error.field == "registry":  # else whoever reads all of its settings tells it
+                    complaints.append(f"{folder.name}: {error.message}")
+                continue
+            if model is not None:
+                followed.append(model)
+        return found, followed, complaints
+
+
+def _model_folders(paths: Sequence[Path]) -> list[Path]:
+    places, _ = find_places(paths)
+    return [place for found in places.values() for place in found if place.is_dir()]

@@ -1,0 +1,126 @@
+"""A real `mlflow server` with sqlite: versions registered by MLflow's own client are served."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.onnx_models import identity
+from conformance.mlflow_venv import VARIABLE
+from live.server import free_ports, serving, wait_until
+
+pytestmark = pytest.mark.conformance
+
+START_S = 300.0  # its imports alone take a minute on a busy machine
+REGISTER = """
+import sys
+import mlflow, onnx
+from mlflow import MlflowClient
+
+client = MlflowClient()
+mlflow.set_experiment("carpool")
+for path in sys.argv[1:]:
+    with mlflow.start_run():
+        model, named = onnx.load(path), {"name": "model", "registered_model_name": "detector"}
+        mlflow.onnx.log_model(model, pip_requirements=[], **named)
+client.set_registered_model_alias("detector", "champion", 1)
+"""
+
+
+class Mlflow:
+    """The server, and its own client in a process of its own."""
+
+    def __init__(self, python: Path, url: str) -> None:
+        self._python = python
+        self.url = url
+
+    def client(self, code: str, *arguments: object) -> str:
+        given = os.environ | {"MLFLOW_TRACKING_URI": self.url}
+        command = [str(self._python), "-c", code, *map(str, arguments)]
+        done = subprocess.run(
+            command, env=given, capture_output=True, text=True, timeout=START_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def move(self, version: int) -> None:
+        sent = {"name": "detector", "alias": "champion", "version": str(version)}
+        self._ask("registered-models/alias", sent)
+
+    def tags(self, version: int) -> dict[str, str]:
+        found = self._ask(f"model-versions/get?name=detector&version={version}")["model_version"]
+        return {tag["key"]: tag["value"] for tag in found.get("tags", ())}
+
+    def _ask(self, path: str, sent: object = None) -> Any:
+        body = None if sent is None else json.dumps(sent).encode()
+        asked = urllib.request.Request(
+            f"{self.url}/api/2.0/mlflow/{path}", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return json.load(answer)
+
+
+@pytest.fixture
+def mlflow(tmp_path: Path) -> Iterator[Mlflow]:
+    found = os.environ.get(VARIABLE)
+    if not found:
+        pytest.skip(f"no MLflow: `make conformance` installs one (not with --ci), or {VARIABLE}=…/bin/python")
+    python = Path(found)
+    [port] = free_ports(1)
+    command = [str(python), "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{tmp_path / 'mlflow.db'}"]
+    command += ["--artifacts-destination", str(tmp_path / "artifacts"), "--serve-artifacts"]
+    with (tmp_path / "mlflow.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        give_up = time.monotonic() + START_S
+        while not _answers(url):
+            assert process.poll() is None, (tmp_path / "mlflow.log").read_text(errors="replace")
+            assert time.monotonic() < give_up, "MLflow did not start"
+            time.sleep(0.2)
+        yield Mlflow(python, url)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def test_registered_versions_are_served_and_told_how_they_fare(mlflow: Mlflow, tmp_path: Path) -> None:
+    models = [identity(tmp_path / f"{number}.onnx", shape=("batch", 2 + number)) for number in (1, 2)]
+    mlflow.client(REGISTER, *models)
+    folder = tmp_path / "detector"
+    folder.mkdir()
+    (folder / "model.toml").write_text('[registry]\nstable = "models:/detector@champion"\npoll_s = 1\n')
+    with serving(folder, folder=tmp_path, environment={"CARPOOL_REGISTRY": mlflow.url}) as server:
+
+        def shape() -> list[int]:
+            [one] = server.get_json("/v2/models/detector")["inputs"]
+            return list(one["shape"])
+
+        assert shape() == [-1, 3]
+        mlflow.move(2)
+        wait_until(lambda: shape() == [-1, 4], "the new version")
+        wait_until(lambda: mlflow.tags(2).get("carpool.state") == "full", "the tag")
+        mlflow.move(1)
+        wait_until(lambda: shape() == [-1, 3], "the old version again")
