@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.config.backend_kinds import kind_of
+from carpool.config.cache_settings import CacheSettings
 from carpool.core.policy import Knobs, Promise
 from carpool.errors import ConfigError
 
@@ -277,7 +278,8 @@ class ModelConfig:
     file: str | None = None
     labels: str | None = None
     execution_timeout: float | None = None
-    response_cache: bool = False
+    response_cache: bool = False  # Triton's word for a cache with its defaults
+    cache: CacheSettings | None = None
     device_weight: float = 1.0  # its part of a device that several models share
     parameters: Mapping[str, str] = field(default_factory=dict)
     onnxruntime: OnnxruntimeSettings = OnnxruntimeSettings()
@@ -291,6 +293,12 @@ class ModelConfig:
     depth: DepthSettings | None = None
     embed: EmbedSettings | None = None
     fake: FakeSettings | None = None
+
+    @property
+    def caching(self) -> CacheSettings | None:
+        """Which answers are kept; None: none."""
+        kept = self.cache or (CacheSettings() if self.response_cache else None)
+        return kept if kept is not None and (kept.exact or kept.similar) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,8 +215,7 @@ def _settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
     if pbtxt.exists():
         return read_pbtxt(pbtxt, name)
     if toml.exists():
-        config = read_toml(toml, name)
-        return config, [f"{toml}: no effect here: response_cache"] if config.response_cache else []
+        return read_toml(toml, name), []
     return ModelConfig(name=rules.check_name(name, str(folder)), path=folder), []
 
 

@@ -172,6 +172,7 @@ class ServerSettings:
         "", "Write when each request came, for carpool simulate --arrivals trace:FILE.", metavar="FILE"
     )
     record_limit_mb: float = _setting(256.0, "Stop recording when the file is so large.", within=(0.001, 1e6))
+    cache_mb: float = _setting(64.0, within=(0.0, 1e6))  # of answers that are kept, over all front ends
     log_format: str = _setting("text", "text or json.", choices=("text", "json"))
     log_level: str = _setting(
         "info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error")

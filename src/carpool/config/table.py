@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from carpool.config import model, rules
+from carpool.config import cache_settings, model, rules
 from carpool.errors import ConfigError
 
 SECTIONS: Mapping[str, type[Any]] = {
@@ -21,6 +21,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "fake": model.FakeSettings,
     "onnxruntime": model.OnnxruntimeSettings,
     "pytorch": model.PytorchSettings,
+    "cache": cache_settings.CacheSettings,
 }
 """The tables whose keys are the fields of these."""
 
@@ -31,7 +32,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "": (
             "name backend file task slo_ms slo_may_grow max_batch instances versions labels "
             "execution_timeout_ms response_cache device_weight batching image detect classify segment "
-            "pose obb depth embed fake onnxruntime pytorch parameters input output"
+            "pose obb depth embed fake onnxruntime pytorch cache parameters input output"
         ),
         "instances": "count kind gpus",
         "versions": "latest",
