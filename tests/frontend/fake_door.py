@@ -50,6 +50,8 @@ class FakeModel:
     mode: str = "promise"
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     vision: Mapping[str, Any] | None = None
+    cache: Mapping[str, Any] | None = None
+    digest: str = ""
 
     def entry(self, key: int, row: tuple[int, int] = (0, 0)) -> ModelEntry:
         signature = Signature(self.name, tuple(self.inputs), tuple(self.outputs), self.max_batch)
@@ -75,6 +77,8 @@ class FakeModel:
             self.labels,
             row,
             self.vision,
+            cache=self.cache,
+            digest=self.digest,
         )
 
 

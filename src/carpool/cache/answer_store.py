@@ -47,7 +47,7 @@ class Entry:
 
 
 class Doorkeeper:
-    """Which digests were seen lately: 512 KB, whatever comes. A digest has one place, where the last counts."""
+    """Which digests were seen lately: 512 KB, whatever comes. Each has one place, where the last counts."""
 
     def __init__(self) -> None:
         self._places = array("Q", bytes(8 * PLACES))

@@ -30,9 +30,7 @@ IN_KEY = {
     "TensorHead": ("name", "datatype", "shape", "size", "framed"),
     "RequestedOutput": ("name", "binary", "classification"),
     "RequestOptions": ("custom",),
-    "Options": (
-        *("top_k", "score", "iou", "max_detections", "threshold", "format", "overlay", "extra"),
-    ),
+    "Options": (*("top_k", "score", "iou", "max_detections", "threshold", "format", "overlay", "extra"),),
 }
 NOT_CACHED = {
     "TensorHead": ("shared_memory",),  # its bytes can change at any time
@@ -78,9 +76,7 @@ def read_cache_control(field: bytes | None) -> Wish:
             look = False
         elif found[1] == b"max-age":
             if found[2] is None:
-                raise InvalidInput(
-                    f"{CACHE_CONTROL}: max-age needs a number of seconds", field=CACHE_CONTROL
-                )
+                raise InvalidInput(f"{CACHE_CONTROL}: max-age needs a number of seconds", field=CACHE_CONTROL)
             max_age = float(found[2])
     return Wish(look, keep, max_age)
 
@@ -91,9 +87,12 @@ def describe(
     lengths: Sequence[int] = (),
     options: Options | None = None,
     drawn: str | None = None,
+    *,
+    sizes: bool = True,
 ) -> bytes | None:
     """All but the bytes of what is asked for: `form` is how it will be answered, `lengths` are those of its
-    pictures, `options` the task's. None for what is never looked up."""
+    pictures, `options` the task's. Without `sizes`, other pictures may be longer. None for what is never
+    looked up."""
     asked = head.options
     if asked.sequence_id or asked.sequence_start or asked.sequence_end:
         return None
@@ -101,7 +100,8 @@ def describe(
     for given in head.inputs:
         if given.shared_memory is not None:
             return None
-        inputs.append((given.name, given.datatype.value, given.shape, given.size, given.framed))
+        size = given.size if sizes else 0
+        inputs.append((given.name, given.datatype.value, given.shape, size, given.framed))
     for wanted in head.outputs:
         if wanted.shared_memory is not None:
             return None

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from carpool import __version__
+from carpool.cli.cache_command import CacheVerb
 from carpool.cli.init_command import Init
 from carpool.cli.inspect_command import Inspect
 from carpool.cli.load_command import Load
@@ -98,6 +99,7 @@ app.command("inspect")(_as_command(Inspect))
 app.command("init")(_as_command(Init))
 app.command("predict")(_as_command(Predict))
 app.command("models")(_as_command(ModelsVerb))
+app.command("cache")(_as_command(CacheVerb))
 app.command("load")(_as_command(Load))
 app.command("profile")(_as_command(ProfileVerb))
 app.command("sweep")(_as_command(Sweep))

@@ -1,4 +1,4 @@
-"""[cache] of model.toml: which answers are kept, and for how long. Triton's response_cache is its exact part."""
+"""[cache] of model.toml: which answers are kept, and for how long. Triton's response_cache is part of it."""
 
 from __future__ import annotations
 

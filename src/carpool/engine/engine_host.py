@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from dataclasses import asdict
 from functools import cache, partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from carpool.config.triton import config_document
 from carpool.core.job import Reason
@@ -144,6 +148,11 @@ class EngineHost:
         if known is not None and known.config == document:
             return known
         served.gate = partial(publish, self._write_gate, key)
+        vision = None if served.vision is None else write_vision(served.vision)
+        caching, digest = config.caching, ""
+        if caching is not None:
+            made_of = orjson.dumps([served.made_of, document, vision, served.labels], default=list)
+            digest = blake2b(made_of, digest_size=16).hexdigest()
         return ModelEntry(
             key=key,
             name=served.name,
@@ -155,9 +164,11 @@ class EngineHost:
             config=document,
             labels=served.labels,
             row=(served.slot.row, served.slot.generation),
-            vision=None if served.vision is None else write_vision(served.vision),
+            vision=vision,
             choices=served.choices,
             hosted=served.hosted,
+            cache=None if caching is None else asdict(caching),
+            digest=digest,
         )
 
     # ---- inference and questions ------------------------------------------------------------------------

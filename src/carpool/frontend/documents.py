@@ -14,10 +14,12 @@ from typing import Any, TypeAlias
 import orjson
 
 from carpool import __version__
+from carpool.core.evidence import interval
 from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.link.door import UNLOADED, Catalog, Door, IndexEntry, ModelEntry
 from carpool.observe.counters import MODEL_ROWS, Table
-from carpool.observe.statistics import BOUNDS, model_counts, server_counts
+from carpool.observe.counters import Slot as CounterRow
+from carpool.observe.statistics import BOUNDS, cache_counts, model_counts, server_counts
 from carpool.types import TensorSpec
 from carpool.wire.head import shorten
 
@@ -93,6 +95,22 @@ def model_metadata(catalog: Catalog, entry: ModelEntry) -> Document:
 def served_versions(catalog: Catalog, name: str) -> list[str]:
     versions = [version for model, version in catalog.entries if model == name]
     return sorted(versions, key=lambda version: (len(version), version))  # numbers in their order
+
+
+def cache_status(entry: ModelEntry, table: Table) -> Document:
+    """`settings` is None for a model whose answers are not kept. `wrong` is the audit's: the share of similar
+    hits that would have been answered otherwise lies between these, surely enough (99 %)."""
+    counts = cache_counts(table.cells(CounterRow(*entry.row)))
+    audits = counts["audits"]
+    trials = audits.get("same", 0) + audits.get("differs", 0)
+    wrong = interval(audits.get("differs", 0), trials) if trials else None
+    return {
+        "name": entry.name,
+        "version": entry.version,
+        "settings": entry.cache,
+        **counts,
+        "wrong": None if wrong is None else [round(wrong.low, 4), round(wrong.high, 4)],
+    }
 
 
 def region_status(catalog: Catalog, name: str = "") -> list[Document]:
@@ -206,6 +224,7 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
         "slo_ms": None if entry.slo is None else round(entry.slo * 1e3, 3),
         "max_batch": entry.signature.max_batch,
         "choices": list(entry.choices),
+        "cache": None if entry.cache is None else {name: entry.cache[name] for name in ("exact", "similar")},
     }
 
 

@@ -11,6 +11,7 @@ from itertools import islice
 from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.client_memory import ClientMemory
 from carpool.frontend.documents import served_versions
+from carpool.frontend.front_caches import CacheParts, Caches
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.tracing import Tracer
 from carpool.link.door import UNLOADED, Catalog, Door, ModelEntry
@@ -79,7 +80,13 @@ class FrontService:
     """One per front end, used in its loop's thread only."""
 
     def __init__(
-        self, name: str, door: Door, block: Block, max_body_bytes: int, picture_threads: int
+        self,
+        name: str,
+        door: Door,
+        block: Block,
+        max_body_bytes: int,
+        picture_threads: int,
+        cache: CacheParts | None = None,
     ) -> None:
         self.log = logger(name)
         self.door = door
@@ -88,6 +95,7 @@ class FrontService:
         self.memory = ClientMemory(door, max_body_bytes)
         self.tracer = Tracer(door)
         self.pictures = PictureService(door, picture_threads)
+        self.caches = Caches(door, block, cache or CacheParts())
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
         self._block = block
         self._rows: dict[tuple[int, int], Row] = {}
@@ -119,3 +127,4 @@ class FrontService:
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.pictures.close()
+        self.caches.close()

@@ -129,6 +129,8 @@ class ModelEntry:
     vision: Mapping[str, Any] | None = None  # how it answers pictures, as JSON; None: it takes only tensors
     choices: Sequence[str] = ()  # what was chosen for it at loading and why, in words
     hosted: bool = False  # it runs in a process beside the engine's, which front ends need not know
+    cache: Mapping[str, Any] | None = None  # which answers front ends keep, as its settings say; None: none
+    digest: str = ""  # of what it is made of, where answers are kept: the same one answers the same
 
     @property
     def ask(self) -> str:
@@ -183,6 +185,7 @@ class Catalog:
     extensions: Sequence[str] = ()  # of the protocol, besides those that every server has
     server_name: str = "carpool"  # what the server calls itself to clients
     loading: str = ""  # how far the start is: what is loaded now, in words
+    cleared: Mapping[str, int] = field(default_factory=dict)  # by model: how often its kept answers were
 
     @property
     def able(self) -> bool:

@@ -74,6 +74,10 @@ BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 FAILURE_WORDS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 SHED_WORDS = tuple(reason.value for reason in Reason)
 PROCESS_WORDS = ("engine", "http", "grpc", "worker")
+CACHE_WORDS = ("hit", "similar", "joined", "shared", "miss", "bypass")
+EVICTED_WORDS = ("ttl", "room", "replaced", "reload", "cleared")
+AUDIT_WORDS = ("same", "differs", "skipped")
+AGE_BOUNDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 
 _layout = _Layout()
 
@@ -87,6 +91,17 @@ POST_SECONDS = _layout.histogram(SECONDS_BOUNDS)
 FAILURES: Mapping[str, Column] = _layout.by_word(FAILURE_WORDS)
 FAILURE_SECONDS = _layout.counter()
 SHED: Mapping[str, Column] = _layout.by_word(SHED_WORDS)
+
+# The same, of models whose answers are kept. Entries and bytes change with each that comes and goes.
+CACHE_RESULTS: Mapping[str, Column] = _layout.by_word(CACHE_WORDS)
+CACHE_HIT_SECONDS = _layout.counter()
+CACHE_MISS_SECONDS = _layout.counter()
+CACHE_AGE = _layout.histogram(AGE_BOUNDS)
+CACHE_EVICTED: Mapping[str, Column] = _layout.by_word(EVICTED_WORDS)
+CACHE_AUDITS: Mapping[str, Column] = _layout.by_word(AUDIT_WORDS)
+CACHE_ENTRIES = _layout.gauge()
+CACHE_BYTES = _layout.gauge()
+CACHE_SOURCES_OFF = _layout.gauge()
 
 # A model version, counted by the engine.
 QUEUE_SECONDS = _layout.histogram(SECONDS_BOUNDS)
@@ -108,6 +123,8 @@ CONNECTIONS = _layout.gauge()
 BYTES_RECEIVED = _layout.counter()
 BYTES_SENT = _layout.counter()
 RESTARTS: Mapping[str, Column] = _layout.by_word(PROCESS_WORDS)
+CACHE_SHARED_UP = _layout.gauge()
+CACHE_SHARED_TIMEOUTS = _layout.counter()
 
 WIDTH = _layout.width
 MAXIMA = tuple(_layout.maxima)

@@ -60,13 +60,20 @@ def model_statistics(row: ModelCells, batches: BatchStatistics) -> Document:
             "compute_input": _duration(executed, cells[columns.INPUT_SECONDS]),
             "compute_infer": _observed(cells, columns.INFER_SECONDS),
             "compute_output": _duration(executed, cells[columns.OUTPUT_SECONDS]),
-            "cache_hit": _duration(0, 0.0),
-            "cache_miss": _duration(0, 0.0),
+            "cache_hit": _duration(cache_hits(cells), cells[columns.CACHE_HIT_SECONDS]),
+            "cache_miss": _duration(
+                int(cells[columns.CACHE_RESULTS["miss"]]), cells[columns.CACHE_MISS_SECONDS]
+            ),
         },
         "response_stats": {},
         "batch_stats": batches.document(),
         "memory_usage": [],
     }
+
+
+def cache_hits(cells: Cells) -> int:
+    """Of every kind: answers that were not computed for the request that got them."""
+    return int(sum(cells[columns.CACHE_RESULTS[word]] for word in ("hit", "similar", "joined", "shared")))
 
 
 def statistics(models: Iterable[Document]) -> Document:
@@ -108,6 +115,19 @@ def model_counts(cells: Cells) -> Document:
         "pending": int(cells[columns.PENDING]),
         "saturation": round(cells[columns.SATURATION], 4),
         "speed_ratio": round(cells[columns.SPEED_RATIO], 4),  # 0 without a promise
+        "cache": cache_counts(cells),
+    }
+
+
+def cache_counts(cells: Cells) -> Document:
+    """Of one model version's cache: what there is, and what has happened."""
+    return {
+        "entries": int(cells[columns.CACHE_ENTRIES]),
+        "bytes": int(cells[columns.CACHE_BYTES]),
+        "sources_off": int(cells[columns.CACHE_SOURCES_OFF]),
+        "requests": _happened(cells, columns.CACHE_RESULTS),
+        "evicted": _happened(cells, columns.CACHE_EVICTED),
+        "audits": _happened(cells, columns.CACHE_AUDITS),
     }
 
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import carpool
+from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access, all_loopback
+from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.http.app import MetricsApp
 from carpool.frontend.http.fairness import Fairness, Unread
 from carpool.frontend.http.http_server import HttpServer
@@ -54,6 +56,12 @@ class HttpFrontend:
         return sum(cut_off)
 
 
+def cache_parts(settings: ServerSettings) -> CacheParts:
+    """An equal part of the memory for each front end: what one keeps, no other can use."""
+    front_ends = max(1, settings.frontends) + settings.grpc_frontends
+    return CacheParts(int(settings.cache_mb * 1e6) // front_ends)
+
+
 async def http(parts: FrontendParts) -> Frontend:
     from carpool.frontend.http.app import HttpApp  # those for gRPC run this file too
 
@@ -78,6 +86,7 @@ async def http(parts: FrontendParts) -> Frontend:
         fair=fair,
         guard=access.guard,
         picture_hosts=settings.picture_hosts,
+        cache=cache_parts(settings),
     )
     limits = Limits(**{name: getattr(settings, name) for name in _LIMITS})
     metrics = HttpServer(MetricsApp(page, fair, access.guard), limits, charge=fair.charge)
@@ -94,7 +103,8 @@ async def grpc(parts: FrontendParts) -> Frontend:
     recording = Recording(parts.settings, parts.began)
     access = Access(parts.settings, loopback=all_loopback(parts.sockets["grpc"]), over_grpc=True)
     block = parts.table.block(parts.block)
-    server = GrpcServer(recording.door(parts.door), block, parts.settings, access)
+    cache = cache_parts(parts.settings)
+    server = GrpcServer(recording.door(parts.door), block, parts.settings, access, cache)
     await server.start(parts.sockets["grpc"])
     access.watch()
     return recording.frontend(server)

@@ -49,6 +49,7 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
     Rule(Kind.INFERENCE, False, "model-config"): (f"GET {_MODEL}/config", "ModelConfig"),
     Rule(Kind.INFERENCE, False, "statistics"): (
         *(f"GET {_MODEL}/stats", f"GET {_MODEL}/profile", "GET /v2/models/stats", "GET /console/live"),
+        f"GET {_MODEL}/cache",
         "ModelStatistics",
     ),
     Rule(Kind.INFERENCE, False, "model-repository"): (
@@ -69,6 +70,7 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
         *(f"POST {_REPOSITORY}/load", f"POST {_REPOSITORY}/unload"),
         *("RepositoryModelLoad", "RepositoryModelUnload"),
     ),
+    Rule(Kind.CONTROL, True): ("DELETE /v2/models/{model}/cache",),
     Rule(Kind.CONTROL, False, "logging"): ("GET /v2/logging",),
     Rule(Kind.CONTROL, True, "logging"): ("POST /v2/logging", "LogSettings"),
     Rule(Kind.CONTROL, False, "trace"): (f"GET {_TRACE}",),

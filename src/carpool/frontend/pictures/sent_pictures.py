@@ -18,8 +18,8 @@ import numpy as np
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, Unsupported
-from carpool.link.door import ModelEntry
-from carpool.memory.layout import FILE_AT, write_file
+from carpool.link.door import ModelEntry, Slot
+from carpool.memory.layout import FILE_AT, bind_file, write_file
 from carpool.types import Array, Datatype, RequestedOutput, RequestOptions, Signature, Tensor, TensorSpec
 from carpool.vision import settings
 from carpool.vision.geometry import Geometry
@@ -113,7 +113,7 @@ class SentPictures:
     """
 
     __slots__ = (
-        *("_geometries", "_model", "_options", "_pictures", "asked", "head", "is_file", "size", "weight"),
+        *("_geometries", "_model", "options", "_pictures", "asked", "head", "is_file", "size", "weight"),
     )
 
     quick = False  # the answer is made in less time than a thread takes to wake up
@@ -134,11 +134,15 @@ class SentPictures:
     ) -> None:
         self.asked = asked
         self._model = model
-        self._options = options
+        self.options = options
         self._pictures = pictures
         self.is_file = as_file is not None  # for the model's device: there is nothing to decode here
         self._geometries = [] if as_file is None else [as_file]
         self.weight = 0.0
+
+    def files(self, slot: Slot | None) -> Sequence[Buffer]:
+        """As they came. The one of a route may lie in a slot."""
+        return self._pictures if slot is None else [memoryview(bind_file(slot.view, 0).data)]
 
     def put_file(self, memory: memoryview) -> None:
         write_file(memory, self._pictures[0])
@@ -173,7 +177,7 @@ class SentPictures:
 
     def _document(self, outputs: Sequence[Tensor], number: int) -> bytes:
         model = self._model
-        given = model.of_one(outputs, number), self._geometries[number], self._options
+        given = model.of_one(outputs, number), self._geometries[number], self.options
         answer = model.answers.answer(*given)
         return orjson.dumps({"model": model.entry.name, "version": model.entry.version, **answer})
 
@@ -219,7 +223,7 @@ class RoutePicture(SentPictures):
             self.body = self._document(outputs, 0)
         else:  # decoded again, in full: to keep the pixels while the model runs could take any memory
             model, data = self._model, self._pictures[0]
-            given = model.of_one(outputs, 0), self._geometries[0], self._options
+            given = model.of_one(outputs, 0), self._geometries[0], self.options
             self.body = model.drawn(data, *given, self.drawn)
         return outputs, monotonic() - started
 
