@@ -198,6 +198,11 @@ class ImageCall(ClientCall):
         except CarpoolError as error:
             self._fail(error)
 
+    def _current(self) -> tuple[ModelEntry, Row]:
+        """Its own: the picture was read for that one."""
+        assert self.row is not None
+        return self.entry, self.row
+
     def _encode(self, answer: Answer, _placed: Mapping[str, Placed]) -> Kept:
         return Kept(self._picture.body)
 
