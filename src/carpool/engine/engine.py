@@ -353,6 +353,13 @@ class Engine:
         for work in works:
             work.done(work, Outcome(error=error))
 
+    def submit_spare(self, key: int, work: Work) -> None:
+        """The same for work that nobody waits for."""
+        try:
+            self.fleet.spare_route(key).submit([work])
+        except CarpoolError as error:
+            work.done(work, Outcome(error=error))
+
     def ready(self, work: Work) -> None:
         """The inputs of a work that was submitted before them (`ready_at`) are there."""
         if work.route is not None:

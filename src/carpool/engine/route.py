@@ -1,6 +1,7 @@
 """Where requests go: the one place that chooses the version of a model, and how its requests are answered.
 
-A route stands between what a request names and the driver that runs it. Today there is one kind, `Direct`. A
+A route stands between what a request names and the driver that runs it: `Direct`, or `Spare` for work that is
+run out of slack. A
 cache that has the answer, a shadow that sees a copy, a pipeline that asks several models is a route of its
 own around it: `Fleet` makes them (`routes`), and nobody who submits need know.
 """
@@ -34,6 +35,24 @@ class Direct:
             if self._eager and work.timeout:
                 work.deadline = min(work.deadline, work.arrived + work.timeout)
         self._driver.submit(works)
+
+
+class Spare:
+    """The same model for work that nobody waits for: only its driver knows of it."""
+
+    __slots__ = ("_driver", "cancel")
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.cancel = driver.cancel
+
+    def submit(self, works: Sequence[Work]) -> None:
+        for work in works:
+            work.route = self
+            self._driver.submit_spare(work)
+
+    def ready(self, work: Work) -> None:
+        """Its inputs were there when it came."""
 
 
 def newest(versions: Mapping[int, Served]) -> dict[str, int]:

@@ -141,6 +141,7 @@ carpool_cache_bytes                      gauge     model  cell:CACHE_BYTES      
 carpool_cache_sources_off                gauge     model  cell:CACHE_SOURCES_OFF Sources whose similar pictures are computed, since an audit found too many that differ.
 carpool_cache_shared_up                  gauge     server cell:CACHE_SHARED_UP  Front ends that reach the server with which they share answers.
 carpool_cache_shared_timeouts_total      counter   server cell:CACHE_SHARED_TIMEOUTS Questions to it that were given up.
+carpool_spare_total                      counter   model  result:SPARE          Work that no client waits for, out of slack: run, or skipped for want of it.
 carpool_connections                      gauge     server cell:CONNECTIONS      Open client connections.
 carpool_bytes_received_total             counter   server cell:BYTES_RECEIVED   Bytes read from clients.
 carpool_bytes_sent_total                 counter   server cell:BYTES_SENT       Bytes written to clients.

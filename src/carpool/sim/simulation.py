@@ -119,9 +119,13 @@ class Simulation:
                 gone.job.payload.replaced = gone.reason is Reason.REPLACED
             if decision.batch is None:
                 return decision.look_again
-            batch = decision.batch
-            seconds = self.device.seconds(batch.images, batch.instance.index, now, self._random)
-            self._running.append((now + seconds, batch))
+            self._run_batch(decision.batch, now)
+
+    def _run_batch(self, batch: Batch, now: float) -> None:
+        self._running.append((now + self._seconds(batch, now), batch))
+
+    def _seconds(self, batch: Batch, now: float) -> float:
+        return self.device.seconds(batch.images, batch.instance.index, now, self._random)
 
     def _finish(self, batch: Batch, now: float) -> None:
         released = self.scheduler.finished(batch, now, now - batch.started)

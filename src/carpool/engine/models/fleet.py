@@ -15,7 +15,8 @@ from carpool.engine.models.candidate import Upload
 from carpool.engine.models.served import Callers, Served
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
-from carpool.engine.route import Direct
+from carpool.engine.route import Direct, Spare
+from carpool.errors import Unavailable
 from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
 
@@ -114,6 +115,13 @@ class Fleet:
             self.offered[self._keys] = served
             self.routes[self._keys] = Direct(served.driver, eager=served.config.mode is Mode.EAGER)
         self.changed()
+
+    def spare_route(self, key: int) -> Spare:
+        """For work that nobody waits for; the first one has its model ask the others for slack."""
+        served = self.offered.get(key) or self.leaving.get(key)
+        if served is None:
+            raise Unavailable("the model was unloaded meanwhile", reason="unloading")
+        return served.spare_route()
 
     async def _retire(self, key: int, served: Served) -> None:
         with contextlib.suppress(TimeoutError):
