@@ -120,6 +120,7 @@ class FakeCall:
     sender: Sender
     ready_in: float | None = None
     admitted: Callable[[], None] | None = None
+    spare: bool = False
     cancelled: bool = False
     released: bool = False
     answered: bool = False
@@ -277,7 +278,9 @@ class FakeDoor(BodySlots):
         admitted: Callable[[], None] | None = None,
         spare: bool = False,
     ) -> FakeCall:
-        call = FakeCall(self, entry, head, slot, tail, done, arrived, deadline, sender, ready_in, admitted)
+        call = FakeCall(
+            self, entry, head, slot, tail, done, arrived, deadline, sender, ready_in, admitted, spare
+        )
         self.calls.append(call)
         if ready_in is not None and not self.admits:
             pass  # the test decides

@@ -25,6 +25,7 @@ from carpool.cache.similar import Frame, Seen, Source, seen_of
 from carpool.cache.twins import Computed
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput
+from carpool.frontend.cache_audit import Audit, wants_audit
 from carpool.frontend.front_caches import JOINED, MISS, OFF, STORED, Told, hit
 from carpool.link.door import Answer
 from carpool.observe import columns
@@ -34,6 +35,7 @@ from carpool.wire.v2 import Buffer, Placed, RequestHead
 
 if TYPE_CHECKING:
     from carpool.frontend.call import ClientCall
+    from carpool.frontend.pictures.sent_pictures import RoutePicture
 
 MOST_BYTES = 16 << 20
 """Of a request that is looked up: what takes longer to read twice is not worth it."""
@@ -54,6 +56,7 @@ class Asked(NamedTuple):
     options: Options | None = None
     drawn: str | None = None
     is_picture: bool = False
+    audited: RoutePicture | None = None  # what can be computed again and compared
 
 
 class Lookup:
@@ -136,7 +139,9 @@ class Lookup:
         now = monotonic()
         age = now - entry.at
         self._model.row.observe(columns.CACHE_AGE, age)
+        audit = self._audit(entry.kept, None, 0.0, now)
         self._answer(entry.kept, hit("exact", age, entry.ends - entry.at))
+        audit()
         return True
 
     def _join(self) -> bool:
@@ -203,10 +208,20 @@ class Lookup:
                 age = now - found.frame.at
                 self._model.row.observe(columns.CACHE_AGE, age)
                 told = hit("similar", age, settings.similar_ttl_s, f"; change={found.change:.1f}")
+                audit = self._audit(found.frame.kept, source, found.change, now)
                 self._answer(found.frame.kept, told)
+                audit()
                 return
         if not self._ask_others():
             self._again()
+
+    def _audit(self, kept: Kept, source: Source | None, change: float, now: float) -> Callable[[], None]:
+        """To be begun when the answer is away, which may give back the memory of the picture."""
+        picture = self._asked.audited
+        if picture is None or not wants_audit(self._model, source, now):
+            return _nothing
+        audit = Audit(self._call, self._model, picture, kept, source, change)
+        return partial(audit.begin, bytes(self._asked.pieces[0]))
 
     # ── other servers ──
 
@@ -339,6 +354,10 @@ def _read_value(value: bytes) -> Kept | None:
     if number != FORMAT or not -1 <= length <= len(body):
         return None
     return Kept(body, None if length < 0 else length)
+
+
+def _nothing() -> None:
+    """Most hits are not audited."""
 
 
 def _later(seconds: float, act: Callable[[], Any]) -> asyncio.TimerHandle:

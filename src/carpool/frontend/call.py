@@ -32,7 +32,7 @@ from carpool.frontend.front_caches import Told
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.packing import AT_ONCE, check, is_in_place
 from carpool.frontend.pictures.picture_service import promised
-from carpool.frontend.pictures.sent_pictures import SentPictures
+from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.frontend.pictures.workers import Job
 from carpool.link.door import Answer, Call, ModelEntry, Sender, Slot
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
@@ -194,7 +194,8 @@ class ClientCall:
         self._slot = slot
         if self.entry.cache is not None and self._lookup is None:
             said, files = (pictures.options, pictures.drawn), pictures.files(slot)
-            asked = Asked(pictures.asked, self.form, files, slot is not None, *said, is_picture=True)
+            audited = pictures if isinstance(pictures, RoutePicture) and pictures.drawn is None else None
+            asked = Asked(pictures.asked, self.form, files, slot is not None, *said, True, audited)
             if self._look_in_cache(asked, lambda: self._offer_pictures(pictures, self._slot)):
                 return
         service = self.service

@@ -76,7 +76,7 @@ SHED_WORDS = tuple(reason.value for reason in Reason)
 PROCESS_WORDS = ("engine", "http", "grpc", "worker")
 CACHE_WORDS = ("hit", "similar", "joined", "shared", "miss", "bypass")
 EVICTED_WORDS = ("ttl", "room", "replaced", "reload", "cleared")
-AUDIT_WORDS = ("same", "differs", "skipped")
+AUDIT_WORDS = ("same", "differs", "skipped", "exact-same", "exact-differs")
 AGE_BOUNDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 
 _layout = _Layout()

@@ -14,9 +14,10 @@ import orjson
 import pytest
 from PIL import Image
 
+from carpool.cache import similar
 from carpool.cache.answer_store import AnswerStore
 from carpool.config.server import ServerSettings
-from carpool.errors import ModelError, Refused
+from carpool.errors import ModelError, Refused, Unavailable
 from carpool.frontend.access.access import Access
 from carpool.types import Datatype, TensorSpec
 from frontend.access.key_files import ALICE, BOB, api_keys
@@ -424,6 +425,60 @@ def test_the_same_scene(front: FrontEnd, path: str) -> None:
             client.post(f"{path}?{'score=0.9' if path == '/detect' else 'top_k=1'}", noisy(7), source)
         ) == ("miss")
         assert word(client.post(path, noisy(8), source)) == "hit"
+
+
+@pytest.mark.parametrize("path", ["/detect", "/models/chip/predict"])
+def test_the_audit_computes_what_was_answered(path: str) -> None:
+    """Nothing differs: the models answer with the mean colour, which the noise does not move."""
+    always = {**SIMILAR, "audit": 1.0}
+    with front_end(detector(cache=always), device_classifier(cache=always)) as front:
+        with front.connect() as client:
+            for seed in range(3):
+                client.post(path, noisy(seed), b"X-Carpool-Source: door\r\n")
+            name = "finder" if path == "/detect" else "chip"
+            until(lambda: status(client, name)["audits"] != {})
+            assert status(client, name)["audits"] == {"same": 1}  # the next only some seconds later
+            assert status(client, name)["requests"] == {"miss": 1, "similar": 2}
+            assert status(client, name)["wrong"][0] == 0.0
+        assert [call.spare for call in front.door.calls] == [False, True]
+        front.until_slots_are_back()
+
+
+def test_a_source_that_is_proven_wrong_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer is another one, however alike the pictures are."""
+    monkeypatch.setattr(similar, "AUDIT_EVERY_S", 0.0)
+    model = classifier(cache={**SIMILAR, "exact": False, "audit": 1.0})
+    answers = iter(range(1000))
+    model.function = lambda inputs: {"logits": 10 * np.eye(3)[[next(answers) % 3] * len(inputs["images"])]}
+    with front_end(model) as front, front.connect() as client:
+
+        def ask(seed: int) -> str:
+            return word(client.post("/classify", noisy(seed), b"X-Carpool-Source: door\r\n"))
+
+        assert ask(0) == "miss"
+        for trials in (1, 2):
+            assert ask(trials) == "hit"
+            until(lambda: status(client, "namer")["audits"].get("differs") == trials)  # noqa: B023
+        until(lambda: status(client, "namer")["sources_off"] == 1)
+        assert ask(3) == "miss"
+        other = client.post("/classify", noisy(4), b"X-Carpool-Source: gate\r\n")
+        assert word(other) == "miss"
+        assert word(client.post("/classify", noisy(5), b"X-Carpool-Source: gate\r\n")) == "hit"
+
+
+def test_under_load_nothing_is_audited() -> None:
+    with front_end(detector(cache={**SIMILAR, "audit": 1.0})) as front, front.connect() as client:
+        client.post("/detect", noisy(0), b"X-Carpool-Source: door\r\n")
+        front.door.held = True
+        assert word(client.post("/detect", noisy(1), b"X-Carpool-Source: door\r\n")) == "hit"
+        until(lambda: len(front.door.calls) == 2)
+        front.run(lambda: front.door.calls[1].finish(Unavailable("no slack", reason="spare")))
+        assert status(client, "finder")["audits"] == {"skipped": 1}
+
+
+def status(client: Client, model: str) -> dict[str, Any]:
+    document: dict[str, Any] = orjson.loads(client.get(f"/v2/models/{model}/cache").body)
+    return document
 
 
 def test_a_broken_picture_of_a_source(front: FrontEnd) -> None:
