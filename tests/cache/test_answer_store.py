@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from dataclasses import replace
 
 from carpool.cache.answer_store import PLACES, AnswerStore, Doorkeeper, Entry, Kept, Room
 
@@ -92,3 +93,22 @@ def test_what_is_seen_once_is_forgotten_in_time() -> None:
     seen = sum(keeper.seen_before(secrets.token_bytes(16)) for _ in range(8 * PLACES))
     assert seen == 0
     assert not keeper.seen_before(first)
+
+
+def test_what_was_asked_is_kept_while_a_quarter_of_the_memory_is_enough() -> None:
+    book, room = Book(), Room(100_000)
+    store = AnswerStore(room)
+    for number in range(10):
+        asked = [b"said", bytes([number]) * 10_000]
+        store.put(b"%d" % number, replace(entry(book), asked=asked))
+    found = [store.get(b"%d" % number, 1.0) for number in range(10)]
+    same = [one is not None and one.is_same(b"said", (bytes([n]) * 10_000,)) for n, one in enumerate(found)]
+    assert same == [False] * 8 + [True] * 2
+    last = store.get(b"9", 1.0)
+    assert last is not None
+    assert not last.is_same(b"other", (bytes([9]) * 10_000,))
+    assert not last.is_same(b"said", (bytes([8]) * 10_000,))
+    assert not last.is_same(b"said", (bytes([9]) * 5_000, bytes([9]) * 5_000))
+    assert room.used == book.bytes + 2 * 10_004
+    store.clear(lambda _: True, "cleared")
+    assert (room.used, book.bytes) == (0, 0)

@@ -4,18 +4,24 @@ What is asked for once is never kept. A table of 65,536 places remembers digests
 kept when its digest is met there the second time, so that traffic without repeats takes no memory and makes
 nobody leave. S3-FIFO would keep a little more of some traces, and is not worth a second queue before one of
 those is seen.
+
+What was asked is kept, too, while a quarter of the memory is enough for it: to compare 100 KB takes a tenth
+of the time of their keyed digest. For the rest that digest says whether a request is the same.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from carpool.wire.head import Buffer
+
 PLACES = 65536
 _PLACE_BYTES = 2
+_ASKED_PART = 4
 _OVERHEAD = 512  # bytes of an entry besides its answer: what Python takes for it
 
 
@@ -40,10 +46,19 @@ class Entry:
     kept: Kept
     at: float
     ends: float
+    asked: Sequence[bytes] | None = None  # itself, in pieces, of which the first says all but the bytes
 
     @property
     def size(self) -> int:
         return len(self.kept.body) + _OVERHEAD
+
+    def is_same(self, said: bytes, pieces: Sequence[Buffer]) -> bool:
+        """While what was asked is kept."""
+        mine = self.asked
+        if mine is None or said != mine[0] or len(mine) != len(pieces) + 1:
+            return False
+        # Copied to be compared: views of memory are compared byte by byte, in twenty times the time.
+        return all(one == bytes(other) for one, other in zip(mine[1:], pieces, strict=True))
 
 
 class Doorkeeper:
@@ -76,6 +91,8 @@ class AnswerStore:
     def __init__(self, room: Room) -> None:
         self._room = room
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._asked: OrderedDict[bytes, int] = OrderedDict()  # bytes of what was asked, where it is kept
+        self._asked_used = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -88,6 +105,8 @@ class AnswerStore:
             self._drop(digest, "ttl")
             return None
         self._entries.move_to_end(digest)
+        if entry.asked is not None:
+            self._asked.move_to_end(digest)
         return entry
 
     def put(self, digest: bytes, entry: Entry) -> None:
@@ -98,6 +117,12 @@ class AnswerStore:
         self._entries[digest] = entry
         self._room.used += entry.size
         entry.owner.entered(entry.size)
+        if entry.asked is not None:
+            self._asked[digest] = size = sum(map(len, entry.asked))
+            self._asked_used += size
+            self._room.used += size
+            while self._asked_used > self._room.most // _ASKED_PART:
+                self._forget_asked(next(iter(self._asked)))
         while self._room.used > self._room.most and len(self._entries) > 1:
             self._drop(next(iter(self._entries)), "room")
 
@@ -106,6 +131,14 @@ class AnswerStore:
             self._drop(digest, why)
 
     def _drop(self, digest: bytes, why: str) -> None:
+        if digest in self._asked:
+            self._forget_asked(digest)
         entry = self._entries.pop(digest)
         self._room.used -= entry.size
         entry.owner.left(entry.size, why)
+
+    def _forget_asked(self, digest: bytes) -> None:
+        size = self._asked.pop(digest)
+        self._entries[digest].asked = None
+        self._asked_used -= size
+        self._room.used -= size

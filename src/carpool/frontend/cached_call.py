@@ -63,8 +63,8 @@ class Lookup:
     """Of one request, from the look to its answer."""
 
     __slots__ = (
-        *("_again", "_asked", "_began", "_caches", "_call", "_fast", "_keep", "_model", "_said", "_seen"),
-        *("_source", "_sure", "_timer", "_until", "abandoned", "computed", "follows"),
+        *("_again", "_asked", "_began", "_bytes", "_caches", "_call", "_fast", "_keep", "_model", "_said"),
+        *("_seen", "_size", "_source", "_sure", "_timer", "_until", "abandoned", "computed", "follows"),
     )
 
     def __init__(self, call: ClientCall, asked: Asked, until: float, again: Callable[[], object]) -> None:
@@ -77,6 +77,8 @@ class Lookup:
         self._began = monotonic()
         self._said = b""
         self._fast = self._sure = b""
+        self._size = 0
+        self._bytes: Sequence[bytes] | None = None
         self._keep = False  # its exact answer
         self._source: Source | None = None
         self._seen: Seen | None = None
@@ -93,7 +95,8 @@ class Lookup:
         lengths = [len(piece) for piece in asked.pieces] if asked.is_picture else ()
         said = describe(asked.form, asked.head, lengths, asked.options, asked.drawn)
         wish = call.wish
-        if said is None or not (wish.look or wish.keep) or sum(map(len, asked.pieces)) > MOST_BYTES:
+        self._size = sum(map(len, asked.pieces))
+        if said is None or not (wish.look or wish.keep) or self._size > MOST_BYTES:
             self._bypass()
             return False
         sender = call.sender
@@ -113,6 +116,8 @@ class Lookup:
         entry = caches.store.get(fast, self._began) if wish.look else None
         if entry is not None and self._began - entry.at > wish.max_age:
             entry = None
+        if entry is not None and entry.is_same(self._said, asked.pieces):
+            return self._known(entry)
         if entry is None:
             if wish.look and self._join():
                 return True
@@ -121,7 +126,9 @@ class Lookup:
             self._keep = caches.doorkeeper.seen_before(fast) and wish.keep
             if not self._keep and caches.shared is None:
                 return self._compute(None)
-        if sum(map(len, asked.pieces)) <= _AT_ONCE:
+        if self._size <= _AT_ONCE:
+            if self._keep:
+                self._bytes = [self._said, *map(bytes, asked.pieces)]
             return self._sure_of(entry, caches.digests.sure(self._said, asked.pieces))
         work = partial(caches.digests.sure, self._said, asked.pieces)
         slot = self._call._slot if asked.in_slot else None
@@ -136,6 +143,9 @@ class Lookup:
         self._sure = sure
         if entry is None or entry.sure != sure:
             return self._compute(entry)
+        return self._known(entry)
+
+    def _known(self, entry: Entry) -> bool:
         now = monotonic()
         age = now - entry.at
         self._model.row.observe(columns.CACHE_AGE, age)
@@ -295,7 +305,7 @@ class Lookup:
         if not self._keep or not self._sure:
             return False
         ttl = model.settings.ttl_s
-        caches.store.put(self._fast, Entry(model, self._sure, kept, now, now + ttl))
+        caches.store.put(self._fast, Entry(model, self._sure, kept, now, now + ttl, self._bytes))
         if caches.shared is not None:
             length = -1 if kept.header_length is None else kept.header_length
             caches.shared.put(self._sure, _VALUE.pack(FORMAT, length) + kept.body, ttl)
