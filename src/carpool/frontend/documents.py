@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import orjson
 
 from carpool import __version__
-from carpool.core.evidence import interval
 from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.link.door import UNLOADED, Catalog, Door, IndexEntry, ModelEntry
 from carpool.observe.counters import MODEL_ROWS, Table
@@ -98,19 +97,9 @@ def served_versions(catalog: Catalog, name: str) -> list[str]:
 
 
 def cache_status(entry: ModelEntry, table: Table) -> Document:
-    """`settings` is None for a model whose answers are not kept. `wrong` is the audit's: the share of similar
-    hits that would have been answered otherwise lies between these, surely enough (99 %)."""
+    """`settings` is None for a model whose answers are not kept."""
     counts = cache_counts(table.cells(CounterRow(*entry.row)))
-    audits = counts["audits"]
-    trials = audits.get("same", 0) + audits.get("differs", 0)
-    wrong = interval(audits.get("differs", 0), trials) if trials else None
-    return {
-        "name": entry.name,
-        "version": entry.version,
-        "settings": entry.cache,
-        **counts,
-        "wrong": None if wrong is None else [round(wrong.low, 4), round(wrong.high, 4)],
-    }
+    return {"name": entry.name, "version": entry.version, "settings": entry.cache, **counts}
 
 
 def region_status(catalog: Catalog, name: str = "") -> list[Document]:

@@ -1,5 +1,6 @@
 // The console: one document a second comes in, and every part of the page is shown what concerns it.
 
+import { CachePanel } from "./cache.js";
 import { CurvePanel } from "./curve_panel.js";
 import { find, setText, setTone } from "./dom.js";
 import { bytes, count, duration, NOTHING } from "./format.js";
@@ -30,6 +31,7 @@ class Console {
   #tiles = new Tiles();
   #curve = new CurvePanel();
   #live = new LivePanel();
+  #cache = new CachePanel();
   #try = new TryPanel();
   #key = new KeyPanel(() => askNow());
 
@@ -152,6 +154,7 @@ class Console {
     this.#tiles.show(view);
     this.#curve.show(view);
     this.#live.show(view);
+    this.#cache.show(view);
     this.#try.use(model);
   }
 }
