@@ -38,7 +38,7 @@ from carpool.vision.compare import Limits, compare_answers
 from carpool.wire.http_reply import read_reply
 from load.carpool_server import CarpoolServer, carpool_server
 from load.ports import free_port
-from load.still_camera import frame, is_seen
+from load.still_camera import WIDTH, frame, is_seen
 
 MODEL = """
 backend = "fake"
@@ -63,20 +63,29 @@ HUNDRED_KB = 100_000
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Plan:
+    quick: bool
+    hits: int
+    seed: int
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="less of everything")
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--hits", type=int, default=1000, help="people: end after so many")
+    parser.add_argument("--seed", type=int, default=1, help="people: another one walks otherwise")
     parser.add_argument("--json", action="store_true", help="print objects for machines")
     args = parser.parse_args()
     rows: list[Row] = []
     for name in args.only.split(","):
-        rows += PARTS[name](args.quick)
+        found = PARTS[name](Plan(args.quick, args.hits, args.seed))
+        rows += found
         if not args.json:
-            print(as_text(rows[-1:] if name in ("overload",) else rows), flush=True)
-            rows.clear()
+            print(as_text(found), flush=True)
     if args.json:
         print(json.dumps(rows, indent=1))
     return 0
@@ -172,8 +181,8 @@ def hundred_kb() -> bytes:
 # ---- what a hit and a miss cost ----------------------------------------------------------------------------
 
 
-def costs(quick: bool) -> list[Row]:
-    slices, each = (6, 40) if quick else (24, 60)
+def costs(plan: Plan) -> list[Row]:
+    slices, each = (6, 40) if plan.quick else (24, 60)
     base = hundred_kb()
     number = 0
 
@@ -209,7 +218,7 @@ def costs(quick: bool) -> list[Row]:
     rows = [{"part": "costs", "what": name, "us_of_cpu": usual(times)} for name, times in found.items()]
     rows.append({"part": "costs", "what": "a miss more than without", "us_of_cpu": more})
     rows.append({"part": "costs", "what": "what the answers said", **client.words})
-    return [*rows, *textbook(frames, quick), *digests()]
+    return [*rows, *textbook(frames, plan), *digests()]
 
 
 def usual(times: Sequence[float]) -> float:
@@ -221,7 +230,7 @@ def number_of(client: Asking) -> int:
     return client.words.total() % 40
 
 
-def textbook(frames: Sequence[bytes], quick: bool) -> list[Row]:
+def textbook(frames: Sequence[bytes], plan: Plan) -> list[Row]:
     """Decode, hash the whole picture, ask Redis."""
     import imagehash
     import redis
@@ -254,7 +263,7 @@ def textbook(frames: Sequence[bytes], quick: bool) -> list[Row]:
                     break
                 time.sleep(0.05)
         times = []
-        for data in list(frames) * (1 if quick else 3):
+        for data in list(frames) * (1 if plan.quick else 3):
             before = time.thread_time()
             key = str(imagehash.phash(Image.open(io.BytesIO(data))))
             if found is not None:
@@ -296,9 +305,9 @@ def digests() -> list[Row]:
 # ---- cameras that stand still ------------------------------------------------------------------------------
 
 
-def cameras(quick: bool) -> list[Row]:
+def cameras(plan: Plan) -> list[Row]:
     """In real time: how many frames of a still scene are answered from the cache, with a TTL of 2 s."""
-    seconds, each = (8, 2) if quick else (30, 4)
+    seconds, each = (8, 2) if plan.quick else (30, 4)
     rows = []
     frames = {kind: [frame(kind, seed) for seed in range(30)] for kind in ("chelsea.jpg", "wall")}
     with server(kept=SIMILAR.format(ttl=2)) as running:
@@ -357,6 +366,10 @@ RULES = {
 }
 
 
+HEIGHTS = (24, 48, 64, 96, 160, 240)
+STEPS = 90
+
+
 @dataclass
 class Verdict:
     frames: int = 0
@@ -367,12 +380,12 @@ class Verdict:
     why: list[str] = field(default_factory=list)
 
 
-def people(quick: bool) -> list[Row]:
+def people(plan: Plan) -> list[Row]:
     """The demo detector judges: every frame is also computed, and both answers are compared. Figures of 24
     to 240 px walk through, 12 px a frame, with pauses in which nobody is there. As fast as the detector is:
     a frame takes less than the fifth of a second that it stands for, and answers live two seconds all the
     same, so that the cache has a harder time than with 5 frames a second."""
-    wanted = 100 if quick else 1000
+    wanted = min(plan.hits, 100) if plan.quick else plan.hits
     rows = []
     with tempfile.TemporaryDirectory(prefix="carpool-cache-") as name:
         source = Path(carpool.demo.__file__).parent / "models" / "nanodet"
@@ -384,10 +397,10 @@ def people(quick: bool) -> list[Row]:
             (folder / "model.toml").write_text(settings + cache)
         with carpool_server(Path(name) / "models", options=("--frontends", "1")) as running:
             for number, rule_name in enumerate(RULES):
-                if number and quick:
+                if number and plan.quick:
                     break
                 most = wanted if not number else min(wanted, 120)
-                verdict = walk(Asking(running), f"rule{number}", most)
+                verdict = walk(Asking(running), f"rule{number}", most, plan.seed)
                 low, high = interval(verdict.differ, verdict.hits)
                 rows.append(
                     {
@@ -406,48 +419,42 @@ def people(quick: bool) -> list[Row]:
     return rows
 
 
-def walk(client: Asking, model: str, wanted: int) -> Verdict:
-    verdict, seed = Verdict(), 0
-    heights = (24, 48, 64, 96, 160, 240)
-    while verdict.hits < wanted:
-        for kind in ("chelsea.jpg", "wall"):
-            for height in heights:
-                for step in range(-24, 66):  # nobody is there before 0, nor after the last
-                    left = -height + 12 * step if 0 <= step < 52 else 2 * 640
-                    seed += 1
-                    judge(client, model, frame(kind, seed, height, left), kind, verdict)
-                    if is_seen(height, left):
-                        verdict.visible += 1
-                        verdict.unseen += client_hit
-                    if verdict.hits >= wanted:
-                        return verdict
-    return verdict
+def walk(client: Asking, model: str, wanted: int, seed: int) -> Verdict:
+    verdict, number = Verdict(), 1_000_000 * seed
+    scenes = [(kind, height) for height in HEIGHTS for kind in ("chelsea.jpg", "wall")]
+    while True:
+        kind, height = scenes[(number // STEPS + seed) % len(scenes)]
+        step = number % STEPS - 24  # nobody is there before 0, nor after the last
+        left = -height + 12 * step if 0 <= step < 52 else 2 * WIDTH
+        is_hit = judge(client, model, frame(kind, number, height, left), kind, verdict)
+        if is_seen(height, left):
+            verdict.visible += 1
+            verdict.unseen += is_hit
+        if verdict.hits >= wanted:
+            return verdict
+        number += 1
 
 
-client_hit = 0
-
-
-def judge(client: Asking, model: str, data: bytes, kind: str, verdict: Verdict) -> None:
-    global client_hit
+def judge(client: Asking, model: str, data: bytes, kind: str, verdict: Verdict) -> bool:
     sent = json.loads(client.picture(model, data, X_Carpool_Source=kind))
-    client_hit = int(client.word.startswith("hit"))
     verdict.frames += 1
-    if not client_hit:
-        return
+    if not client.word.startswith("hit"):
+        return False
     verdict.hits += 1
     computed = json.loads(client.picture(model, data, Cache_Control="no-store"))
     found = compare_answers("detect", sent, computed, Limits())
     verdict.differ += found.differs
     if found.differs:
         verdict.why.append(found.why)
+    return True
 
 
 # ---- three times the load, most of it repeated -------------------------------------------------------------
 
 
-def overload(quick: bool) -> list[Row]:
+def overload(plan: Plan) -> list[Row]:
     """Open loop: 3 x what the model can answer in time, 60 % of it the same ten pictures."""
-    seconds = 4 if quick else 12
+    seconds = 4 if plan.quick else 12
     known = [with_comment(frame("coffee.jpg", seed), b"known") for seed in range(10)]
     unique = [frame("chelsea.jpg", seed) for seed in range(20)]
     with server(slo_ms=100, curve="20+5", kept=EXACT, plain="") as running:
@@ -500,7 +507,7 @@ async def offered(
     return {name: counts[name] for name in names}
 
 
-PARTS: dict[str, Callable[[bool], list[Row]]] = {
+PARTS: dict[str, Callable[[Plan], list[Row]]] = {
     "costs": costs,
     "cameras": cameras,
     "people": people,

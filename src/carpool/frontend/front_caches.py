@@ -155,7 +155,7 @@ class Caches:
 
     def _renewed(self, catalog: Catalog) -> None:
         """What is not served any more, or was cleared by somebody, goes."""
-        known = {entry.key: entry for entry in (*catalog.entries.values(), *catalog.leaving)}
+        known = {entry.key: entry for entry in catalog.entries.values()}
         for key, model in list(self._models.items()):
             if known.get(key) is not model.entry:
                 self._forget(key, "reload")

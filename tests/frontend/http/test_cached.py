@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 from collections.abc import Iterator, Mapping
@@ -225,75 +226,73 @@ def hold_twins(front: FrontEnd, clients: list[Client]) -> None:
     until(lambda: len(followers(front)) == len(clients) - 1)
 
 
+@contextlib.contextmanager
+def connected(front: FrontEnd, count: int) -> Iterator[list[Client]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(front.connect()) for _ in range(count)]
+
+
 def followers(front: FrontEnd) -> list[Any]:
     twins = front.app._service.caches.twins
     return [other for one in list(twins._computed.values()) for other in list(one.joined)]
 
 
 def test_twins_wait_for_one_answer(front: FrontEnd) -> None:
-    clients = [front.connect() for _ in range(TWINS)]
-    hold_twins(front, clients)
-    assert len(front.door.calls) == 1
-    front.run(front.door.calls[0].finish)
-    answers = [client.response() for client in clients]
-    assert sorted(word(answer) for answer in answers) == ["joined"] * (TWINS - 1) + ["miss"]
-    assert len({answer.body for answer in answers}) == 1
-    assert len(front.door.calls) == 1
-    assert results(front) == {"joined": TWINS - 1, "miss": 1}
-    for client in clients:
-        client.__exit__()
+    with connected(front, TWINS) as clients:
+        hold_twins(front, clients)
+        assert len(front.door.calls) == 1
+        front.run(front.door.calls[0].finish)
+        answers = [client.response() for client in clients]
+        assert sorted(word(answer) for answer in answers) == ["joined"] * (TWINS - 1) + ["miss"]
+        assert len({answer.body for answer in answers}) == 1
+        assert len(front.door.calls) == 1
+        assert results(front) == {"joined": TWINS - 1, "miss": 1}
 
 
 def test_the_first_may_leave(front: FrontEnd) -> None:
-    clients = [front.connect() for _ in range(TWINS)]
-    hold_twins(front, clients)
-    clients[0].reset()
-    first = front.door.calls[0]
-    until(lambda: followers(front) != [] and followers(front)[0].follows.first.abandoned)
-    assert not first.cancelled
-    front.run(first.finish)
-    answers = [client.response() for client in clients[1:]]
-    assert [word(answer) for answer in answers] == ["joined"] * (TWINS - 1)
-    assert len(front.door.calls) == 1
-    for client in clients[1:]:
-        client.__exit__()
+    with connected(front, TWINS) as clients:
+        hold_twins(front, clients)
+        clients[0].reset()
+        first = front.door.calls[0]
+        until(lambda: followers(front) != [] and followers(front)[0].follows.first.abandoned)
+        assert not first.cancelled
+        front.run(first.finish)
+        answers = [client.response() for client in clients[1:]]
+        assert [word(answer) for answer in answers] == ["joined"] * (TWINS - 1)
+        assert len(front.door.calls) == 1
 
 
 def test_others_may_leave_too_and_the_last_of_all_ends_it(front: FrontEnd) -> None:
-    clients = [front.connect() for _ in range(3)]
-    hold_twins(front, clients)
-    clients[1].reset()
-    until(lambda: len(followers(front)) == 1)
-    clients[2].reset()
-    until(lambda: not followers(front))
-    clients[0].reset()
-    until(lambda: front.door.calls[0].cancelled)
+    with connected(front, 3) as clients:
+        hold_twins(front, clients)
+        clients[1].reset()
+        until(lambda: len(followers(front)) == 1)
+        clients[2].reset()
+        until(lambda: not followers(front))
+        clients[0].reset()
+        until(lambda: front.door.calls[0].cancelled)
 
 
 def test_an_error_is_told_to_the_first_alone(front: FrontEnd) -> None:
-    clients = [front.connect() for _ in range(4)]
-    hold_twins(front, clients)
-    front.door.held = False
-    front.run(lambda: front.door.calls[0].finish(ModelError("it broke")))
-    answers = [client.response() for client in clients]
-    assert sorted(answer.status for answer in answers) == [200, 200, 200, 500]
-    assert len(front.door.calls) == 4
-    for client in clients:
-        client.__exit__()
+    with connected(front, 4) as clients:
+        hold_twins(front, clients)
+        front.door.held = False
+        front.run(lambda: front.door.calls[0].finish(ModelError("it broke")))
+        answers = [client.response() for client in clients]
+        assert sorted(answer.status for answer in answers) == [200, 200, 200, 500]
+        assert len(front.door.calls) == 4
 
 
 def test_each_twin_has_its_own_deadline(front: FrontEnd) -> None:
-    clients = [front.connect() for _ in range(2)]
-    hold_twins(front, clients[:1])
-    body, field = image_body()
-    clients[1].send(_post("image", body, field + b"X-Carpool-Deadline-Ms: 50\r\n"))
-    late = clients[1].response()
-    assert (late.status, orjson.loads(late.body)["reason"]) == (504, "deadline")
-    assert len(front.door.calls) == 1
-    front.run(front.door.calls[0].finish)
-    assert clients[0].response().status == 200
-    for client in clients:
-        client.__exit__()
+    with connected(front, 2) as clients:
+        hold_twins(front, clients[:1])
+        body, field = image_body()
+        clients[1].send(_post("image", body, field + b"X-Carpool-Deadline-Ms: 50\r\n"))
+        late = clients[1].response()
+        assert (late.status, orjson.loads(late.body)["reason"]) == (504, "deadline")
+        assert len(front.door.calls) == 1
+        front.run(front.door.calls[0].finish)
+        assert clients[0].response().status == 200
 
 
 def test_hits_are_answered_in_overload(front: FrontEnd) -> None:
