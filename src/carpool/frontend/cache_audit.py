@@ -7,9 +7,11 @@ its device leaves over. So under load nothing is audited, and nothing is proven 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from random import random
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import orjson
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 _EXACT_PART = 0.01  # of the share of similar ones: what differs there is a model that is not always the same
 _LONGEST_SHOWN = 80
+
+T = TypeVar("T")
 
 log = logger("cache")
 
@@ -70,15 +74,27 @@ class Audit:
         except CarpoolError:  # no memory now
             self._count("skipped")
             return
-        work = asyncio.get_running_loop().run_in_executor(service.threads, picture.prepare, slot.view)
-        work.add_done_callback(lambda done: self._prepared(slot, done))
+        self._aside(partial(picture.prepare, slot.view), partial(self._prepared, slot))
 
-    def _prepared(self, slot: Slot, work: asyncio.Future[float]) -> None:
-        if work.cancelled() or work.exception() is not None:
+    def _prepared(self, slot: Slot, seconds: float | None) -> None:
+        if seconds is None:
             slot.release()
             self._count("skipped")
-            return
-        self._infer(slot)
+        else:
+            self._infer(slot)
+
+    def _aside(self, work: Callable[[], T], then: Callable[[T | None], None]) -> None:
+        """In a thread. Nothing comes back of what failed, or when the server stops."""
+
+        def came_back(done: asyncio.Future[T]) -> None:
+            then(None if done.cancelled() or done.exception() is not None else done.result())
+
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._service.threads, work)
+        except RuntimeError:  # there are no threads any more
+            then(None)
+        else:
+            future.add_done_callback(came_back)
 
     def _infer(self, slot: Slot) -> None:
         entry, head = self._model.entry, self._picture.head
@@ -88,11 +104,9 @@ class Audit:
 
     def _done(self, answer: Answer) -> None:
         if answer.error is not None:
-            self._let_go()
-            self._count("skipped")
-            return
-        work = asyncio.get_running_loop().run_in_executor(self._service.threads, self._compare, answer)
-        work.add_done_callback(self._compared)
+            self._compared(None)
+        else:
+            self._aside(partial(self._compare, answer), self._compared)
 
     def _compare(self, answer: Answer) -> Difference:
         self._picture.compose(answer.outputs)
@@ -101,12 +115,14 @@ class Audit:
         sent, computed = orjson.loads(self._kept.body), orjson.loads(self._picture.body)
         return compare_answers(str(vision["task"]), sent, computed, Limits())
 
-    def _compared(self, work: asyncio.Future[Difference]) -> None:
-        self._let_go()
-        if work.cancelled() or work.exception() is not None:
+    def _compared(self, found: Difference | None) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.release()
+        if found is None:
             self._count("skipped")
             return
-        found, source = work.result(), self._source
+        source = self._source
         verdict = "differs" if found.differs else "same"
         self._count(verdict if source is not None else f"exact-{verdict}")
         if source is None:
@@ -126,11 +142,6 @@ class Audit:
 
     def _count(self, verdict: str) -> None:
         self._model.row.add(columns.CACHE_AUDITS[verdict])
-
-    def _let_go(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call.release()
 
 
 def wants_audit(model: ModelCache, source: Source | None, now: float) -> bool:

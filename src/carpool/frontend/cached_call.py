@@ -19,7 +19,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from carpool.cache.answer_store import Doorkeeper, Entry, Kept
+from carpool.cache.answer_store import Entry, Kept
 from carpool.cache.cache_key import FORMAT, describe
 from carpool.cache.similar import Frame, Seen, Source, seen_of
 from carpool.cache.twins import Computed
@@ -92,15 +92,17 @@ class Lookup:
     def begin(self) -> bool:
         """True: it is answered, or will be. False: it goes its way."""
         call, asked, model = self._call, self._asked, self._model
-        lengths = [len(piece) for piece in asked.pieces] if asked.is_picture else ()
-        said = describe(asked.form, asked.head, lengths, asked.options, asked.drawn)
+        said = model.describe(asked.form, asked.head, asked.options, asked.drawn)
         wish = call.wish
-        self._size = sum(map(len, asked.pieces))
+        lengths = [len(piece) for piece in asked.pieces]
+        self._size = sum(lengths)
         if said is None or not (wish.look or wish.keep) or self._size > MOST_BYTES:
             self._bypass()
             return False
         sender = call.sender
         whose = sender.source if model.settings.scope == "source" else sender.holder
+        if len(lengths) > 1 and asked.is_picture:  # tensors' are known by what is said of them
+            said += repr(lengths).encode()
         self._said = b"%b%b\0%b" % (model.prefix, whose.encode(), said)
         if not model.settings.exact:
             return self._look_at_scene()
@@ -121,8 +123,6 @@ class Lookup:
         if entry is None:
             if wish.look and self._join():
                 return True
-            if caches.doorkeeper is None:
-                caches.doorkeeper = Doorkeeper()
             self._keep = caches.doorkeeper.seen_before(fast) and wish.keep
             if not self._keep and caches.shared is None:
                 return self._compute(None)

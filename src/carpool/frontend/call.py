@@ -287,6 +287,7 @@ class ClientCall:
             self._fail_unexpectedly(error)
             return False
         self.state = OVER
+        self._lookup = None
         self._let_go()
         assert self.row is not None
         self.row.observe(REQUEST_SECONDS, now - self.arrived)
@@ -430,7 +431,7 @@ class ClientCall:
                 else:
                     self._lookup.finish(answer, placed())
                 self.state = OVER
-                self._outlets = self._pictures = None
+                self._outlets = self._pictures = self._lookup = None
                 now = monotonic()
                 assert self.row is not None
                 self.row.observe(REQUEST_SECONDS, now - self.arrived)
@@ -467,7 +468,8 @@ class ClientCall:
         if state == OVER:
             return
         self._let_go()
-        if self._lookup is not None and self._lookup.failed(error):
+        lookup, self._lookup = self._lookup, None  # it knows us, too
+        if lookup is not None and lookup.failed(error):
             return
         now = monotonic()
         times: Times | None = None
@@ -497,6 +499,7 @@ class ClientCall:
         waited_for = self._lookup is not None and self._lookup.left()
         if not waited_for:
             self.state = OVER
+            self._lookup = None
         if (
             state != ANSWERING and not waited_for
         ):  # else a thread works with the outputs, and `_finish` releases them

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from carpool.cache.answer_store import AnswerStore, Doorkeeper, Room
-from carpool.cache.cache_key import FORMAT, Digests
+from carpool.cache.cache_key import FORMAT, Digests, describe
 from carpool.cache.similar import SimilarFrames
 from carpool.cache.twins import Twins
 from carpool.config.cache_settings import CacheSettings
@@ -16,26 +16,29 @@ from carpool.link.door import Catalog, Door, ModelEntry
 from carpool.observe import columns
 from carpool.observe.counters import Block, Row
 from carpool.observe.counters import Slot as CounterRow
+from carpool.vision.picture_answers import Options
+from carpool.wire.v2 import RequestHead
 
 if TYPE_CHECKING:
     from carpool.frontend.cached_call import Lookup
 
 MIB = 1 << 20
 _RECENT = 256
+_MOST_DESCRIBED = 256
 _NOTED_EVERY_S = 1.0
 _WORTH_READING = 20  # one of so many hits: then bodies are read although the gate says no
 
 
-class Told(NamedTuple):
-    """What an answer says about the cache: in our own words, and in those of RFC 9211."""
+class Told:
+    """What an answer says about the cache: in our own words, and in those of RFC 9211; and its header."""
 
-    words: str
-    status: str
-    kind: str  # as it is counted
+    __slots__ = ("fields", "kind", "status", "words")
 
-    @property
-    def fields(self) -> bytes:
-        return f"X-Carpool-Cache: {self.words}\r\nCache-Status: carpool; {self.status}\r\n".encode()
+    def __init__(self, words: str, status: str, kind: str) -> None:
+        self.words = words
+        self.status = status
+        self.kind = kind  # as it is counted
+        self.fields = f"X-Carpool-Cache: {words}\r\nCache-Status: carpool; {status}\r\n".encode()
 
 
 MISS = Told("miss", "fwd=miss", "miss")
@@ -88,8 +91,22 @@ class ModelCache:
         self.row = row
         self.settings = CacheSettings(**entry.cache)
         self.prefix = f"{FORMAT}\0{entry.name}\0{entry.digest}\0".encode()
+        self._described: dict[tuple[object, ...], tuple[bytes | None, object, object]] = {}
         self._recent: deque[bool] = deque(maxlen=_RECENT)
         self._hits = 0
+
+    def describe(
+        self, form: str, head: RequestHead, options: Options | None, drawn: str | None
+    ) -> bytes | None:
+        """As `cache_key.describe`, of heads and options that come again and again, the very objects."""
+        key = form, id(head), id(options), drawn
+        known = self._described.get(key)
+        if known is None:
+            if len(self._described) >= _MOST_DESCRIBED:
+                self._described.clear()
+            # Both are kept, so that nothing else can get their numbers.
+            self._described[key] = known = describe(form, head, (), options, drawn), head, options
+        return known[0]
 
     def entered(self, size: int) -> None:
         self.row.add(columns.CACHE_ENTRIES)
@@ -119,19 +136,20 @@ class ModelCache:
 
 
 class Caches:
-    """One per front end."""
+    """One per front end. What looks is made when the first model comes that keeps answers."""
+
+    digests: Digests
+    doorkeeper: Doorkeeper
 
     def __init__(self, door: Door, block: Block, parts: CacheParts) -> None:
         self._block = block
-        self._parts = parts
+        self._parts: CacheParts | None = parts
         self._door = door
-        self._digests: Digests | None = None
         self._models: dict[int, ModelCache] = {}  # by the entry's key
         self._cleared: Mapping[str, int] = {}
         room = Room(parts.most_bytes)
         self.store = AnswerStore(room)
         self.similar = SimilarFrames(room)
-        self.doorkeeper: Doorkeeper | None = None
         self.twins: Twins[Lookup] = Twins()
         self.shared = parts.shared
         self._noting: asyncio.TimerHandle | None = None
@@ -139,16 +157,12 @@ class Caches:
             self._note_shared(self.shared)
         door.watch(self._renewed)
 
-    @property
-    def digests(self) -> Digests:
-        if self._digests is None:
-            self._digests = Digests(self._parts.secret)
-        return self._digests
-
     def of(self, entry: ModelEntry) -> ModelCache:
         found = self._models.get(entry.key)
         if found is None or found.entry is not entry:
             self._forget(entry.key, "reload")
+            if self._parts is not None:  # the first that keeps answers
+                self.digests, self.doorkeeper, self._parts = Digests(self._parts.secret), Doorkeeper(), None
             row = self._block.row(CounterRow(*entry.row))
             found = self._models[entry.key] = ModelCache(entry, row)
         return found

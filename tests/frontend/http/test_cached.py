@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import gzip
 import io
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from carpool.cache.answer_store import AnswerStore
 from carpool.config.server import ServerSettings
 from carpool.errors import ModelError, Refused, Unavailable
 from carpool.frontend.access.access import Access
+from carpool.frontend.cached_call import Lookup
 from carpool.types import Datatype, TensorSpec
 from frontend.access.key_files import ALICE, BOB, api_keys
 from frontend.fake_door import FakeModel
@@ -220,9 +222,10 @@ def _post(model: str, body: bytes, field: bytes) -> bytes:
 def hold_twins(front: FrontEnd, clients: list[Client]) -> None:
     front.door.held = True
     body, field = image_body()
-    for client in clients:
-        client.send(_post("image", body, field))
+    clients[0].send(_post("image", body, field))
     until(lambda: len(front.door.calls) == 1)
+    for client in clients[1:]:
+        client.send(_post("image", body, field))
     until(lambda: len(followers(front)) == len(clients) - 1)
 
 
@@ -516,3 +519,30 @@ def test_holders_of_keys_share_nothing(tmp_path: Path) -> None:
         answers = [infer(client, "image", image_body(), alice) for _ in range(3)]
         assert [word(answer) for answer in answers] == ["miss", "miss", "hit"]
         assert word(infer(client, "image", image_body(), bob)) == "miss"
+
+
+def test_nothing_of_a_request_is_left_for_the_collector(front: FrontEnd) -> None:
+    """Neither of a miss, nor of a hit, a twin, a refusal or a client who left."""
+    gc.collect()
+    gc.disable()
+    try:
+        with connected(front, 4) as clients:
+            thrice(clients[0], "image", image_body())
+            infer(clients[0], "image", image_body(), b"Cache-Control: no-store\r\n")
+            front.door.held = True
+            body, field = image_body(bytes(6))
+            for client in clients:
+                client.send(_post("image", body, field))
+            until(lambda: len(followers(front)) == 3)
+            clients[3].reset()
+            until(lambda: len(followers(front)) == 2)
+            front.run(front.door.calls[-1].finish)
+            assert {client.response().status for client in clients[:3]} == {200}
+            front.door.held = False
+            front.door.refusal = Refused("too much", reason="overload")
+            assert infer(clients[0], "image", image_body(bytes([9] * 6))).status == 429
+            front.door.calls.clear()
+            infer(clients[0], "other", image_body())  # a connection remembers its last request
+            until(lambda: front.run(lambda: not [one for one in gc.get_objects() if type(one) is Lookup]))
+    finally:
+        gc.enable()

@@ -67,10 +67,9 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
         *("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
     ),
     Rule(Kind.CONTROL, True, "model-repository"): (
-        *(f"POST {_REPOSITORY}/load", f"POST {_REPOSITORY}/unload"),
+        *(f"POST {_REPOSITORY}/load", f"POST {_REPOSITORY}/unload", "DELETE /v2/models/{model}/cache"),
         *("RepositoryModelLoad", "RepositoryModelUnload"),
     ),
-    Rule(Kind.CONTROL, True): ("DELETE /v2/models/{model}/cache",),
     Rule(Kind.CONTROL, False, "logging"): ("GET /v2/logging",),
     Rule(Kind.CONTROL, True, "logging"): ("POST /v2/logging", "LogSettings"),
     Rule(Kind.CONTROL, False, "trace"): (f"GET {_TRACE}",),
