@@ -19,7 +19,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60  # cut by meaning, never to fit
 LONGEST_STATE_MACHINE = 650
-STATE_MACHINES = {"frontend/http/protocol.py"}  # files that hold the whole of one protocol's states
+# Files that hold all states of one protocol, or of one request.
+STATE_MACHINES = {"frontend/call.py", "frontend/http/protocol.py"}
 
 # Which other folders the files of a folder may import: a folder by its path, a file beside them by its name.
 # Everybody may import his own folder, and LEAVES. `__init__` is the package's public face.
@@ -31,7 +32,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/hosted": "backends backends/python config",
     "backends/python": "backends config memory",
     "backends/torch": "backends backends/python config",
-    "cache": "config core observe",
+    "cache": "config core observe vision wire",
     "cli": "client config core demo engine frontend frontend/access lab lab/evaluate lab/load lab/sweep "
     "link observe process quality registry sim video vision",
     "client": "vision wire",
@@ -39,17 +40,17 @@ MAY_IMPORT: Mapping[str, str] = {
     "console": "",
     "core": "",
     "demo": "",
-    "engine": "backends backends/torch config core engine/models engine/profile link memory observe quality "
-    "registry vision",
-    "engine/models": "backends backends/python backends/torch config core engine engine/profile link observe "
-    "vision vision/tasks",
+    "engine": "backends backends/torch config core engine/models engine/profile link memory observe "
+    "quality registry vision",
+    "engine/models": "backends backends/python backends/torch config core engine engine/profile link "
+    "observe vision vision/tasks",
     "engine/profile": "backends config core engine link observe",
-    "frontend": "config core frontend/pictures link memory observe quality wire",
+    "frontend": "cache config core frontend/pictures link memory observe quality vision wire",
     "frontend/access": "config observe",
-    "frontend/grpc": "config core frontend frontend/access frontend/http frontend/pictures link memory "
-    "observe wire wire/proto",
-    "frontend/http": "config console core frontend frontend/access frontend/pictures link memory observe "
-    "vision vision/tasks wire",
+    "frontend/grpc": "cache config core frontend frontend/access frontend/http frontend/pictures link "
+    "memory observe wire wire/proto",
+    "frontend/http": "cache config console core frontend frontend/access frontend/pictures link memory "
+    "observe vision vision/tasks wire",
     "frontend/pictures": "core link memory quality vision vision/tasks wire",
     "lab": "backends config core engine engine/models engine/profile sim vision",
     "lab/evaluate": "client config engine vision",
@@ -58,12 +59,12 @@ MAY_IMPORT: Mapping[str, str] = {
     "link": "core memory observe wire",
     "memory": "",
     "observe": "core",
-    "process": "config engine engine/models frontend frontend/access frontend/grpc frontend/http "
+    "process": "cache config engine engine/models frontend frontend/access frontend/grpc frontend/http "
     "frontend/pictures link memory observe wire",
     "quality": "config core vision",
     "registry": "config",
-    "runner": "backends backends/torch engine engine/models engine/profile link memory observe "
-    "process vision",
+    "runner": "backends backends/torch engine engine/models engine/profile link memory observe process "
+    "vision",
     "sim": "core",
     "video": "client lab/load vision",
     "vision": "config vision/tasks",

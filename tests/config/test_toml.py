@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carpool.config.cache_settings import CacheSettings
 from carpool.config.model import (
     AllVersions,
     ClassifySettings,
@@ -366,3 +368,31 @@ def test_any_values_give_a_config_or_a_config_error(pairs: dict[str, str]) -> No
     except ConfigError as error:
         outcome = str(error)
     assert outcome.startswith("models/m")
+
+
+def test_a_cache() -> None:
+    text = '[cache]\nsimilar = true\nsimilar_hash = "phash"\nsimilar_threshold = 4\nttl_s = 5\n'
+    config = toml_config(text, Path("m/model.toml"))
+    assert config.caching == CacheSettings(similar=True, similar_hash="phash", similar_threshold=4, ttl_s=5.0)
+    assert toml_config("response_cache = true", Path("m/model.toml")).caching == CacheSettings()
+    assert toml_config("[cache]\nexact = false", Path("m/model.toml")).caching is None
+    assert toml_config("", Path("m/model.toml")).caching is None
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("ttl_s = 0", "cache.ttl_s must be above 0 and at most 86400"),
+        ("similar = 1", "cache.similar must be true or false"),
+        ("similar_grey = 256", "cache.similar_grey must be 0 or more and at most 255"),
+        ('similar_hash = "dhash"', 'cache.similar_hash cannot be "dhash"'),
+        ("similar_threshold = 65", "cache.similar_threshold must be 0 to 64"),
+        ('scope = "all"', 'cache.scope cannot be "all"'),
+        ("audit = 1.5", "cache.audit must be 0 or more and at most 1"),
+        ("entry_kb = 0", "cache.entry_kb must be 1 to 65536"),
+        ("similiar = true", "did you mean"),
+    ],
+)
+def test_a_cache_that_cannot_be(line: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        toml_config(f"[cache]\n{line}", Path("m/model.toml"))

@@ -98,7 +98,7 @@ def test_what_the_server_says_of_a_model_can_be_sent_back() -> None:
     document = config_document(config)
     again, warnings = read_override(json.dumps(document), FOLDER, "m")
     assert config_document(again) == document
-    assert warnings == [f"{FOLDER}/config: no effect here: optimization, response_cache.enable"]
+    assert warnings == [f"{FOLDER}/config: no effect here: optimization"]
 
 
 def test_names_in_camel_case_are_the_same_names() -> None:

@@ -50,6 +50,8 @@ class FakeModel:
     mode: str = "promise"
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     vision: Mapping[str, Any] | None = None
+    cache: Mapping[str, Any] | None = None
+    digest: str = ""
 
     def entry(self, key: int, row: tuple[int, int] = (0, 0)) -> ModelEntry:
         signature = Signature(self.name, tuple(self.inputs), tuple(self.outputs), self.max_batch)
@@ -75,6 +77,8 @@ class FakeModel:
             self.labels,
             row,
             self.vision,
+            cache=self.cache,
+            digest=self.digest,
         )
 
 
@@ -116,6 +120,7 @@ class FakeCall:
     sender: Sender
     ready_in: float | None = None
     admitted: Callable[[], None] | None = None
+    spare: bool = False
     cancelled: bool = False
     released: bool = False
     answered: bool = False
@@ -273,7 +278,9 @@ class FakeDoor(BodySlots):
         admitted: Callable[[], None] | None = None,
         spare: bool = False,
     ) -> FakeCall:
-        call = FakeCall(self, entry, head, slot, tail, done, arrived, deadline, sender, ready_in, admitted)
+        call = FakeCall(
+            self, entry, head, slot, tail, done, arrived, deadline, sender, ready_in, admitted, spare
+        )
         self.calls.append(call)
         if ready_in is not None and not self.admits:
             pass  # the test decides

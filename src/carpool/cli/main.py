@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from carpool import __version__
+from carpool.cli.cache_command import CacheVerb
 from carpool.cli.drift_command import DriftVerb
 from carpool.cli.evaluate_command import Evaluate
 from carpool.cli.init_command import Init
@@ -110,6 +111,7 @@ app.command("models")(_as_command(ModelsVerb))
 app.command("registry")(_as_command(RegistryVerb))
 app.command("drift")(_as_command(DriftVerb))
 app.command("label")(_as_command(LabelVerb))
+app.command("cache")(_as_command(CacheVerb))
 app.command("load")(_as_command(Load))
 app.command("profile")(_as_command(ProfileVerb))
 app.command("sweep")(_as_command(Sweep))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.config.backend_kinds import kind_of
+from carpool.config.cache_settings import CacheSettings
 from carpool.config.drift_settings import DriftSettings
 from carpool.config.registry_settings import RegistrySettings
 from carpool.core.policy import Knobs, Promise
@@ -279,7 +280,8 @@ class ModelConfig:
     file: str | None = None
     labels: str | None = None
     execution_timeout: float | None = None
-    response_cache: bool = False
+    response_cache: bool = False  # Triton's word for a cache with its defaults
+    cache: CacheSettings | None = None
     device_weight: float = 1.0  # its part of a device that several models share
     parameters: Mapping[str, str] = field(default_factory=dict)
     onnxruntime: OnnxruntimeSettings = OnnxruntimeSettings()
@@ -296,6 +298,12 @@ class ModelConfig:
     fake: FakeSettings | None = None
     drift: DriftSettings | None = None  # None: nothing of the traffic is looked at
     registry: RegistrySettings | None = None
+
+    @property
+    def caching(self) -> CacheSettings | None:
+        """Which answers are kept; None: none."""
+        kept = self.cache or (CacheSettings() if self.response_cache else None)
+        return kept if kept is not None and (kept.exact or kept.similar) else None
 
 
 @dataclass(frozen=True, slots=True)

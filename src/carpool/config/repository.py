@@ -229,8 +229,7 @@ def folder_settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
     if pbtxt.exists():
         return read_pbtxt(pbtxt, name)
     if toml.exists():
-        config = _as_registered(read_toml(toml, name), folder)
-        return config, [f"{toml}: no effect here: response_cache"] if config.response_cache else []
+        return _as_registered(read_toml(toml, name), folder), []
     return ModelConfig(name=rules.check_name(name, str(folder)), path=folder), []
 
 

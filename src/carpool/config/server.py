@@ -190,6 +190,7 @@ class ServerSettings:
     cache_url: str = _setting("", secret=True)  # passwords: of the environment alone, where `ps` has none
     cache_secret: str = _setting("", secret=True)
     cache_wait_ms: float = _setting(2.0, within=(0.1, 1000.0))
+    cache_mb: float = _setting(64.0, within=(0.0, 1e6))  # of answers that are kept, over all front ends
     log_format: str = _setting("text", "text or json.", choices=("text", "json"))
     log_level: str = _setting(
         "info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error")

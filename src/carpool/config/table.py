@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from carpool.config import model, rules
+from carpool.config import cache_settings, model, rules
 from carpool.config.registry_settings import RegistrySettings
 from carpool.errors import ConfigError
 
@@ -23,6 +23,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "onnxruntime": model.OnnxruntimeSettings,
     "pytorch": model.PytorchSettings,
     "registry": RegistrySettings,
+    "cache": cache_settings.CacheSettings,
 }
 """The tables whose keys are the fields of these."""
 
@@ -33,7 +34,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "": (
             "name backend file task slo_ms slo_may_grow max_batch instances versions labels "
             "execution_timeout_ms response_cache device_weight batching image detect classify segment "
-            "pose obb depth embed fake onnxruntime pytorch drift registry parameters input output"
+            "pose obb depth embed fake onnxruntime pytorch cache drift registry parameters input output"
         ),
         "instances": "count kind gpus",
         "versions": "latest",

@@ -56,7 +56,7 @@ NO_EFFECT = frozenset(
     (
         *("runtime", "optimization", "instance_group.rate_limiter", "instance_group.secondary_devices"),
         *("instance_group.profile", "instance_group.host_policy", "metric_tags", "model_warmup"),
-        *("response_cache.enable", "model_metrics"),
+        "model_metrics",
     )
 )
 _LAYOUTS = {"FORMAT_NHWC": "nhwc", "FORMAT_NCHW": "nchw"}
@@ -387,7 +387,7 @@ def config_document(config: ModelConfig) -> Document:
         "parameters": {key: {"string_value": value} for key, value in config.parameters.items()},
         "model_warmup": [],
         "model_transaction_policy": {"decoupled": False},
-        "response_cache": {"enable": config.response_cache},
+        "response_cache": {"enable": config.caching is not None},
     }
     if config.max_batch:
         document["dynamic_batching"] = _batching(config)

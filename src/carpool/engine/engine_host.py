@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from dataclasses import asdict
 from functools import cache, partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from carpool.config.drift_settings import DriftSettings
 from carpool.config.triton import config_document
@@ -148,6 +152,11 @@ class EngineHost:
         if known is not None and known.config == document:
             return known
         served.gate = partial(publish, self._write_gate, key)
+        vision = None if served.vision is None else write_vision(served.vision)
+        caching, digest = config.caching, ""
+        if caching is not None:
+            made_of = orjson.dumps([served.made_of, document, vision, served.labels], default=list)
+            digest = blake2b(made_of, digest_size=16).hexdigest()
         return ModelEntry(
             key=key,
             name=served.name,
@@ -159,10 +168,12 @@ class EngineHost:
             config=document,
             labels=served.labels,
             row=(served.slot.row, served.slot.generation),
-            vision=None if served.vision is None else write_vision(served.vision),
+            vision=vision,
             choices=served.choices,
             drift=_sampling(served.config.drift),
             hosted=served.hosted,
+            cache=None if caching is None else asdict(caching),
+            digest=digest,
         )
 
     # ---- inference and questions ------------------------------------------------------------------------

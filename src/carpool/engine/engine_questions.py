@@ -128,6 +128,21 @@ def answer_profile_questions(host: EngineHost) -> None:
     host.on_question("profile", answer)
 
 
+def answer_cache_questions(host: EngineHost) -> None:
+    """The question `clear-cache`: {"name": …} has all front ends drop what they keep of a model's answers."""
+    cleared: dict[str, int] = {}
+
+    async def clear(arguments: Mapping[str, Any]) -> Any:
+        name = str(arguments.get("name", ""))
+        cleared[name] = cleared.get(name, 0) + 1
+        host.extra["cleared"] = dict(cleared)
+        host.publish()
+        log.info("cache-cleared", model=name[:_LONGEST_SHOWN])
+        return {}
+
+    host.on_question("clear-cache", clear)
+
+
 def profile_document(served: Served, now: float) -> dict[str, Any]:
     """Times in ms. `points` were measured at loading; `believed` is what batches are planned with now."""
     profile, scheduler = served.profile, served.driver.scheduler

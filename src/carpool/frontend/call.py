@@ -7,7 +7,8 @@
 A protocol reads a request, and says where its tensors lie: in the slot that its body came into
 (`_offer_in_place`), in pieces (`_offer_pieces`), or still in pictures (`_offer_pictures`). It writes what
 comes of it (`_write`, `_write_error`). The rest is here: memory and who gives it back, deadlines, the gate,
-what is decoded and when, clients' own memory, threads, counters, traces and times.
+what is decoded and when, clients' own memory, threads, counters, traces and times. Where a model's answers
+are kept, a `Lookup` stands before each offer: it answers, or lets the same offer pass when it is made again.
 
 OFFERED is a request whose tensors are still to come: the engine counts it, and nothing is decoded for it
 before the engine has let it in. What is in RUNNING waits or runs, which only the engine can tell apart.
@@ -22,12 +23,16 @@ from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
+from carpool.cache.answer_store import Kept
+from carpool.cache.cache_key import ANY
 from carpool.errors import CarpoolError, Unavailable, without_stack
+from carpool.frontend.cached_call import Asked, Lookup
 from carpool.frontend.client_memory import Outlets, names_regions
+from carpool.frontend.front_caches import Told
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.packing import AT_ONCE, check, is_in_place
 from carpool.frontend.pictures.picture_service import promised
-from carpool.frontend.pictures.sent_pictures import SentPictures
+from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.frontend.pictures.workers import Job
 from carpool.link.door import Answer, Call, ModelEntry, Sender, Slot
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
@@ -66,8 +71,9 @@ class ClientCall:
     """
 
     __slots__ = (
-        *("_call", "_done_at", "_job", "_offered_at", "_outlets", "_pictures", "_ready_in", "_slot"),
-        *("_until", "arrived", "deadline", "entry", "head", "row", "sender", "service", "state", "unread"),
+        *("_call", "_done_at", "_job", "_lookup", "_offered_at", "_outlets", "_pictures", "_ready_in"),
+        *("_slot", "_until", "arrived", "deadline", "entry", "head", "row", "sender", "service", "state"),
+        *("told", "unread", "wish"),
     )
 
     entry: ModelEntry  # with `row`: what serves it
@@ -87,11 +93,21 @@ class ClientCall:
         self._pictures: SentPictures | None = None
         self._job: Job | None = None  # decodes them
         self._ready_in = self._until = self._done_at = 0.0
+        self.wish = ANY  # what the request says about caches
+        self.told: Told | None = None  # what its answer says about them
+        self._lookup: Lookup | None = None
 
     # ── what a protocol does ──
 
-    def _write(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
-        """Send the outputs; those in `placed` are in the client's memory already."""
+    form = ""  # of its answers, by which those of other protocols are told apart
+
+    def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
+        """Send the outputs; those in `placed` are in the client's memory already. Or what is `kept` of them,
+        as the answer to this request."""
+        raise NotImplementedError
+
+    def _encode(self, answer: Answer, placed: Mapping[str, Placed]) -> Kept:
+        """The outputs as `_write` sends them, without what belongs to this request alone."""
         raise NotImplementedError
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
@@ -137,9 +153,13 @@ class ClientCall:
 
     def _offer_in_place(self, head: RequestHead, tail: int) -> None:
         """The tensors are in the slot, behind `tail` bytes."""
-        self._enter(head)
         slot = self._slot
         assert slot is not None
+        if self.entry.cache is not None and self._lookup is None:
+            asked = Asked(head, self.form, (slot.view[tail : tail + head.tail_size],), in_slot=True)
+            if self._look_in_cache(asked, partial(self._offer_in_place, head, tail)):
+                return
+        self._enter(head)
         self._offer(head, slot, tail)
 
     def _offer_pieces(
@@ -147,6 +167,10 @@ class ClientCall:
     ) -> asyncio.Future[Any] | None:
         """The tensors are here, or in the client's own memory. Without `checked`, it is still to be seen
         whether BYTES and BOOL are such. Returns what it waits for, if it is not offered yet."""
+        if self.entry.cache is not None and self._lookup is None:
+            again = partial(self._offer_pieces, head, pieces, checked=checked)
+            if self._look_in_cache(Asked(head, self.form, pieces), again):
+                return None
         self._enter(head)
         memory = self.service.memory
         fetch = None if head.plain or not names_regions(head) else memory.fetch(head)
@@ -177,6 +201,12 @@ class ClientCall:
         """Offered at once, decoded when they are let in. Or as a file, for the model's device to decode; it
         may be in a slot already, which is the call's from here on."""
         self._slot = slot
+        if self.entry.cache is not None and self._lookup is None:
+            said, files = (pictures.options, pictures.drawn), pictures.files(slot)
+            audited = pictures if isinstance(pictures, RoutePicture) and pictures.drawn is None else None
+            asked = Asked(pictures.asked, self.form, files, slot is not None, *said, True, audited)
+            if self._look_in_cache(asked, lambda: self._offer_pictures(pictures, self._slot)):
+                return
         service = self.service
         on_route = pictures.on_route
         self._enter(pictures.asked, gate=not on_route)
@@ -230,6 +260,51 @@ class ClientCall:
         )
         self._slot = None
         self.state = RUNNING
+
+    # ── answers that are kept ──
+
+    def _look_in_cache(self, asked: Asked, again: Callable[[], object]) -> bool:
+        """True: it is answered without the engine, or will be, or `again` makes the same offer later."""
+        self._enter(asked.head, gate=False)
+        self._until = promised(self.entry, self.arrived, self.deadline)
+        self._lookup = lookup = Lookup(self, asked, self._until, again)
+        return lookup.begin()
+
+    def _resume(self, again: Callable[[], object]) -> None:
+        """Go on, from wherever; never raises."""
+        if self.state == OVER:
+            return
+        try:
+            again()
+        except CarpoolError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail_unexpectedly(error)
+
+    def _answer_kept(self, kept: Kept, told: Told) -> bool:
+        """Unless the engine has it already: then that answer is as near. Never raises."""
+        if self.state > OFFERED:
+            return False
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+        self.state = ANSWERING
+        self.told = told
+        self._offered_at = self._done_at = now = monotonic()
+        try:
+            self._write(Answer(), {}, kept)
+        except CarpoolError as error:
+            self._fail(error)
+            return False
+        except Exception as error:
+            self._fail_unexpectedly(error)
+            return False
+        self.state = OVER
+        self._lookup = None
+        self._let_go()
+        assert self.row is not None
+        self.row.observe(REQUEST_SECONDS, now - self.arrived)
+        return True
 
     # ── threads ──
 
@@ -304,6 +379,8 @@ class ClientCall:
     def _done(self, answer: Answer) -> None:
         self.state = ANSWERING
         self._done_at = monotonic()
+        if self._lookup is not None:
+            self._lookup.bytes_are_gone()
         pictures = self._pictures
         if pictures is None and self._outlets is None:
             self._finish(answer)
@@ -362,12 +439,14 @@ class ClientCall:
             if answer.error is not None or placed is None:
                 self._fail(answer.error or stopping(), answer.timing)
             else:
-                self._write(answer, placed())
+                if self._lookup is None:
+                    self._write(answer, placed())
+                else:
+                    self._lookup.finish(answer, placed())
                 self.state = OVER
-                if self.service.observers:
-                    for observer in self.service.observers:
-                        observer.answered(self, answer)
-                self._outlets = self._pictures = None
+                for observer in self.service.observers:
+                    observer.answered(self, answer)
+                self._outlets = self._pictures = self._lookup = None
                 now = monotonic()
                 assert self.row is not None
                 self.row.observe(REQUEST_SECONDS, now - self.arrived)
@@ -404,6 +483,9 @@ class ClientCall:
         if state == OVER:
             return
         self._let_go()
+        lookup, self._lookup = self._lookup, None  # it knows us, too
+        if lookup is not None and lookup.failed(error):
+            return
         now = monotonic()
         times: Times | None = None
         if timing is not None:
@@ -424,11 +506,18 @@ class ClientCall:
         without_stack(error)
 
     def leave(self) -> None:
-        """The client has gone: no answer is wanted any more, and what has not begun is not done."""
-        state, self.state = self.state, OVER
+        """The client has gone: no answer is wanted any more, and what has not begun is not done. Unless
+        others wait for it, too."""
+        state = self.state
         if state == OVER:
             return
-        if state != ANSWERING:  # else a thread works with the outputs, and `_finish` releases them
+        waited_for = self._lookup is not None and self._lookup.left()
+        if not waited_for:
+            self.state = OVER
+            self._lookup = None
+        if (
+            state != ANSWERING and not waited_for
+        ):  # else a thread works with the outputs, and `_finish` releases them
             self._let_go()
             call, self._call = self._call, None
             if call is not None:

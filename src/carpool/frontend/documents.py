@@ -17,7 +17,8 @@ from carpool import __version__
 from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.link.door import ON_DEMAND, UNLOADED, Catalog, Door, IndexEntry, ModelEntry
 from carpool.observe.counters import MODEL_ROWS, Table
-from carpool.observe.statistics import BOUNDS, model_counts, server_counts
+from carpool.observe.counters import Slot as CounterRow
+from carpool.observe.statistics import BOUNDS, cache_counts, model_counts, server_counts
 from carpool.types import TensorSpec
 from carpool.wire.head import shorten
 
@@ -95,6 +96,12 @@ def model_metadata(catalog: Catalog, entry: ModelEntry) -> Document:
 def served_versions(catalog: Catalog, name: str) -> list[str]:
     versions = [version for model, version in catalog.entries if model == name]
     return sorted(versions, key=lambda version: (len(version), version))  # numbers in their order
+
+
+def cache_status(entry: ModelEntry, table: Table) -> Document:
+    """`settings` is None for a model whose answers are not kept."""
+    counts = cache_counts(table.cells(CounterRow(*entry.row)))
+    return {"name": entry.name, "version": entry.version, "settings": entry.cache, **counts}
 
 
 def region_status(catalog: Catalog, name: str = "") -> list[Document]:
@@ -209,6 +216,7 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
         "max_batch": entry.signature.max_batch,
         "choices": list(entry.choices),
         "watched": entry.drift is not None,
+        "cache": None if entry.cache is None else {name: entry.cache[name] for name in ("exact", "similar")},
     }
 
 

@@ -13,6 +13,7 @@ from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.client_memory import ClientMemory
 from carpool.frontend.demands import Demands, NotLoaded
 from carpool.frontend.documents import served_versions
+from carpool.frontend.front_caches import CacheParts, Caches
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.sampling import Sampler
 from carpool.frontend.tracing import Tracer
@@ -94,7 +95,13 @@ class FrontService:
     """One per front end, used in its loop's thread only."""
 
     def __init__(
-        self, name: str, door: Door, block: Block, max_body_bytes: int, picture_threads: int
+        self,
+        name: str,
+        door: Door,
+        block: Block,
+        max_body_bytes: int,
+        picture_threads: int,
+        cache: CacheParts | None = None,
     ) -> None:
         self.log = logger(name)
         self.door = door
@@ -107,6 +114,7 @@ class FrontService:
         self.observers: tuple[Observer, ...] = ()
         self.sampler: Sampler | None = None  # while a model is watched for drift
         self._sampling = Sampler(door, self.pictures.workers)
+        self.caches = Caches(door, block, cache or CacheParts())
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
         self._block = block
         self._rows: dict[tuple[int, int], Row] = {}
@@ -147,3 +155,4 @@ class FrontService:
         self._sampling.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.pictures.close()
+        self.caches.close()

@@ -104,10 +104,11 @@ class Sampler:
         model.due = now + _EVERY_S
         wanted = model.uncertain is not None and self._room.get(entry.key, 1) > 0
         file, size = b"", 0
-        if pictures.files and len(pictures.files[0]):
-            size = len(pictures.files[0])
+        came = pictures.files(None)
+        if came and len(came[0]):
+            size = len(came[0])
             if (wanted or pictures.is_file) and size <= MOST_PICTURE_BYTES:
-                file = bytes(pictures.files[0])
+                file = bytes(came[0])
         elif slot is not None:
             start, end = find_file(slot.view, 0)
             size = end - start

@@ -130,6 +130,8 @@ class ModelEntry:
     choices: Sequence[str] = ()  # what was chosen for it at loading and why, in words
     drift: Mapping[str, Any] | None = None  # which of its pictures are measured; None: none
     hosted: bool = False  # it runs in a process beside the engine's, which front ends need not know
+    cache: Mapping[str, Any] | None = None  # which answers front ends keep, as its settings say; None: none
+    digest: str = ""  # of what it is made of, where answers are kept: the same one answers the same
 
     @property
     def ask(self) -> str:
@@ -190,6 +192,7 @@ class Catalog:
     """By name, the models that are loaded when they are asked for, and the task that their settings name."""
     cameras: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By model and source: how the cameras are that drift knows; empty: well."""
+    cleared: Mapping[str, int] = field(default_factory=dict)  # by model: how often its kept answers were
 
     @property
     def able(self) -> bool:

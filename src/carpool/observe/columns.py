@@ -80,6 +80,10 @@ DRIFT_WORDS = (
 )
 CAMERA_STATES: Mapping[str, int] = {"black": 0, "frozen": 1, "blurred": 2, "changed": 3}
 """Not in the table: sources have no rows. Their places in what is read for the metrics page."""
+CACHE_WORDS = ("hit", "similar", "joined", "shared", "miss", "bypass")
+EVICTED_WORDS = ("ttl", "room", "replaced", "reload", "cleared")
+AUDIT_WORDS = ("same", "differs", "skipped", "exact-same", "exact-differs")
+AGE_BOUNDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 
 _layout = _Layout()
 
@@ -93,6 +97,17 @@ POST_SECONDS = _layout.histogram(SECONDS_BOUNDS)
 FAILURES: Mapping[str, Column] = _layout.by_word(FAILURE_WORDS)
 FAILURE_SECONDS = _layout.counter()
 SHED: Mapping[str, Column] = _layout.by_word(SHED_WORDS)
+
+# The same, of models whose answers are kept. Entries and bytes change with each that comes and goes.
+CACHE_RESULTS: Mapping[str, Column] = _layout.by_word(CACHE_WORDS)
+CACHE_HIT_SECONDS = _layout.counter()
+CACHE_MISS_SECONDS = _layout.counter()
+CACHE_AGE = _layout.histogram(AGE_BOUNDS)
+CACHE_EVICTED: Mapping[str, Column] = _layout.by_word(EVICTED_WORDS)
+CACHE_AUDITS: Mapping[str, Column] = _layout.by_word(AUDIT_WORDS)
+CACHE_ENTRIES = _layout.gauge()
+CACHE_BYTES = _layout.gauge()
+CACHE_SOURCES_OFF = _layout.gauge()
 
 # A model version, counted by the engine.
 QUEUE_SECONDS = _layout.histogram(SECONDS_BOUNDS)
@@ -122,6 +137,8 @@ BYTES_SENT = _layout.counter()
 RESTARTS: Mapping[str, Column] = _layout.by_word(PROCESS_WORDS)
 REGISTRY_UP = _layout.gauge(largest=True)  # 1 down, 2 up; 0: there is none
 REGISTRY_SEEN = _layout.gauge(largest=True)  # when it answered last, by the clock that all processes share
+CACHE_SHARED_UP = _layout.gauge()
+CACHE_SHARED_TIMEOUTS = _layout.counter()
 
 WIDTH = _layout.width
 MAXIMA = tuple(_layout.maxima)

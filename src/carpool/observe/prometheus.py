@@ -20,6 +20,7 @@ from carpool.observe import columns
 from carpool.observe.columns import Histogram
 from carpool.observe.counters import Cells, Table
 from carpool.observe.gpu_readings import GpuReading, Gpus
+from carpool.observe.statistics import cache_hits
 
 # Fields of the first line of /proc/stat; those after steal are counted twice.
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7
@@ -129,6 +130,19 @@ carpool_speed_ratio                      gauge     model  cell:SPEED_RATIO      
 carpool_slo_seconds                      gauge     model  cell:SLO_SECONDS      What the model promises; 0 for one without a promise.
 carpool_out_of_memory_total              counter   model  cell:OUT_OF_MEMORY    Batches that did not fit into their device's memory and were run in smaller ones.
 carpool_shed_total                       counter   model  reason:SHED           Requests the scheduler chose not to run, by reason.
+nv_cache_num_hits_per_model              counter   model  hits:CACHE_RESULTS    Requests answered from the cache, of every kind.
+nv_cache_num_misses_per_model            counter   model  misses:CACHE_RESULTS  Requests that were looked up in the cache and had to be computed.
+nv_cache_hit_duration_per_model          counter   model  us:CACHE_HIT_SECONDS  Time from the look to the answer, of requests answered from the cache, in microseconds.
+nv_cache_miss_duration_per_model         counter   model  us:CACHE_MISS_SECONDS Time from the look to the answer, of those that were computed, in microseconds.
+carpool_cache_requests_total             counter   model  result:CACHE_RESULTS  Requests for a model whose answers are kept, by what became of the look.
+carpool_cache_age_seconds                histogram model  all:CACHE_AGE         How old answers were that came from the cache.
+carpool_cache_evicted_total              counter   model  why:CACHE_EVICTED     Kept answers that went, by reason.
+carpool_cache_audit_total                counter   model  verdict:CACHE_AUDITS  Answers to similar pictures that were computed all the same, by what the comparison said.
+carpool_cache_entries                    gauge     model  cell:CACHE_ENTRIES    Answers that are kept.
+carpool_cache_bytes                      gauge     model  cell:CACHE_BYTES      Memory that they take.
+carpool_cache_sources_off                gauge     model  cell:CACHE_SOURCES_OFF Sources whose similar pictures are computed, since an audit found too many that differ.
+carpool_cache_shared_up                  gauge     server cell:CACHE_SHARED_UP  Front ends that reach the server with which they share answers.
+carpool_cache_shared_timeouts_total      counter   server cell:CACHE_SHARED_TIMEOUTS Questions to it that were given up.
 carpool_spare_total                      counter   model  result:SPARE          Work that no client waits for, out of slack: run, or skipped for want of it.
 carpool_drift_psi                        gauge     model  what:DRIFT_PSI        How far the last window was from the reference, by measure; the noise is taken off.
 carpool_drift_alarm                      gauge     model  what:DRIFT_ALARM      1 while that is beyond the limit in two windows in a row, by measure.
@@ -158,7 +172,7 @@ def _read(line: str) -> Family:
     if how == "all":
         coarse = (100.0, 500.0, 2000.0, 5000.0) if name == _FIRST_RESPONSE else ()
         return replace(family, histogram=column, milliseconds=coarse)
-    if isinstance(column, Mapping):
+    if isinstance(column, Mapping) and how not in ("hits", "misses"):
         read = _one_less if how == "what" else _cell
         return replace(family, values={f'{how}="{word}"': read(found) for word, found in column.items()})
     values: Mapping[str, Value] = {
@@ -168,6 +182,8 @@ def _read(line: str) -> Family:
         "cell": lambda read: read[column],
         "seen": lambda read: read[column] - 1.0 if read[column] else nan,
         "age": lambda read: max(0.0, now() - read[column]) if read[column] else nan,
+        "hits": lambda read: float(cache_hits(read)),
+        "misses": lambda read: read[column["miss"]],
     }
     if family.scope in (Scope.HOST, Scope.GPU):
         fields = HostReading._fields if family.scope is Scope.HOST else GpuReading._fields

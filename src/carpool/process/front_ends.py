@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import carpool
+from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access, all_loopback
+from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.http.app import MetricsApp
 from carpool.frontend.http.fairness import Fairness, Unread
 from carpool.frontend.http.http_server import HttpServer
@@ -54,6 +56,18 @@ class HttpFrontend:
         return sum(cut_off)
 
 
+def cache_parts(settings: ServerSettings) -> CacheParts:
+    """An equal part of the memory for each front end: what one keeps, no other can use."""
+    front_ends = max(1, settings.frontends) + settings.grpc_frontends
+    most = int(settings.cache_mb * 1e6) // front_ends
+    if not settings.cache_url:
+        return CacheParts(most)
+    from carpool.cache.redis_client import shared_store  # needs a package that others can do without
+
+    secret, wait_s = settings.cache_secret, settings.cache_wait_ms / 1e3
+    return CacheParts(most, secret, shared_store(settings.cache_url, secret, wait_s))
+
+
 async def http(parts: FrontendParts) -> Frontend:
     from carpool.frontend.http.app import HttpApp  # those for gRPC run this file too
 
@@ -84,6 +98,7 @@ async def http(parts: FrontendParts) -> Frontend:
         fair=fair,
         guard=access.guard,
         picture_hosts=settings.picture_hosts,
+        cache=cache_parts(settings),
     )
     limits = Limits(**{name: getattr(settings, name) for name in _LIMITS})
     metrics = HttpServer(MetricsApp(page, fair, access.guard), limits, charge=fair.charge)
@@ -100,7 +115,8 @@ async def grpc(parts: FrontendParts) -> Frontend:
     recording = Recording(parts.settings, parts.began)
     access = Access(parts.settings, loopback=all_loopback(parts.sockets["grpc"]), over_grpc=True)
     block = parts.table.block(parts.block)
-    server = GrpcServer(recording.door(parts.door), block, parts.settings, access)
+    cache = cache_parts(parts.settings)
+    server = GrpcServer(recording.door(parts.door), block, parts.settings, access, cache)
     await server.start(parts.sockets["grpc"])
     access.watch()
     return recording.frontend(server)

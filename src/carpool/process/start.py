@@ -14,7 +14,12 @@ from carpool.engine.drift_desk import DriftDesk
 from carpool.engine.engine import Engine, StartProgress
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_link import EngineSide
-from carpool.engine.engine_questions import ControlDesk, MemoryRegistry, answer_profile_questions
+from carpool.engine.engine_questions import (
+    ControlDesk,
+    MemoryRegistry,
+    answer_cache_questions,
+    answer_profile_questions,
+)
 from carpool.engine.runner_client import Runner
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.frontend.remote_door import RemoteDoor
@@ -59,6 +64,7 @@ def add_questions(host: EngineHost, settings: ServerSettings) -> None:
     TraceSettings(host, settings.trace_file)
     answer_profile_questions(host)
     DriftDesk(host, settings.state_dir)
+    answer_cache_questions(host)
 
 
 async def engine(

@@ -77,6 +77,16 @@ def encode_response(
     return _join(document, tail)
 
 
+def with_id(body: bytes, header_length: int | None, request_id: str) -> Encoded:
+    """An answer without an id, as `encode_response` wrote it, for the request that has this one."""
+    if not request_id:
+        return Encoded([body], len(body), header_length)
+    field = b'{"id":%b,' % orjson.dumps(request_id)
+    more = len(field) - 1
+    length = None if header_length is None else header_length + more
+    return Encoded([field, memoryview(body)[1:]], len(body) + more, length)
+
+
 def as_requested(
     output: RequestedOutput, tensor: Tensor, labels: Sequence[str] = (), *, batched: bool = True
 ) -> Tensor:

@@ -23,6 +23,7 @@ from carpool.wire.codec import (
     encode_error,
     encode_request,
     encode_response,
+    with_id,
 )
 from carpool.wire.head import (
     DEFAULT_OPTIONS,
@@ -40,7 +41,7 @@ from carpool.wire.head import (
 __all__ = ["HEADER_LENGTH", "Buffer", "Encoded", "Placed", "RequestHead", "TensorHead", "as_requested"]
 __all__ += ["bind", "check_head", "check_tail", "decode_error", "decode_response"]
 __all__ += ["encode_error", "encode_request", "encode_response", "parse_head", "raw_head", "read_head"]
-__all__ += ["read_header_length"]
+__all__ += ["read_header_length", "with_id"]
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _CACHED_HEAD_BYTES = 1024

@@ -1,5 +1,6 @@
 // The console: one document a second comes in, and every part of the page is shown what concerns it.
 
+import { CachePanel } from "./cache.js";
 import { CurvePanel } from "./curve_panel.js";
 import { find, setText, setTone } from "./dom.js";
 import { DriftPanel } from "./drift.js";
@@ -32,6 +33,7 @@ class Console {
   #curve = new CurvePanel();
   #drift = new DriftPanel();
   #live = new LivePanel();
+  #cache = new CachePanel();
   #try = new TryPanel();
   #key = new KeyPanel(() => askNow());
 
@@ -155,6 +157,7 @@ class Console {
     this.#curve.show(view);
     this.#drift.show(view);
     this.#live.show(view);
+    this.#cache.show(view);
     this.#try.use(model);
   }
 }

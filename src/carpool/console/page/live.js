@@ -105,7 +105,7 @@ export class LivePanel {
   }
 }
 
-function card(title, more = "") {
+export function card(title, more = "") {
   const note = el("span", { class: "hint" });
   const body = el("div", { class: "card-body" });
   const head = el("header", {}, el("h3", {}, title), note);

@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from secrets import token_hex
 from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from carpool.backends.backend import AnswersEach, AsksModels, Backend
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
-from carpool.config.repository import ModelVersion
+from carpool.config.repository import ModelVersion, content_digest
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import Reason
@@ -134,6 +135,8 @@ class Served(Watcher):
         self.identity = identity  # equal for what is made of the same files and settings
         self.upload = upload
         self.last_used = monotonic()  # its last batch, or else its beginning
+        self.made_of = ""  # a digest of its files, where answers are kept
+        self._version = version
         self.batches = BatchStatistics()
         self.recent = RecentBatches()
         self.promises = False
@@ -185,14 +188,23 @@ class Served(Watcher):
         began = monotonic()
         self._loop = asyncio.get_running_loop()
         try:
+            self.made_of = await self._digest()
             ready = await self._off_the_loop(lambda: self._loading.prepare(progress), Ready.close)
         except CarpoolError:
             self.state = State.UNAVAILABLE
             raise
         self._begin(ready)
+        if await self._digest() != self.made_of:  # they changed meanwhile: nobody knows what was loaded
+            self.made_of = token_hex()
         seconds = monotonic() - began
         self.row.set(columns.LOAD_SECONDS, seconds)
         log.info("model-ready", model=self.name, version=self.version, seconds=round(seconds, 3))
+
+    async def _digest(self) -> str:
+        file = self._version.file
+        if file is None or self.config.caching is None:
+            return ""
+        return await self._off_the_loop(partial(content_digest, file), lambda _: None)
 
     async def _off_the_loop(self, work: Callable[[], T], drop: Callable[[T], None]) -> T:
         """Work in the loader's thread. What it made is dropped when nobody waits for it any more."""

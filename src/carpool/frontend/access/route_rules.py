@@ -49,7 +49,7 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
     Rule(Kind.INFERENCE, False, "model-config"): (f"GET {_MODEL}/config", "ModelConfig"),
     Rule(Kind.INFERENCE, False, "statistics"): (
         *(f"GET {_MODEL}/stats", f"GET {_MODEL}/profile", "GET /v2/models/stats", "GET /console/live"),
-        f"GET {_MODEL}/drift",
+        *(f"GET {_MODEL}/drift", f"GET {_MODEL}/cache"),
         "ModelStatistics",
     ),
     Rule(Kind.INFERENCE, False, "model-repository"): (
@@ -67,7 +67,7 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
         *("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
     ),
     Rule(Kind.CONTROL, True, "model-repository"): (
-        *(f"POST {_REPOSITORY}/load", f"POST {_REPOSITORY}/unload"),
+        *(f"POST {_REPOSITORY}/load", f"POST {_REPOSITORY}/unload", "DELETE /v2/models/{model}/cache"),
         *("RepositoryModelLoad", "RepositoryModelUnload"),
     ),
     Rule(Kind.CONTROL, True, "statistics"): (f"POST {_MODEL}/drift",),

@@ -9,13 +9,15 @@ does not read cannot fill the server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any, NamedTuple
 
 import grpc
 
+from carpool.cache.answer_store import Kept
+from carpool.cache.cache_key import ANY, CACHE_CONTROL, Wish, read_cache_control
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, TooLarge
 from carpool.frontend.access.guard import Guard, check_model
@@ -41,14 +43,17 @@ from carpool.link.door import (
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.wire.proto import message_class
-from carpool.wire.v2 import Placed, RequestHead, check_head
+from carpool.wire.v2 import Buffer, Placed, RequestHead, check_head
 
 COMPRESSION = "x-carpool-compression"
+CACHE_WORDS = "x_carpool_cache"
+"""What an answer says of the cache: a parameter in a stream, else metadata."""
 MOST_UNANSWERED = 256
 
 _DEADLINE = DEADLINE.lower()
 _SOURCE = SOURCE.lower()
 _LATEST = LATEST.lower()
+_CACHE_CONTROL = CACHE_CONTROL.lower()
 _ALGORITHMS: dict[Any, Any] = {
     "gzip": grpc.Compression.Gzip,
     "deflate": grpc.Compression.Deflate,
@@ -63,6 +68,7 @@ class Asked(NamedTuple):
     budget: float = INFINITY  # seconds from its head to the client's deadline
     sender: Sender = Sender()
     compression: grpc.Compression | None = None  # of its answers
+    wish: Wish = ANY  # what it says about caches
 
     def deadline(self, context: Any, head_at: float) -> float:
         """The client's: that of the call, or the one in its metadata, whichever comes first."""
@@ -73,9 +79,11 @@ class Asked(NamedTuple):
 
 def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
     """Raises `InvalidInput` that names the entry at fault. `who` is whose key is among them."""
-    budget, source, latest, compression = INFINITY, "", False, None
+    budget, source, latest, compression, wish = INFINITY, "", False, None, ANY
     for key, value in metadata:
         if not key.startswith("x-carpool-"):
+            if key == _CACHE_CONTROL:
+                wish = read_cache_control(value if isinstance(value, bytes) else value.encode())
             continue
         field = value if isinstance(value, bytes) else value.encode(errors="replace")
         if key == _DEADLINE:
@@ -89,7 +97,7 @@ def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
                 raise InvalidInput(f"{COMPRESSION} must be gzip, deflate or identity", field=COMPRESSION)
             compression = _ALGORITHMS.get(value)
     sender = Sender(source, latest)
-    return Asked(budget, sender if who is None else sender.with_key(who), compression)
+    return Asked(budget, sender if who is None else sender.with_key(who), compression, wish)
 
 
 class GrpcCall(ClientCall):
@@ -97,6 +105,7 @@ class GrpcCall(ClientCall):
 
     __slots__ = ("_family", "_more", "_reply", "_who", "id")
 
+    form = "grpc"
     service: Service
 
     def __init__(
@@ -205,9 +214,20 @@ class GrpcCall(ClientCall):
     def _what(self) -> Mapping[str, str]:
         return {"id": self.id.decode(errors="replace")[:80]}
 
-    def _write(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
+    def _encode(self, answer: Answer, placed: Mapping[str, Placed]) -> Kept:
         listed = messages.list_outputs(self.entry, self.head.outputs, answer.outputs, placed)
-        response = messages.encode_answer(self.entry, self.id, listed, self._times(answer.timing), self._more)
+        return Kept(messages.encode_outputs(listed))
+
+    def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
+        entry, more = self.entry, self._more
+        listed: Sequence[tuple[bytes, Buffer]] = ()
+        if kept is None:
+            listed = messages.list_outputs(entry, self.head.outputs, answer.outputs, placed)
+        else:
+            if more and self.told is not None:  # a stream has no metadata for each of its answers
+                more += messages.text_parameter(CACHE_WORDS, self.told.words)
+            more = kept.body + more
+        response = messages.encode_answer(entry, self.id, listed, self._times(answer.timing), more)
         self.service.server_row.add(BYTES_SENT, len(response))
         self._reply(response)
 
@@ -236,22 +256,28 @@ class UnaryInfer:
                 return refuse(context, error)
             if asked.compression is not None:
                 context.set_compression(asked.compression)
-            result = await self._infer(message, asked.sender, asked.deadline(context, self._head_at))
+            result = await self._infer(message, asked, context)
             if isinstance(result, Failure):
                 return refuse(context, result.error, result.times)
             return result
 
-    async def _infer(self, message: bytes, sender: Sender, deadline: float) -> bytes | Failure:
+    async def _infer(self, message: bytes, asked: Asked, context: Any) -> bytes | Failure:
+        deadline = asked.deadline(context, self._head_at)
         waiting: asyncio.Future[bytes | Failure] = asyncio.get_running_loop().create_future()
 
         def reply(result: bytes | Failure) -> None:
             if not waiting.done():  # cancelled, but the call has not heard of it yet
                 waiting.set_result(result)
 
-        call = GrpcCall(self._service, sender, deadline, self._who, reply)
+        call = GrpcCall(self._service, asked.sender, deadline, self._who, reply)
+        call.wish = asked.wish
         try:
             await call.begin(message)
-            return await waiting
+            result = await waiting
+            if call.told is not None:
+                words = (CACHE_WORDS.replace("_", "-"), call.told.words)
+                context.set_trailing_metadata((words, ("cache-status", f"carpool; {call.told.status}")))
+            return result
         except asyncio.CancelledError:
             call.leave()
             raise
@@ -334,15 +360,16 @@ class Stream:
                 asked = read_metadata(self._metadata, self._who)
             self._unanswered += 1
             self._answered.clear()
-            await self._begin(message, asked.sender, asked.deadline(context, monotonic()))
+            await self._begin(message, asked, asked.deadline(context, monotonic()))
 
-    async def _begin(self, message: bytes, sender: Sender, deadline: float) -> None:
+    async def _begin(self, message: bytes, asked: Asked, deadline: float) -> None:
         def reply(result: bytes | Failure) -> None:
             self._waiting.discard(call)
             answer = _failed(result, call.id) if isinstance(result, Failure) else messages.in_stream(result)
             self._answers.put_nowait(answer)
 
-        call = GrpcCall(self._service, sender, deadline, self._who, reply, FINAL_PARAMETER)
+        call = GrpcCall(self._service, asked.sender, deadline, self._who, reply, FINAL_PARAMETER)
+        call.wish = asked.wish
         self._waiting.add(call)
         await call.begin(message)
 

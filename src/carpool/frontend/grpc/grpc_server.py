@@ -16,6 +16,7 @@ import grpc
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from carpool.frontend.access.access import Access, Pair, Tls
+from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.grpc.grpc_handlers import Handlers
 from carpool.frontend.grpc.grpc_service import Service, log
 from carpool.frontend.http.infer_route import LargestBody
@@ -87,10 +88,15 @@ class GrpcServer:
     """
 
     def __init__(
-        self, door: Door, block: Block, settings: ServerSettings, access: Access | None = None
+        self,
+        door: Door,
+        block: Block,
+        settings: ServerSettings,
+        access: Access | None = None,
+        cache: CacheParts | None = None,
     ) -> None:
         threads = threads_for(settings.grpc_frontends)
-        self.service = Service(door, block, settings.max_body_bytes, threads)
+        self.service = Service(door, block, settings.max_body_bytes, threads, cache)
         self._access = access
         self._door = door
         self._settings = settings

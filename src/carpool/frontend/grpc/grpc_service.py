@@ -14,6 +14,7 @@ from grpc import StatusCode
 from carpool import errors
 from carpool.errors import CarpoolError, Unavailable, retry_after, without_stack
 from carpool.frontend.call import Times
+from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.grpc.infer_messages import Families
 from carpool.frontend.packing import AT_ONCE
@@ -33,8 +34,15 @@ MOST_BYTES_IN_FLIGHT = 512 << 20
 class Service(FrontService):
     """`with` it, every call is counted while it lasts."""
 
-    def __init__(self, door: Door, block: Block, max_body_bytes: int, picture_threads: int = 1) -> None:
-        super().__init__("grpc", door, block, max_body_bytes, picture_threads)
+    def __init__(
+        self,
+        door: Door,
+        block: Block,
+        max_body_bytes: int,
+        picture_threads: int = 1,
+        cache: CacheParts | None = None,
+    ) -> None:
+        super().__init__("grpc", door, block, max_body_bytes, picture_threads, cache)
         self.families = Families()
         self._spare_memory = SpareMemory(self.threads)
         self.stopping = asyncio.Event()

@@ -348,6 +348,21 @@ def encode_answer(
     return b"".join(pieces)
 
 
+def encode_outputs(listed: Sequence[tuple[bytes, Buffer]]) -> bytes:
+    """The part of an answer that is the same for all who ask the same."""
+    pieces: list[Buffer] = [head for head, _ in listed]
+    for _, data in listed:
+        pieces += (framing(_ANSWER_RAW, len(data)), data)
+    return b"".join(pieces)
+
+
+def text_parameter(name: str, value: str) -> bytes:
+    """One more parameter of an answer."""
+    message = _ModelInferResponse()
+    message.parameters[name].string_param = value
+    return bytes(message.SerializeToString())
+
+
 def in_stream(response: bytes) -> bytes:
     return framing(_INFER_RESPONSE, len(response)) + response
 

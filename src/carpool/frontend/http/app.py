@@ -9,6 +9,7 @@ from carpool.errors import CarpoolError, NotFound
 from carpool.frontend import documents
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.route_rules import Rule, rule_of
+from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.http import openapi, small_routes
 from carpool.frontend.http.exchange import BodyPlan, Exchange, Fault, WrongMethod
 from carpool.frontend.http.fairness import Fairness
@@ -128,6 +129,8 @@ ROUTES: tuple[Route[Starter], ...] = (
     _get(f"{_MODEL}/profile", small_routes.profile, _ASKED_S),
     _get(f"{_MODEL}/drift", small_routes.drift, _ASKED_S),
     _post(f"{_MODEL}/drift", small_routes.change_drift),
+    _get(f"{_MODEL}/cache", small_routes.cache_status),
+    Route("DELETE", "/v2/models/{model}/cache", small_routes.per_request(small_routes.clear_cache)),
     _post("/v2/repository/index", small_routes.repository_index),
     _post("/v2/repository/{repository}/index", small_routes.missing("naming one of several repositories is")),
     _post("/v2/repository[/{repository}]/models/{model}/load", small_routes.load),
@@ -181,7 +184,7 @@ class HttpApp:
     `table` holds the counters of all processes and `block` is this one's part of it; `metrics` makes the
     metrics page. `max_body_bytes` bounds bodies that are gathered in memory, counted after decompression; the
     server bounds all of them. `picture_threads` decode pictures. `fair` divides this front end's own time;
-    `guard` says who may pass; pictures may be fetched from `picture_hosts`.
+    `guard` says who may pass; pictures may be fetched from `picture_hosts`; `cache` is what may be kept.
     """
 
     def __init__(
@@ -196,10 +199,11 @@ class HttpApp:
         fair: Fairness | None = None,
         guard: Guard | None = None,
         picture_hosts: Collection[str] = (),
+        cache: CacheParts | None = None,
     ) -> None:
         fair = Fairness() if fair is None else fair
         self._service = Service(
-            door, block, metrics, table, max_body_bytes, picture_threads, fair, picture_hosts
+            door, block, metrics, table, max_body_bytes, picture_threads, fair, picture_hosts, cache
         )
         self._guard = guard or Guard()
         self._service.asks_for_keys = self._guard.asks_for_keys

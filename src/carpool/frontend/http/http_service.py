@@ -17,6 +17,7 @@ import orjson
 from carpool.console import page_files
 from carpool.errors import CarpoolError
 from carpool.frontend.documents import LivePage, ProfileWatch
+from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Exchange, answer_error, compress
 from carpool.frontend.http.fairness import Fairness
@@ -168,8 +169,10 @@ class Service(FrontService):
         picture_threads: int,
         fair: Fairness,
         picture_hosts: Collection[str] = (),
+        cache: CacheParts | None = None,
     ) -> None:
-        super().__init__("http", door, block, max_body_bytes, picture_threads)
+        super().__init__("http", door, block, max_body_bytes, picture_threads, cache)
+        self.table = table
         self.metrics = metrics
         self.fair = fair
         self.described: tuple[Catalog | None, bytes] = None, b""  # /openapi.json, of the catalogue asked last

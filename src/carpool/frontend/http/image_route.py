@@ -13,12 +13,14 @@ from functools import partial
 from time import monotonic
 from typing import NamedTuple, cast
 
+from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, Unavailable, without_stack
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.call import ClientCall, Times, stopping
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.documents import task_of
+from carpool.frontend.front_caches import Told, told_of_all
 from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Collect, Exchange, Receive, status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
@@ -85,6 +87,8 @@ class ImageRoute(ModelRoute[ImageTarget]):
 
     def _advised(self, exchange: Exchange, target: ImageTarget) -> CarpoolError | None:
         asked, now = self.asked, exchange.head_at
+        if target.entry.cache is not None and self.service.caches.of(target.entry).holds_back:
+            return None  # what is known is answered in any case: asked again when it was looked up
         size = exchange.head.content_length or 0
         return self.service.pictures.refuses(target.entry, now + asked.budget, now, asked.sender, size)
 
@@ -167,6 +171,7 @@ class Outcome(NamedTuple):
     body: bytes
     error: CarpoolError | None
     times: Times
+    told: Told | None = None
 
 
 class ImageCall(ClientCall):
@@ -174,12 +179,14 @@ class ImageCall(ClientCall):
 
     __slots__ = ("_number", "_picture", "_pixels", "_request")
 
+    form = "picture"
     _picture: RoutePicture
 
     def __init__(self, request: ImageRequest, number: int, pixels: int) -> None:
         super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)
         self.entry, self.row = request.target[:2]
         self.unread = request.exchange.unread
+        self.wish = request.route.asked.wish
         self._request = request
         self._number = number
         self._pixels = pixels
@@ -196,10 +203,19 @@ class ImageCall(ClientCall):
         except CarpoolError as error:
             self._fail(error)
 
-    def _write(self, answer: Answer, _placed: Mapping[str, Placed]) -> None:
+    def _current(self) -> tuple[ModelEntry, Row]:
+        """Its own: the picture was read for that one."""
+        assert self.row is not None
+        return self.entry, self.row
+
+    def _encode(self, answer: Answer, _placed: Mapping[str, Placed]) -> Kept:
+        return Kept(self._picture.body)
+
+    def _write(self, answer: Answer, _placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         if self._picture.drawn is not None:
             answer.outside = None  # who wants a drawing waits for that: it says nothing of the others
-        self._request.ended(self._number, Outcome(self._picture.body, None, self._times(answer.timing)))
+        body = self._picture.body if kept is None else kept.body
+        self._request.ended(self._number, Outcome(body, None, self._times(answer.timing), self.told))
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
         self._request.ended(self._number, Outcome(b"", without_stack(error), times or Times()))
@@ -380,15 +396,16 @@ class ImageRequest:
         self._let_go()
         outcomes = cast("list[Outcome]", self._outcomes)  # all of them are there now
         slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=lambda one: sum(one.times[:4]))
+        told = b"" if self.target.entry.cache is None else told_of_all([one.told for one in outcomes])
         if self._several:
             listed = [_listed(outcome) for outcome in outcomes]
-            self._send(_JSON_ANSWER % slowest.times, b'{"results":[%b]}' % b",".join(listed))
+            self._send(_JSON_ANSWER % slowest.times + told, b'{"results":[%b]}' % b",".join(listed))
         elif slowest.error is not None:
             self._tell(slowest.error, TIMING % slowest.times)
         elif self.drawn is None:
-            self._send(_JSON_ANSWER % slowest.times, slowest.body)
+            self._send(_JSON_ANSWER % slowest.times + told, slowest.body)
         else:
-            fields = _DRAWN_ANSWER % (self.drawn.encode(), *slowest.times)
+            fields = _DRAWN_ANSWER % (self.drawn.encode(), *slowest.times) + told
             self._send(fields, slowest.body, compressible=False)
 
     def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:

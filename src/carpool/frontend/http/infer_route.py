@@ -10,6 +10,8 @@ from functools import partial
 from time import monotonic
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from carpool.cache.answer_store import Kept
+from carpool.cache.cache_key import Wish, read_cache_control
 from carpool.errors import CarpoolError, TooLarge
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.call import ClientCall, Times
@@ -53,6 +55,7 @@ from carpool.wire.v2 import (
     raw_head,
     read_head,
     read_header_length,
+    with_id,
 )
 
 _LENGTH_FIELD = HEADER_LENGTH.lower().encode()
@@ -81,6 +84,7 @@ class InferHead(NamedTuple):
     sender: Sender
     json_encoding: bytes | None  # how an answer in JSON may be compressed
     binary_encoding: bytes | None
+    wish: Wish  # what it says about caches
 
 
 def read_infer_head(head: HttpHead) -> InferHead:
@@ -99,6 +103,7 @@ def read_infer_head(head: HttpHead) -> InferHead:
         sender if head.who is None else sender.with_key(head.who),
         json_encoding,
         binary_encoding,
+        read_cache_control(headers.get(b"cache-control")),
     )
 
 
@@ -234,6 +239,8 @@ class InferRoute(ModelRoute[InferTarget]):
         asked, now = self.asked, exchange.head_at
         if (exchange.head.content_length or 0) < asked.shortest:
             read_header_length(str(asked.header_length), exchange.head.content_length)  # raises
+        if target.entry.cache is not None and self.service.caches.of(target.entry).holds_back:
+            return None  # what is known is answered in any case: asked again when it was looked up
         door = self.service.door
         return door.refuses(target.entry, now + asked.budget, now, asked.sender, certain=False)
 
@@ -254,12 +261,14 @@ class InferRoute(ModelRoute[InferTarget]):
 class HttpCall(ClientCall):
     __slots__ = ("_exchange", "_route")
 
+    form = "http"
     service: Service
 
     def __init__(self, route: InferRoute, exchange: Exchange, target: InferTarget, slot: Slot | None) -> None:
         asked = route.asked
         super().__init__(route.service, asked.sender, exchange.head_at + asked.budget)
         self.entry, self.row, _, _ = target
+        self.wish = asked.wish
         self._slot = slot
         self._route = route
         self._exchange = exchange
@@ -354,21 +363,38 @@ class HttpCall(ClientCall):
     def _answer_takes_long(self) -> None:
         self._exchange.on_disconnect = None  # the model's work is done: there is nothing left to save
 
-    def _write(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
-        entry, head, asked = self.entry, self.head, self._route.asked
-        buffers, size, length = encode_response(
-            InferResponse(entry.name, list(answer.outputs), entry.version, head.id),
+    def _encode(self, answer: Answer, placed: Mapping[str, Placed]) -> Kept:
+        entry, head = self.entry, self.head
+        buffers, _, length = encode_response(
+            InferResponse(entry.name, list(answer.outputs), entry.version),
             head.outputs,
             binary_output=head.binary_output,
             labels=entry.labels,
             batched=entry.signature.max_batch > 0,
             placed=placed,
         )
+        return Kept(b"".join(buffers), length)
+
+    def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
+        entry, head, asked = self.entry, self.head, self._route.asked
+        if kept is None:
+            buffers, size, length = encode_response(
+                InferResponse(entry.name, list(answer.outputs), entry.version, head.id),
+                head.outputs,
+                binary_output=head.binary_output,
+                labels=entry.labels,
+                batched=entry.signature.max_batch > 0,
+                placed=placed,
+            )
+        else:
+            buffers, size, length = with_id(kept.body, kept.header_length, head.id)
         times = self._times(answer.timing)
         if length is None:
             fields, encoding = _JSON_ANSWER % times, asked.json_encoding
         else:
             fields, encoding = _BINARY_ANSWER % (length, *times), asked.binary_encoding
+        if self.told is not None:
+            fields += self.told.fields
         if encoding is not None and size >= WORTH_COMPRESSING:
             self.service.answer_compressed(self._exchange, fields, b"".join(buffers), encoding)
             return

@@ -166,6 +166,17 @@ def change_drift(service: Service, exchange: Exchange, variables: Variables) -> 
     return with_json(exchange, change)
 
 
+def cache_status(service: Service, exchange: Exchange, variables: Variables) -> None:
+    """What all front ends keep of a model's answers, and what became of the requests for it."""
+    entry = service.look_up(variables["model"], variables.get("version", ""))
+    answer_document(exchange, documents.cache_status(entry, service.table))
+
+
+def clear_cache(service: Service, exchange: Exchange, variables: Variables) -> None:
+    entry = service.look_up(variables["model"])
+    service.answer_later(exchange, service.door.ask("clear-cache", {"name": entry.name}))
+
+
 def repository_index(service: Service, exchange: Exchange, _variables: Variables) -> Collect:
     def answer(body: bytes | bytearray, _at: float) -> None:
         try:

@@ -18,8 +18,8 @@ import numpy as np
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, Unsupported
-from carpool.link.door import ModelEntry
-from carpool.memory.layout import FILE_AT, write_file
+from carpool.link.door import ModelEntry, Slot
+from carpool.memory.layout import FILE_AT, bind_file, write_file
 from carpool.types import Array, Datatype, RequestedOutput, RequestOptions, Signature, Tensor, TensorSpec
 from carpool.vision import settings
 from carpool.vision.geometry import Geometry
@@ -116,7 +116,7 @@ class SentPictures:
     """
 
     __slots__ = (
-        *("_geometries", "_model", "_options", "_pictures", "asked", "head", "is_file", "sampled", "size"),
+        *("_geometries", "_model", "_pictures", "asked", "head", "is_file", "options", "sampled", "size"),
         "weight",
     )
 
@@ -138,12 +138,16 @@ class SentPictures:
     ) -> None:
         self.asked = asked
         self._model = model
-        self._options = options
+        self.options = options
         self._pictures = pictures
         self.sampled: Sampled | None = None  # what will be measured of the first, if anything is
         self.is_file = as_file is not None  # for the model's device: there is nothing to decode here
         self._geometries = [] if as_file is None else [as_file]
         self.weight = 0.0
+
+    def files(self, slot: Slot | None) -> Sequence[Buffer]:
+        """As they came, until they are decoded. The one of a route may lie in a slot."""
+        return self._pictures if slot is None else [memoryview(bind_file(slot.view, 0).data)]
 
     def put_file(self, memory: memoryview) -> None:
         write_file(memory, self._pictures[0])
@@ -165,11 +169,6 @@ class SentPictures:
         """What is to be answered, and the seconds that took."""
         raise NotImplementedError
 
-    @property
-    def files(self) -> Sequence[Buffer]:
-        """Until they are decoded."""
-        return self._pictures
-
     def first_document(self, outputs: Sequence[Tensor]) -> bytes:
         """The answer to the first picture, from what was composed; empty if none was."""
         return b""
@@ -188,7 +187,7 @@ class SentPictures:
 
     def _document(self, outputs: Sequence[Tensor], number: int) -> bytes:
         model = self._model
-        given = model.of_one(outputs, number), self._geometries[number], self._options
+        given = model.of_one(outputs, number), self._geometries[number], self.options
         answer = model.answers.answer(*given)
         return orjson.dumps({"model": model.entry.name, "version": model.entry.version, **answer})
 
@@ -235,7 +234,7 @@ class RoutePicture(SentPictures):
             self.body = self._document(outputs, 0)
         else:  # decoded again, in full: to keep the pixels while the model runs could take any memory
             model, data = self._model, self._pictures[0]
-            given = model.of_one(outputs, 0), self._geometries[0], self._options
+            given = model.of_one(outputs, 0), self._geometries[0], self.options
             self.body = model.drawn(data, *given, self.drawn)
         return outputs, monotonic() - started
 

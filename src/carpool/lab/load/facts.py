@@ -214,6 +214,9 @@ class RunningServer(HttpFacts):
     def send(self, path: str, document: dict[str, Any], seconds: float = _PERSON_S) -> Any:
         return self._read_document(*self.ask("POST", path, orjson.dumps(document), seconds=seconds))
 
+    def delete(self, path: str) -> Any:
+        return self._read_document(*self.ask("DELETE", path, seconds=_PERSON_S))
+
     def _read_document(self, status: int, answer: bytes) -> Any:
         try:
             document = orjson.loads(answer or b"{}")

@@ -1,0 +1,144 @@
+"""Answers as they leave, kept in memory: the least recently used go when the bytes are more than allowed.
+
+What is asked for once is never kept. A table of 65,536 places remembers digests that were seen; an answer is
+kept when its digest is met there the second time, so that traffic without repeats takes no memory and makes
+nobody leave. S3-FIFO would keep a little more of some traces, and is not worth a second queue before one of
+those is seen.
+
+What was asked is kept, too, while a quarter of the memory is enough for it: to compare 100 KB takes a tenth
+of the time of their keyed digest. For the rest that digest says whether a request is the same.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from carpool.wire.head import Buffer
+
+PLACES = 65536
+_PLACE_BYTES = 2
+_ASKED_PART = 4
+_OVERHEAD = 512  # bytes of an entry besides its answer: what Python takes for it
+
+
+class Kept(NamedTuple):
+    """An answer without what belongs to one request alone: its id and its times."""
+
+    body: bytes
+    header_length: int | None = None  # of a v2 answer with binary tensors: how much of it is JSON
+
+
+class Owner(Protocol):
+    """Whose entry it is: told when it comes and goes."""
+
+    def entered(self, size: int) -> None: ...
+    def left(self, size: int, why: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Entry:
+    owner: Owner
+    sure: bytes  # the keyed digest of what was asked
+    kept: Kept
+    at: float
+    ends: float
+    asked: Sequence[bytes] | None = None  # itself, in pieces, of which the first says all but the bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.kept.body) + _OVERHEAD
+
+    def is_same(self, said: bytes, pieces: Sequence[Buffer]) -> bool:
+        """While what was asked is kept."""
+        mine = self.asked
+        if mine is None or said != mine[0] or len(mine) != len(pieces) + 1:
+            return False
+        # Copied to be compared: views of memory are compared byte by byte, in twenty times the time.
+        return all(one == bytes(other) for one, other in zip(mine[1:], pieces, strict=True))
+
+
+class Doorkeeper:
+    """Which digests were seen lately: 512 KB, whatever comes. Each has one place, where the last counts."""
+
+    def __init__(self) -> None:
+        self._places = array("Q", bytes(8 * PLACES))
+
+    def seen_before(self, digest: bytes) -> bool:
+        """And note it."""
+        place = int.from_bytes(digest[:_PLACE_BYTES], "little")
+        mark = int.from_bytes(digest[_PLACE_BYTES : _PLACE_BYTES + 8], "little")
+        if self._places[place] == mark:
+            return True
+        self._places[place] = mark
+        return False
+
+
+class Room:
+    """Bytes that a front end may keep, for all of its models. `make` frees some when they are too many."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.used = 0
+
+
+class AnswerStore:
+    """Of one front end, by fast digest."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._asked: OrderedDict[bytes, int] = OrderedDict()  # bytes of what was asked, where it is kept
+        self._asked_used = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, digest: bytes, now: float) -> Entry | None:
+        entry = self._entries.get(digest)
+        if entry is None:
+            return None
+        if now >= entry.ends:
+            self._drop(digest, "ttl")
+            return None
+        self._entries.move_to_end(digest)
+        if entry.asked is not None:
+            self._asked.move_to_end(digest)
+        return entry
+
+    def put(self, digest: bytes, entry: Entry) -> None:
+        if entry.size > self._room.most:
+            return
+        if digest in self._entries:
+            self._drop(digest, "replaced")
+        self._entries[digest] = entry
+        self._room.used += entry.size
+        entry.owner.entered(entry.size)
+        if entry.asked is not None:
+            self._asked[digest] = size = sum(map(len, entry.asked))
+            self._asked_used += size
+            self._room.used += size
+            while self._asked_used > self._room.most // _ASKED_PART:
+                self._forget_asked(next(iter(self._asked)))
+        while self._room.used > self._room.most and len(self._entries) > 1:
+            self._drop(next(iter(self._entries)), "room")
+
+    def clear(self, owns: Callable[[Owner], bool], why: str) -> None:
+        for digest in [digest for digest, entry in self._entries.items() if owns(entry.owner)]:
+            self._drop(digest, why)
+
+    def _drop(self, digest: bytes, why: str) -> None:
+        if digest in self._asked:
+            self._forget_asked(digest)
+        entry = self._entries.pop(digest)
+        self._room.used -= entry.size
+        entry.owner.left(entry.size, why)
+
+    def _forget_asked(self, digest: bytes) -> None:
+        size = self._asked.pop(digest)
+        self._entries[digest].asked = None
+        self._asked_used -= size
+        self._room.used -= size

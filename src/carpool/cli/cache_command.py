@@ -1,0 +1,85 @@
+"""`carpool cache`: what a running server keeps of a model's answers, and to drop it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from carpool.cli import show
+from carpool.cli import verb_options as o
+
+Action = StrEnum("Action", ["status", "clear"])
+_KINDS = {
+    "hit": "the same request",
+    "similar": "the same scene",
+    "joined": "joined another",
+    "shared": "from other servers",
+    "miss": "computed",
+    "bypass": "not looked up",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheVerb(o.AsksServer):
+    """Look at the answers that a running server keeps, or drop them.
+
+    How many requests were answered without the model, and how often that would have been wrong:
+
+        carpool cache status detector
+
+    Forget all of them, in every front end:
+
+        carpool cache clear detector
+    """
+
+    action: Annotated[Action, typer.Argument(metavar="status|clear", help="What to do.", show_default=False)]
+    name: Annotated[str, typer.Argument(help="The model.", show_default=False)]
+    url: o.ServerUrl = "http://localhost:8000"
+
+    def run(self) -> None:
+        from carpool.lab.load.facts import RunningServer
+
+        server = RunningServer(self.url, self.trust())
+        path = f"/v2/models/{quote(self.name, safe='')}/cache"
+        if self.action is Action.clear:
+            server.delete(path)
+        document = server.get(path)
+        if self.as_json:
+            print(json.dumps(document, indent=2))
+        else:
+            _print(document)
+
+
+def _print(document: dict[str, Any]) -> None:
+    who = f"{document['name']} version {document['version']}"
+    settings = document["settings"]
+    if settings is None:
+        print(f"{who}: answers are not kept; [cache] in its model.toml has them kept")
+        return
+    kinds = [kind for kind in ("exact", "similar") if settings[kind]]
+    kept = f"{document['entries']} answers, {document['bytes'] / 1e6:.1f} MB"
+    print(f"{who}: {' and '.join(kinds)}; {kept} kept")
+    requests = document["requests"]
+    all_of_them = sum(requests.values()) or 1
+    rows = [
+        [words, str(requests[kind]), f"{requests[kind] / all_of_them:.1%}"]
+        for kind, words in _KINDS.items()
+        if kind in requests
+    ]
+    if rows:
+        show.table(("requests", "number", "share"), rows, left=("requests",))
+    audits = document["audits"]
+    trials = audits.get("same", 0) + audits.get("differs", 0)
+    if document["wrong"] is not None:
+        low, high = document["wrong"]
+        print(
+            f"of {trials} similar hits that were computed all the same {audits.get('differs', 0)} differed: "
+            f"{low:.1%} to {high:.1%} of all would (99 % sure)"
+        )
+    if document["sources_off"]:
+        print(f"{document['sources_off']} sources differed too often: theirs are computed for now")

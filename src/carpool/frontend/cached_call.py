@@ -1,0 +1,374 @@
+"""What stands between a request and the engine where a model's answers are kept: one look for each request.
+
+    known? ──► answered
+      │ no: is it being computed? ──► waits for that answer
+      │ no: a picture of this source that shows the same? ──► answered
+      │ no: do other servers know it? ──► answered, if they say so in time
+      └ no: it goes its way, and its answer is kept
+
+Everything runs in the loop's thread; digests of long bodies and thumbnails are made in others. Nothing here
+is made or called for a model without a cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from carpool.cache.answer_store import Entry, Kept
+from carpool.cache.cache_key import FORMAT, describe
+from carpool.cache.similar import Frame, Seen, Source, seen_of
+from carpool.cache.twins import Computed
+from carpool.core.job import INFINITY
+from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput
+from carpool.frontend.cache_audit import Audit, wants_audit
+from carpool.frontend.front_caches import JOINED, MISS, OFF, STORED, Told, hit
+from carpool.link.door import Answer
+from carpool.observe import columns
+from carpool.vision.picture_answers import Options
+from carpool.vision.thumbnail import thumbnail
+from carpool.wire.v2 import Buffer, Placed, RequestHead
+
+if TYPE_CHECKING:
+    from carpool.frontend.call import ClientCall
+    from carpool.frontend.pictures.sent_pictures import RoutePicture
+
+MOST_BYTES = 16 << 20
+"""Of a request that is looked up: what takes longer to read twice is not worth it."""
+
+_AT_ONCE = 256 * 1024  # bytes whose keyed digest is made in the loop: a quarter of a millisecond
+_PROMISE_PART = 0.02  # of the promise, that tensors wait for other servers at most
+_VALUE = struct.Struct(">Bq")  # of what other servers read: format, length of the JSON or -1
+
+
+class Asked(NamedTuple):
+    """What is looked up: what identifies it besides its bytes; those, in pieces; and of a picture route or of
+    pictures in a tensor, what only they have."""
+
+    head: RequestHead
+    form: str
+    pieces: Sequence[Buffer]
+    in_slot: bool = False  # the bytes lie in the call's slot
+    options: Options | None = None
+    drawn: str | None = None
+    is_picture: bool = False
+    audited: RoutePicture | None = None  # what can be computed again and compared
+
+
+class Lookup:
+    """Of one request, from the look to its answer."""
+
+    __slots__ = (
+        *("_again", "_asked", "_began", "_bytes", "_caches", "_call", "_fast", "_keep", "_model", "_said"),
+        *("_seen", "_size", "_source", "_sure", "_timer", "_until", "abandoned", "computed", "follows"),
+    )
+
+    def __init__(self, call: ClientCall, asked: Asked, until: float, again: Callable[[], object]) -> None:
+        self._call = call
+        self._until = until  # its answer has to be there by then
+        self._asked = asked
+        self._again = again  # goes on without the cache
+        self._caches = caches = call.service.caches
+        self._model = caches.of(call.entry)
+        self._began = monotonic()
+        self._said = b""
+        self._fast = self._sure = b""
+        self._size = 0
+        self._bytes: Sequence[bytes] | None = None
+        self._keep = False  # its exact answer
+        self._source: Source | None = None
+        self._seen: Seen | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.computed: Computed[Lookup] | None = None  # by this request, for others too
+        self.follows: Computed[Lookup] | None = None  # of another request, which this one waits for
+        self.abandoned = False  # its own client has left, but others wait for its answer
+
+    # ── the look ──
+
+    def begin(self) -> bool:
+        """True: it is answered, or will be. False: it goes its way."""
+        call, asked, model = self._call, self._asked, self._model
+        said = model.describe(asked.form, asked.head, asked.options, asked.drawn)
+        wish = call.wish
+        lengths = [len(piece) for piece in asked.pieces]
+        self._size = sum(lengths)
+        if said is None or not (wish.look or wish.keep) or self._size > MOST_BYTES:
+            self._bypass()
+            return False
+        sender = call.sender
+        whose = sender.source if model.settings.scope == "source" else sender.holder
+        if len(lengths) > 1 and asked.is_picture:  # tensors' are known by what is said of them
+            said += repr(lengths).encode()
+        self._said = b"%b%b\0%b" % (model.prefix, whose.encode(), said)
+        if not model.settings.exact:
+            return self._look_at_scene()
+        return self._look_for_the_same()
+
+    def _bypass(self) -> None:
+        self._call.told = OFF
+        self._model.count("bypass", 0.0)
+
+    def _look_for_the_same(self) -> bool:
+        caches, asked, wish = self._caches, self._asked, self._call.wish
+        self._fast = fast = caches.digests.fast(self._said, asked.pieces)
+        entry = caches.store.get(fast, self._began) if wish.look else None
+        if entry is not None and self._began - entry.at > wish.max_age:
+            entry = None
+        if entry is not None and entry.is_same(self._said, asked.pieces):
+            return self._known(entry)
+        if entry is None:
+            if wish.look and self._join():
+                return True
+            self._keep = caches.doorkeeper.seen_before(fast) and wish.keep
+            if not self._keep and caches.shared is None:
+                return self._compute(None)
+        if self._size <= _AT_ONCE:
+            if self._keep:
+                self._bytes = [self._said, *map(bytes, asked.pieces)]
+            return self._sure_of(entry, caches.digests.sure(self._said, asked.pieces))
+        work = partial(caches.digests.sure, self._said, asked.pieces)
+        slot = self._call._slot if asked.in_slot else None
+        self._call._aside(True, work, partial(self._sure_later, entry), slot)
+        return True
+
+    def _sure_later(self, entry: Entry | None, sure: bytes) -> None:
+        if not self._sure_of(entry, sure):
+            self._again()
+
+    def _sure_of(self, entry: Entry | None, sure: bytes) -> bool:
+        self._sure = sure
+        if entry is None or entry.sure != sure:
+            return self._compute(entry)
+        return self._known(entry)
+
+    def _known(self, entry: Entry) -> bool:
+        now = monotonic()
+        age = now - entry.at
+        self._model.row.observe(columns.CACHE_AGE, age)
+        audit = self._audit(entry.kept, None, 0.0, now)
+        self._answer(entry.kept, hit("exact", age, entry.ends - entry.at))
+        audit()
+        return True
+
+    def _join(self) -> bool:
+        """Another computes the same now."""
+        found = self._caches.twins.find(self._fast, self._said, self._asked.pieces)
+        if found is None:
+            return False
+        found.joined[self] = None
+        self.follows = found
+        if self._until < INFINITY:
+            self._timer = _later(self._until - monotonic(), self._too_late)
+        return True
+
+    def _too_late(self) -> None:
+        self._timer = None
+        self._stop_following()
+        self._call._fail(
+            DeadlineExceeded(
+                f"{self._call.entry.name}: the deadline passed while another request computed the same"
+            )
+        )
+
+    def _compute(self, other: Entry | None) -> bool:
+        """Not known. `other` is something else whose fast digest is the same: that stays as it is."""
+        if other is not None:
+            self._keep = False
+        self.computed = Computed(self, self._said, self._asked.pieces)
+        self._caches.twins.begin(self._fast, self.computed)
+        return self._look_at_scene()
+
+    # ── the same scene ──
+
+    def _look_at_scene(self) -> bool:
+        call, asked, settings = self._call, self._asked, self._model.settings
+        wanted = settings.similar and asked.is_picture and len(asked.pieces) == 1 and asked.drawn is None
+        if not wanted or not call.sender.source:
+            return self._ask_others()
+        key = b"%b\0%b\0%b" % (self._model.prefix, call.sender.source.encode(), self._way_of_asking())
+        source = self._caches.similar.source(key)
+        if not source.wants_a_look(monotonic()):
+            return self._ask_others()
+        self._source = source
+        slot = call._slot if asked.in_slot else None
+        call._aside(True, partial(self._see, asked.pieces[0]), self._saw, slot)
+        return True
+
+    def _way_of_asking(self) -> bytes:
+        asked = self._asked
+        return describe(asked.form, asked.head, (), asked.options, sizes=False) or b""
+
+    def _see(self, picture: Buffer) -> Seen | None:
+        """In a thread."""
+        small = thumbnail(picture if isinstance(picture, memoryview) else bytes(picture))
+        return None if small is None else seen_of(small, self._model.settings)
+
+    def _saw(self, seen: Seen | None) -> None:
+        call, settings, source = self._call, self._model.settings, self._source
+        assert source is not None
+        self._seen = seen
+        now = monotonic()
+        if seen is not None and call.wish.look:
+            found = self._caches.similar.look(source, seen, settings, now, call.wish.max_age)
+            if found is not None:
+                age = now - found.frame.at
+                self._model.row.observe(columns.CACHE_AGE, age)
+                told = hit("similar", age, settings.similar_ttl_s, f"; change={found.change:.1f}")
+                audit = self._audit(found.frame.kept, source, found.change, now)
+                self._answer(found.frame.kept, told)
+                audit()
+                return
+        if not self._ask_others():
+            self._again()
+
+    def _audit(self, kept: Kept, source: Source | None, change: float, now: float) -> Callable[[], None]:
+        """To be begun when the answer is away, which may give back the memory of the picture."""
+        picture = self._asked.audited
+        if picture is None or not wants_audit(self._model, source, now):
+            return _nothing
+        audit = Audit(self._call, self._model, picture, kept, source, change)
+        return partial(audit.begin, bytes(self._asked.pieces[0]))
+
+    # ── other servers ──
+
+    def _ask_others(self) -> bool:
+        """Pictures are decoded meanwhile: an answer counts while they are. Tensors wait, but not for long."""
+        shared = self._caches.shared
+        if shared is None or not self._sure or not self._call.wish.look:
+            return False
+        shared.get(self._sure, self._others_said)
+        if self._asked.is_picture:
+            return False
+        slo = self._call.entry.slo
+        if slo is not None:
+            self._timer = _later(_PROMISE_PART * slo, self._waited)
+        else:
+            self._timer = _later(1.0, self._waited)  # it has its own limit, and this is for a bug in it
+        return True
+
+    def _waited(self) -> None:
+        self._timer = None
+        self._call._resume(self._again)
+
+    def _others_said(self, value: bytes | None) -> None:
+        waits, self._timer = self._timer, None
+        if waits is not None:
+            waits.cancel()
+        kept = None if value is None else _read_value(value)
+        if kept is not None and (waits is not None or self._asked.is_picture):
+            self._answer(kept, Told("hit; kind=shared", "hit; detail=shared", "shared"))
+        elif waits is not None:
+            self._call._resume(self._again)
+
+    # ── the answer ──
+
+    def _answer(self, kept: Kept, told: Told) -> None:
+        """It was there; whoever waits for this request has it, too."""
+        others = self._end()
+        if not self.abandoned and self._call._answer_kept(kept, told):
+            self._model.count(told.kind, monotonic() - self._began)
+        for other in others:
+            other._answer_joined(kept)
+
+    def _answer_joined(self, kept: Kept) -> None:
+        self._stop_following()
+        if self._call._answer_kept(kept, JOINED):
+            self._model.count("joined", monotonic() - self._began)
+
+    def finish(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
+        """It was computed: keep it, send it, and give it to those who joined."""
+        call, model, caches = self._call, self._model, self._caches
+        kept = call._encode(answer, placed)
+        others = self._end()
+        now = monotonic()
+        stored = False
+        if len(kept.body) <= model.settings.entry_kb << 10 and caches.is_current(model.entry):
+            stored = self._store(kept, now)
+        call.told = STORED if stored else call.told or MISS
+        if call.told is not OFF:
+            model.count("miss", now - self._began)
+        try:
+            if not self.abandoned:
+                call._write(answer, placed, kept)
+        finally:
+            for other in others:
+                other._answer_joined(kept)
+
+    def _store(self, kept: Kept, now: float) -> bool:
+        model, caches = self._model, self._caches
+        if self._source is not None and self._seen is not None and self._call.wish.keep:
+            caches.similar.keep(self._source, Frame(self._seen, kept, now))
+        if not self._keep or not self._sure:
+            return False
+        ttl = model.settings.ttl_s
+        caches.store.put(self._fast, Entry(model, self._sure, kept, now, now + ttl, self._bytes))
+        if caches.shared is not None:
+            length = -1 if kept.header_length is None else kept.header_length
+            caches.shared.put(self._sure, _VALUE.pack(FORMAT, length) + kept.body, ttl)
+        return True
+
+    def failed(self, error: CarpoolError) -> bool:
+        """Only the first hears of an error; the others are computed once more, each alone. But what is wrong
+        with a picture is wrong for all. True: its own client has left, and need not be told."""
+        others = self._end()
+        self._stop_following()
+        for other in others:
+            other._stop_following()
+            if isinstance(error, InvalidInput):
+                other._call._fail(error)
+            else:
+                other._call._resume(other._again)
+        return self.abandoned
+
+    def left(self) -> bool:
+        """The client has gone. True: others wait for the answer, so that it is computed all the same."""
+        self._stop_following()
+        if self.computed is not None and self.computed.joined and not self.abandoned:
+            self.abandoned = True
+            return True
+        self._end()
+        return False
+
+    def bytes_are_gone(self) -> None:
+        """The slot that they lay in is used for something else from here on."""
+        if self._asked.in_slot and self.computed is not None:
+            self.computed.forget_bytes()
+
+    def _end(self) -> list[Lookup]:
+        """Nobody can join any more. Those who have."""
+        computed, self.computed = self.computed, None
+        if computed is None:
+            return []
+        self._caches.twins.end(self._fast, computed)
+        return list(computed.joined)
+
+    def _stop_following(self) -> None:
+        followed, self.follows = self.follows, None
+        if followed is not None:
+            followed.joined.pop(self, None)
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+
+def _read_value(value: bytes) -> Kept | None:
+    """What another server kept; None for what is no such thing."""
+    if len(value) < _VALUE.size:
+        return None
+    number, length = _VALUE.unpack_from(value)
+    body = value[_VALUE.size :]
+    if number != FORMAT or not -1 <= length <= len(body):
+        return None
+    return Kept(body, None if length < 0 else length)
+
+
+def _nothing() -> None:
+    """Most hits are not audited."""
+
+
+def _later(seconds: float, act: Callable[[], Any]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(max(0.0, seconds), act)

@@ -1,0 +1,66 @@
+"""A cache on a whole server: settings from the model's folder, and what a reload makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from frontend.http.front_end import outputs_of
+from frontend.http.harness import Client, Response
+from frontend.whole_server import whole_server
+
+PBTXT = """
+backend: "python"
+max_batch_size: 4
+input [ {{ name: "x", data_type: TYPE_FP32, dims: [ 2 ] }} ]
+output [ {{ name: "y", data_type: TYPE_FP32, dims: [ 2 ] }} ]
+{more}
+"""
+CODE = """
+class Model:
+    def predict(self, x):
+        return {{"y": x + {added}}}
+"""
+
+
+def write_model(folder: Path, added: float, more: str = "response_cache { enable: true }") -> None:
+    (folder / "adder" / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "adder" / "config.pbtxt").write_text(PBTXT.format(more=more))
+    (folder / "adder" / "1" / "model.py").write_text(CODE.format(added=added))
+
+
+def ask(client: Client) -> Response:
+    given = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
+    return client.post("/v2/models/adder/infer", orjson.dumps({"inputs": [given]}))
+
+
+def words(answers: list[Response]) -> list[str]:
+    return [answer.fields["x-carpool-cache"].partition(";")[0] for answer in answers]
+
+
+def test_tritons_setting_and_a_reload_with_other_weights(tmp_path: Path) -> None:
+    write_model(tmp_path, 10.0)
+    settings = {"model_control_mode": "explicit", "load_models": ("*",)}
+    with whole_server(tmp_path, **settings) as server, server.connect() as client:
+        assert words([ask(client) for _ in range(3)]) == ["miss", "miss", "hit"]
+        config = orjson.loads(client.get("/v2/models/adder/config").body)
+        assert config["response_cache"] == {"enable": True}
+        write_model(tmp_path, 20.0)
+        assert client.post("/v2/repository/models/adder/load", b"").status == 200
+        answer = ask(client)
+        assert words([answer]) == ["miss"]
+        assert outputs_of(answer) == {"y": [21.0, 22.0]}
+        assert words([ask(client) for _ in range(2)]) == ["miss", "hit"]
+        assert client.ask("DELETE", "/v2/models/adder/cache").status == 200
+        status = orjson.loads(client.get("/v2/models/adder/cache").body)
+        assert (status["entries"], status["evicted"]) == (0, {"reload": 1, "cleared": 1})
+        assert words([ask(client)]) == ["miss"]
+
+
+@pytest.mark.parametrize("more", ["", "response_cache { enable: false }"])
+def test_without_it_nothing_is_kept(tmp_path: Path, more: str) -> None:
+    write_model(tmp_path, 10.0, more)
+    with whole_server(tmp_path) as server, server.connect() as client:
+        assert not any("x-carpool-cache" in ask(client).fields for _ in range(3))
