@@ -16,7 +16,8 @@ def read(environ: dict[str, str], **given: object) -> ServerSettings:
 
 def test_defaults() -> None:
     found = read({"HOME": "/home/me"})
-    assert found == ServerSettings(cache_dir=Path("/home/me/.cache/carpool"))
+    home = Path("/home/me")
+    assert found == ServerSettings(cache_dir=home / ".cache/carpool", state_dir=home / ".local/state/carpool")
     assert (found.http_port, found.grpc_port, found.metrics_port) == (8000, 8001, 8002)
     assert (found.max_header_bytes, found.max_body_bytes) == (64 * 1024, 64 * 1024 * 1024)
     assert not found.allow_client_shm
@@ -35,9 +36,11 @@ def test_every_variable_reaches_its_setting() -> None:
         "log_format": "json",
         "log_level": "debug",
         "allow_client_shm": "Yes",
+        "allow_rollouts": "1",
         "exit_on_error": "on",
         "strict_readiness": "false",
         "cache_dir": "/c",
+        "state_dir": "/s",
         "host": "h",
         "metrics_key": "yes",
         "task": "pose",
@@ -96,6 +99,11 @@ def test_a_likely_slip_is_worth_a_warning() -> None:
 def test_cache_directory() -> None:
     assert read({"XDG_CACHE_HOME": "/x", "HOME": "/h"}).cache_dir == Path("/x/carpool")
     assert read({"XDG_CACHE_HOME": "x", "HOME": "/h"}).cache_dir == Path("/h/.cache/carpool")
+
+
+def test_state_directory() -> None:
+    assert read({"XDG_STATE_HOME": "/x", "HOME": "/h"}).state_dir == Path("/x/carpool")
+    assert read({"XDG_STATE_HOME": "x", "HOME": "/h"}).state_dir == Path("/h/.local/state/carpool")
 
 
 def test_models_to_start_with_need_explicit_control() -> None:

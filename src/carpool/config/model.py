@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carpool.config.backend_kinds import kind_of
 from carpool.core.policy import Knobs, Promise
 from carpool.errors import ConfigError
+
+if TYPE_CHECKING:
+    from carpool.config.rollout_settings import RolloutSettings
 
 DEFAULT_MAX_BATCH = 32  # for a model that can batch when nobody said how far
 DYNAMIC = -1  # a dimension that differs from request to request
@@ -291,6 +294,7 @@ class ModelConfig:
     depth: DepthSettings | None = None
     embed: EmbedSettings | None = None
     fake: FakeSettings | None = None
+    rollout: RolloutSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from carpool.config import rules
 from carpool.config.backend_kinds import files_of, home_of, kind_of, kinds
 from carpool.config.model import AllVersions, InstanceGroup, Kind, LatestVersions, Mode, ModelConfig
+from carpool.config.rollout_settings import ROLLOUT_TOML, read_rollout_toml
 from carpool.config.toml import read_toml
 from carpool.config.triton import read_pbtxt
 from carpool.core.policy import Promise
@@ -161,7 +162,7 @@ def read_model(
     """One model's folder: its settings, the versions its policy chooses, and their files."""
     folder = _full(folder)
     with _reading(folder):
-        config, warnings = (settings or _settings)(folder, folder.name)
+        config, warnings = (settings or folder_settings)(folder, folder.name)
         if config.name != folder.name:
             raise ConfigError(
                 f'{folder}: unexpected folder name "{folder.name}" for model "{config.name}": '
@@ -191,7 +192,7 @@ def read_model_file(
         versioned = bool(VERSION.fullmatch(path.parent.name)) and like_a_model
         folder = above if versioned else path.parent
         name = folder.name if versioned or path.stem == "model" else path.stem
-        config, warnings = (settings or _settings)(folder, name)
+        config, warnings = (settings or folder_settings)(folder, name)
         if config.file not in (None, path.name) and not _is_foreign(str(config.file)):
             warnings = [f"{path}: served without the settings beside it, which are for {config.file}"]
             config = ModelConfig(name=rules.check_name(name, str(path)), path=folder)
@@ -208,12 +209,19 @@ def _reading(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
+def folder_settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
+    """Those of the files in a model's folder, and the warnings."""
     pbtxt, toml = folder / PBTXT, folder / TOML
     if pbtxt.exists() and toml.exists():
         raise ConfigError(f"{folder}: both {PBTXT} and {TOML} are here; keep the one you mean")
     if pbtxt.exists():
-        return read_pbtxt(pbtxt, name)
+        config, warnings = read_pbtxt(pbtxt, name)
+        rollout = read_rollout_toml(folder)
+        if rollout is not None and config.versions != LatestVersions():
+            raise ConfigError(
+                f"{pbtxt}: version_policy does not go with {ROLLOUT_TOML}, which chooses versions"
+            )
+        return replace(config, rollout=rollout), warnings
     if toml.exists():
         config = read_toml(toml, name)
         return config, [f"{toml}: no effect here: response_cache"] if config.response_cache else []
@@ -403,9 +411,10 @@ def take_fingerprint(place: Path) -> Fingerprint:
     """Of the model in this folder or file; an empty one where there is none. Links are followed."""
     if place.is_dir():
         numbered = _versions(place)
+        settings = [place / name for name in (PBTXT, TOML, ROLLOUT_TOML)]
         return Fingerprint(
-            _stamps(place, [place / PBTXT, place / TOML]),
-            _stamps(place, _files(place, leave_out={*numbered.values(), place / PBTXT, place / TOML})),
+            _stamps(place, settings),
+            _stamps(place, _files(place, leave_out={*numbered.values(), *settings})),
             {number: _stamps(folder, _files(folder)) for number, folder in numbered.items()},
         )
     folder = place.parent

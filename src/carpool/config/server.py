@@ -117,6 +117,11 @@ class ServerSettings:
         "Ready when every model is warm or has failed; false: with the first.",
         choices=("true", "false"),
     )
+    allow_rollouts: bool = _setting(
+        False,
+        "Let whoever may control models start a rollout by request, in any mode.",
+        name="--allow-rollouts",
+    )
     poll_s: float = _setting(
         15.0,
         "Seconds between two looks at the model folders.",
@@ -177,6 +182,7 @@ class ServerSettings:
         "info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error")
     )
     cache_dir: Path | None = None  # where measured profiles are kept; None keeps none
+    state_dir: Path | None = None  # where rollouts are kept, to go on after a restart; None keeps none
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -294,7 +300,9 @@ def server_settings(
     known = variables()
     base = environ.get("XDG_CACHE_HOME", "")  # whose rules ignore a relative one
     caches = Path(base) if base.startswith("/") else Path(environ.get("HOME") or "/tmp") / ".cache"
-    values: dict[str, Any] = {"cache_dir": caches / "carpool"}
+    base = environ.get("XDG_STATE_HOME", "")
+    states = Path(base) if base.startswith("/") else Path(environ.get("HOME") or "/tmp") / ".local" / "state"
+    values: dict[str, Any] = {"cache_dir": caches / "carpool", "state_dir": states / "carpool"}
     for variable, name in known.items():
         if environ.get(variable, "") != "":
             values[name] = _value(variable, name, environ[variable])
@@ -311,7 +319,7 @@ def server_settings(
 
 
 def _value(variable: str, name: str, text: str) -> object:
-    if name == "cache_dir":
+    if name in ("cache_dir", "state_dir"):
         return Path(text)
     default = getattr(ServerSettings(), name)
     if isinstance(default, bool):

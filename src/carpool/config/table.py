@@ -31,7 +31,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "": (
             "name backend file task slo_ms slo_may_grow max_batch instances versions labels "
             "execution_timeout_ms response_cache device_weight batching image detect classify segment "
-            "pose obb depth embed fake onnxruntime pytorch parameters input output"
+            "pose obb depth embed fake onnxruntime pytorch rollout parameters input output"
         ),
         "instances": "count kind gpus",
         "versions": "latest",
@@ -42,6 +42,13 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "batching.priorities": "levels default",
         "batching.level": "max_queue_size timeout_ms timeout_action allow_timeout_override",
         **{name: " ".join(key.name for key in fields(kind)) for name, kind in SECTIONS.items()},
+        "rollout": (
+            "candidate shadow canary shadow_h canary_h standby_h least sticky promote fallback evaluate "
+            "tolerate guards compare keep"
+        ),
+        "rollout.guards": "disagreement late errors feedback memory_gb confidence on_breach",
+        "rollout.compare": "score iou mask_iou cosine top_k",
+        "rollout.keep": "folder pictures mb",
         "input": "name datatype shape reshape optional layout",
         "output": "name datatype shape reshape labels",
     }.items()

@@ -26,6 +26,7 @@ from carpool.config.model import (
     eager_policy,
     task_names,
 )
+from carpool.config.rollout_settings import read_rollout
 from carpool.config.table import SECTIONS, Table
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
@@ -81,8 +82,11 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         response_cache=top.flag("response_cache"),
         device_weight=_weight(top),
         parameters=_parameters(top),
+        rollout=read_rollout(top.table("rollout")),
         **{name: _section(table) for name in SECTIONS if (table := top.table(name)) is not None},
     )
+    if config.rollout is not None and top.has("versions"):
+        raise top.error("versions", "does not go with [rollout], which chooses the versions itself")
     if max_batch is None:
         return config
     return rules.with_max_batch(config, max_batch, top.where("batching"))
