@@ -22,13 +22,16 @@ from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from carpool.errors import CarpoolError, Unavailable, without_stack
+from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable, without_stack
 from carpool.frontend.client_memory import Outlets, names_regions
+from carpool.frontend.comparison import may_run_again
 from carpool.frontend.front_service import FrontService
+from carpool.frontend.mirror import Beside
 from carpool.frontend.packing import AT_ONCE, check, is_in_place
 from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.frontend.pictures.workers import Job
+from carpool.frontend.routing import Split
 from carpool.link.door import Answer, Call, ModelEntry, Sender, Slot
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
 from carpool.observe.counters import Row, count_failure
@@ -66,8 +69,9 @@ class ClientCall:
     """
 
     __slots__ = (
-        *("_call", "_done_at", "_job", "_offered_at", "_outlets", "_pictures", "_ready_in", "_slot"),
-        *("_until", "arrived", "deadline", "entry", "head", "row", "sender", "service", "state", "unread"),
+        *("_beside", "_call", "_done_at", "_job", "_offered_at", "_outlets", "_pictures", "_ready_in"),
+        *("_slot", "_until", "arrived", "deadline", "entry", "head", "row", "sender", "service", "split"),
+        *("state", "unread"),
     )
 
     entry: ModelEntry  # with `row`: what serves it
@@ -86,6 +90,8 @@ class ClientCall:
         self._outlets: Outlets | None = None  # for outputs that the client wants in its own memory
         self._pictures: SentPictures | None = None
         self._job: Job | None = None  # decodes them
+        self.split: Split | None = None  # between two versions, one of which has been chosen
+        self._beside: Beside | None = None  # what is done beside it for that
         self._ready_in = self._until = self._done_at = 0.0
 
     # ── what a protocol does ──
@@ -110,6 +116,19 @@ class ClientCall:
     def _answer_takes_long(self) -> None:
         """A thread works on the answer."""
 
+    def _keep_to_source(self, head: RequestHead) -> None:
+        """Its own parameters name a source: between two versions, the choice is that source's."""
+
+    @property
+    def pictures(self) -> SentPictures | None:
+        """Until it has been answered, and while observers are told."""
+        return self._pictures
+
+    @property
+    def request_id(self) -> str:
+        """As the client calls it; empty where it does not."""
+        return self.head.id
+
     # ── the request ──
 
     def _enter(self, head: RequestHead, *, gate: bool = True) -> None:
@@ -123,11 +142,15 @@ class ClientCall:
                 self.deadline = min(self.deadline, self.arrived + options.timeout)
         if gate and not (options.priority or sender.priority):  # else only the engine can say
             refusal = self.service.door.refuses(entry, self.deadline, monotonic(), sender)
+            if refusal is not None and self._moves_to_stable(refusal):
+                refusal = self.service.door.refuses(self.entry, self.deadline, monotonic(), sender)
             if refusal is not None:
                 raise refusal
 
     def _offer_in_place(self, head: RequestHead, tail: int) -> None:
         """The tensors are in the slot, behind `tail` bytes."""
+        if self.split is not None and head.options.source:
+            self._keep_to_source(head)
         self._enter(head)
         slot = self._slot
         assert slot is not None
@@ -138,6 +161,8 @@ class ClientCall:
     ) -> asyncio.Future[Any] | None:
         """The tensors are here, or in the client's own memory. Without `checked`, it is still to be seen
         whether BYTES and BOOL are such. Returns what it waits for, if it is not offered yet."""
+        if self.split is not None and head.options.source:
+            self._keep_to_source(head)
         self._enter(head)
         memory = self.service.memory
         fetch = None if head.plain or not names_regions(head) else memory.fetch(head)
@@ -171,6 +196,8 @@ class ClientCall:
         service = self.service
         on_route = pictures.on_route
         self._enter(pictures.asked, gate=not on_route)
+        if self.split is not None:
+            pictures = pictures.for_model(service.pictures.model(self.entry))
         if pictures.asked.outputs:
             self._outlets = service.memory.outlets(pictures.asked.outputs)
         self._pictures = pictures
@@ -190,6 +217,9 @@ class ClientCall:
             refusal = judge(entry, self.deadline, until, now, self.sender, weight)
         else:
             refusal = service.pictures.cannot_decode(entry, until, now, weight)
+        if refusal is not None and self._moves_to_stable(refusal):
+            self._offer_pictures(pictures)
+            return
         if refusal is not None:
             raise refusal
         slot = service.door.slot(pictures.size)
@@ -217,6 +247,48 @@ class ClientCall:
         )
         self._slot = None
         self.state = RUNNING
+        if self.split is not None:
+            self._beside = self.service.mirror.watch(self, self._beside, head, slot, tail, ready_in)
+
+    # ── between two versions ──
+
+    def _moves_to_stable(self, error: CarpoolError) -> bool:
+        """The candidate does not take it: from here on it is stable's, if it may be."""
+        split = self.split
+        if split is None or not split.spares(self.entry) or not may_run_again(error):
+            return False
+        self.service.mirror.fell_back(split, error)
+        self.entry, self.row = split.stable, self.service.row(split.stable)
+        return True
+
+    def _runs_again(self, error: CarpoolError) -> bool:
+        """The candidate had it and failed, or is about to be late: run it on stable, if that can be in time.
+        Its inputs are still in their slot; pictures that stable wants in another size are decoded again."""
+        beside = self._beside
+        if beside is None or monotonic() >= promised(self.entry, self.arrived, self.deadline):
+            return False
+        if not beside.can_run_again(self._pictures) or not self._moves_to_stable(error):
+            return False
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()  # gives back what it holds, also if it is over
+        self._slot, head, tail = beside.take()
+        try:
+            if self._pictures is not None:
+                self._pictures = self._pictures.for_model(self.service.pictures.model(self.entry))
+                head = self._pictures.head
+            if self._slot is not None:
+                self._offer(head, self._slot, tail)
+            elif self._pictures is not None:
+                self._offer_pictures(self._pictures)
+        except CarpoolError as another:
+            self._fail(another)
+        return True
+
+    def too_slow(self) -> None:
+        """If the candidate has not answered by now, stable just could."""
+        if self.state == RUNNING:
+            self._runs_again(DeadlineExceeded("the candidate takes too long", reason="deadline"))
 
     # ── threads ──
 
@@ -284,11 +356,15 @@ class ClientCall:
             self.state = RUNNING
             assert self.row is not None
             self.row.observe(DECODE_SECONDS, seconds)
+            if self._beside is not None:
+                self._beside.decoded(slot)
             call.ready(slot)
 
     # ── the answer ──
 
     def _done(self, answer: Answer) -> None:
+        if answer.error is not None and self._runs_again(answer.error):
+            return
         self.state = ANSWERING
         self._done_at = monotonic()
         pictures = self._pictures
@@ -355,6 +431,8 @@ class ClientCall:
                 now = monotonic()
                 assert self.row is not None
                 self.row.observe(REQUEST_SECONDS, now - self.arrived)
+                if self._beside is not None:
+                    self._beside = self._beside.answered(answer)
                 if self.service.tracer.on:
                     times = self.arrived, self._offered_at, now
                     self.service.tracer.answered(self.entry, self._traced(), answer.timing, *times)
@@ -366,6 +444,8 @@ class ClientCall:
         except Exception as error:
             self._fail_unexpectedly(error)
         finally:
+            if self._beside is not None:
+                self._beside = self._beside.failed()
             if call is not None:
                 call.release()
 
@@ -394,6 +474,8 @@ class ClientCall:
             times = self._times(timing)
         elif state != READING:
             times = Times(decode=(now - self.arrived) * 1e3)
+        if self.split is not None:
+            self.service.mirror.count_failure(self.split, self.entry, error)
         if self.row is not None:
             if times is None:
                 source = self.sender.source or self.head.options.source
@@ -422,6 +504,8 @@ class ClientCall:
 
     def _let_go(self) -> None:
         """Of what the door does not hold: a connection may remember its last request for long."""
+        if self._beside is not None:
+            self._beside = self._beside.failed()
         self._outlets = self._pictures = None
         job, self._job = self._job, None
         if job is not None and not self.service.pictures.workers.drop(job):

@@ -11,7 +11,9 @@ from itertools import islice
 from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.client_memory import ClientMemory
 from carpool.frontend.documents import served_versions
+from carpool.frontend.mirror import Mirror
 from carpool.frontend.pictures.picture_service import PictureService
+from carpool.frontend.routing import Routing
 from carpool.frontend.tracing import Tracer
 from carpool.link.door import UNLOADED, Catalog, Door, ModelEntry
 from carpool.observe.counters import Block, Row
@@ -87,8 +89,10 @@ class FrontService:
         self.max_body_bytes = max_body_bytes
         self.memory = ClientMemory(door, max_body_bytes)
         self.tracer = Tracer(door)
+        self.routing = Routing(door)
         self.pictures = PictureService(door, picture_threads)
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
+        self.mirror = Mirror(door, self.pictures, self.threads, self.row)
         self._block = block
         self._rows: dict[tuple[int, int], Row] = {}
         self._rows_of: Catalog | None = None
@@ -117,5 +121,6 @@ class FrontService:
         return row
 
     def close(self) -> None:
+        self.mirror.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.pictures.close()

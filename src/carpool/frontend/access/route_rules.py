@@ -26,6 +26,7 @@ class Rule(NamedTuple):
 _MODEL = "/v2/models/{model}[/versions/{version}]"
 _REPOSITORY = "/v2/repository[/{repository}]/models/{model}"
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+_ROLLOUT = "/v2/models/{model}/rollout"
 _TRACE = "/v2[/models/{model}]/trace/setting"
 
 _TABLE: dict[Rule, tuple[str, ...]] = {
@@ -50,6 +51,12 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
     Rule(Kind.INFERENCE, False, "statistics"): (
         *(f"GET {_MODEL}/stats", f"GET {_MODEL}/profile", "GET /v2/models/stats", "GET /console/live"),
         "ModelStatistics",
+    ),
+    Rule(Kind.INFERENCE, False): (f"GET {_ROLLOUT}",),
+    Rule(Kind.INFERENCE, True): ("POST /v2/models/{model}/feedback",),
+    Rule(Kind.CONTROL, True): (f"POST {_ROLLOUT}",),
+    Rule(Kind.CONTROL, False): (
+        *(f"GET {_ROLLOUT}/disagreements", f"GET {_ROLLOUT}/disagreements/{{number}}"),
     ),
     Rule(Kind.INFERENCE, False, "model-repository"): (
         *("POST /v2/repository/index", "POST /v2/repository/{repository}/index"),

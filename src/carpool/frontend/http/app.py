@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 from carpool.errors import CarpoolError, NotFound
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.route_rules import Rule, rule_of
-from carpool.frontend.http import openapi, small_routes
+from carpool.frontend.http import openapi, rollout_routes, small_routes
 from carpool.frontend.http.exchange import BodyPlan, Exchange, Fault, WrongMethod
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_service import Handler, Service, SharedPage, Start, Starter
@@ -102,6 +102,7 @@ def _post(pattern: str, handler: Handler) -> Route[Starter]:
 
 
 _MODEL = "/v2/models/{model}[/versions/{version}]"
+_ROLLOUT = "/v2/models/{model}/rollout"
 _GENERATE = small_routes.missing("the generate extension is")
 _ASKED_S = 0.002  # of the engine's time, for a document that only it can write
 
@@ -125,6 +126,11 @@ ROUTES: tuple[Route[Starter], ...] = (
     _get(f"{_MODEL}/config", small_routes.model_config),
     _get(f"{_MODEL}/stats", small_routes.statistics, _ASKED_S),
     _get(f"{_MODEL}/profile", small_routes.profile, _ASKED_S),
+    _get(_ROLLOUT, rollout_routes.status, _ASKED_S),
+    _post(_ROLLOUT, rollout_routes.act),
+    _get(f"{_ROLLOUT}/disagreements", rollout_routes.disagreements, _ASKED_S),
+    _get(f"{_ROLLOUT}/disagreements/{{number}}", rollout_routes.picture, _ASKED_S),
+    _post("/v2/models/{model}/feedback", rollout_routes.feedback),
     _post("/v2/repository/index", small_routes.repository_index),
     _post("/v2/repository/{repository}/index", small_routes.missing("naming one of several repositories is")),
     _post("/v2/repository[/{repository}]/models/{model}/load", small_routes.load),

@@ -186,7 +186,10 @@ class Service(FrontService):
 
     def answer_later(self, exchange: Exchange, document: Coroutine[Any, Any, object]) -> None:
         """Answer with the document once it is there."""
-        task = asyncio.get_running_loop().create_task(_answer(exchange, document))
+        self.do(_answer(exchange, document))
+
+    def do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)  # the loop itself holds tasks only weakly
         task.add_done_callback(self._tasks.discard)
 

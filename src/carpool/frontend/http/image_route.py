@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from random import getrandbits
 from time import monotonic
 from typing import NamedTuple, cast
 
@@ -21,7 +22,7 @@ from carpool.frontend.documents import task_of
 from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Collect, Exchange, Receive, status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
-from carpool.frontend.http.infer_route import TIMING, ModelRoute
+from carpool.frontend.http.infer_route import TIMING, VERSION, ModelRoute
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.packing import AT_ONCE
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
@@ -71,9 +72,11 @@ class ImageTarget(NamedTuple):
 
 
 class ImageRoute(ModelRoute[ImageTarget]):
+    _tensors = False
+
     def __init__(self, service: Service, head: HttpHead, task: str | None, model: str = "") -> None:
         self.asked = read_image_head(head)
-        super().__init__(service, self.asked.sender)
+        super().__init__(service, self.asked.sender, head, named=bool(self.asked.version))
         self._task = task
         self._who = head.who
         if model and self.asked.model:
@@ -99,8 +102,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
                 return Receive(slot.view[FILE_AT:], request.received_in_slot, request.more)
         return Collect(service.max_body_bytes, request.received)
 
-    def _find(self, catalog: Catalog) -> ImageTarget:
-        entry = self._entry(catalog)
+    def _made(self, entry: ModelEntry) -> ImageTarget:
         check_model(self._who, entry.name)
         model = self.service.pictures.model(entry)
         options, drawn = self._wanted(self.asked.options, model)
@@ -108,7 +110,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
             raise cannot_draw(f"what {entry.name} answers")
         return ImageTarget(entry, self.service.row(entry), model, options, drawn)
 
-    def _entry(self, catalog: Catalog) -> ModelEntry:
+    def _find(self, catalog: Catalog) -> ModelEntry:
         if not self._model:
             assert self._task is not None
             return default_model(catalog, self._task, self._who)
@@ -162,6 +164,7 @@ class Outcome(NamedTuple):
     body: bytes
     error: CarpoolError | None
     times: Times
+    version: str = ""  # who answered, where that is a question
 
 
 class ImageCall(ClientCall):
@@ -174,6 +177,7 @@ class ImageCall(ClientCall):
     def __init__(self, request: ImageRequest, number: int, pixels: int) -> None:
         super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)
         self.entry, self.row = request.target[:2]
+        self.split = request.route.split
         self.unread = request.exchange.unread
         self._request = request
         self._number = number
@@ -194,7 +198,9 @@ class ImageCall(ClientCall):
     def _write(self, answer: Answer, _placed: Mapping[str, Placed]) -> None:
         if self._picture.drawn is not None:
             answer.outside = None  # who wants a drawing waits for that: it says nothing of the others
-        self._request.ended(self._number, Outcome(self._picture.body, None, self._times(answer.timing)))
+        version = "" if self.split is None else self.entry.version
+        outcome = Outcome(self._picture.body, None, self._times(answer.timing), version)
+        self._request.ended(self._number, outcome)
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
         self._request.ended(self._number, Outcome(b"", without_stack(error), times or Times()))
@@ -238,7 +244,7 @@ class ImageRequest:
         service, layout = self.service, self.route.asked.layout
         service.server_row.add(BYTES_RECEIVED, self.exchange.head.content_length or len(body))
         try:
-            self.target = self.route.current()  # what serves may have changed while the body came
+            self.target = self.route.current(self.exchange.head_at)  # it may have changed meanwhile
             if layout.kind == "raw":
                 self._begin(Sent((body,)), len(body))
                 return
@@ -272,7 +278,7 @@ class ImageRequest:
         self.arrived = at
         picture = slot.view[FILE_AT : FILE_AT + size]
         try:
-            target = self.target = self.route.current()
+            target = self.target = self.route.current(self.exchange.head_at)
             geometry = target.model.seen_as_file(picture)
             self.options, self.drawn = target.options, target.drawn
         except CarpoolError as error:
@@ -301,7 +307,7 @@ class ImageRequest:
                 raise error
             found = work.result()
             if isinstance(found, bytes):
-                self.target = self.route.current()  # what serves may have changed while it came
+                self.target = self.route.current(self.exchange.head_at)  # it may have changed meanwhile
                 size = len(found)
                 found = Sent((found,))
             self._begin(found, size)
@@ -375,16 +381,17 @@ class ImageRequest:
         self._let_go()
         outcomes = cast("list[Outcome]", self._outcomes)  # all of them are there now
         slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=lambda one: sum(one.times[:4]))
+        more = _version_fields(slowest.version) if slowest.version else b""
         if self._several:
             listed = [_listed(outcome) for outcome in outcomes]
-            self._send(_JSON_ANSWER % slowest.times, b'{"results":[%b]}' % b",".join(listed))
+            self._send(_JSON_ANSWER % slowest.times + more, b'{"results":[%b]}' % b",".join(listed))
         elif slowest.error is not None:
             self._tell(slowest.error, TIMING % slowest.times)
         elif self.drawn is None:
-            self._send(_JSON_ANSWER % slowest.times, slowest.body)
+            self._send(_JSON_ANSWER % slowest.times + more, slowest.body)
         else:
             fields = _DRAWN_ANSWER % (self.drawn.encode(), *slowest.times)
-            self._send(fields, slowest.body, compressible=False)
+            self._send(fields + more, slowest.body, compressible=False)
 
     def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
         service, encoding = self.service, self.route.asked.encoding
@@ -423,6 +430,11 @@ class ImageRequest:
         held, self._held = self._held, 0
         pixels, self._pixels_held = self._pixels_held, 0
         self.service.pictures.let_go(held, pixels)
+
+
+def _version_fields(version: str) -> bytes:
+    """Who answered, and a name for the answer that says so too: for whoever has something to say about it."""
+    return VERSION % version.encode() + b"X-Carpool-Id: %b-%016x\r\n" % (version.encode(), getrandbits(64))
 
 
 def _listed(outcome: Outcome) -> bytes:
