@@ -19,6 +19,7 @@ from carpool.cli.models_command import ModelsVerb
 from carpool.cli.plan_command import PlanVerb
 from carpool.cli.predict_command import Predict
 from carpool.cli.profile_command import ProfileVerb
+from carpool.cli.rollout_command import RolloutVerb
 from carpool.cli.serve_command import Serve
 from carpool.cli.simulate_command import Simulate
 from carpool.cli.sweep_command import Sweep
@@ -98,6 +99,7 @@ app.command("inspect")(_as_command(Inspect))
 app.command("init")(_as_command(Init))
 app.command("predict")(_as_command(Predict))
 app.command("models")(_as_command(ModelsVerb))
+app.command("rollout")(_as_command(RolloutVerb))
 app.command("load")(_as_command(Load))
 app.command("profile")(_as_command(ProfileVerb))
 app.command("sweep")(_as_command(Sweep))

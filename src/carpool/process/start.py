@@ -14,6 +14,7 @@ from carpool.engine.engine import Engine, StartProgress
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_link import EngineSide
 from carpool.engine.engine_questions import ControlDesk, MemoryRegistry, answer_profile_questions
+from carpool.engine.rollout_desk import RolloutDesk
 from carpool.engine.runner_client import Runner
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.frontend.remote_door import RemoteDoor
@@ -54,6 +55,7 @@ def add_questions(host: EngineHost, settings: ServerSettings) -> None:
     LogSettings(host, settings.log_level)
     TraceSettings(host, settings.trace_file)
     answer_profile_questions(host)
+    RolloutDesk(host, settings)
 
 
 async def engine(

@@ -15,6 +15,7 @@ from carpool.config.repository import Fingerprint, ModelVersion, find_places
 from carpool.engine.models.candidate import (
     Candidate,
     Override,
+    Pin,
     as_known,
     fingerprint_of,
     read_candidate,
@@ -130,6 +131,8 @@ class ModelControl:
         self._in_the_runner = asyncio.Lock()  # what captures work on a GPU must be alone with it
         self._last: dict[str, asyncio.Task[None]] = {}  # by model: what was asked last and is not over
         self._unbegun: dict[str, asyncio.Task[None]] = {}  # by model: a plain load that others may share
+        self.pin: Callable[[ModelState, Fingerprint], Pin | None] = lambda _model, _files: None
+        self.loaded: Callable[[ModelState], None] = lambda _model: None  # told of every load that went well
         self.closed = False
 
     # ---- what is there ----------------------------------------------------------------------------------
@@ -157,6 +160,9 @@ class ModelControl:
                 log.warning("config", message=warning)
             self._fleet.changed()
         return list(places)
+
+    def known(self, name: str) -> ModelState | None:
+        return self._models.get(name)
 
     def unknown(self, name: str) -> NotFound:
         there = ", ".join(sorted(self._models)[:_MOST_NAMED]) or "none"
@@ -257,6 +263,7 @@ class ModelControl:
             model = await self._model_to_load(name, override)
             try:
                 await self._load(model, override, progress, checks)
+                self.loaded(model)
             except CarpoolError as error:
                 log.error("model-not-loaded", model=name, error=error.message)
                 raise
@@ -286,7 +293,12 @@ class ModelControl:
             override = Override(model.kept.config)
         try:
             found = await asyncio.to_thread(
-                read_candidate, model.name, model.places, override, self._with_promise
+                read_candidate,
+                model.name,
+                model.places,
+                override,
+                self._with_promise,
+                self.pin(model, files),
             )
         except Exception as cause:
             error = as_known(model.name, cause)
@@ -316,7 +328,8 @@ class ModelControl:
         # Nothing is waited for from here on: between two requests, all of it changes at once.
         going = [served for number, served in model.serving.items() if kept.get(number) is not served]
         for served in kept.values():
-            served.config = replace(served.config, versions=found.source.config.versions)
+            config = found.source.config
+            served.config = replace(served.config, versions=config.versions, rollout=config.rollout)
         model.loading = ()
         model.now_serves({**kept, **{int(served.version): served for served in new}})
         self._fleet.swap(new, going)
