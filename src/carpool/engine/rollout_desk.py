@@ -61,6 +61,9 @@ class RolloutDesk:
         action = arguments.get("action")
         if action is not None:
             await self._act(name, action, arguments)
+            watched = self.rollouts.find(name)
+            if watched is not None:
+                await self.rollouts.kept(watched)
         return self.status(name)
 
     async def _act(self, name: str, action: object, arguments: Mapping[str, Any]) -> None:

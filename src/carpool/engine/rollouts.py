@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from math import isfinite
@@ -64,6 +64,7 @@ class Watched:
         self.sources: OrderedDict[str, float] = OrderedDict()  # when each was last counted
         self.seen_ms: float | None = None  # how long the last change took to the last front end
         self.requests = -1.0  # all that came until the last look
+        self.saving: Future[None] | None = None
         self.saved_at = self.looked_at = 0.0
         self.minute_at = monotonic()
         self.guards: list[Guard] = []
@@ -409,7 +410,12 @@ class Rollouts:
         if watched.file is None:
             return
         document = as_json(watched.record, watched.saved_at)
-        self.disk.submit(self._write, watched, document)
+        watched.saving = self.disk.submit(self._write, watched, document)
+
+    async def kept(self, watched: Watched) -> None:
+        """What was decided is on the disk: only then may somebody be told that it was done."""
+        if watched.saving is not None:
+            await asyncio.wrap_future(watched.saving)
 
     def _write(self, watched: Watched, document: bytes) -> None:
         """In its thread. A disk that is full or read-only stops no rollout: it is told."""
