@@ -431,8 +431,9 @@ class ClientCall:
                 now = monotonic()
                 assert self.row is not None
                 self.row.observe(REQUEST_SECONDS, now - self.arrived)
-                if self._beside is not None:
-                    self._beside = self._beside.answered(answer)
+                beside, self._beside = self._beside, None
+                if beside is not None:
+                    beside.answered(answer)
                 if self.service.tracer.on:
                     times = self.arrived, self._offered_at, now
                     self.service.tracer.answered(self.entry, self._traced(), answer.timing, *times)
@@ -445,7 +446,8 @@ class ClientCall:
             self._fail_unexpectedly(error)
         finally:
             if self._beside is not None:
-                self._beside = self._beside.failed()
+                self._beside.failed()
+                self._beside = None
             if call is not None:
                 call.release()
 
@@ -505,7 +507,8 @@ class ClientCall:
     def _let_go(self) -> None:
         """Of what the door does not hold: a connection may remember its last request for long."""
         if self._beside is not None:
-            self._beside = self._beside.failed()
+            self._beside.failed()
+            self._beside = None
         self._outlets = self._pictures = None
         job, self._job = self._job, None
         if job is not None and not self.service.pictures.workers.drop(job):

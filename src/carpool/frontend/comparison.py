@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import orjson
@@ -181,14 +181,14 @@ class Comparison:
 
     def _compare(self, outputs: Sequence[Tensor]) -> tuple[Difference, Array | None, Any]:
         """How the two differ, the picture made small, and both answers."""
-        limits = Limits(**self.split.route.limits)
+        limits = Limits(**cast("dict[str, Any]", self.split.route.limits))
         again, mine = self._again, self._answer
         if isinstance(again, RoutePicture) and isinstance(mine, bytes):
             again.compose(outputs)
             ours, theirs = orjson.loads(mine), orjson.loads(again.body)
             stable, candidate = (theirs, ours) if self._of_candidate else (ours, theirs)
             found = compare_answers(str(again.model.task), stable, candidate, limits)
-            small = thumbnail(again.files[0]) if self.source and again.files else None
+            small = thumbnail(memoryview(again.files[0])) if self.source and again.files else None
             return found, small, (stable, candidate)
         assert isinstance(mine, dict)
         others = {tensor.name: tensor.data for tensor in outputs if tensor.name in mine}

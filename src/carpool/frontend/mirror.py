@@ -272,11 +272,9 @@ class Mirror:
         if not source:
             return True
         last = self._seen.pop((model, source), None)
-        if last is not None:
-            still = small is not None and last.picture is not None
-            if now - last.at < _APART_S or (still and block_change(small, last.picture) <= _STILL):
-                self._seen[model, source] = last
-                return False
+        if last is not None and (now - last.at < _APART_S or _is_still(small, last.picture)):
+            self._seen[model, source] = last
+            return False
         self._seen[model, source] = Seen(now, small)
         if len(self._seen) > _MOST_SOURCES:
             self._seen.popitem(last=False)
@@ -352,3 +350,8 @@ def _kept(source: str, difference: Difference, answers: Any, picture: bytes) -> 
         "candidate": candidate,
         "picture": base64.b64encode(whole).decode(),
     }
+
+
+def _is_still(one: Array | None, other: Array | None) -> bool:
+    """Two small pictures show the same scene."""
+    return one is not None and other is not None and block_change(one, other) <= _STILL

@@ -59,7 +59,7 @@ class Disagreements:
         if line is None or not line["file"]:
             return None
         try:
-            return (self.folder / line["file"]).read_bytes()
+            return (self.folder / str(line["file"])).read_bytes()
         except OSError:
             return None
 
@@ -79,8 +79,8 @@ class Disagreements:
     def _read(self) -> None:
         """What was kept before; a last line that was cut off, or anything else that is none, is left out."""
         try:
-            with (self.folder / INDEX).open("rb") as file:
-                text = file.read(_MOST_INDEX)
+            with (self.folder / INDEX).open("rb") as index:
+                text = index.read(_MOST_INDEX)
         except OSError:
             return
         for line in text.splitlines():
