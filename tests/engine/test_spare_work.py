@@ -22,7 +22,7 @@ from carpool.engine.models.served import Served
 from carpool.errors import CarpoolError
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link import records
-from carpool.link.door import ModelEntry
+from carpool.link.door import Answer, ModelEntry
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.observe import columns
 from engine.scripted import until
@@ -200,6 +200,26 @@ def test_without_slack_it_is_skipped_and_the_engine_is_not_asked_again_at_once(t
             scheduler = both.served(2).driver.scheduler
             assert not scheduler.ledger.refused
             assert not scheduler.ledger.given_up
+
+    run(main())
+
+
+def test_it_holds_no_more_than_a_part_of_the_memory(tmp_path: Path, held: threading.Event) -> None:
+    async def main() -> None:
+        async with serving(two_versions(tmp_path)) as both:
+            first = both.spare(2)
+            door = both.client.door
+            entry = both.entry(2)
+            _, head, tail = packed(entry, ONE)
+            answers: list[Answer] = []
+            slot = door.slot(door.arena.size // 16)
+            door.infer(entry, head, slot, tail, answers.append, arrived=0.0, spare=True)
+            await until(lambda: answers)
+            assert answers[0].error is not None
+            assert answers[0].error.reason == "spare"
+            held.set()
+            assert await first.output() == [[0.0]]
+            assert await both.spare(2).output() == [[0.0]]
 
     run(main())
 

@@ -95,7 +95,7 @@ def slow_rule(a: list[dict[str, Any]], b: list[dict[str, Any]], alike: Alike, le
     return True
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     things().filter(lambda found: len(found) <= 4),
     things().filter(lambda found: len(found) <= 4),

@@ -173,7 +173,7 @@ class Constants:
     spare_quiet_s: float = 1.0
     """Work that nobody waits for runs while less than this share is asked of what the models on its device
     can answer in time, and for a second nobody was told no; it takes what is left of the share, and no batch
-    of it takes more than a tenth of a promise. 0.9 would gain next to nothing: hardly ever is nobody ready."""
+    of it takes more than a tenth of a promise. 0.9 would gain next to nothing."""
 
     spare_rare: float = 0.005
     spare_long_s: float = 20.0

@@ -10,14 +10,13 @@ Trials must be independent. Frames of one still camera are not: thin them before
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import inf, lgamma, log
+from math import exp, expm1, inf, lgamma, log
 from typing import NamedTuple
 
 _PRIOR = (
     0.5  # of the beta distribution, on both sides: quick at rates near 0 and 1, which is where it matters
 )
-_STEPS = 40  # of each bisection: beyond them only digits change that nobody reads
+_STEPS, _CLOSE = 60, 1e-12  # a dozen steps are the rule
 
 
 class Interval(NamedTuple):
@@ -36,14 +35,7 @@ def interval(bad: int, trials: int, confidence: float = 0.99) -> Interval:
     good = trials - bad
     mixed = _log_beta(bad + _PRIOR, good + _PRIOR) - _log_beta(_PRIOR, _PRIOR)
     least = mixed + log(1.0 - confidence)  # a rate under which the counts are less likely than this is out
-
-    def possible(rate: float) -> bool:
-        return (bad * log(rate) if bad else 0.0) + (good * log(1.0 - rate) if good else 0.0) > least
-
-    seen = bad / trials
-    low = _end(0.0, seen, possible) if bad else 0.0
-    high = _end(1.0, seen, possible) if good else 1.0
-    return Interval(low, high)
+    return Interval(_lowest(bad, good, least), 1.0 - _lowest(good, bad, least))
 
 
 def times_as_often(mine: int, others: int, my_share: float, confidence: float = 0.99) -> Interval:
@@ -66,14 +58,20 @@ def _log_beta(a: float, b: float) -> float:
     return lgamma(a) + lgamma(b) - lgamma(a + b)
 
 
-def _end(outside: float, inside: float, possible: Callable[[float], bool]) -> float:
-    """The last rate on the way from `inside` that is known to be out: never too narrow."""
+def _lowest(bad: int, good: int, least: float) -> float:
+    """The lowest rate under which so many bad and good trials are as likely as `least`, a logarithm.
+
+    Newton's way, on the logarithm of the rate: the likelihood bends down everywhere, so that from below every
+    step ends below, and the interval is never too narrow.
+    """
+    if not bad:
+        return 0.0
+    at = least / bad  # if the good ones said nothing
     for _ in range(_STEPS):
-        middle = (outside + inside) / 2
-        if middle in (outside, inside):
+        otherwise = -expm1(at)  # 1 - rate
+        short = least - bad * at - good * log(otherwise)
+        step = short / (bad - good * (1.0 - otherwise) / otherwise)
+        at += step
+        if step < _CLOSE:
             break
-        if possible(middle):
-            inside = middle
-        else:
-            outside = middle
-    return outside
+    return exp(at)

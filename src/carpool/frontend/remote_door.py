@@ -33,6 +33,7 @@ _log = logger("link")
 _PLENTY = 0.25  # of all memory: up to here nobody looks at who takes it
 _FIRST_BYTES = 16 * 1024  # so that 4,096 connections that send nothing hold a quarter of the usual 256 MiB
 _IN_VAIN_S = 0.05  # after spare work was skipped
+_SPARE_PART = 16  # of the memory, at most, for all of it together
 _GROWTH = 4  # bytes copied per byte of a body: at most a third
 
 
@@ -99,6 +100,7 @@ class RemoteDoor(BodySlots):
         self._draining = False
         self._still = 0.0  # for how long the engine has stood still
         self._in_vain: dict[int, float] = {}  # until when spare work for a model is skipped here
+        self._spare: list[RemoteCall] = []  # what the engine has of it
         self._listeners: list[Callable[[Catalog], None]] = []
 
     @property
@@ -170,7 +172,7 @@ class RemoteDoor(BodySlots):
         call = RemoteCall(slot if ready_in is None else None, done, admitted)
         if link is None or not link.writable or self._still >= STALE_S:
             return self._fail(call, self._trouble())
-        if spare and self._in_vain.get(entry.key, 0.0) > monotonic():
+        if spare and not self._may_spare(entry, call):
             return self._fail(call, skipped(entry.name))
         try:
             if self.known.get(entry.key) is not entry:
@@ -190,6 +192,17 @@ class RemoteDoor(BodySlots):
                 call.output.release()
             raise
         return call
+
+    def _may_spare(self, entry: ModelEntry, call: RemoteCall) -> bool:
+        """Unless the engine has just skipped one, or those that it has hold too much memory."""
+        if self._in_vain.get(entry.key, 0.0) > monotonic():
+            return False
+        self._spare = [call for call in self._spare if call.link is not None]
+        held = sum(len(call.slot.view) for call in (*self._spare, call) if call.slot is not None)
+        if held > self.arena.size // _SPARE_PART:
+            return False
+        self._spare.append(call)
+        return True
 
     def _spare_done(self, key: int, done: Callable[[Answer], None], answer: Answer) -> None:
         """Where the engine has no slack, it is not told of all that it would skip."""

@@ -335,7 +335,8 @@ class Door(Protocol):
 
         Nobody waits for a `spare` one, whose tensors are there: it runs out of what the models on its device
         leave over, counts nowhere as a request, and ends with an error of the reason `spare` if there was no
-        slack for it. `deadline`, `sender` and the request's own options mean nothing then.
+        slack for it, or no memory: its slot may be shared with the request that it repeats. `deadline`,
+        `sender` and the request's own options mean nothing then.
         """
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:

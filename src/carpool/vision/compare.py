@@ -26,6 +26,7 @@ _PARTNER = 0.7  # of the score that counts: what one version is just sure of, an
 _MAP_AREA = 0.01  # of the picture: smaller regions of a map of classes come and go
 _DEPTH = 0.1  # of all distances, and of all pixels
 _NEAR, _FAR = 1e-3, 1e-2  # raw numbers: so much apart, and so much of the larger one
+_LEAST = 1e-6  # whatever differs does so by something
 _MOST_NAMED = 3  # things in a sentence
 
 
@@ -162,7 +163,8 @@ def _compare_classes(a: Answer, b: Answer, limits: Limits) -> Difference:
     said = [
         f"{', '.join(_labels(keys))} {where}" for keys, where in ((first, "here"), (second, "there")) if keys
     ]
-    return Difference(True, min(1.0, max(distance, shift)), f"what {what}: {'; '.join(said)}", details)
+    how_much = min(1.0, max(distance, shift, _LEAST))
+    return Difference(True, how_much, f"what {what}: {'; '.join(said)}", details)
 
 
 Class = tuple[str, int]  # label and number: clients read either
@@ -274,6 +276,8 @@ def _may_be_partners(one: _Things, other: _Things, limits: Limits) -> Array:
 
 def _overlap(one: _Things, other: _Things) -> Array:
     """Of every pair of boxes; equal boxes are the same, even without area or with sides of NaN."""
+    if all((things.boxes[:, 2:] > things.boxes[:, :2]).all() for things in (one, other)):
+        return iou(one.boxes, other.boxes)
     mine, theirs = one.boxes[:, None], other.boxes
     same = ((mine == theirs) | (np.isnan(mine) & np.isnan(theirs))).all(axis=2)
     with np.errstate(all="ignore"):
@@ -296,24 +300,30 @@ def _partners(one: _Things, other: _Things, close: Array, least: float, limits: 
     missing = one.only([row for place, row in enumerate(mine) if place not in partner])
     extra = other.only([row for place, row in enumerate(theirs) if place not in back])
     pairs = [(mine[place], column) for place, column in partner.items()]
-    shifts = [abs(float(one.scores[row] - other.scores[column])) for row, column in pairs]
+    shifts = [abs(one.scores[row] - other.scores[column]) for row, column in pairs]
     details = {
         "missing": len(missing.listed),
         "extra": len(extra.listed),
-        "another_class": int((_overlap(missing, extra) >= limits.iou).any(axis=1).sum()),
-        "score_shift": sum(shifts) / len(shifts) if shifts else 0.0,
+        "another_class": _in_the_same_place(missing, extra, limits.iou),
+        "score_shift": float(sum(shifts) / len(shifts)) if shifts else 0.0,
         "classes": {"missing": _named(missing), "extra": _named(extra)},
     }
     lone, sure = len(missing.listed) + len(extra.listed), len(mine) + len(theirs)
     if not lone:
-        apart = [1.0 - float(close[row, column]) for row, column in pairs]
-        return Difference(False, sum(apart) / len(apart) if apart else 0.0, "each has its partner", details)
+        apart = float(sum(1.0 - close[row, column] for row, column in pairs)) / max(1, len(pairs))
+        return Difference(False, apart, "each has its partner", details)
     told = [
         f"{text} only {where}"
         for text, where in ((_in_words(missing), "here"), (_in_words(extra), "there"))
         if text
     ]
     return Difference(True, lone / sure, f"{lone} of {sure} have no partner: {'; '.join(told)}", details)
+
+
+def _in_the_same_place(one: _Things, other: _Things, least: float) -> int:
+    if not one.listed or not other.listed:
+        return 0
+    return int((_overlap(one, other) >= least).any(axis=1).sum())
 
 
 def _named(things: _Things) -> dict[str, int]:
@@ -378,7 +388,8 @@ def _compare_depths(a: Answer, b: Answer, limits: Limits) -> Difference:  # noqa
 
 def _distances(depth: Answer) -> Array:
     steps = from_png(depth["png"]).astype(np.float32)
-    return depth["low"] + steps * np.float32((depth["high"] - depth["low"]) / 65_535)
+    values: Array = depth["low"] + steps * np.float32((depth["high"] - depth["low"]) / 65_535)
+    return values
 
 
 # ---- any answer, field by field

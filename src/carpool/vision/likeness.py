@@ -100,7 +100,11 @@ def matched(close: Array) -> dict[int, int]:
     The closest first; whoever finds all of his taken asks those who have them to move on. What was asked in
     vain need not be asked again, so the time is bounded also where all are close to all.
     """
-    columns = [np.flatnonzero(row)[np.argsort(-row[row > 0.0], kind="stable")].tolist() for row in close]
+    places = np.nonzero(close)
+    columns: list[list[int]] = [[] for _ in close]
+    order = np.lexsort((-close[places], places[0]))
+    for row, column in zip(places[0][order].tolist(), places[1][order].tolist(), strict=True):
+        columns[row].append(column)
     row_of: dict[int, int] = {}
     column_of: dict[int, int] = {}
     in_vain: set[int] = set()

@@ -47,6 +47,9 @@ def _of_jpeg(picture: bytes | memoryview, head: Head) -> Array | None:
 def thumbnail_of(pixels: Array) -> Array:
     """The same of decoded pixels, RGB [h, w, 3]."""
     height, width = pixels.shape[:2]
+    below, beside = -height % SCALE, -width % SCALE
+    if below or beside:  # as a JPEG's last blocks are filled
+        pixels = cv2.copyMakeBorder(pixels, 0, below, 0, beside, cv2.BORDER_REPLICATE)
     small = cv2.resize(pixels, (_eighth(width), _eighth(height)), interpolation=cv2.INTER_AREA)
     grey: Array = cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
     return grey
