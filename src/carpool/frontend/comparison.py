@@ -21,7 +21,6 @@ from carpool.errors import CarpoolError, without_stack
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.frontend.routing import Split
 from carpool.link.door import Answer, Call, ModelEntry, Slot
-from carpool.memory.arena import ArenaSlot
 from carpool.observe.logs import logger
 from carpool.types import Array, Tensor
 from carpool.vision.compare import Difference, Limits, compare_answers, compare_tensors
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 _log = logger("rollout")
 
-_MOST_HELD = 16 << 20  # bytes of slots that wait for a comparison: a sixteenth of the usual arena
 _LONGEST_ANSWER = 1 << 20  # bytes of tensors that are copied to be compared
 _PATIENCE = 10.0  # promises after which a comparison is not worth it any more
 _PATIENCE_S = 10.0  # without a promise
@@ -80,8 +78,6 @@ class Comparison:
         self._again: SentPictures | None = None
         self._answer: bytes | dict[str, Array] | None = None
         self._call: Call | None = None
-        self._held = 0
-        self._began = monotonic()
 
     def keep_answer(self, outputs: Sequence[Tensor]) -> None:
         """What was sent, which is gone when the request is over."""
@@ -91,21 +87,20 @@ class Comparison:
         elif sum(tensor.data.nbytes for tensor in outputs) <= _LONGEST_ANSWER:
             self._answer = {tensor.name: np.array(tensor.data) for tensor in outputs}
 
-    def begin(self, head: RequestHead, slot: ArenaSlot | None, tail: int) -> None:
+    def begin(self, head: RequestHead, slot: Slot | None, tail: int) -> None:
         """Takes the slot."""
         mirror, pictures = self._mirror, self._pictures
-        if self._answer is None:
+        if self._answer is None or slot is None:
             self._skip("slots", slot)
         elif pictures is None:
-            self._hold_and_offer(head, slot, tail)
+            self._offer(head, slot, tail)
         else:
             other = mirror.pictures.model(self._other)
             self._again = pictures.for_model(other)
-            if pictures.model.sees_as(other) and slot is not None:
-                self._hold_and_offer(self._again.head, slot, 0)
+            if pictures.model.sees_as(other):
+                self._offer(self._again.head, slot, 0)
                 return
-            if slot is not None:
-                slot.release()
+            slot.release()
             self._decode_again(self._again)
 
     def _decode_again(self, pictures: SentPictures) -> None:
@@ -120,31 +115,15 @@ class Comparison:
         except CarpoolError:
             self._skip("slots")
             return
-        if not isinstance(slot, ArenaSlot) or not self._hold(slot):
-            self._skip("slots", slot)
-            return
         workers.begin(
             partial(pictures.prepare, slot.view), partial(self._decoded, slot), INFINITY, pictures.weight
         )
 
-    def _decoded(self, slot: ArenaSlot, seconds: float | None, error: BaseException | None) -> None:
+    def _decoded(self, slot: Slot, seconds: float | None, error: BaseException | None) -> None:
         if seconds is None or error is not None or self._again is None:
             self._skip("failed", slot)
         else:
             self._offer(self._again.head, slot, 0)
-
-    def _hold_and_offer(self, head: RequestHead, slot: ArenaSlot | None, tail: int) -> None:
-        if slot is None or not self._hold(slot):
-            self._skip("slots", slot)
-        else:
-            self._offer(head, slot, tail)
-
-    def _hold(self, slot: ArenaSlot) -> bool:
-        if self._mirror.held + slot.capacity > _MOST_HELD:
-            return False
-        self._held = slot.capacity
-        self._mirror.held += slot.capacity
-        return True
 
     def _offer(self, head: RequestHead, slot: Slot, tail: int) -> None:
         now, slo = monotonic(), self._other.slo
@@ -218,8 +197,6 @@ class Comparison:
             call.release()
 
     def _let_go(self) -> None:
-        self._mirror.held -= self._held
-        self._held = 0
         self._answer = self._pictures = self._again = None
 
     def _skip(self, why: str, slot: Slot | None = None) -> None:

@@ -149,7 +149,6 @@ class Mirror:
     ) -> None:
         self.door = door
         self.pictures = pictures
-        self.held = 0  # bytes of slots
         self._threads = threads
         self._row = row
         self._random = Random()
