@@ -7,8 +7,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from live.server import Live, infer_path, json_request, serving, start, wait_until
 
@@ -120,3 +123,24 @@ def test_a_candidate_that_raises_goes_back_and_no_client_notices(
         assert found["rollbacks"] == {"errors": 1}
         wait_until(lambda: status(server)["seen_ms"] is not None, "all front ends know")
         assert {infer(server, source).fields.get("x-carpool-version", "1") for source in SOURCES} == {"1"}
+
+
+def test_both_doors_choose_alike(tmp_path: Path, environment: dict[str, str]) -> None:
+    models = repository(tmp_path, "good", PLAN.replace("0.1", "0.5"))
+    with serving(models, grpc=1, folder=tmp_path, environment=environment) as server:
+        until_state(server, "canary")
+        with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+
+            def version(**headers: str) -> str:
+                tensor = grpcclient.InferInput("x", [1, 2], "FP32")
+                tensor.set_data_from_numpy(np.array([[5, 1]], np.float32))
+                named = {name.replace("_", "-"): value for name, value in headers.items()}
+                return str(client.infer("m", [tensor], headers=named).get_response().model_version)
+
+            over_http = [infer(server, source).fields["x-carpool-version"] for source in SOURCES[:20]]
+            assert set(over_http) == {"1", "2"}
+            assert [version(x_carpool_source=source) for source in SOURCES[:20]] == over_http
+            assert {version(x_carpool_rollout="stable") for _ in range(5)} == {"1"}
+            assert {version(x_carpool_rollout="candidate") for _ in range(5)} == {"2"}
+            with pytest.raises(InferenceServerException, match="must be stable or candidate"):
+                version(x_carpool_rollout="newest")

@@ -311,12 +311,12 @@ class Rollouts:
         """One catalogue: from here on everybody does as this state says."""
         record, decided = watched.record, monotonic()
         before, record.rollout = record.rollout, after
+        record.note(time.time(), str(before.state), after.why)
         record.counts.new_state()
         watched.epoch = max(watched.epoch + 1, time.time_ns() // 1000)
         self._engine.fleet.preferred[record.model] = after.serving
         self._publish()
         self._do(self._measure_switch(watched, decided))
-        record.note(time.time(), str(before.state), after.why)
         level = log.warning if after.state in (State.ROLLED_BACK, State.FAILED) else log.info
         level(
             "rollout",

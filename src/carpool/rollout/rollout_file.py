@@ -63,8 +63,7 @@ class Record:
             "stable": rollout.stable,
             "candidate": rollout.candidate,
             "why": why,
-            "compared": self.counts.compared,
-            "differ": self.counts.differ,
+            "counts": self.counts.as_document(),
         }
         self.history = [*self.history, line][-MOST_HISTORY:]
 
