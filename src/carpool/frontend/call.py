@@ -283,6 +283,8 @@ class ClientCall:
                 self._offer_pictures(self._pictures)
         except CarpoolError as another:
             self._fail(another)
+        except Exception as unknown:
+            self._fail_unexpectedly(unknown)
         return True
 
     def too_slow(self) -> None:
@@ -363,7 +365,7 @@ class ClientCall:
     # ── the answer ──
 
     def _done(self, answer: Answer) -> None:
-        if answer.error is not None and self._runs_again(answer.error):
+        if self._beside is not None and answer.error is not None and self._runs_again(answer.error):
             return
         self.state = ANSWERING
         self._done_at = monotonic()

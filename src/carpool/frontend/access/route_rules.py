@@ -50,13 +50,8 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
     Rule(Kind.INFERENCE, False, "model-config"): (f"GET {_MODEL}/config", "ModelConfig"),
     Rule(Kind.INFERENCE, False, "statistics"): (
         *(f"GET {_MODEL}/stats", f"GET {_MODEL}/profile", "GET /v2/models/stats", "GET /console/live"),
+        f"GET {_ROLLOUT}",
         "ModelStatistics",
-    ),
-    Rule(Kind.INFERENCE, False): (f"GET {_ROLLOUT}",),
-    Rule(Kind.INFERENCE, True): ("POST /v2/models/{model}/feedback",),
-    Rule(Kind.CONTROL, True): (f"POST {_ROLLOUT}",),
-    Rule(Kind.CONTROL, False): (
-        *(f"GET {_ROLLOUT}/disagreements", f"GET {_ROLLOUT}/disagreements/{{number}}"),
     ),
     Rule(Kind.INFERENCE, False, "model-repository"): (
         *("POST /v2/repository/index", "POST /v2/repository/{repository}/index"),
@@ -72,8 +67,12 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
         *("SystemSharedMemoryRegister", "SystemSharedMemoryUnregister"),
         *("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
     ),
+    Rule(Kind.INFERENCE, True, "inference"): ("POST /v2/models/{model}/feedback",),
+    Rule(Kind.CONTROL, False, "model-repository"): (
+        *(f"GET {_ROLLOUT}/disagreements", f"GET {_ROLLOUT}/disagreements/{{number}}"),
+    ),
     Rule(Kind.CONTROL, True, "model-repository"): (
-        *(f"POST {_REPOSITORY}/load", f"POST {_REPOSITORY}/unload"),
+        *(f"POST {_REPOSITORY}/load", f"POST {_REPOSITORY}/unload", f"POST {_ROLLOUT}"),
         *("RepositoryModelLoad", "RepositoryModelUnload"),
     ),
     Rule(Kind.CONTROL, False, "logging"): ("GET /v2/logging",),
