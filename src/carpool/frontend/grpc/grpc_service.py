@@ -99,7 +99,6 @@ STATUSES: dict[type[CarpoolError], StatusCode] = {
     errors.Forbidden: StatusCode.PERMISSION_DENIED,
     errors.NotFound: StatusCode.NOT_FOUND,
     errors.Replaced: StatusCode.ABORTED,
-    errors.WrongState: StatusCode.FAILED_PRECONDITION,
     errors.Refused: StatusCode.RESOURCE_EXHAUSTED,
     errors.Unsupported: StatusCode.UNIMPLEMENTED,
     errors.Unavailable: StatusCode.UNAVAILABLE,
