@@ -30,7 +30,7 @@ QUICK = "shadow = 0\ncanary = [0.5]\ncanary_h = 0\nstandby_h = 24\nleast = 20\n"
 
 
 class Behaving:
-    """`value` is a number, `raise`, or `sleep S`; measured at loading, all of them answer at once."""
+    """`value` is a number, `raise`, `sleep S` or `large`; measured at loading, all of them answer at once."""
 
     signature = ModelSignature()
     device = ""
@@ -38,6 +38,7 @@ class Behaving:
     def __init__(self, value: str) -> None:
         self.value = value
         self.alive = True
+        self.memory = bytearray(b"x" * (8 << 20)) if value == "large" else b""
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
         x = inputs["x"]
@@ -47,7 +48,7 @@ class Behaving:
             raise ModelError("it always raises")
         if asked and word == "sleep":
             time.sleep(float(rest))
-        number = float(word) if word not in ("raise", "sleep") else 1.0
+        number = float(word) if word not in ("raise", "sleep", "large") else 1.0
         return {"y": np.full(x.shape, number, np.float32)}
 
     def abort(self) -> None:

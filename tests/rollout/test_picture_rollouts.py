@@ -39,6 +39,27 @@ def mean_colour(path: Path, side: int, factor: float) -> Path:
     )
 
 
+def fails_on_red(path: Path, side: int) -> Path:
+    """As `mean_colour`, but whatever is quite red has no row in its table."""
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["images"], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["flat"]),
+        helper.make_node("Gather", ["flat", "first"], ["red"], axis=1),
+        helper.make_node("Mul", ["red", "steep"], ["scaled"]),
+        helper.make_node("Floor", ["scaled"], ["floor"]),
+        helper.make_node("Cast", ["floor"], ["row"], to=7),
+        helper.make_node("Gather", ["table", "row"], ["added"], axis=0),
+        helper.make_node("Add", ["flat", "added"], ["logits"]),
+    ]
+    weights = {
+        "first": np.array(0, np.int64),
+        "steep": np.array(1.5, np.float32),
+        "table": np.zeros((1, 3), np.float32),
+    }
+    shapes = [("images", "FP32", ("batch", 3, side, side))], [("logits", "FP32", ("batch", 3))]
+    return write(path, nodes, *shapes, weights)
+
+
 def repository(folder: Path, plan: str, *versions: tuple[int, float]) -> Path:
     model = folder / "models" / "namer"
     model.mkdir(parents=True)
@@ -119,6 +140,19 @@ def test_other_answers_send_it_back_and_the_pictures_are_kept(tmp_path: Path, pl
         assert lines[0]["stable"]["classes"][0]["label"] == "red"
         assert lines[0]["candidate"]["classes"][0]["label"] != "red"
         assert ask(server, "GET", f"{path}/{lines[0]['number']}")[1] == picture()
+
+
+@pytest.mark.parametrize("side", [16, 24])
+def test_a_picture_that_the_candidate_fails_is_answered_by_stable(tmp_path: Path, side: int) -> None:
+    home = repository(tmp_path, HELD, (16, 10.0))
+    fails_on_red(home / "namer" / "2" / "model.onnx", side)
+    with whole_server(home, state_dir=tmp_path / "state") as server:
+        until(server, "canary")
+        answers = []
+        found = until(server, "rolled-back", lambda: answers.append(classify(server)[0]))
+        assert {(answer["version"], answer["classes"][0]["label"]) for answer in answers} == {("1", "red")}
+        assert found["rollbacks"] == {"errors": 1}
+        assert found["history"][-1]["counts"]["fallbacks"] > 0
 
 
 def test_tensors_stay_with_stable_where_sizes_differ(tmp_path: Path) -> None:

@@ -147,6 +147,12 @@ def test_one_that_does_not_load_leaves_stable(tmp_path: Path) -> None:
         assert one.version() == "1"
 
 
+def test_one_that_takes_too_much_memory_is_refused(tmp_path: Path) -> None:
+    with staged(tmp_path, f"{HELD}guards = {{ memory_gb = 0.000001 }}\n", {1: "1", 2: "large"}) as one:
+        assert "memory_gb" in one.until("failed")["why"]
+        assert one.version() == "1"
+
+
 def test_a_new_version_starts_one_instead_of_a_swap(tmp_path: Path) -> None:
     with staged(tmp_path, HELD, {1: "1"}, model_control_mode="poll", poll_s=3600) as one:
         assert one.status()["state"] == "none"

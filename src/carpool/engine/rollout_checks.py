@@ -4,6 +4,8 @@ model in disguise, and how fast it is.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from hashlib import blake2b
@@ -151,3 +153,23 @@ def status_document(record: Record, now: float, more: Mapping[str, Any]) -> dict
         "rollbacks": record.rollbacks,
         **more,
     }
+
+
+def resident_gb() -> float:
+    """Memory that this process and those that it started have for themselves."""
+    return sum(map(_own_bytes, [os.getpid(), *_below(os.getpid())])) / 1e9
+
+
+def _below(pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError, ValueError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                yield child
+                yield from _below(child)
+
+
+def _own_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
+        return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) * 1024
+    return 0

@@ -31,6 +31,7 @@ from carpool.engine.rollout_checks import (
     differences,
     digest_of,
     pinned,
+    resident_gb,
 )
 from carpool.errors import CarpoolError
 from carpool.link.door import Route
@@ -63,10 +64,8 @@ class Watched:
         self.identities: Mapping[str, object] = {}
         self.sources: OrderedDict[str, float] = OrderedDict()  # when each was last counted
         self.seen_ms: float | None = None  # how long the last change took to the last front end
-        self.requests = -1.0  # all that came until the last look
         self.saving: Future[None] | None = None
         self.saved_at = self.looked_at = 0.0
-        self.minute_at = monotonic()
         self.guards: list[Guard] = []
 
 
@@ -85,7 +84,10 @@ class Rollouts:
         self._ticking: asyncio.Task[None] | None = None
         self._control.pin = self._pin
         self._control.loaded = self._loaded
-        self.ended: list[Callable[[Record], None]] = []  # told of every change: `registry` writes it back
+        self._rates: dict[str, list[float]] = {}  # by model: requests a second in each of the last minutes
+        self._requests: dict[str, float] = {}  # by model: all that came until the last look
+        self._minute_at = monotonic()
+        self.listeners: list[Callable[[Record], None]] = []  # told of every change
         host.on_stop(self.close)
 
     def close(self) -> None:
@@ -127,8 +129,7 @@ class Rollouts:
         record = watched.record
         self._models[record.model] = watched
         self._engine.fleet.preferred[record.model] = record.rollout.serving
-        if self._ticking is None:
-            self._ticking = asyncio.get_running_loop().create_task(self._tick())
+        record.rates = self._rates.setdefault(record.model, record.rates)
 
     def _check_files(self, watched: Watched, files: Fingerprint) -> None:
         for version, stamps in watched.stamps.items():
@@ -146,6 +147,8 @@ class Rollouts:
         return model.places[0] if model is not None and model.places else None
 
     def _loaded(self, model: ModelState) -> None:
+        if self._ticking is None:
+            self._ticking = asyncio.get_running_loop().create_task(self._tick())
         if model.name not in self._busy:
             self._do(self._follow(model.name))
 
@@ -203,7 +206,7 @@ class Rollouts:
         record = Record(name, plan, Rollout(stable, candidate, since=monotonic(), why=why), by_hand)
         if before is not None:
             old = before.record
-            record.history, record.rates, record.rollbacks = old.history, old.rates, old.rollbacks
+            record.history, record.rollbacks = old.history, old.rollbacks
         record.digests[candidate] = digest
         watched = Watched(record, None if self._folder is None else file_for(self._folder, name, home))
         record.note(time.time(), "", why)
@@ -224,12 +227,17 @@ class Rollouts:
         name, rollout = record.model, record.rollout
         missing = self._missing(record)
         if missing:
+            before = resident_gb()
             try:
                 await self._control.load(name)
             except CarpoolError as error:
                 self._fail(watched, f"version {rollout.candidate} does not load: {error.message}")
                 return
             missing = self._missing(record)
+            most, taken = record.plan.guards.memory_gb, resident_gb() - before
+            if most is not None and taken > most:
+                self._fail(watched, f"loading it took {taken:.2f} GB, more than memory_gb = {most:g}")
+                return
         if record.rollout.over or self._models.get(name) is not watched:
             return
         if missing:
@@ -328,7 +336,7 @@ class Rollouts:
             why=after.why,
         )
         self._save(watched)
-        for tell in self.ended:
+        for tell in self.listeners:
             tell(record)
         if after.over or after.state is State.RETIRED:
             watched.ready = False
@@ -368,6 +376,8 @@ class Rollouts:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
+            if monotonic() - self._minute_at >= _MINUTE_S:
+                self._note_rates(monotonic())
             for watched in [found for found in self._models.values() if found is not None]:
                 try:
                     await self._look(watched, monotonic())
@@ -376,8 +386,6 @@ class Rollouts:
 
     async def _look(self, watched: Watched, now: float) -> None:
         record = watched.record
-        if now - watched.minute_at >= _MINUTE_S:
-            self._note_rate(watched, now)
         if record.rollout.over:
             return
         if watched.ready and now - watched.looked_at >= _LOOK_S:
@@ -391,19 +399,20 @@ class Rollouts:
         if now - watched.saved_at >= _SAVE_S:
             self._save(watched)
 
-    def _note_rate(self, watched: Watched, now: float) -> None:
-        """Requests a second in the last minute, answered or not: what the capacity check plays."""
-        name, rows = watched.record.model, self._engine.table.models()
-        total = sum(
-            sum(row.cells[columns.REQUEST_SECONDS.buckets])
-            + sum(row.cells[column] for column in columns.FAILURES.values())
-            for row in rows
-            if row.model == name
-        )
-        if 0.0 <= watched.requests <= total:
-            rate = (total - watched.requests) / (now - watched.minute_at)
-            watched.record.rates = [*watched.record.rates, rate][-MINUTES:]
-        watched.requests, watched.minute_at = total, now
+    def _note_rates(self, now: float) -> None:
+        """Requests a second in the last minute, answered or not, whether or not a rollout is under way: what
+        the capacity check of the next one plays."""
+        totals: dict[str, float] = {}
+        for row in self._engine.table.models():
+            came = sum(row.cells[columns.REQUEST_SECONDS.buckets])
+            came += sum(row.cells[column] for column in columns.FAILURES.values())
+            totals[row.model] = totals.get(row.model, 0.0) + came
+        for name, total in totals.items():
+            before = self._requests.get(name, 0.0)
+            rates = self._rates.setdefault(name, [])
+            rates.append(max(0.0, total - before) / (now - self._minute_at))
+            del rates[:-MINUTES]
+        self._requests, self._minute_at = totals, now
 
     def _save(self, watched: Watched) -> None:
         watched.saved_at = monotonic()

@@ -170,9 +170,7 @@ class Outcome(NamedTuple):
 class ImageCall(ClientCall):
     """One picture of a request, which hears how it ended, unless the client has left."""
 
-    __slots__ = ("_number", "_picture", "_pixels", "_request")
-
-    _picture: RoutePicture
+    __slots__ = ("_number", "_pixels", "_request")
 
     def __init__(self, request: ImageRequest, number: int, pixels: int) -> None:
         super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)
@@ -188,7 +186,7 @@ class ImageCall(ClientCall):
         request = self._request
         try:
             self._slot = slot
-            self._picture = picture = RoutePicture(
+            picture = RoutePicture(
                 request.target.model, data, request.options, request.drawn, self._pixels, as_file
             )
             self._offer_pictures(picture, slot)
@@ -196,10 +194,12 @@ class ImageCall(ClientCall):
             self._fail(error)
 
     def _write(self, answer: Answer, _placed: Mapping[str, Placed]) -> None:
-        if self._picture.drawn is not None:
+        picture = self._pictures  # not always the one it began with: another version may have answered
+        assert isinstance(picture, RoutePicture)
+        if picture.drawn is not None:
             answer.outside = None  # who wants a drawing waits for that: it says nothing of the others
         version = "" if self.split is None else self.entry.version
-        outcome = Outcome(self._picture.body, None, self._times(answer.timing), version)
+        outcome = Outcome(picture.body, None, self._times(answer.timing), version)
         self._request.ended(self._number, outcome)
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
