@@ -114,7 +114,7 @@ class Beside:
         call, split = self._call, self.split
         self._mirror.count_answer(split, call, monotonic())
         if self.compares and self._head is not None:
-            job = Comparison(self._mirror, split, call.entry, call.sender.source, self._pictures)
+            job = Comparison(self._mirror, split, call.entry, call.sender.named, self._pictures)
             job.keep_answer(answer.outputs)
             slot, self._slot = self._slot, None
             job.begin(self._head, slot, self._tail)
@@ -195,7 +195,7 @@ class Mirror:
             return route.mirrored > 0.0 and self._random.random() < route.mirrored
         if not route.compared:
             return False
-        name, source = split.stable.name, call.sender.source
+        name, source = split.stable.name, call.sender.named
         last = self._seen.get((name, source)) if source else None
         if last is not None and now - last.at < _APART_S:
             self.skipped(split, "thinned")

@@ -49,8 +49,8 @@ class Split:
         named = b""
         if self._header:
             named = headers.get(self._header, b"")
-        elif self.route.sticky == "source" and sender.source != sender.holder:
-            named = sender.source.encode(errors="replace")
+        elif self.route.sticky == "source":
+            named = sender.named.encode(errors="replace")
         return named[:_LONGEST_KEY] if named else b"\0%r" % at
 
     def spares(self, entry: ModelEntry) -> bool:

@@ -60,6 +60,11 @@ class Sender(NamedTuple):
     holder: str = ""
     weight: float = 1.0
 
+    @property
+    def named(self) -> str:
+        """The source that a request names itself: a key's holder alone is none."""
+        return "" if self.source == self.holder else self.source
+
     def with_key(self, key: Key) -> Sender:
         """The sources that a holder names are its own: none is another's, whatever it is called."""
         source = f"{key.name}/{self.source}" if self.source else key.name

@@ -153,7 +153,7 @@ def together(guards: list[Guard], capacity: str = "") -> Verdict:
     for guard in guards:
         if guard.verdict == "breach":
             return Verdict(breach=guard.sentence, guard=guard.name)
-    waits = [*_waiting(guards), *([capacity] if capacity else [])]
+    waits = [*dict.fromkeys(_waiting(guards)), *([capacity] if capacity else [])]
     return Verdict(proven=not waits, waits_for="; ".join(waits))
 
 
