@@ -41,7 +41,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "core": "",
     "demo": "",
     "engine": "backends backends/torch config core engine/models engine/profile link memory observe "
-    "quality registry vision",
+    "quality registry rollout vision",
     "engine/models": "backends backends/python backends/torch config core engine engine/profile link "
     "observe vision vision/tasks",
     "engine/profile": "backends config core engine link observe",
@@ -63,6 +63,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend/pictures link memory observe wire",
     "quality": "config core vision",
     "registry": "config",
+    "rollout": "config core sim",
     "runner": "backends backends/torch engine engine/models engine/profile link memory observe process "
     "vision",
     "sim": "core",

@@ -104,6 +104,10 @@ class Replaced(CarpoolError):  # a newer frame of the same source took its place
     reason = "replaced"
 
 
+class WrongState(CarpoolError):  # understood, but it does not fit how things stand now
+    reason = "wrong-state"
+
+
 class DeadlineExceeded(CarpoolError):  # the deadline passed while waiting, or the execution timed out
     reason = "deadline"
 

@@ -37,9 +37,11 @@ def test_every_variable_reaches_its_setting() -> None:
         "log_format": "json",
         "log_level": "debug",
         "allow_client_shm": "Yes",
+        "allow_rollouts": "1",
         "exit_on_error": "on",
         "strict_readiness": "false",
         "cache_dir": "/c",
+        "state_dir": "/s",
         "host": "h",
         "metrics_key": "yes",
         "task": "pose",
@@ -113,6 +115,11 @@ def test_loading_on_demand() -> None:
 def test_cache_directory() -> None:
     assert read({"XDG_CACHE_HOME": "/x", "HOME": "/h"}).cache_dir == Path("/x/carpool")
     assert read({"XDG_CACHE_HOME": "x", "HOME": "/h"}).cache_dir == Path("/h/.cache/carpool")
+
+
+def test_state_directory() -> None:
+    assert read({"XDG_STATE_HOME": "/x", "HOME": "/h"}).state_dir == Path("/x/carpool")
+    assert read({"XDG_STATE_HOME": "x", "HOME": "/h"}).state_dir == Path("/h/.local/state/carpool")
 
 
 def test_models_to_start_with_need_explicit_control() -> None:

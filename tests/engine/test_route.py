@@ -25,8 +25,8 @@ class Version:
 
 def test_the_newest_version_is_chosen_by_its_number() -> None:
     versions = {1: Version("a", "9"), 2: Version("a", "10"), 3: Version("b", "1"), 4: Version("a", "2")}
-    assert newest(versions) == {"a": 2, "b": 3}
-    assert newest({}) == {}
+    assert newest(versions, {}) == {"a": 2, "b": 3}
+    assert newest({}, {}) == {}
 
 
 class Remembering:

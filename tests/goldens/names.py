@@ -16,7 +16,7 @@ from carpool.cli.main import app
 from carpool.config.server import variables
 from carpool.config.table import KEYS
 from carpool.frontend.http.app import ROUTES
-from carpool.link.door import DEADLINE, LATEST, SOURCE
+from carpool.link.door import DEADLINE, LATEST, ROLLOUT, SOURCE
 from carpool.observe.prometheus import chosen
 from frontend.grpc.front_end import PATIENCE, channel, front_end
 
@@ -37,7 +37,7 @@ def public_names() -> dict[str, Any]:
         "routes": sorted(f"{route.method} {route.pattern}" for route in ROUTES),
         "grpc": _grpc_methods(),
         "metrics": {family.name: family.kind for family in _families()},
-        "headers": [DEADLINE, LATEST, SOURCE],
+        "headers": [DEADLINE, LATEST, ROLLOUT, SOURCE],
         "model.toml": {section or "top": sorted(keys) for section, keys in sorted(KEYS.items())},
         "variables": sorted(variables()),
     }

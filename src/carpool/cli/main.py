@@ -24,6 +24,7 @@ from carpool.cli.plan_command import PlanVerb
 from carpool.cli.predict_command import Predict
 from carpool.cli.profile_command import ProfileVerb
 from carpool.cli.registry_command import RegistryVerb
+from carpool.cli.rollout_command import RolloutVerb
 from carpool.cli.serve_command import Serve, plain_flags
 from carpool.cli.simulate_command import Simulate
 from carpool.cli.sweep_command import Sweep
@@ -112,6 +113,7 @@ app.command("registry")(_as_command(RegistryVerb))
 app.command("drift")(_as_command(DriftVerb))
 app.command("label")(_as_command(LabelVerb))
 app.command("cache")(_as_command(CacheVerb))
+app.command("rollout")(_as_command(RolloutVerb))
 app.command("load")(_as_command(Load))
 app.command("profile")(_as_command(ProfileVerb))
 app.command("sweep")(_as_command(Sweep))

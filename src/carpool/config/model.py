@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carpool.config.backend_kinds import kind_of
 from carpool.config.cache_settings import CacheSettings
@@ -15,6 +15,9 @@ from carpool.config.drift_settings import DriftSettings
 from carpool.config.registry_settings import RegistrySettings
 from carpool.core.policy import Knobs, Promise
 from carpool.errors import ConfigError
+
+if TYPE_CHECKING:
+    from carpool.config.rollout_settings import RolloutSettings
 
 DEFAULT_MAX_BATCH = 32  # for a model that can batch when nobody said how far
 DYNAMIC = -1  # a dimension that differs from request to request
@@ -298,6 +301,7 @@ class ModelConfig:
     fake: FakeSettings | None = None
     drift: DriftSettings | None = None  # None: nothing of the traffic is looked at
     registry: RegistrySettings | None = None
+    rollout: RolloutSettings | None = None
 
     @property
     def caching(self) -> CacheSettings | None:

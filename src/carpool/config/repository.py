@@ -22,6 +22,7 @@ from carpool.config.model import (
     SpecificVersions,
 )
 from carpool.config.registry_settings import served_versions
+from carpool.config.rollout_settings import ROLLOUT_TOML, read_rollout_toml
 from carpool.config.toml import read_toml
 from carpool.config.torchserve import MAR, unpacked
 from carpool.config.triton import read_pbtxt
@@ -222,12 +223,18 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def folder_settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
-    """Of the model in this folder, and the warnings."""
+    """Those of the files in a model's folder, and the warnings."""
     pbtxt, toml = folder / PBTXT, folder / TOML
     if pbtxt.exists() and toml.exists():
         raise ConfigError(f"{folder}: both {PBTXT} and {TOML} are here; keep the one you mean")
     if pbtxt.exists():
-        return read_pbtxt(pbtxt, name)
+        config, warnings = read_pbtxt(pbtxt, name)
+        rollout = read_rollout_toml(folder)
+        if rollout is not None and config.versions != LatestVersions():
+            raise ConfigError(
+                f"{pbtxt}: version_policy does not go with {ROLLOUT_TOML}, which chooses versions"
+            )
+        return replace(config, rollout=rollout), warnings
     if toml.exists():
         return _as_registered(read_toml(toml, name), folder), []
     return ModelConfig(name=rules.check_name(name, str(folder)), path=folder), []
@@ -428,9 +435,10 @@ def take_fingerprint(place: Path) -> Fingerprint:
     """Of the model in this folder or file; an empty one where there is none. Links are followed."""
     if place.is_dir():
         numbered = _versions(place)
+        settings = [place / name for name in (PBTXT, TOML, ROLLOUT_TOML)]
         return Fingerprint(
-            _stamps(place, [place / PBTXT, place / TOML]),
-            _stamps(place, _files(place, leave_out={*numbered.values(), place / PBTXT, place / TOML})),
+            _stamps(place, settings),
+            _stamps(place, _files(place, leave_out={*numbered.values(), *settings})),
             {number: _stamps(folder, _files(folder)) for number, folder in numbered.items()},
         )
     folder = place.parent

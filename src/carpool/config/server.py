@@ -129,6 +129,11 @@ class ServerSettings:
         "Ready when every model is warm or has failed; false: with the first.",
         choices=("true", "false"),
     )
+    allow_rollouts: bool = _setting(
+        False,
+        "Let whoever may control models start a rollout by request, in any mode.",
+        name="--allow-rollouts",
+    )
     poll_s: float = _setting(
         15.0,
         "Seconds between two looks at the model folders.",

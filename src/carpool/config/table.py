@@ -34,7 +34,8 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "": (
             "name backend file task slo_ms slo_may_grow max_batch instances versions labels "
             "execution_timeout_ms response_cache device_weight batching image detect classify segment "
-            "pose obb depth embed fake onnxruntime pytorch cache drift registry parameters input output"
+            "pose obb depth embed fake onnxruntime pytorch cache drift registry rollout parameters "
+            "input output"
         ),
         "instances": "count kind gpus",
         "versions": "latest",
@@ -47,6 +48,13 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         **{name: " ".join(key.name for key in fields(kind)) for name, kind in SECTIONS.items()},
         "drift": "sample window_h reference psi uncertain",
         "drift.uncertain": "folder score margin per_hour mb",
+        "rollout": (
+            "candidate shadow canary shadow_h canary_h standby_h least sticky promote fallback evaluate "
+            "tolerate guards compare keep"
+        ),
+        "rollout.guards": "disagreement late errors feedback memory_gb confidence on_breach",
+        "rollout.compare": "score iou mask_iou cosine top_k",
+        "rollout.keep": "folder pictures mb",
         "input": "name datatype shape reshape optional layout",
         "output": "name datatype shape reshape labels",
     }.items()

@@ -28,6 +28,7 @@ from carpool.config.model import (
     task_names,
 )
 from carpool.config.registry_settings import RegistrySettings, read_address
+from carpool.config.rollout_settings import read_rollout
 from carpool.config.table import SECTIONS, Table
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
@@ -84,10 +85,13 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         device_weight=_weight(top),
         parameters=_parameters(top),
         drift=None if (drift := top.table("drift")) is None else read_drift(drift, _inside),
+        rollout=read_rollout(top.table("rollout")),
         **{name: _section(table) for name in SECTIONS if (table := top.table(name)) is not None},
     )
     if config.registry is not None:
         _check_registry(top, config.registry)
+    if config.rollout is not None and top.has("versions"):
+        raise top.error("versions", "does not go with [rollout], which chooses the versions itself")
     if max_batch is None:
         return config
     return rules.with_max_batch(config, max_batch, top.where("batching"))

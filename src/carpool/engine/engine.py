@@ -209,7 +209,7 @@ class Engine:
             for key, served in self.fleet.offered.items()
             if version in ("", served.version) and served.state is State.READY
         }
-        key = newest(ready).get(name)
+        key = newest(ready, self.fleet.preferred).get(name)
         if key is None:
             raise self._absent(name, version)
         return key

@@ -101,7 +101,7 @@ class EngineHost:
             "statistics": self._statistics,
         }
         engine.fleet.changed = self.publish
-        engine.fleet.seen = self._everyone_saw
+        engine.fleet.seen = self.everyone_saw
 
     @property
     def catalog(self) -> Catalog:
@@ -113,7 +113,8 @@ class EngineHost:
         if seen is not None:
             self._seen.append(seen)
 
-    async def _everyone_saw(self) -> None:
+    async def everyone_saw(self) -> None:
+        """Every front end has the latest catalogue."""
         await asyncio.gather(*(seen(self._catalog.number) for seen in self._seen))
 
     def on_stop(self, end: Callable[[], None]) -> None:
@@ -132,7 +133,7 @@ class EngineHost:
         }
         ready = {key: served for key, served in fleet.offered.items() if served.state is State.READY}
         entries = {(served.name, served.version): self._entries[key] for key, served in ready.items()}
-        chosen = {name: self._entries[key] for name, key in newest(ready).items()}
+        chosen = {name: self._entries[key] for name, key in newest(ready, fleet.preferred).items()}
         leaving = [self._entries[key] for key in fleet.leaving]
         down = frozenset(key for key, served in fleet.offered.items() if not served.able)
         halted = {(self._entries[key].name, self._entries[key].version) for key in down}

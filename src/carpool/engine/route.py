@@ -55,11 +55,17 @@ class Spare:
         """Its inputs were there when it came."""
 
 
-def newest(versions: Mapping[int, Served]) -> dict[str, int]:
-    """By name, the key of the version that serves requests which name none."""
+def newest(versions: Mapping[int, Served], preferred: Mapping[str, str]) -> dict[str, int]:
+    """By name, the key of the version that serves requests which name none: the one that is `preferred`, as
+    while another is to take over from it, or else the newest."""
+
+    def rank(key: int) -> tuple[bool, int]:
+        one = versions[key]
+        return one.version == preferred.get(one.name), int(one.version)
+
     chosen: dict[str, int] = {}
     for key, one in versions.items():
         known = chosen.get(one.name)
-        if known is None or int(one.version) > int(versions[known].version):
+        if known is None or rank(key) > rank(known):
             chosen[one.name] = key
     return chosen

@@ -27,7 +27,8 @@ from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput
 from carpool.frontend.cache_audit import Audit, wants_audit
 from carpool.frontend.front_caches import JOINED, MISS, OFF, STORED, Told, hit
-from carpool.link.door import Answer
+from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
+from carpool.link.door import Answer, Slot
 from carpool.observe import columns
 from carpool.vision.picture_answers import Options
 from carpool.vision.thumbnail import thumbnail
@@ -35,7 +36,6 @@ from carpool.wire.v2 import Buffer, Placed, RequestHead
 
 if TYPE_CHECKING:
     from carpool.frontend.call import ClientCall
-    from carpool.frontend.pictures.sent_pictures import RoutePicture
 
 MOST_BYTES = 16 << 20
 """Of a request that is looked up: what takes longer to read twice is not worth it."""
@@ -57,6 +57,13 @@ class Asked(NamedTuple):
     drawn: str | None = None
     is_picture: bool = False
     audited: RoutePicture | None = None  # what can be computed again and compared
+
+    @classmethod
+    def of(cls, pictures: SentPictures, form: str, slot: Slot | None) -> Asked:
+        """One of them may lie in the call's slot."""
+        said, files = (pictures.options, pictures.drawn), pictures.files_in(slot)
+        audited = pictures if isinstance(pictures, RoutePicture) and pictures.drawn is None else None
+        return cls(pictures.asked, form, files, slot is not None, *said, True, audited)
 
 
 class Lookup:

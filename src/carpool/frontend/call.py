@@ -25,26 +25,26 @@ from typing import Any, NamedTuple, TypeVar
 
 from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import ANY
-from carpool.errors import CarpoolError, Unavailable, without_stack
+from carpool.errors import CarpoolError, DeadlineExceeded, without_stack
 from carpool.frontend.cached_call import Asked, Lookup
 from carpool.frontend.client_memory import Outlets, names_regions
+from carpool.frontend.comparison import may_run_again
 from carpool.frontend.front_caches import Told
 from carpool.frontend.front_service import FrontService
+from carpool.frontend.mirror import Beside
 from carpool.frontend.packing import AT_ONCE, check, is_in_place
 from carpool.frontend.pictures.picture_service import promised
-from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
-from carpool.frontend.pictures.workers import Job
+from carpool.frontend.pictures.sent_pictures import SentPictures
+from carpool.frontend.pictures.workers import Job, explained, stopping
+from carpool.frontend.routing import Split
 from carpool.link.door import Answer, Call, ModelEntry, Sender, Slot
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
 from carpool.observe.counters import Row, count_failure
-from carpool.observe.logs import logger
 from carpool.types import RequestOptions, Tensor, Timing
 from carpool.wire.head import DEFAULT_OPTIONS
 from carpool.wire.v2 import Buffer, Placed, RequestHead
 
 T = TypeVar("T")
-
-_log = logger("pictures")
 
 READING, OFFERED, RUNNING, ANSWERING, OVER = range(5)
 
@@ -71,9 +71,9 @@ class ClientCall:
     """
 
     __slots__ = (
-        *("_call", "_done_at", "_job", "_lookup", "_offered_at", "_outlets", "_pictures", "_ready_in"),
-        *("_slot", "_until", "arrived", "deadline", "entry", "head", "row", "sender", "service", "state"),
-        *("told", "unread", "wish"),
+        *("_beside", "_call", "_done_at", "_job", "_lookup", "_offered_at", "_outlets", "_pictures"),
+        *("_ready_in", "_slot", "_until", "arrived", "deadline", "entry", "head", "row", "sender"),
+        *("service", "split", "state", "told", "unread", "wish"),
     )
 
     entry: ModelEntry  # with `row`: what serves it
@@ -92,6 +92,8 @@ class ClientCall:
         self._outlets: Outlets | None = None  # for outputs that the client wants in its own memory
         self._pictures: SentPictures | None = None
         self._job: Job | None = None  # decodes them
+        self.split: Split | None = None  # between two versions, one of which has been chosen
+        self._beside: Beside | None = None  # what is done beside it for that
         self._ready_in = self._until = self._done_at = 0.0
         self.wish = ANY  # what the request says about caches
         self.told: Told | None = None  # what its answer says about them
@@ -130,10 +132,18 @@ class ClientCall:
     def _answer_takes_long(self) -> None:
         """A thread works on the answer."""
 
+    def _keep_to_source(self, head: RequestHead) -> None:
+        """Its own parameters name a source: between two versions, the choice is that source's."""
+
     @property
     def pictures(self) -> SentPictures | None:
         """Until it has been answered, and while observers are told."""
         return self._pictures
+
+    @property
+    def request_id(self) -> str:
+        """As the client calls it; empty where it does not."""
+        return self.head.id
 
     # ── the request ──
 
@@ -148,11 +158,15 @@ class ClientCall:
                 self.deadline = min(self.deadline, self.arrived + options.timeout)
         if gate and not (options.priority or sender.priority):  # else only the engine can say
             refusal = self.service.door.refuses(entry, self.deadline, monotonic(), sender)
+            if refusal is not None and self._moves_to_stable(refusal):
+                refusal = self.service.door.refuses(self.entry, self.deadline, monotonic(), sender)
             if refusal is not None:
                 raise refusal
 
     def _offer_in_place(self, head: RequestHead, tail: int) -> None:
         """The tensors are in the slot, behind `tail` bytes."""
+        if self.split is not None and head.options.source:
+            self._keep_to_source(head)
         slot = self._slot
         assert slot is not None
         if self.entry.cache is not None and self._lookup is None:
@@ -167,6 +181,8 @@ class ClientCall:
     ) -> asyncio.Future[Any] | None:
         """The tensors are here, or in the client's own memory. Without `checked`, it is still to be seen
         whether BYTES and BOOL are such. Returns what it waits for, if it is not offered yet."""
+        if self.split is not None and head.options.source:
+            self._keep_to_source(head)
         if self.entry.cache is not None and self._lookup is None:
             again = partial(self._offer_pieces, head, pieces, checked=checked)
             if self._look_in_cache(Asked(head, self.form, pieces), again):
@@ -202,14 +218,17 @@ class ClientCall:
         may be in a slot already, which is the call's from here on."""
         self._slot = slot
         if self.entry.cache is not None and self._lookup is None:
-            said, files = (pictures.options, pictures.drawn), pictures.files(slot)
-            audited = pictures if isinstance(pictures, RoutePicture) and pictures.drawn is None else None
-            asked = Asked(pictures.asked, self.form, files, slot is not None, *said, True, audited)
-            if self._look_in_cache(asked, lambda: self._offer_pictures(pictures, self._slot)):
+            asked, again = (
+                Asked.of(pictures, self.form, slot),
+                lambda: self._offer_pictures(pictures, self._slot),
+            )
+            if self._look_in_cache(asked, again):
                 return
         service = self.service
         on_route = pictures.on_route
         self._enter(pictures.asked, gate=not on_route)
+        if self.split is not None:
+            pictures = pictures.for_model(service.pictures.model(self.entry))
         if pictures.asked.outputs:
             self._outlets = service.memory.outlets(pictures.asked.outputs)
         self._pictures = pictures
@@ -217,22 +236,15 @@ class ClientCall:
         if service.sampler is not None:
             pictures.sampled = service.sampler.pick(entry, pictures, slot)
         if pictures.is_file:
-            if on_route:
-                service.pictures.offers(entry, monotonic())
-            if slot is None:
-                slot = self._slot = service.door.slot(pictures.size)
-                pictures.put_file(slot.view)
-            self._offer(pictures.head, slot, 0)
+            self._offer_file(pictures)
             return
         now, weight = monotonic(), pictures.weight
-        self._until = until = promised(entry, self.arrived, self.deadline)
-        if on_route:  # it was counted at its head, and the gate looks at how many were
-            judge = service.pictures.refuses_now
-            refusal = judge(entry, self.deadline, until, now, self.sender, weight)
-        else:
-            refusal = service.pictures.cannot_decode(entry, until, now, weight)
+        refusal = self._cannot_decode(on_route, weight, now)
         if refusal is not None:
-            raise refusal
+            if not self._moves_to_stable(refusal):
+                raise refusal
+            self._offer_pictures(pictures)
+            return
         slot = service.door.slot(pictures.size)
         try:
             self._ready_in = service.pictures.workers.foresee(weight, now)
@@ -240,6 +252,23 @@ class ClientCall:
         finally:
             self._slot = slot  # until its tensors are in it
         self.state = OFFERED
+
+    def _offer_file(self, pictures: SentPictures) -> None:
+        service, slot = self.service, self._slot
+        if pictures.on_route:
+            service.pictures.offers(self.entry, monotonic())
+        if slot is None:
+            slot = self._slot = service.door.slot(pictures.size)
+            pictures.put_file(slot.view)
+        self._offer(pictures.head, slot, 0)
+
+    def _cannot_decode(self, on_route: bool, weight: float, now: float) -> CarpoolError | None:
+        """In time. On a route it was counted at its head, and the gate looks at how many were."""
+        entry, pictures = self.entry, self.service.pictures
+        self._until = until = promised(entry, self.arrived, self.deadline)
+        if on_route:
+            return pictures.refuses_now(entry, self.deadline, until, now, self.sender, weight)
+        return pictures.cannot_decode(entry, until, now, weight)
 
     def _offer(self, head: RequestHead, slot: Slot, tail: int, ready_in: float | None = None) -> None:
         """The one way through the door."""
@@ -260,6 +289,56 @@ class ClientCall:
         )
         self._slot = None
         self.state = RUNNING
+        if self.split is not None:
+            self._beside = self.service.mirror.watch(self, self._beside, head, slot, tail, ready_in)
+
+    # ── between two versions ──
+
+    def _moves_to_stable(self, error: CarpoolError) -> bool:
+        """The candidate does not take it: from here on it is stable's, if it may be."""
+        split = self.split
+        if split is None or not split.spares(self.entry) or not may_run_again(error):
+            return False
+        lookup = self._lookup
+        if lookup is not None:  # what stable says is no answer of the candidate's: nothing is kept of it
+            if lookup.abandoned:
+                return False
+            self._lookup = None
+            lookup.failed(error)
+        self.service.mirror.fell_back(split, error)
+        self.entry, self.row = split.stable, self.service.row(split.stable)
+        return True
+
+    def _runs_again(self, error: CarpoolError) -> bool:
+        """The candidate had it and failed, or is about to be late: run it on stable, if that can be in time.
+        Its inputs are still in their slot; pictures that stable wants in another size are decoded again."""
+        beside = self._beside
+        if beside is None or monotonic() >= promised(self.entry, self.arrived, self.deadline):
+            return False
+        if not beside.can_run_again(self._pictures) or not self._moves_to_stable(error):
+            return False
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()  # gives back what it holds, also if it is over
+        self._slot, head, tail = beside.take()
+        try:
+            if self._pictures is not None:
+                self._pictures = self._pictures.for_model(self.service.pictures.model(self.entry))
+                head = self._pictures.head
+            if self._slot is not None:
+                self._offer(head, self._slot, tail)
+            elif self._pictures is not None:
+                self._offer_pictures(self._pictures)
+        except CarpoolError as another:
+            self._fail(another)
+        except Exception as unknown:
+            self._fail_unexpectedly(unknown)
+        return True
+
+    def too_slow(self) -> None:
+        """If the candidate has not answered by now, stable just could."""
+        if self.state == RUNNING:
+            self._runs_again(DeadlineExceeded("the candidate takes too long", reason="deadline"))
 
     # ── answers that are kept ──
 
@@ -364,7 +443,7 @@ class ClientCall:
             self._call = None
             call.cancel()
             slot.release()
-            self._fail(_explained(error, self.entry.name))
+            self._fail(explained(error, self.entry.name))
         else:
             now = monotonic()
             self.service.pictures.workers.came_true(self._ready_in, now - self._offered_at, now)
@@ -372,11 +451,15 @@ class ClientCall:
             self.state = RUNNING
             assert self.row is not None
             self.row.observe(DECODE_SECONDS, seconds)
+            if self._beside is not None:
+                self._beside.decoded(slot)
             call.ready(slot)
 
     # ── the answer ──
 
     def _done(self, answer: Answer) -> None:
+        if self._beside is not None and answer.error is not None and self._runs_again(answer.error):
+            return
         self.state = ANSWERING
         self._done_at = monotonic()
         if self._lookup is not None:
@@ -408,7 +491,7 @@ class ClientCall:
     ) -> None:
         """What the outputs mean was worked out."""
         if composed is None:
-            answer.error = _explained(error, self.entry.name)
+            answer.error = explained(error, self.entry.name)
         else:
             answer.outputs, seconds = composed
             assert self.row is not None
@@ -439,20 +522,7 @@ class ClientCall:
             if answer.error is not None or placed is None:
                 self._fail(answer.error or stopping(), answer.timing)
             else:
-                if self._lookup is None:
-                    self._write(answer, placed())
-                else:
-                    self._lookup.finish(answer, placed())
-                self.state = OVER
-                for observer in self.service.observers:
-                    observer.answered(self, answer)
-                self._outlets = self._pictures = self._lookup = None
-                now = monotonic()
-                assert self.row is not None
-                self.row.observe(REQUEST_SECONDS, now - self.arrived)
-                if self.service.tracer.on:
-                    times = self.arrived, self._offered_at, now
-                    self.service.tracer.answered(self.entry, self._traced(), answer.timing, *times)
+                self._answer(answer, placed())
             if answer.outside is not None:  # how long its client waited beyond what the engine sees
                 now = monotonic()
                 answer.outside.seen(self.unread + now - answer.sent, now)
@@ -461,8 +531,31 @@ class ClientCall:
         except Exception as error:
             self._fail_unexpectedly(error)
         finally:
+            if self._beside is not None:
+                self._beside.failed()
+                self._beside = None
             if call is not None:
                 call.release()
+
+    def _answer(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
+        """Send it; then those hear of it who only look on."""
+        if self._lookup is None:
+            self._write(answer, placed)
+        else:
+            self._lookup.finish(answer, placed)
+        self.state = OVER
+        for observer in self.service.observers:
+            observer.answered(self, answer)
+        self._outlets = self._pictures = self._lookup = None
+        now = monotonic()
+        assert self.row is not None
+        self.row.observe(REQUEST_SECONDS, now - self.arrived)
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            beside.answered(answer)
+        if self.service.tracer.on:
+            times = self.arrived, self._offered_at, now
+            self.service.tracer.answered(self.entry, self._traced(), answer.timing, *times)
 
     def _times(self, timing: Timing) -> Times:
         """With the front end's own seconds around those of the engine."""
@@ -492,6 +585,8 @@ class ClientCall:
             times = self._times(timing)
         elif state != READING:
             times = Times(decode=(now - self.arrived) * 1e3)
+        if self.split is not None:
+            self.service.mirror.count_failure(self.split, self.entry, error)
         if self.row is not None:
             if times is None:
                 source = self.sender.source or self.head.options.source
@@ -527,6 +622,9 @@ class ClientCall:
 
     def _let_go(self) -> None:
         """Of what the door does not hold: a connection may remember its last request for long."""
+        if self._beside is not None:
+            self._beside.failed()
+            self._beside = None
         self._outlets = self._pictures = None
         job, self._job = self._job, None
         if job is not None and not self.service.pictures.workers.drop(job):
@@ -534,23 +632,3 @@ class ClientCall:
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.release()
-
-
-def stopping() -> Unavailable:
-    return Unavailable("the server is stopping", reason="stopping")
-
-
-def _explained(error: BaseException | None, model: str) -> CarpoolError:
-    """What a client may know of a thread's failure; what nobody expected is a bug, and is logged."""
-    if isinstance(error, CarpoolError):
-        return without_stack(error)
-    if isinstance(error, asyncio.CancelledError):
-        return stopping()
-    if isinstance(error, MemoryError):
-        return Unavailable("there is not enough memory for this picture now", reason="no-memory")
-    try:
-        raise error or RuntimeError("nothing came back")
-    except BaseException as unexpected:
-        _log.exception("picture-failed", model=model)
-        without_stack(unexpected)
-        return CarpoolError(f"the server failed on this picture: {type(unexpected).__name__}")

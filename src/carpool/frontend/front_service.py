@@ -14,7 +14,9 @@ from carpool.frontend.client_memory import ClientMemory
 from carpool.frontend.demands import Demands, NotLoaded
 from carpool.frontend.documents import served_versions
 from carpool.frontend.front_caches import CacheParts, Caches
+from carpool.frontend.mirror import Mirror
 from carpool.frontend.pictures.picture_service import PictureService
+from carpool.frontend.routing import Routing
 from carpool.frontend.sampling import Sampler
 from carpool.frontend.tracing import Tracer
 from carpool.link.door import UNLOADED, Answer, Catalog, Door, ModelEntry
@@ -109,6 +111,7 @@ class FrontService:
         self.max_body_bytes = max_body_bytes
         self.memory = ClientMemory(door, max_body_bytes)
         self.tracer = Tracer(door)
+        self.routing = Routing(door)
         self.pictures = PictureService(door, picture_threads)
         self.demands = Demands(door)
         self.observers: tuple[Observer, ...] = ()
@@ -116,6 +119,7 @@ class FrontService:
         self._sampling = Sampler(door, self.pictures.workers)
         self.caches = Caches(door, block, cache or CacheParts())
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
+        self.mirror = Mirror(door, self.pictures, self.threads, self.row)
         self._block = block
         self._rows: dict[tuple[int, int], Row] = {}
         self._rows_of: Catalog | None = None
@@ -153,6 +157,7 @@ class FrontService:
     def close(self) -> None:
         self.demands.close()
         self._sampling.close()
+        self.mirror.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.pictures.close()
         self.caches.close()

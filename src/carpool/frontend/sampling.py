@@ -104,7 +104,7 @@ class Sampler:
         model.due = now + _EVERY_S
         wanted = model.uncertain is not None and self._room.get(entry.key, 1) > 0
         file, size = b"", 0
-        came = pictures.files(None)
+        came = pictures.files
         if came and len(came[0]):
             size = len(came[0])
             if (wanted or pictures.is_file) and size <= MOST_PICTURE_BYTES:

@@ -25,6 +25,9 @@ ASK = "carpool_ask"
 DEADLINE = "X-Carpool-Deadline-Ms"
 SOURCE = "X-Carpool-Source"
 LATEST = "X-Carpool-Latest"
+ROLLOUT = "X-Carpool-Rollout"
+"""Asks for one side of a rollout."""
+SIDES = ("stable", "candidate")
 
 _MILLISECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
@@ -56,6 +59,11 @@ class Sender(NamedTuple):
     priority: int = 0
     holder: str = ""
     weight: float = 1.0
+
+    @property
+    def named(self) -> str:
+        """The source that a request names itself: a key's holder alone is none."""
+        return "" if self.source == self.holder else self.source
 
     def with_key(self, key: Key) -> Sender:
         """The sources that a holder names are its own: none is another's, whatever it is called."""
@@ -112,6 +120,16 @@ def read_latest(field: bytes | None) -> bool:
     return True
 
 
+def read_side(field: bytes | None) -> str:
+    """Which side of a rollout is asked for; empty: either."""
+    if field is None:
+        return ""
+    side = field.decode("ascii", "replace")
+    if side not in SIDES:
+        raise InvalidInput(f"{ROLLOUT} must be {' or '.join(SIDES)}", field=ROLLOUT)
+    return side
+
+
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
     """One version of one model, as the front ends know it."""
@@ -146,6 +164,22 @@ class IndexEntry(NamedTuple):
     version: str = ""
     state: str = ""  # READY, LOADING, UNLOADING, UNAVAILABLE; empty, as its version, if it was never loaded
     reason: str = ""
+
+
+class Route(NamedTuple):
+    """Who answers requests that name no version, while one version takes over from another."""
+
+    stable: str
+    candidate: str
+    share: float = 0.0  # of the candidate
+    salt: str = ""  # the candidate's digest: all replicas choose alike
+    sticky: str = "source"  # what keeps to one side: source, header:NAME, request
+    mirrored: float = 0.0  # of stable's requests, run on the candidate too
+    compared: bool = False  # the candidate's answers are compared with stable's
+    fallback: bool = True  # what the candidate fails is run again on stable
+    epoch: int = 0  # what is counted under one number belongs together
+    keeps: bool = False  # pictures that are answered differently are kept
+    limits: Mapping[str, float] = {}  # from when on answers differ
 
 
 UNLOADED = "unloaded"
@@ -193,6 +227,7 @@ class Catalog:
     cameras: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By model and source: how the cameras are that drift knows; empty: well."""
     cleared: Mapping[str, int] = field(default_factory=dict)  # by model: how often its kept answers were
+    routes: Mapping[str, Route] = field(default_factory=dict)  # by name, of those that are rolled out
 
     @property
     def able(self) -> bool:
@@ -354,6 +389,7 @@ def read_catalog(number: int, payload: bytes, known: Mapping[int, ModelEntry]) -
         "index": [IndexEntry(*line) for line in document["index"]],
         "down": frozenset(document["down"]),
         "regions": {name: Region(**region) for name, region in document["regions"].items()},
+        "routes": {name: Route(*route) for name, route in document["routes"].items()},
     }
     return Catalog(**document)
 

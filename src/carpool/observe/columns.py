@@ -73,6 +73,14 @@ BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
 FAILURE_WORDS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 SHED_WORDS = tuple(reason.value for reason in Reason)
+COMPARED_WORDS = ("same", "differs", "candidate-failed")
+SKIPPED_WORDS = ("busy", "slots", "late", "thinned", "failed")
+GUARD_WORDS = ("disagreement", "late", "errors", "feedback")
+STATE_WORDS = (
+    *("loading", "checked", "shadow", "canary", "full", "standby", "retired", "paused"),
+    *("done", "rolled-back", "failed"),
+)
+VERDICT_WORDS = ("false-alert", "missed", "right")
 PROCESS_WORDS = ("engine", "http", "grpc", "worker")
 DRIFT_WORDS = (
     *("size", "grey", "brightness", "sharpness", "contrast", "bytes"),
@@ -128,6 +136,18 @@ DRIFT_ALARM: Mapping[str, Column] = _layout.by_word(DRIFT_WORDS, gauges=True)
 """Both are one more than what they say: 0 is for a model whose drift is not known."""
 UNCERTAIN_KEPT = _layout.counter()
 REGISTRY_MOVES = _layout.counter()
+
+# A model version that is being rolled out. Counted where they are answered: comparisons and fallbacks.
+COMPARED: Mapping[str, Column] = _layout.by_word(COMPARED_WORDS)
+SKIPPED: Mapping[str, Column] = _layout.by_word(SKIPPED_WORDS)
+FALLBACKS = _layout.counter()
+ROLLBACKS: Mapping[str, Column] = _layout.by_word(GUARD_WORDS)
+FEEDBACK: Mapping[str, Column] = _layout.by_word(VERDICT_WORDS)
+ROLLOUT_STATE: Mapping[str, Column] = {word: _layout.gauge() for word in STATE_WORDS}
+ROLLOUT_SHARE: Mapping[str, Column] = {word: _layout.gauge() for word in ("answers", "shadow")}
+BOUND: Mapping[tuple[str, str], Column] = {
+    (word, end): _layout.gauge() for word in GUARD_WORDS for end in ("low", "high")
+}
 
 # The server.
 UP = _layout.gauge()  # of the engine 1; of the supervisor -1 while that engine stands still

@@ -97,6 +97,11 @@ class Family:
     histogram: Histogram | None = None
     milliseconds: tuple[float, ...] = ()  # of a histogram: only these of its bounds, and not in seconds
 
+    @property
+    def rolled_out(self) -> bool:
+        """It is about versions that are rolled out, and nothing is told of others."""
+        return self.name.startswith(("carpool_rollout_", "carpool_feedback_"))
+
 
 _TABLE = """
 nv_inference_request_success             counter   model  count:REQUEST_SECONDS Requests answered well; a request with a batch of images counts once.
@@ -151,6 +156,14 @@ carpool_camera_state                     gauge     camera state:CAMERA_STATES   
 carpool_registry_moves_total             counter   model  cell:REGISTRY_MOVES   Times that the model's address in the registry moved and was followed; a version goes on from the count of the one before.
 carpool_registry_up                      gauge     server seen:REGISTRY_UP      1 while the registry answers, else 0; absent where no model follows one.
 carpool_registry_age_seconds             gauge     server age:REGISTRY_SEEN     Time since the registry answered last; absent where no model follows one.
+carpool_rollout_state                    gauge     model  state:ROLLOUT_STATE   1 for the state that the rollout of this version is in.
+carpool_rollout_share                    gauge     model  kind:ROLLOUT_SHARE    Part of the requests without a version that this candidate answers, or is shown.
+carpool_rollout_compared_total           counter   model  verdict:COMPARED      Answers of this candidate that were compared with those of the stable version.
+carpool_rollout_skipped_total            counter   model  reason:SKIPPED        Comparisons that were wanted and not made, by reason.
+carpool_rollout_bound                    gauge     model  guard,end:BOUND       Where a guard's number lies: low over its limit sends the candidate back, high under it is proven; -1 for no end.
+carpool_rollout_fallbacks_total          counter   model  cell:FALLBACKS        Requests that this candidate failed and the stable version was asked instead.
+carpool_rollout_rollbacks_total          counter   model  guard:ROLLBACKS       Rollouts of this version that a guard ended.
+carpool_feedback_total                   counter   model  verdict:FEEDBACK      What clients said about answers of this version.
 carpool_connections                      gauge     server cell:CONNECTIONS      Open client connections.
 carpool_bytes_received_total             counter   server cell:BYTES_RECEIVED   Bytes read from clients.
 carpool_bytes_sent_total                 counter   server cell:BYTES_SENT       Bytes written to clients.
@@ -174,7 +187,7 @@ def _read(line: str) -> Family:
         return replace(family, histogram=column, milliseconds=coarse)
     if isinstance(column, Mapping) and how not in ("hits", "misses"):
         read = _one_less if how == "what" else _cell
-        return replace(family, values={f'{how}="{word}"': read(found) for word, found in column.items()})
+        return replace(family, values={_words(how, word): read(found) for word, found in column.items()})
     values: Mapping[str, Value] = {
         "count": lambda read: sum(read[column.buckets]),
         "sum": lambda read: read[column.sum],
@@ -189,6 +202,12 @@ def _read(line: str) -> Family:
         fields = HostReading._fields if family.scope is Scope.HOST else GpuReading._fields
         return replace(family, values={"": _cell(fields.index(source))})
     return replace(family, values={"": values.get(how, lambda _: 1.0)})
+
+
+def _words(labels: str, words: str | tuple[str, ...]) -> str:
+    """Labels, as text: one name for one word, or several for as many."""
+    listed = (words,) if isinstance(words, str) else words
+    return ",".join(f'{label}="{word}"' for label, word in zip(labels.split(","), listed, strict=True))
 
 
 def _cell(column: int) -> Value:
@@ -275,6 +294,8 @@ def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[list[str]]:
             lines = _histogram(family, histogram, labels, [*ends, ("+Inf", -1)], cells)
         else:
             numbers = [(more, value(cells)) for more, value in family.values.items()]
+            if family.rolled_out and not any(number for _, number in numbers):
+                continue  # most models are not
             lines = [_line(family.name, labels, more, each) for more, each in numbers if not isnan(each)]
         if lines:
             yield head + lines

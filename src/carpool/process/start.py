@@ -20,6 +20,7 @@ from carpool.engine.engine_questions import (
     answer_cache_questions,
     answer_profile_questions,
 )
+from carpool.engine.rollout_desk import RolloutDesk
 from carpool.engine.runner_client import Runner
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.frontend.remote_door import RemoteDoor
@@ -65,6 +66,7 @@ def add_questions(host: EngineHost, settings: ServerSettings) -> None:
     answer_profile_questions(host)
     DriftDesk(host, settings.state_dir)
     answer_cache_questions(host)
+    RolloutDesk(host, settings)
 
 
 async def engine(

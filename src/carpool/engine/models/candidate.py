@@ -19,6 +19,7 @@ from carpool.config.repository import (
     Fingerprint,
     ModelSource,
     ModelVersion,
+    folder_settings,
     read_place,
     take_fingerprint,
     the_place,
@@ -126,6 +127,9 @@ def _is_abandoned(home: Path) -> bool:
 
 log = logger("engine")
 
+Pin = Callable[[ModelConfig, Path], ModelConfig]
+"""Takes a model's settings and its folder, and may choose other versions; called in any thread."""
+
 
 @dataclass(frozen=True, slots=True)
 class Override:
@@ -145,8 +149,10 @@ class Candidate:
     upload: Upload | None = None
 
     def identity(self, version: ModelVersion) -> object:
-        """Equal for a version that need not be loaded again. Which other versions there are is no matter."""
-        return replace(self.source.config, versions=LatestVersions()), self.fingerprint.of(version.number)
+        """Equal for a version that need not be loaded again. Which other versions there are is no matter, nor
+        how one takes over from another."""
+        config = replace(self.source.config, versions=LatestVersions(), rollout=None)
+        return config, self.fingerprint.of(version.number)
 
     def check_unchanged(self) -> None:
         now, then = take_fingerprint(self._place), self.fingerprint
@@ -189,13 +195,14 @@ def read_candidate(
     places: Sequence[Path],
     override: Override | None,
     with_promise: Callable[[ModelConfig], ModelConfig],
+    pin: Pin | None = None,
 ) -> Candidate:
-    """Its settings, versions and files; not for the loop's thread."""
+    """Its settings, versions and files; not for the loop's thread. `pin` may choose the versions."""
     upload = Upload(name, override.files) if override is not None and override.files else None
     try:
         place = the_place(name, {name: tuple(places)}) if upload is None else upload.folder
         fingerprint = take_fingerprint(place)
-        source, warnings = _read(name, place, None if override is None else override.config)
+        source, warnings = _read(name, place, None if override is None else override.config, pin)
         for warning in warnings:
             log.warning("config", message=warning)
         source = replace(source, config=with_promise(source.config))
@@ -206,9 +213,12 @@ def read_candidate(
         raise
 
 
-def _read(name: str, place: Path, config: str | None) -> tuple[ModelSource, list[str]]:
-    if config is None:
-        return read_place(place, gpus=gpu_count())
-    return read_place(
-        place, gpus=gpu_count(), settings=lambda folder, _name: read_override(config, folder, name)
-    )
+def _read(name: str, place: Path, config: str | None, pin: Pin | None) -> tuple[ModelSource, list[str]]:
+    def settings(folder: Path, its_name: str) -> tuple[ModelConfig, list[str]]:
+        if config is None:
+            found, warnings = folder_settings(folder, its_name)
+        else:
+            found, warnings = read_override(config, folder, name)
+        return (found if pin is None else pin(found, folder)), warnings
+
+    return read_place(place, gpus=gpu_count(), settings=settings)

@@ -16,6 +16,7 @@ from carpool.config.repository import Fingerprint, ModelVersion, find_places
 from carpool.engine.models.candidate import (
     Candidate,
     Override,
+    Pin,
     as_known,
     fingerprint_of,
     read_candidate,
@@ -132,6 +133,8 @@ class ModelControl:
         self._last: dict[str, asyncio.Task[None]] = {}  # by model: what was asked last and is not over
         self._unbegun: dict[str, asyncio.Task[None]] = {}  # by model: a plain load that others may share
         self._waits: dict[str, tuple[str, ...]] = {}  # by model: those that it asks, and that load first
+        self.pin: Callable[[ModelState, Fingerprint], Pin | None] = lambda _model, _files: None
+        self.loaded: Callable[[ModelState], None] = lambda _model: None  # told of every load that went well
         self.closed = False
         self.on_demand = False  # what is not loaded will be, when somebody asks
 
@@ -175,6 +178,9 @@ class ModelControl:
             self._models[name].failed(mistake.message)
         self._fleet.changed()
         return mistakes
+
+    def known(self, name: str) -> ModelState | None:
+        return self._models.get(name)
 
     def unknown(self, name: str) -> NotFound:
         there = ", ".join(sorted(self._models)[:_MOST_NAMED]) or "none"
@@ -275,6 +281,7 @@ class ModelControl:
             model = await self._model_to_load(name, override)
             try:
                 await self._load(model, override, progress, checks)
+                self.loaded(model)
             except CarpoolError as error:
                 log.error("model-not-loaded", model=name, error=error.message)
                 raise
@@ -304,7 +311,12 @@ class ModelControl:
             override = Override(model.kept.config)
         try:
             found = await asyncio.to_thread(
-                read_candidate, model.name, model.places, override, self._with_promise
+                read_candidate,
+                model.name,
+                model.places,
+                override,
+                self._with_promise,
+                self.pin(model, files),
             )
         except Exception as cause:
             error = as_known(model.name, cause)
@@ -334,7 +346,8 @@ class ModelControl:
         # Nothing is waited for from here on: between two requests, all of it changes at once.
         going = [served for number, served in model.serving.items() if kept.get(number) is not served]
         for served in kept.values():
-            served.config = replace(served.config, versions=found.source.config.versions)
+            config = found.source.config
+            served.config = replace(served.config, versions=config.versions, rollout=config.rollout)
         model.loading = ()
         model.now_serves({**kept, **{int(served.version): served for served in new}})
         self._fleet.swap(new, going)

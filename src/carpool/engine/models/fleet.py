@@ -17,7 +17,7 @@ from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.route import Direct, Spare
 from carpool.errors import Unavailable
-from carpool.observe.counters import Block, Table
+from carpool.observe.counters import Block, Row, Table
 from carpool.observe.logs import logger
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Fleet:
         self.routes: dict[int, Route] = {}  # of both
         self.changed: Callable[[], None] = lambda: None
         self.seen: Callable[[], Awaitable[None]] = _at_once
+        self.preferred: dict[str, str] = {}  # by name: the version for requests that name none
         self.callers: Callers | None = None  # how instances of a model ask other models
         self._loading: set[Served] = set()
         self._keys = 0
@@ -88,6 +89,11 @@ class Fleet:
             upload.join()
         self._loading.add(served)
         return served
+
+    def row_of(self, name: str, version: str) -> Row | None:
+        """This process's counters of a version that is there."""
+        slot = self._table.directory.find(name, version)
+        return None if slot is None else self._block.row(slot)
 
     async def drop(self, served: Served) -> None:
         """It was not needed after all, or did not load."""

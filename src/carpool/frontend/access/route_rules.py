@@ -26,6 +26,7 @@ class Rule(NamedTuple):
 _MODEL = "/v2/models/{model}[/versions/{version}]"
 _REPOSITORY = "/v2/repository[/{repository}]/models/{model}"
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+_ROLLOUT = "/v2/models/{model}/rollout"
 _TRACE = "/v2[/models/{model}]/trace/setting"
 
 _TABLE: dict[Rule, tuple[str, ...]] = {
@@ -49,7 +50,7 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
     Rule(Kind.INFERENCE, False, "model-config"): (f"GET {_MODEL}/config", "ModelConfig"),
     Rule(Kind.INFERENCE, False, "statistics"): (
         *(f"GET {_MODEL}/stats", f"GET {_MODEL}/profile", "GET /v2/models/stats", "GET /console/live"),
-        *(f"GET {_MODEL}/drift", f"GET {_MODEL}/cache"),
+        *(f"GET {_MODEL}/drift", f"GET {_MODEL}/cache", f"GET {_ROLLOUT}"),
         "ModelStatistics",
     ),
     Rule(Kind.INFERENCE, False, "model-repository"): (
@@ -66,8 +67,13 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
         *("SystemSharedMemoryRegister", "SystemSharedMemoryUnregister"),
         *("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
     ),
+    Rule(Kind.INFERENCE, True, "inference"): ("POST /v2/models/{model}/feedback",),
+    Rule(Kind.CONTROL, False, "model-repository"): (
+        *(f"GET {_ROLLOUT}/disagreements", f"GET {_ROLLOUT}/disagreements/{{number}}"),
+    ),
     Rule(Kind.CONTROL, True, "model-repository"): (
-        *(f"POST {_REPOSITORY}/load", f"POST {_REPOSITORY}/unload", "DELETE /v2/models/{model}/cache"),
+        *(f"POST {_REPOSITORY}/load", f"POST {_REPOSITORY}/unload", f"POST {_ROLLOUT}"),
+        "DELETE /v2/models/{model}/cache",
         *("RepositoryModelLoad", "RepositoryModelUnload"),
     ),
     Rule(Kind.CONTROL, True, "statistics"): (f"POST {_MODEL}/drift",),

@@ -22,22 +22,25 @@ from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, TooLarge
 from carpool.frontend.access.guard import Guard, check_model
 from carpool.frontend.access.keys import Principal
-from carpool.frontend.call import ClientCall, Times, stopping
+from carpool.frontend.call import ClientCall, Times
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.grpc import infer_messages as messages
 from carpool.frontend.grpc.grpc_service import Failure, Service, details_of, metadata_of, refuse
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Family, Parts
 from carpool.frontend.pictures.sent_pictures import TensorPictures, check_pictures, sends_pictures
+from carpool.frontend.pictures.workers import stopping
 from carpool.link.door import (
     DEADLINE,
     LATEST,
+    ROLLOUT,
     SOURCE,
     Answer,
     ModelEntry,
     Sender,
     read_budget,
     read_latest,
+    read_side,
     read_source,
 )
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
@@ -54,6 +57,7 @@ _DEADLINE = DEADLINE.lower()
 _SOURCE = SOURCE.lower()
 _LATEST = LATEST.lower()
 _CACHE_CONTROL = CACHE_CONTROL.lower()
+_ROLLOUT = ROLLOUT.lower()
 _ALGORITHMS: dict[Any, Any] = {
     "gzip": grpc.Compression.Gzip,
     "deflate": grpc.Compression.Deflate,
@@ -65,10 +69,22 @@ Reply = Callable[[bytes | Failure], None]
 
 
 class Asked(NamedTuple):
+    """What a call says beside its message."""
+
     budget: float = INFINITY  # seconds from its head to the client's deadline
     sender: Sender = Sender()
     compression: grpc.Compression | None = None  # of its answers
     wish: Wish = ANY  # what it says about caches
+    side: str = ""  # of a rollout
+    metadata: Metadata = ()
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        """As HTTP has them, for what keeps to one side of a rollout by one of them."""
+        return {
+            key.encode(): value if isinstance(value, bytes) else value.encode(errors="replace")
+            for key, value in self.metadata
+        }
 
     def deadline(self, context: Any, head_at: float) -> float:
         """The client's: that of the call, or the one in its metadata, whichever comes first."""
@@ -79,7 +95,8 @@ class Asked(NamedTuple):
 
 def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
     """Raises `InvalidInput` that names the entry at fault. `who` is whose key is among them."""
-    budget, source, latest, compression, wish = INFINITY, "", False, None, ANY
+    budget, source, latest, compression = INFINITY, "", False, None
+    wish, side = ANY, ""
     for key, value in metadata:
         if not key.startswith("x-carpool-"):
             if key == _CACHE_CONTROL:
@@ -92,18 +109,21 @@ def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
             source = read_source(field)
         elif key == _LATEST:
             latest = read_latest(field)
+        elif key == _ROLLOUT:
+            side = read_side(field)
         elif key == COMPRESSION:
             if value != "identity" and value not in _ALGORITHMS:
                 raise InvalidInput(f"{COMPRESSION} must be gzip, deflate or identity", field=COMPRESSION)
             compression = _ALGORITHMS.get(value)
     sender = Sender(source, latest)
-    return Asked(budget, sender if who is None else sender.with_key(who), compression, wish)
+    sender = sender if who is None else sender.with_key(who)
+    return Asked(budget, sender, compression, wish, side, metadata)
 
 
 class GrpcCall(ClientCall):
     """`reply` gets the answer or the failure, once, unless the client has left."""
 
-    __slots__ = ("_family", "_more", "_reply", "_who", "id")
+    __slots__ = ("_asked", "_family", "_more", "_reply", "_who", "id")
 
     form = "grpc"
     service: Service
@@ -111,13 +131,14 @@ class GrpcCall(ClientCall):
     def __init__(
         self,
         service: Service,
-        sender: Sender,
+        asked: Asked,
         deadline: float,
         who: Principal | None,
         reply: Reply,
         more: bytes = b"",
     ) -> None:
-        super().__init__(service, sender, deadline, monotonic())
+        super().__init__(service, asked.sender, deadline, monotonic())
+        self._asked = asked
         self.row = None
         self.id = b""
         self._family: Family | None = None
@@ -149,8 +170,8 @@ class GrpcCall(ClientCall):
                 raise TooLarge(
                     f"the inputs take {head.tail_size} bytes, more than the {service.max_body_bytes} allowed"
                 )
-            if sends_pictures(family.entry, head):
-                model = service.pictures.model(family.entry)
+            if sends_pictures(self.entry, head):
+                model = service.pictures.model(self.entry)
                 tail = b"".join(family.tensor_bytes(parts))
                 pictures = await service.aside(len(tail), TensorPictures, model, head, tail)
                 self._renew()
@@ -182,7 +203,18 @@ class GrpcCall(ClientCall):
         elif family.catalog is not service.door.catalog:
             self._check(family)
         self.entry, self.row, self.head = family.entry, family.row, family.head
+        if (service.routing.splits or self._asked.side) and not family.version:
+            self._choose_side()
         return family
+
+    def _choose_side(self) -> None:
+        """It names no version, and there may be two."""
+        asked, service = self._asked, self.service
+        self.split = split = service.routing.split(self.entry.name, asked.side, tensors=True)
+        if split is not None:
+            sender = self.sender.with_options(self.head.options)
+            self.entry = split.choose(sender, self.arrived, asked.headers, asked.side)
+            self.row = service.row(self.entry)
 
     def _check(self, family: Family) -> None:
         family.entry, family.row = self._look_up(family.model, family.version)
@@ -203,7 +235,15 @@ class GrpcCall(ClientCall):
         family = self._family
         assert family is not None
         entry = self.service.look_up(family.model, family.version)
+        if self.split is not None:
+            self.split = split = self.service.routing.split(entry.name, tensors=True)
+            if split is not None:
+                entry = split.candidate if self.entry.version == split.candidate.version else split.stable
         return entry, self.service.row(entry)
+
+    @property
+    def request_id(self) -> str:
+        return self.id.decode(errors="replace")
 
     def _traced(self) -> RequestHead:
         return self._named(self.head)
@@ -269,7 +309,7 @@ class UnaryInfer:
             if not waiting.done():  # cancelled, but the call has not heard of it yet
                 waiting.set_result(result)
 
-        call = GrpcCall(self._service, asked.sender, deadline, self._who, reply)
+        call = GrpcCall(self._service, asked, deadline, self._who, reply)
         call.wish = asked.wish
         try:
             await call.begin(message)
@@ -368,7 +408,7 @@ class Stream:
             answer = _failed(result, call.id) if isinstance(result, Failure) else messages.in_stream(result)
             self._answers.put_nowait(answer)
 
-        call = GrpcCall(self._service, asked.sender, deadline, self._who, reply, FINAL_PARAMETER)
+        call = GrpcCall(self._service, asked, deadline, self._who, reply, FINAL_PARAMETER)
         call.wish = asked.wish
         self._waiting.add(call)
         await call.begin(message)

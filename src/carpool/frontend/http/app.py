@@ -10,7 +10,7 @@ from carpool.frontend import documents
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.route_rules import Rule, rule_of
 from carpool.frontend.front_caches import CacheParts
-from carpool.frontend.http import openapi, small_routes
+from carpool.frontend.http import openapi, rollout_routes, small_routes
 from carpool.frontend.http.exchange import BodyPlan, Exchange, Fault, WrongMethod
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_service import Handler, Service, SharedPage, Start, Starter
@@ -104,6 +104,7 @@ def _post(pattern: str, handler: Handler) -> Route[Starter]:
 
 
 _MODEL = "/v2/models/{model}[/versions/{version}]"
+_ROLLOUT = "/v2/models/{model}/rollout"
 _GENERATE = small_routes.missing("the generate extension is")
 _ASKED_S = 0.002  # of the engine's time, for a document that only it can write
 
@@ -131,6 +132,11 @@ ROUTES: tuple[Route[Starter], ...] = (
     _post(f"{_MODEL}/drift", small_routes.change_drift),
     _get(f"{_MODEL}/cache", small_routes.cache_status),
     Route("DELETE", "/v2/models/{model}/cache", small_routes.per_request(small_routes.clear_cache)),
+    _get(_ROLLOUT, rollout_routes.status, _ASKED_S),
+    _post(_ROLLOUT, rollout_routes.act),
+    _get(f"{_ROLLOUT}/disagreements", rollout_routes.disagreements, _ASKED_S),
+    _get(f"{_ROLLOUT}/disagreements/{{number}}", rollout_routes.picture, _ASKED_S),
+    _post("/v2/models/{model}/feedback", rollout_routes.feedback),
     _post("/v2/repository/index", small_routes.repository_index),
     _post("/v2/repository/{repository}/index", small_routes.missing("naming one of several repositories is")),
     _post("/v2/repository[/{repository}]/models/{model}/load", small_routes.load),

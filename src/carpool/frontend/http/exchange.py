@@ -25,6 +25,7 @@ from carpool.errors import (
     Unauthenticated,
     Unavailable,
     Unsupported,
+    WrongState,
     retry_after,
     without_stack,
 )
@@ -230,6 +231,7 @@ STATUSES: dict[type[CarpoolError], int] = {
     NotFound: 404,
     WrongMethod: 405,
     Replaced: 409,
+    WrongState: 409,
     TooLarge: 413,
     Refused: 429,
     Unsupported: 501,

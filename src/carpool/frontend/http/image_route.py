@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from random import getrandbits
 from time import monotonic
 from typing import NamedTuple, cast
 
@@ -17,17 +18,18 @@ from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, Unavailable, without_stack
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
-from carpool.frontend.call import ClientCall, Times, stopping
+from carpool.frontend.call import ClientCall, Times
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.documents import task_of
 from carpool.frontend.front_caches import Told, told_of_all
 from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Collect, Exchange, Receive, status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
-from carpool.frontend.http.infer_route import TIMING, ModelRoute
+from carpool.frontend.http.infer_route import TIMING, VERSION, ModelRoute
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.packing import AT_ONCE
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
+from carpool.frontend.pictures.workers import stopping
 from carpool.link.door import LATEST, Answer, Catalog, ModelEntry, Slot
 from carpool.memory.layout import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
@@ -74,9 +76,11 @@ class ImageTarget(NamedTuple):
 
 
 class ImageRoute(ModelRoute[ImageTarget]):
+    _tensors = False
+
     def __init__(self, service: Service, head: HttpHead, task: str | None, model: str = "") -> None:
         self.asked = read_image_head(head)
-        super().__init__(service, self.asked.sender, self.asked.budget)
+        super().__init__(service, self.asked.sender, self.asked.budget, head, named=bool(self.asked.version))
         self._task = task
         self._who = head.who
         if model and self.asked.model:
@@ -104,8 +108,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
                 return Receive(slot.view[FILE_AT:], request.received_in_slot, request.more)
         return Collect(service.max_body_bytes, request.received)
 
-    def _find(self, catalog: Catalog) -> ImageTarget:
-        entry = self._entry(catalog)
+    def _made(self, entry: ModelEntry) -> ImageTarget:
         check_model(self._who, entry.name)
         model = self.service.pictures.model(entry)
         options, drawn = self._wanted(self.asked.options, model)
@@ -113,7 +116,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
             raise cannot_draw(f"what {entry.name} answers")
         return ImageTarget(entry, self.service.row(entry), model, options, drawn)
 
-    def _entry(self, catalog: Catalog) -> ModelEntry:
+    def _find(self, catalog: Catalog) -> ModelEntry:
         if not self._model:
             assert self._task is not None
             return default_model(catalog, self._task, self._who)
@@ -172,19 +175,20 @@ class Outcome(NamedTuple):
     error: CarpoolError | None
     times: Times
     told: Told | None = None
+    version: str = ""  # who answered, where that is a question
 
 
 class ImageCall(ClientCall):
     """One picture of a request, which hears how it ended, unless the client has left."""
 
-    __slots__ = ("_number", "_picture", "_pixels", "_request")
+    __slots__ = ("_number", "_pixels", "_request")
 
     form = "picture"
-    _picture: RoutePicture
 
     def __init__(self, request: ImageRequest, number: int, pixels: int) -> None:
         super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)
         self.entry, self.row = request.target[:2]
+        self.split = request.route.split
         self.unread = request.exchange.unread
         self.wish = request.route.asked.wish
         self._request = request
@@ -196,7 +200,7 @@ class ImageCall(ClientCall):
         request = self._request
         try:
             self._slot = slot
-            self._picture = picture = RoutePicture(
+            picture = RoutePicture(
                 request.target.model, data, request.options, request.drawn, self._pixels, as_file
             )
             self._offer_pictures(picture, slot)
@@ -209,13 +213,16 @@ class ImageCall(ClientCall):
         return self.entry, self.row
 
     def _encode(self, answer: Answer, _placed: Mapping[str, Placed]) -> Kept:
-        return Kept(self._picture.body)
+        picture = self._pictures  # not always the one it began with: another version may have answered
+        assert isinstance(picture, RoutePicture)
+        return Kept(picture.body)
 
-    def _write(self, answer: Answer, _placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
-        if self._picture.drawn is not None:
+    def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
+        if self._request.drawn is not None:
             answer.outside = None  # who wants a drawing waits for that: it says nothing of the others
-        body = self._picture.body if kept is None else kept.body
-        self._request.ended(self._number, Outcome(body, None, self._times(answer.timing), self.told))
+        body = (kept or self._encode(answer, placed)).body
+        version = "" if self.split is None else self.entry.version
+        self._request.ended(self._number, Outcome(body, None, self._times(answer.timing), self.told, version))
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
         self._request.ended(self._number, Outcome(b"", without_stack(error), times or Times()))
@@ -259,7 +266,7 @@ class ImageRequest:
         service, layout = self.service, self.route.asked.layout
         service.server_row.add(BYTES_RECEIVED, self.exchange.head.content_length or len(body))
         try:
-            self.target = self.route.current()  # what serves may have changed while the body came
+            self.target = self.route.current(self.exchange.head_at)  # it may have changed meanwhile
             if layout.kind == "raw":
                 self._begin(Sent((body,)), len(body))
                 return
@@ -293,7 +300,7 @@ class ImageRequest:
         self.arrived = at
         picture = slot.view[FILE_AT : FILE_AT + size]
         try:
-            target = self.target = self.route.current()
+            target = self.target = self.route.current(self.exchange.head_at)
             geometry = target.model.seen_as_file(picture)
             self.options, self.drawn = target.options, target.drawn
         except CarpoolError as error:
@@ -322,7 +329,7 @@ class ImageRequest:
                 raise error
             found = work.result()
             if isinstance(found, bytes):
-                self.target = self.route.current()  # what serves may have changed while it came
+                self.target = self.route.current(self.exchange.head_at)  # it may have changed meanwhile
                 size = len(found)
                 found = Sent((found,))
             self._begin(found, size)
@@ -396,17 +403,19 @@ class ImageRequest:
         self._let_go()
         outcomes = cast("list[Outcome]", self._outcomes)  # all of them are there now
         slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=lambda one: sum(one.times[:4]))
-        told = b"" if self.target.entry.cache is None else told_of_all([one.told for one in outcomes])
+        more = b"" if self.target.entry.cache is None else told_of_all([one.told for one in outcomes])
+        if slowest.version:
+            more += _version_fields(slowest.version)
         if self._several:
             listed = [_listed(outcome) for outcome in outcomes]
-            self._send(_JSON_ANSWER % slowest.times + told, b'{"results":[%b]}' % b",".join(listed))
+            self._send(_JSON_ANSWER % slowest.times + more, b'{"results":[%b]}' % b",".join(listed))
         elif slowest.error is not None:
             self._tell(slowest.error, TIMING % slowest.times)
         elif self.drawn is None:
-            self._send(_JSON_ANSWER % slowest.times + told, slowest.body)
+            self._send(_JSON_ANSWER % slowest.times + more, slowest.body)
         else:
-            fields = _DRAWN_ANSWER % (self.drawn.encode(), *slowest.times) + told
-            self._send(fields, slowest.body, compressible=False)
+            fields = _DRAWN_ANSWER % (self.drawn.encode(), *slowest.times)
+            self._send(fields + more, slowest.body, compressible=False)
 
     def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
         service, encoding = self.service, self.route.asked.encoding
@@ -445,6 +454,11 @@ class ImageRequest:
         held, self._held = self._held, 0
         pixels, self._pixels_held = self._pixels_held, 0
         self.service.pictures.let_go(held, pixels)
+
+
+def _version_fields(version: str) -> bytes:
+    """Who answered, and a name for the answer that says so too: for whoever has something to say about it."""
+    return VERSION % version.encode() + b"X-Carpool-Id: %b-%016x\r\n" % (version.encode(), getrandbits(64))
 
 
 def _listed(outcome: Outcome) -> bytes:

@@ -31,9 +31,11 @@ from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.packing import AT_ONCE, check, is_in_place, takes_long
 from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures
+from carpool.frontend.routing import Split
 from carpool.link.door import (
     DEADLINE,
     LATEST,
+    ROLLOUT,
     SOURCE,
     Answer,
     Catalog,
@@ -42,6 +44,7 @@ from carpool.link.door import (
     Slot,
     read_budget,
     read_latest,
+    read_side,
     read_source,
 )
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
@@ -50,6 +53,7 @@ from carpool.types import InferResponse
 from carpool.wire.v2 import (
     HEADER_LENGTH,
     Placed,
+    RequestHead,
     check_tail,
     encode_response,
     raw_head,
@@ -62,8 +66,10 @@ _LENGTH_FIELD = HEADER_LENGTH.lower().encode()
 DEADLINE_FIELD = DEADLINE.lower().encode()
 SOURCE_FIELD = SOURCE.lower().encode()
 LATEST_FIELD = LATEST.lower().encode()
+ROLLOUT_FIELD = ROLLOUT.lower().encode()
 
 TIMING = b'Server-Timing: decode;dur=%.3f, queue;dur=%.3f, infer;dur=%.3f, post;dur=%.3f, batch;desc="%d"\r\n'
+VERSION = b"X-Carpool-Version: %b\r\n"
 _JSON_ANSWER = b"Content-Type: application/json\r\n" + TIMING
 _BINARY_ANSWER = b"Content-Type: application/octet-stream\r\n" + HEADER_LENGTH.encode() + b": %d\r\n" + TIMING
 _JOINED = 8 * 1024  # up to here one more copy is cheaper than sending pieces
@@ -143,30 +149,49 @@ def start_infer(service: Service, head: HttpHead, variables: Mapping[str, str]) 
 
 
 class ModelRoute(Generic[Target]):
-    """Requests with one head, for one model. Their target is worked out once for each catalogue."""
+    """Requests with one head, for one model. Their target is worked out once for each catalogue.
 
-    def __init__(self, service: Service, sender: Sender, budget: float) -> None:
+    While a version takes over from another, those that name none have two, and each request one of them.
+    """
+
+    _tensors = True  # as the model takes them
+
+    def __init__(
+        self, service: Service, sender: Sender, budget: float, head: HttpHead, *, named: bool
+    ) -> None:
+        """`named`: the head says which version it wants."""
         self.service = service
         self._sender = sender
         self._budget = budget  # seconds from a head to the client's deadline
+        self._wish = "" if named else read_side(head.headers.get(ROLLOUT_FIELD))
+        self._named = named
+        self._headers = head.headers
         self._catalog: Catalog | None = None
         self._target: Target | None = None
+        self._candidate: Target | None = None
+        self.split: Split | None = None  # who answers what, where that is a question
 
     def begin(self, exchange: Exchange) -> BodyPlan:
         """Refuse before the body what can be refused, else say where it goes."""
         service, sender = self.service, self._sender
+        target: Target | None = None
         try:
             if not service.door.serving:
                 raise not_serving()
-            target = self.current()
-            refusal = service.fair.judge(target.entry, exchange, sender, self._advised(exchange, target))
+            target = self.current(exchange.head_at)
+            advised = self._advised(exchange, target)
+            if advised is not None and self.split is not None and self.split.spares(target.entry):
+                advised = self._advised(exchange, self._side(self.split.stable))
+            refusal = service.fair.judge(target.entry, exchange, sender, advised)
             if refusal is None:
                 return self._plan(exchange, target)
         except NotLoaded as missing:
             return self._wait_for(missing.model, exchange)
         except CarpoolError as error:
             refusal = error
-        known = self._target
+        known = target or self._target
+        if self.split is not None and known is not None:
+            service.mirror.count_failure(self.split, known.entry, refusal)
         service.fair.tell(exchange, refusal, None if known is None else known.entry, sender.source)
         if known is not None:  # else nobody knows whose failure it is
             count_failure(known.row, refusal, 0.0)
@@ -185,7 +210,7 @@ class ModelRoute(Generic[Target]):
                 await service.demands.loaded(model, exchange.head_at + self._budget, len(body))
                 if exchange.pending:
                     exchange.on_disconnect = None
-                    hand_over(self._plan(exchange, self.current()), body, monotonic())
+                    hand_over(self._plan(exchange, self.current(exchange.head_at)), body, monotonic())
             except CarpoolError as error:
                 service.fair.tell(exchange, error, source=self._sender.source)
             except Exception as error:
@@ -202,16 +227,41 @@ class ModelRoute(Generic[Target]):
 
         return Collect(service.max_body_bytes, received)
 
-    def current(self) -> Target:
-        """What serves these requests now: a change of the catalogue holds from the next look on."""
+    def current(self, at: float) -> Target:
+        """What serves these requests now: a change of the catalogue holds from the next look on. `at` is when
+        the request's head was here, by which it is told apart from others."""
         catalog = self.service.door.catalog
         if catalog is not self._catalog or self._target is None:
-            self._target = None
-            self._target = self._find(catalog)
+            self._target = self._candidate = self.split = None
+            self._target = self._made(self._find(catalog))
+            if self.service.routing.splits or self._wish:
+                self._divide(self._target.entry)
             self._catalog = catalog
-        return self._target
+        return self._target if self.split is None else self.for_sender(self._sender, at)
 
-    def _find(self, catalog: Catalog) -> Target:
+    def _divide(self, entry: ModelEntry) -> None:
+        """Both sides, if there are two for those who name none."""
+        split = (
+            None if self._named else self.service.routing.split(entry.name, self._wish, tensors=self._tensors)
+        )
+        if split is not None:
+            self._target, self._candidate = self._made(split.stable), self._made(split.candidate)
+        self.split = split
+
+    def for_sender(self, sender: Sender, at: float) -> Target:
+        """One of two sides, for a request of this one."""
+        assert self.split is not None
+        return self._side(self.split.choose(sender, at, self._headers, self._wish))
+
+    def _side(self, entry: ModelEntry) -> Target:
+        assert self._target is not None
+        candidate = self._candidate
+        return candidate if candidate is not None and candidate.entry is entry else self._target
+
+    def _find(self, catalog: Catalog) -> ModelEntry:
+        raise NotImplementedError
+
+    def _made(self, entry: ModelEntry) -> Target:
         raise NotImplementedError
 
     def _advised(self, exchange: Exchange, target: Target) -> CarpoolError | None:
@@ -225,12 +275,14 @@ class ModelRoute(Generic[Target]):
 class InferRoute(ModelRoute[InferTarget]):
     def __init__(self, service: Service, head: HttpHead, model: str, version: str) -> None:
         self.asked = read_infer_head(head)
-        super().__init__(service, self.asked.sender, self.asked.budget)
+        super().__init__(service, self.asked.sender, self.asked.budget, head, named=bool(version))
         self._model = model
         self._version = version
 
-    def _find(self, catalog: Catalog) -> InferTarget:
-        entry = self.service.look_up(self._model, self._version)
+    def _find(self, catalog: Catalog) -> ModelEntry:
+        return self.service.look_up(self._model, self._version)
+
+    def _made(self, entry: ModelEntry) -> InferTarget:
         largest = LargestBody(entry, self.service.max_body_bytes)
         most = largest.in_place(self.asked.header_length or 0)
         return InferTarget(entry, self.service.row(entry), largest, most)
@@ -269,6 +321,7 @@ class HttpCall(ClientCall):
         super().__init__(route.service, asked.sender, exchange.head_at + asked.budget)
         self.entry, self.row, _, _ = target
         self.wish = asked.wish
+        self.split = route.split
         self._slot = slot
         self._route = route
         self._exchange = exchange
@@ -297,8 +350,8 @@ class HttpCall(ClientCall):
         self.service.server_row.add(BYTES_RECEIVED, size)
         try:
             view = slot.view
-            entry, self.row, _, _ = route.current()  # it may have changed while the body came
-            self.entry = entry
+            entry, self.row, _, _ = route.current(exchange.head_at)  # it may have changed while the body came
+            self.entry, self.split = entry, route.split
             signature = entry.signature
             if entry.vision is not None and end and may_hold_pictures(bytes(view[:end])):
                 self._look_for_pictures(bytes(view[:size]))
@@ -354,8 +407,13 @@ class HttpCall(ClientCall):
     # ── as `ClientCall` asks ──
 
     def _current(self) -> tuple[ModelEntry, Row]:
-        target = self._route.current()
+        target = self._route.current(self._exchange.head_at)
+        self.split = self._route.split
         return target.entry, target.row
+
+    def _keep_to_source(self, head: RequestHead) -> None:
+        target = self._route.for_sender(self.sender.with_options(head.options), self._exchange.head_at)
+        self.entry, self.row = target.entry, target.row
 
     def _what(self) -> Mapping[str, str]:
         return {"model": self.entry.name, "path": self._exchange.head.path}
@@ -395,6 +453,8 @@ class HttpCall(ClientCall):
             fields, encoding = _BINARY_ANSWER % (length, *times), asked.binary_encoding
         if self.told is not None:
             fields += self.told.fields
+        if self.split is not None:
+            fields += VERSION % entry.version.encode()
         if encoding is not None and size >= WORTH_COMPRESSING:
             self.service.answer_compressed(self._exchange, fields, b"".join(buffers), encoding)
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
@@ -104,6 +105,11 @@ class PictureModel(PicturePlan):
         tensor = TensorHead(self.settings.input.name, Datatype.UINT8, (FILE_AT,), 0, FILE_AT)
         return RequestHead("", (tensor,), outputs, options, True, FILE_AT, 1, encoded=True)
 
+    def sees_as(self, other: PictureModel) -> bool:
+        """What was made of a picture for one of them is the other's input, too."""
+        mine, its = self.settings, other.settings
+        return (mine.image, mine.input, mine.encoded) == (its.image, its.input, its.encoded)
+
     def of_one(self, outputs: Sequence[Tensor], number: int) -> dict[str, Array]:
         """The outputs for one picture of a batch, without the batch."""
         return {tensor.name: tensor.data[number] if self._batched else tensor.data for tensor in outputs}
@@ -116,7 +122,8 @@ class SentPictures:
     """
 
     __slots__ = (
-        *("_geometries", "_model", "_pictures", "asked", "head", "is_file", "options", "sampled", "size"),
+        *("_geometries", "_model", "_pictures", "asked", "head", "is_file", "kept", "options", "sampled"),
+        "size",
         "weight",
     )
 
@@ -144,14 +151,37 @@ class SentPictures:
         self.is_file = as_file is not None  # for the model's device: there is nothing to decode here
         self._geometries = [] if as_file is None else [as_file]
         self.weight = 0.0
+        self.kept = False  # the files are needed again
 
-    def files(self, slot: Slot | None) -> Sequence[Buffer]:
-        """As they came, until they are decoded. The one of a route may lie in a slot."""
+    @property
+    def model(self) -> PictureModel:
+        return self._model
+
+    @property
+    def files(self) -> Sequence[Buffer]:
+        """As they came, as long as somebody needs them."""
+        return self._pictures
+
+    def for_model(self, model: PictureModel) -> SentPictures:
+        """The same pictures for another version of their model."""
+        if model is self._model:
+            return self
+        other = copy(self)
+        other._model = model
+        other._fit()
+        return other
+
+    def _fit(self) -> None:
+        """What goes through the door for this model."""
+        raise NotImplementedError
+
+    def files_in(self, slot: Slot | None) -> Sequence[Buffer]:
+        """The same, where the one of a route may lie in a slot."""
         return self._pictures if slot is None else [memoryview(bind_file(slot.view, 0).data)]
 
     def put_file(self, memory: memoryview) -> None:
         write_file(memory, self._pictures[0])
-        if self.drawn is None:
+        if self.drawn is None and not self.kept:
             self._pictures = ()
 
     def prepare(self, memory: memoryview) -> float:
@@ -162,7 +192,8 @@ class SentPictures:
         self._geometries = self._each(
             lambda number, data: model.prepare(data, memory[number * size : (number + 1) * size], keep)
         )
-        self._pictures = ()
+        if not self.kept:
+            self._pictures = ()
         return monotonic() - started
 
     def compose(self, outputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], float]:
@@ -213,18 +244,26 @@ class RoutePicture(SentPictures):
             as_file = model.seen_as_file(data)
         super().__init__(model, _ASKED_ON_A_ROUTE, (data,), options, as_file)
         self.drawn = drawn
-        self.quick = model.quick and drawn is None
         self.body = b""
+        self._fit()
         if as_file is None:
-            self.head, self.size, self.weight = model.head, model.bytes, weight_of(data, pixels)
+            self.weight = weight_of(data, pixels)
         else:
-            self.head, self.size = model.file_head, FILE_AT + len(data)
+            self.size = FILE_AT + len(data)
+
+    def _fit(self) -> None:
+        model = self._model
+        self.quick = model.quick and self.drawn is None
+        if self.is_file:
+            self.head = model.file_head
+        else:
+            self.head, self.size = model.head, model.bytes
 
     def prepare(self, memory: memoryview) -> float:
         started = monotonic()
         keep = None if self.sampled is None else self.sampled.decoded
         self._geometries = [self._model.prepare(self._pictures[0], memory, keep)]
-        if self.drawn is None:
+        if self.drawn is None and not self.kept:
             self._pictures = ()
         return monotonic() - started
 
@@ -267,6 +306,14 @@ class TensorPictures(SentPictures):
             self.head = model.head_of(len(pictures), wanted, asked.options)
             self.size = self.head.tail_size
             self.weight = sum(self._each(lambda number, data: weight_of(data, pixels[number])))
+
+    def _fit(self) -> None:
+        model, head = self._model, self.head
+        if self.is_file:
+            self.head = model.file_head_of(head.outputs, head.options)
+        else:
+            self.head = model.head_of(head.batch, head.outputs, head.options)
+            self.size = self.head.tail_size
 
     def compose(self, outputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], float]:
         started = monotonic()

@@ -20,7 +20,10 @@ from typing import Any, TypeAlias
 from carpool.core.front_load import DecodeForecast
 from carpool.core.job import INFINITY
 from carpool.core.numerals import numeral
-from carpool.errors import Refused
+from carpool.errors import CarpoolError, Refused, Unavailable, without_stack
+from carpool.observe.logs import logger
+
+_log = logger("pictures")
 
 Then: TypeAlias = Callable[[Any, BaseException | None], None]
 """Gets what the work returned, or what it raised; in the loop's thread."""
@@ -244,3 +247,23 @@ class Workers:
         while over:
             then, result, error = over.popleft()
             then(result, error)
+
+
+def stopping() -> Unavailable:
+    return Unavailable("the server is stopping", reason="stopping")
+
+
+def explained(error: BaseException | None, model: str) -> CarpoolError:
+    """What a client may know of a thread's failure; what nobody expected is a bug, and is logged."""
+    if isinstance(error, CarpoolError):
+        return without_stack(error)
+    if isinstance(error, asyncio.CancelledError):
+        return stopping()
+    if isinstance(error, MemoryError):
+        return Unavailable("there is not enough memory for this picture now", reason="no-memory")
+    try:
+        raise error or RuntimeError("nothing came back")
+    except BaseException as unexpected:
+        _log.exception("picture-failed", model=model)
+        without_stack(unexpected)
+        return CarpoolError(f"the server failed on this picture: {type(unexpected).__name__}")

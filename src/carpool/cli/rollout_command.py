@@ -1,0 +1,151 @@
+"""`carpool rollout`: how a new version takes over, and to say what becomes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from carpool.cli import show
+from carpool.cli import verb_options as o
+from carpool.errors import InvalidInput
+
+Action = StrEnum("Action", ["start", "status", "promote", "pause", "resume", "abort", "history"])
+_DONE_BY_HAND = ("start", "promote", "pause", "resume", "abort")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutVerb(o.AsksServer):
+    """Let a new version of a model take over from the old one, step by step.
+
+    How it stands, in sentences:
+
+        carpool rollout status detector
+
+    Back to the old version, at once:
+
+        carpool rollout abort detector --reason "false alarms at night"
+
+    Start one by hand: the server takes that with --allow-rollouts, with --model-control-mode explicit, or
+    with an admin key.
+
+        carpool rollout start detector --to 2 --canary 0.1,0.5
+    """
+
+    action: Annotated[
+        Action, typer.Argument(metavar="|".join(Action), help="What to do.", show_default=False)
+    ]
+    name: Annotated[str, typer.Argument(help="The model.", show_default=False)]
+    url: o.ServerUrl = "http://localhost:8000"
+    to: int | None = o.option(None, "start: the version that takes over. Default: the newest.")
+    reason: str = o.option("", "Why, for the history.")
+    shadow: float | None = o.option(None, "start: part of the requests that it is shown first, 0 to 1.")
+    shadow_h: float | None = o.option(None, "start: hours of that.")
+    canary: str | None = o.option(None, "start: parts that it answers, like 0.1,0.5; 0 for none.")
+    canary_h: float | None = o.option(None, "start: hours of each.")
+    standby_h: float | None = o.option(None, "start: hours for which the old version stays loaded.")
+    least: int | None = o.option(None, "start: comparisons, or answers, before a step may end.")
+
+    def run(self) -> int:
+        from carpool.lab.load.facts import RunningServer
+
+        plan = self._plan()
+        if (plan or self.to is not None) and self.action is not Action.start:
+            raise InvalidInput(f"--to and the options of a plan go with start, not with {self.action}")
+        server = RunningServer(self.url, self.trust())
+        path = f"/v2/models/{quote(self.name, safe='')}/rollout"
+        if self.action in _DONE_BY_HAND:
+            asked: dict[str, Any] = {"action": str(self.action), "reason": self.reason}
+            if self.to is not None:
+                asked["version"] = self.to
+            if plan:
+                asked["plan"] = plan
+            found = server.send(path, asked)
+        else:
+            found = server.get(path)
+        if self.as_json:
+            print(json.dumps(found["history"] if self.action is Action.history else found, indent=2))
+        elif self.action is Action.history:
+            _show_history(found["history"])
+        else:
+            for sentence in sentences(found):
+                show.paragraph(sentence)
+        return 0
+
+    def _plan(self) -> dict[str, Any]:
+        given: dict[str, Any] = {
+            "shadow": self.shadow,
+            "shadow_h": self.shadow_h,
+            "canary": None if self.canary is None else _steps(self.canary),
+            "canary_h": self.canary_h,
+            "standby_h": self.standby_h,
+            "least": self.least,
+        }
+        return {key: value for key, value in given.items() if value is not None}
+
+
+def _steps(text: str) -> list[float]:
+    try:
+        return [share for share in map(float, text.split(",")) if share]
+    except ValueError:
+        raise InvalidInput(f"--canary must be like 0.1,0.5, not {text!r}") from None
+
+
+def sentences(found: dict[str, Any]) -> Iterator[str]:
+    """How it stands, for a person."""
+    name, state = found["model"], found["state"]
+    if state == "none":
+        yield f"{name}: nothing is being rolled out; version {found['stable']} answers."
+        return
+    stable, candidate = found["stable"], found["candidate"]
+    yield f"{name}: {_where(found)}; {found['why'] or 'nothing is waited for'}."
+    if state in ("done", "rolled-back", "failed"):
+        yield f"Version {stable} answers everything."
+        return
+    yield f"Version {stable} is stable, version {candidate} the candidate{_answers(found['share'])}."
+    for guard in found["guards"].values():
+        yield f"{guard['name']}: {guard['verdict']}. {guard['sentence']}"
+    counts = found["counts"]
+    skipped = ", ".join(f"{count:,} {why}" for why, count in sorted(counts["skipped"].items()))
+    yield (
+        f"Compared: {counts['compared']:,} that count, {counts['seen']:,} more of the same scenes"
+        f"{f'; not compared: {skipped}' if skipped else ''}; {counts['fallbacks']:,} fell back to stable."
+    )
+    for sentence in (found["capacity"].get("sentence", ""), found["trouble"]):
+        if sentence:
+            yield sentence[0].upper() + sentence[1:] + "."
+    yield f"It can {' or '.join(found['actions'])}."
+
+
+def _where(found: dict[str, Any]) -> str:
+    if found["state"] == "canary":
+        return f"canary, step {found['step']} of {found['steps']}"
+    if found["state"] == "paused":
+        return f"paused in {found['paused_in']}"
+    return str(found["state"])
+
+
+def _answers(share: float) -> str:
+    return f", which answers {share * 100:g} % of the requests that name no version" if share else ""
+
+
+def _show_history(lines: list[dict[str, Any]]) -> None:
+    from datetime import datetime
+
+    titles = ("time", "from", "to", "versions", "why")
+    rows = [
+        (
+            datetime.fromtimestamp(line["time"]).isoformat(sep=" ", timespec="seconds"),
+            line["from"],
+            f"{line['to']} {line['step']}" if line["step"] else line["to"],
+            f"{line['stable']} → {line['candidate']}",
+            line["why"],
+        )
+        for line in lines
+    ]
+    show.table(titles, rows, left=titles)

@@ -1,0 +1,175 @@
+"""What is looked at before a candidate gets any traffic: which versions there are, whether it is another
+model in disguise, and how fast it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from carpool.config.model import LatestVersions, ModelConfig, SpecificVersions
+from carpool.config.repository import content_digest, version_folders
+from carpool.core.curve import slo_capacity
+from carpool.core.policy import Promise
+from carpool.engine.models.served import Served
+from carpool.rollout.capacity import Carrier
+from carpool.rollout.rollout_file import Record
+from carpool.rollout.rollout_states import Rollout
+from carpool.types import TensorSpec
+
+_SCALES_WITH_THE_PICTURE = ("detect", "segment", "pose", "obb", "depth")
+
+
+def pinned(
+    config: ModelConfig, folder: Path, rollout: Rollout | None, by_hand: bool, serving: Collection[int]
+) -> ModelConfig:
+    """The settings with the versions that a rollout wants loaded: the one that serves first, and alone until
+    it does, so that a candidate which does not load keeps nobody waiting. For any thread."""
+    present = version_folders(folder)
+    wanted: tuple[int, ...] = ()
+    if rollout is None:
+        if config.rollout is not None:
+            wanted = tuple(filter(None, (first_pair(config, present)[0],)))
+    elif not (rollout.over and by_hand and max(present, default=0) > int(rollout.candidate)):
+        versions = [int(version) for version in rollout.wanted if int(version) in present]
+        wanted = tuple(versions[:1] if versions and versions[0] not in serving else versions)
+    if not wanted:
+        return config if config.rollout is None else replace(config, versions=LatestVersions())
+    return replace(config, versions=SpecificVersions(tuple(sorted(wanted))))
+
+
+def first_pair(config: ModelConfig, present: Collection[int]) -> tuple[int | None, int | None]:
+    """Stable and candidate of a model that nothing is known of: the candidate is the one that is named, or
+    the newest, and stable the newest besides it."""
+    assert config.rollout is not None
+    candidate = config.rollout.candidate or max(present, default=None)
+    others = [number for number in present if number != candidate]
+    older = [number for number in others if candidate is None or number < candidate]
+    stable = max(older or others, default=None)
+    return (stable, candidate) if stable is not None else (candidate, None)
+
+
+def digest_of(folder: Path, version: str) -> str:
+    """Of a version's content. One without files is known by its number. Not for the loop's thread."""
+    home = version_folders(folder).get(int(version))
+    if home is None or not any(path.is_file() for path in home.rglob("*")):
+        return blake2b(f"{folder.name}/{version}".encode(), digest_size=20).hexdigest()
+    return content_digest(home / "model")  # a version's folder counts as a whole
+
+
+def differences(stable: Served, candidate: Served) -> list[str]:
+    """What clients of one would notice about the other, in words. Labels may grow; and where clients send
+    pictures, their size is nobody's business."""
+    return list(_differences(stable, candidate))
+
+
+def _differences(stable: Served, candidate: Served) -> Iterator[str]:
+    mine, its = stable.vision, candidate.vision
+    tasks = [None if vision is None else str(vision.task) for vision in (mine, its)]
+    if tasks[0] != tasks[1]:
+        yield f"its task is {tasks[1] or 'none'}, not {tasks[0] or 'none'}"
+    resized = mine is not None and its is not None and mine.input.shape != its.input.shape
+    pictures = resized and len(stable.signature.inputs) == len(candidate.signature.inputs) == 1
+    yield from _tensors("input", stable.signature.inputs, candidate.signature.inputs, any_shape=pictures)
+    scales = pictures and tasks[0] in _SCALES_WITH_THE_PICTURE
+    yield from _tensors("output", stable.signature.outputs, candidate.signature.outputs, any_shape=scales)
+    batches = stable.signature.max_batch, candidate.signature.max_batch
+    if batches[1] < batches[0]:
+        yield f"its largest batch is {batches[1]}, not {batches[0]}"
+    labels = [_labels(served) for served in (stable, candidate)]
+    for place, label in enumerate(labels[0]):
+        given = labels[1][place] if place < len(labels[1]) else "missing"
+        if given != label:
+            yield f"its label {place} is {given!r}, not {label!r}"
+            break
+
+
+def _labels(served: Served) -> tuple[str, ...]:
+    if served.vision is not None and served.vision.labels:
+        return tuple(served.vision.labels)
+    return next((tuple(lines) for lines in served.labels.values() if lines), ())
+
+
+def _tensors(
+    side: str, mine: Collection[TensorSpec], its: Collection[TensorSpec], *, any_shape: bool
+) -> Iterator[str]:
+    given = {spec.name: spec for spec in its}
+    for spec in mine:
+        other = given.pop(spec.name, None)
+        if other is None:
+            yield f"{side} '{spec.name}' is missing"
+        elif other.datatype is not spec.datatype:
+            yield f"{side} '{spec.name}' is {other.datatype.value}, not {spec.datatype.value}"
+        elif len(other.shape) != len(spec.shape) or (other.shape != spec.shape and not any_shape):
+            yield f"{side} '{spec.name}' has the shape {list(other.shape)}, not {list(spec.shape)}"
+    for name in given:
+        yield f"{side} '{name}' is new"
+
+
+def carrier(served: Served) -> Carrier:
+    scheduler = served.driver.scheduler
+    return Carrier(served.version, scheduler.curve, len(scheduler.instances), served.config.policy)
+
+
+def curve_document(served: Served) -> dict[str, Any]:
+    """Times in ms."""
+    one = carrier(served)
+    policy = one.policy
+    promise = policy if isinstance(policy, Promise) else None
+    return {
+        "points": [[size, seconds * 1e3] for size, seconds in one.curve.points],
+        "instances": one.instances,
+        "slo_ms": None if promise is None else promise.slo * 1e3,
+        "capacity_rps": None if promise is None else slo_capacity(one.curve, promise.slo, one.instances),
+    }
+
+
+def status_document(record: Record, now: float, more: Mapping[str, Any]) -> dict[str, Any]:
+    """What `GET …/rollout` answers: rich enough for a page that draws it."""
+    rollout, plan = record.rollout, record.plan
+    traffic = rollout.traffic(plan)
+    return {
+        "model": record.model,
+        "state": str(rollout.state),
+        "step": rollout.step,
+        "steps": len(plan.canary),
+        "stable": rollout.stable,
+        "candidate": rollout.candidate,
+        "share": traffic.share,
+        "shadow": traffic.mirrored,
+        "paused_in": None if rollout.before is None else str(rollout.before),
+        "why": rollout.why,
+        "elapsed_s": round(rollout.elapsed(now), 3),
+        "counts": record.counts.as_document(),
+        "capacity": record.capacity,
+        "curves": record.curves,
+        "rates": record.rates,
+        "digests": record.digests,
+        "rollbacks": record.rollbacks,
+        **more,
+    }
+
+
+def resident_gb() -> float:
+    """Memory that this process and those that it started have for themselves."""
+    return sum(map(_own_bytes, [os.getpid(), *_below(os.getpid())])) / 1e9
+
+
+def _below(pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError, ValueError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                yield child
+                yield from _below(child)
+
+
+def _own_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
+        return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) * 1024
+    return 0

@@ -1,0 +1,492 @@
+"""Drives rollouts: loads candidates, tells front ends who answers what, counts what they saw, and decides.
+
+What a state means is in `rollout.rollout_states`, which is pure; here it meets models, files and the clock.
+Every change is one catalogue: who serves and which share the candidate has travel together, and nothing of
+the model's folder is read for it. What is not needed any more is unloaded behind that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from carpool.config.repository import Fingerprint, version_folders
+from carpool.config.rollout_settings import RolloutSettings
+from carpool.config.server import ServerSettings
+from carpool.engine.engine_host import EngineHost, without_paths
+from carpool.engine.models.candidate import Pin, fingerprint_of
+from carpool.engine.models.control import ModelState
+from carpool.engine.rollout_checks import (
+    carrier,
+    curve_document,
+    differences,
+    digest_of,
+    pinned,
+    resident_gb,
+)
+from carpool.errors import CarpoolError
+from carpool.link.door import Route
+from carpool.observe import columns
+from carpool.observe.logs import logger
+from carpool.rollout.capacity import carries
+from carpool.rollout.rollout_file import MINUTES, Record, as_json, file_for, read_record, write_document
+from carpool.rollout.rollout_guards import Guard, look, together
+from carpool.rollout.rollout_states import Rollout, State, advance, failed
+
+log = logger("rollout")
+
+_TICK_S = 0.5
+_SAVE_S = 10.0
+_LOOK_S = 5.0  # between two looks at the files of those under way
+_MINUTE_S = 60.0
+_CHANGED = "changed"  # in a digest's place: nothing starts by itself any more
+
+
+class Watched:
+    """What is known of one model's rollout in this process alone."""
+
+    def __init__(self, record: Record, file: Path | None) -> None:
+        self.record = record
+        self.file = file
+        self.trouble = ""  # why it is not kept
+        self.ready = False  # the candidate is loaded, and was checked
+        self.epoch = time.time_ns() // 1000
+        self.stamps: Mapping[str, object] = {}  # of both versions' files, as they were loaded
+        self.identities: Mapping[str, object] = {}
+        self.sources: OrderedDict[str, float] = OrderedDict()  # when each was last counted
+        self.seen_ms: float | None = None  # how long the last change took to the last front end
+        self.saving: Future[None] | None = None
+        self.saved_at = self.looked_at = 0.0
+        self.guards: list[Guard] = []
+
+
+class Rollouts:
+    """Everything in the engine's loop."""
+
+    def __init__(self, host: EngineHost, settings: ServerSettings) -> None:
+        self._host = host
+        self._engine = host.engine
+        self._control = host.engine.control
+        self._folder = settings.state_dir
+        self._models: dict[str, Watched | None] = {}  # None: there is none, which was looked up
+        self._busy: set[str] = set()  # models that are being brought to what their rollout wants
+        self.disk = ThreadPoolExecutor(1, thread_name_prefix="rollouts")  # files are written in their order
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticking: asyncio.Task[None] | None = None
+        self._control.pin = self._pin
+        self._control.loaded = self._loaded
+        self._rates: dict[str, list[float]] = {}  # by model: requests a second in each of the last minutes
+        self._requests: dict[str, float] = {}  # by model: all that came until the last look
+        self._minute_at = monotonic()
+        self.listeners: list[Callable[[Record], None]] = []  # told of every change
+        host.on_stop(self.close)
+
+    def close(self) -> None:
+        for watched in self._models.values():
+            if watched is not None:
+                self._save(watched)
+        for task in (*self._tasks, self._ticking):
+            if task is not None:
+                task.cancel()
+        self.disk.shutdown(wait=True)
+
+    # ---- which versions are loaded ----------------------------------------------------------------------
+
+    def _pin(self, model: ModelState, files: Fingerprint) -> Pin | None:
+        """Called before every load, with what its files look like now."""
+        if not model.places or model.places[0].is_file():
+            return None
+        watched = self._known(model.name, model.places[0])
+        if watched is None:
+            return partial(pinned, rollout=None, by_hand=False, serving=tuple(model.serving))
+        self._check_files(watched, files)
+        record = watched.record
+        return partial(pinned, rollout=record.rollout, by_hand=record.by_hand, serving=tuple(model.serving))
+
+    def _known(self, name: str, home: Path) -> Watched | None:
+        """Its rollout, the last or the one under way; from the file the first time."""
+        if name not in self._models:
+            self._models[name] = None
+            file = None if self._folder is None else file_for(self._folder, name, home)
+            record, trouble = (None, "") if file is None else read_record(file)
+            if trouble:
+                log.error("rollout-not-read", model=name, error=trouble)
+            if record is not None and record.model == name:
+                self._watch(Watched(record, file))
+                log.info("rollout-read", model=name, state=str(record.rollout.state))
+        return self._models[name]
+
+    def _watch(self, watched: Watched) -> None:
+        record = watched.record
+        self._models[record.model] = watched
+        self._engine.fleet.preferred[record.model] = record.rollout.serving
+        record.rates = self._rates.setdefault(record.model, record.rates)
+
+    def _check_files(self, watched: Watched, files: Fingerprint) -> None:
+        for version, stamps in watched.stamps.items():
+            if not watched.record.rollout.over and files.of(int(version)) != stamps:
+                self._fail_changed(watched, version)
+
+    def _fail_changed(self, watched: Watched, version: str) -> None:
+        """Whoever changes files in the middle of it has to say that they are whole: by `start`."""
+        record = watched.record
+        record.digests[record.rollout.candidate] = _CHANGED
+        self._fail(watched, f"the files of version {version} changed during its rollout")
+
+    def home(self, name: str) -> Path | None:
+        model = self._control.known(name)
+        return model.places[0] if model is not None and model.places else None
+
+    def _loaded(self, model: ModelState) -> None:
+        if self._ticking is None:
+            self._ticking = asyncio.get_running_loop().create_task(self._tick())
+        if model.name not in self._busy:
+            self._do(self._follow(model.name))
+
+    async def _follow(self, name: str) -> None:
+        """A model was loaded: go on with its rollout, or begin one."""
+        if name in self._busy:
+            return
+        self._busy.add(name)
+        try:
+            watched = self._models.get(name)
+            if watched is None or watched.record.rollout.over:
+                await self._begin_if_new(name, watched)
+            watched = self._models.get(name)
+            if watched is not None and not watched.record.rollout.over:
+                await self._bring(watched)
+        except CarpoolError as error:
+            log.error("rollout-failed", model=name, error=error.message)
+        finally:
+            self._busy.discard(name)
+
+    async def _begin_if_new(self, name: str, watched: Watched | None) -> None:
+        """A version that was not judged yet, where its settings ask for a rollout."""
+        model, home = self._control.known(name), self.home(name)
+        if model is None or home is None or not model.serving:
+            return
+        stable = max(model.serving) if watched is None else int(watched.record.rollout.stable)
+        plan = next(iter(model.serving.values())).config.rollout
+        if plan is None or stable not in model.serving:
+            return
+        present = await asyncio.to_thread(version_folders, home)
+        candidate = plan.candidate or max(present, default=0)
+        if candidate == stable or candidate not in present or (plan.candidate is None and candidate < stable):
+            return
+        if watched is not None and watched.record.rollout.candidate == str(candidate):
+            digest = await asyncio.to_thread(digest_of, home, str(candidate))
+            if watched.record.digests.get(str(candidate)) in (digest, _CHANGED):
+                return  # it was judged already
+        await self.start(name, plan, str(stable), str(candidate), "a new version is in the folder")
+
+    async def start(
+        self,
+        name: str,
+        plan: RolloutSettings,
+        stable: str,
+        candidate: str,
+        why: str,
+        *,
+        by_hand: bool = False,
+    ) -> None:
+        """From here on its versions are what the rollout says; `bring` loads them."""
+        home = self.home(name)
+        assert home is not None  # who asks has looked
+        digest = await asyncio.to_thread(digest_of, home, candidate)
+        before = self._models.get(name)
+        record = Record(name, plan, Rollout(stable, candidate, since=monotonic(), why=why), by_hand)
+        if before is not None:
+            old = before.record
+            record.history, record.rollbacks = old.history, old.rollbacks
+        record.digests[candidate] = digest
+        watched = Watched(record, None if self._folder is None else file_for(self._folder, name, home))
+        record.note(time.time(), "", why)
+        self._watch(watched)
+        log.info("rollout", model=name, state="loading", stable=stable, candidate=candidate, why=why)
+        self._save(watched)
+        self._publish()
+
+    def bring(self, name: str) -> None:
+        """After `start`: load the candidate."""
+        self._do(self._follow(name))
+
+    # ---- the candidate ----------------------------------------------------------------------------------
+
+    async def _bring(self, watched: Watched) -> None:
+        """Load what it wants, look at it, and let it go on."""
+        record = watched.record
+        name, rollout = record.model, record.rollout
+        missing = self._missing(record)
+        if missing:
+            before = resident_gb()
+            try:
+                await self._control.load(name)
+            except CarpoolError as error:
+                self._fail(watched, f"version {rollout.candidate} does not load: {error.message}")
+                return
+            missing = self._missing(record)
+            most, taken = record.plan.guards.memory_gb, resident_gb() - before
+            if most is not None and taken > most:
+                self._fail(watched, f"loading it took {taken:.2f} GB, more than memory_gb = {most:g}")
+                return
+        if record.rollout.over or self._models.get(name) is not watched:
+            return
+        if missing:
+            self._fail(watched, f"version {missing[0]} is not there")
+            return
+        if not watched.ready:
+            await self._look_at(watched)
+        elif self._identities(record) != watched.identities:
+            self._fail(watched, "its settings changed")
+
+    def _missing(self, record: Record) -> list[str]:
+        model = self._control.known(record.model)
+        serving = () if model is None else model.serving
+        return [version for version in record.rollout.wanted if int(version) not in serving]
+
+    def _identities(self, record: Record) -> dict[str, object]:
+        model = self._control.known(record.model)
+        assert model is not None
+        return {version: model.serving[int(version)].identity for version in record.rollout.wanted}
+
+    async def _look_at(self, watched: Watched) -> None:
+        record = watched.record
+        model, home = self._control.known(record.model), self.home(record.model)
+        if model is None or home is None:
+            return
+        versions = record.rollout.stable, record.rollout.candidate
+        stable, candidate = (model.serving[int(version)] for version in versions)
+        different = differences(stable, candidate)
+        if different:
+            self._fail(watched, f"version {candidate.version} is another model: {'; '.join(different[:4])}")
+            return
+        files = await asyncio.to_thread(fingerprint_of, model.places)
+        for version in versions:
+            digest = await asyncio.to_thread(digest_of, home, version)
+            if record.digests.setdefault(version, digest) != digest:
+                self._fail_changed(watched, version)
+                return
+        record.curves = {served.version: curve_document(served) for served in (stable, candidate)}
+        record.capacity = await asyncio.to_thread(
+            carries, carrier(stable), carrier(candidate), list(record.rates)
+        )
+        if record.rollout.over:
+            return  # somebody ended it meanwhile
+        watched.stamps = {version: files.of(int(version)) for version in versions}
+        watched.identities = self._identities(record)
+        watched.ready = True
+        record.rollout = record.rollout.going(monotonic())
+        self.decide(watched)
+        self._publish()
+
+    def _fail(self, watched: Watched, why: str) -> None:
+        why = without_paths(why, self._engine.folders)
+        self._change(watched, failed(watched.record.rollout, monotonic(), why))
+
+    # ---- decisions --------------------------------------------------------------------------------------
+
+    def decide(self, watched: Watched) -> None:
+        """As far as it goes now. Looked at after every report and twice a second."""
+        record = watched.record
+        while not (record.rollout.over or self._control.closed):
+            rollout, counts = record.rollout, record.counts
+            state = rollout.before or rollout.state
+            watched.guards = look(record.plan, state, counts)
+            capacity = "" if record.capacity.get("enough", True) else record.capacity["sentence"]
+            verdict = together(watched.guards, capacity)
+            counted = counts.compared_here if state is State.SHADOW else counts.candidate.answers
+            after = advance(rollout, record.plan, monotonic(), verdict, counted, loaded=watched.ready)
+            if (after.state, after.step) == (rollout.state, rollout.step):
+                record.rollout = after
+                return
+            if verdict.breach:
+                record.rollbacks[verdict.guard] = record.rollbacks.get(verdict.guard, 0) + 1
+                row = self._engine.fleet.row_of(record.model, rollout.candidate)
+                if row is not None:
+                    row.add(columns.ROLLBACKS[verdict.guard])
+            self._change(watched, after)
+
+    def _change(self, watched: Watched, after: Rollout) -> None:
+        """One catalogue: from here on everybody does as this state says."""
+        record, decided = watched.record, monotonic()
+        before, record.rollout = record.rollout, after
+        record.note(time.time(), str(before.state), after.why)
+        record.counts.new_state()
+        watched.epoch = max(watched.epoch + 1, time.time_ns() // 1000)
+        self._engine.fleet.preferred[record.model] = after.serving
+        self._publish()
+        self._do(self._measure_switch(watched, decided))
+        level = log.warning if after.state in (State.ROLLED_BACK, State.FAILED) else log.info
+        level(
+            "rollout",
+            model=record.model,
+            state=str(after.state),
+            step=after.step,
+            stable=after.stable,
+            candidate=after.candidate,
+            why=after.why,
+        )
+        self._save(watched)
+        for tell in self.listeners:
+            tell(record)
+        if after.over or after.state is State.RETIRED:
+            watched.ready = False
+            self._do(self._unload_loser(record.model))
+
+    async def _measure_switch(self, watched: Watched, decided: float) -> None:
+        await self._host.everyone_saw()
+        watched.seen_ms = (monotonic() - decided) * 1e3
+        log.debug("rollout-seen-by-all", model=watched.record.model, ms=round(watched.seen_ms, 2))
+
+    async def _unload_loser(self, name: str) -> None:
+        model, watched = self._control.known(name), self._models.get(name)
+        if model is None or watched is None or self._control.closed:
+            return
+        wanted = {int(version) for version in watched.record.rollout.wanted}
+        if not (model.serving.keys() - wanted and model.serving.keys() & wanted):
+            await self._follow(name)  # a version may have come meanwhile
+            return
+        try:
+            await self._control.load(name)
+        except CarpoolError as error:
+            log.warning("not-unloaded", model=name, error=error.message)
+
+    def _publish(self) -> None:
+        self._host.extra["routes"] = {
+            name: _route(watched)
+            for name, watched in self._models.items()
+            if watched is not None and watched.ready and not watched.record.rollout.over
+        }
+        for watched in self._models.values():
+            if watched is not None:
+                self._show(watched)
+        self._host.publish()
+
+    # ---- time -------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            if monotonic() - self._minute_at >= _MINUTE_S:
+                self._note_rates(monotonic())
+            for watched in [found for found in self._models.values() if found is not None]:
+                try:
+                    await self._look(watched, monotonic())
+                except Exception:
+                    log.exception("rollout-tick-failed", model=watched.record.model)
+
+    async def _look(self, watched: Watched, now: float) -> None:
+        record = watched.record
+        if record.rollout.over:
+            return
+        if watched.ready and now - watched.looked_at >= _LOOK_S:
+            watched.looked_at = now
+            model = self._control.known(record.model)
+            if model is not None and model.places:
+                self._check_files(watched, await asyncio.to_thread(fingerprint_of, model.places))
+        if watched.ready or record.rollout.state is State.RETIRED:
+            self.decide(watched)
+        self._show(watched)
+        if now - watched.saved_at >= _SAVE_S:
+            self._save(watched)
+
+    def _note_rates(self, now: float) -> None:
+        """Requests a second in the last minute, answered or not, whether or not a rollout is under way: what
+        the capacity check of the next one plays."""
+        totals: dict[str, float] = {}
+        for row in self._engine.table.models():
+            came = sum(row.cells[columns.REQUEST_SECONDS.buckets])
+            came += sum(row.cells[column] for column in columns.FAILURES.values())
+            totals[row.model] = totals.get(row.model, 0.0) + came
+        for name, total in totals.items():
+            before = self._requests.get(name, 0.0)
+            rates = self._rates.setdefault(name, [])
+            rates.append(max(0.0, total - before) / (now - self._minute_at))
+            del rates[:-MINUTES]
+        self._requests, self._minute_at = totals, now
+
+    def _save(self, watched: Watched) -> None:
+        watched.saved_at = monotonic()
+        if watched.file is None:
+            return
+        document = as_json(watched.record, watched.saved_at)
+        watched.saving = self.disk.submit(self._write, watched, document)
+
+    async def kept(self, watched: Watched) -> None:
+        """What was decided is on the disk: only then may somebody be told that it was done."""
+        if watched.saving is not None:
+            await asyncio.wrap_future(watched.saving)
+
+    def _write(self, watched: Watched, document: bytes) -> None:
+        """In its thread. A disk that is full or read-only stops no rollout: it is told."""
+        assert watched.file is not None
+        try:
+            write_document(watched.file, document)
+            watched.trouble = ""
+        except OSError as error:
+            if not watched.trouble:
+                log.error("rollout-not-kept", model=watched.record.model, error=str(error))
+            watched.trouble = f"its state cannot be kept: {error.strerror or error}"
+
+    # ---- what others see --------------------------------------------------------------------------------
+
+    def _show(self, watched: Watched) -> None:
+        """On the metrics page, in the candidate's row."""
+        record = watched.record
+        row = self._engine.fleet.row_of(record.model, record.rollout.candidate)
+        if row is None:
+            return  # it is not loaded, or not any more
+        traffic = record.rollout.traffic(record.plan)
+        for word, column in columns.ROLLOUT_STATE.items():
+            row.set(column, float(word == record.rollout.state))
+        row.set(columns.ROLLOUT_SHARE["answers"], traffic.share)
+        row.set(columns.ROLLOUT_SHARE["shadow"], traffic.mirrored)
+        for guard in watched.guards:
+            row.set(columns.BOUND[guard.name, "low"], guard.low)
+            row.set(columns.BOUND[guard.name, "high"], guard.high if isfinite(guard.high) else -1.0)
+
+    def find(self, name: str) -> Watched | None:
+        """The last rollout of a model, or the one under way."""
+        return self._models.get(name)
+
+    def moved(self, watched: Watched, after: Rollout) -> None:
+        """By hand."""
+        before = watched.record.rollout
+        if before.held and not after.held and not after.over:
+            watched.record.counts.forget()  # somebody has looked at what was broken
+        if after is not before:
+            self._change(watched, after)
+            self.decide(watched)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _route(watched: Watched) -> Route:
+    record = watched.record
+    rollout, plan = record.rollout, record.plan
+    traffic = rollout.traffic(plan)
+    return Route(
+        rollout.stable,
+        rollout.candidate,
+        traffic.share,
+        record.salt,
+        plan.sticky,
+        traffic.mirrored,
+        traffic.compared,
+        plan.fallback,
+        watched.epoch,
+        bool(plan.keep.folder),
+        asdict(plan.compare),
+    )

@@ -1,0 +1,92 @@
+"""The routes of rollouts: how one stands, what to do with it, what was answered differently, and complaints.
+The engine knows all of it; here requests are checked.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from carpool.config.rules import nearest, shown
+from carpool.errors import CarpoolError, InvalidInput
+from carpool.frontend.access.keys import told
+from carpool.frontend.http.exchange import Collect, Exchange, answer_error
+from carpool.frontend.http.http_service import Service, Variables
+from carpool.frontend.http.image_reading import read_query
+from carpool.frontend.http.small_routes import with_json
+from carpool.observe.columns import VERDICT_WORDS
+
+_TO_ACT = ("action", "version", "reason", "plan")
+_TO_COMPLAIN = ("id", "verdict")
+_LONGEST_ID = 128
+_PICTURE = b"content-type: application/octet-stream\r\nx-content-type-options: nosniff\r\n"
+
+
+def status(service: Service, exchange: Exchange, variables: Variables) -> None:
+    service.answer_later(exchange, service.door.ask("rollout", {"model": variables["model"]}))
+
+
+def act(service: Service, exchange: Exchange, variables: Variables) -> Collect:
+    def received(asked: dict[str, Any]) -> None:
+        _check_names(asked, _TO_ACT)
+        if "action" not in asked:
+            raise InvalidInput('the request must be like {"action": "abort"}', field="action")
+        question = {**asked, "model": variables["model"], **told(exchange.who)}
+        service.answer_later(exchange, service.door.ask("rollout", question))
+
+    return with_json(exchange, received)
+
+
+def disagreements(service: Service, exchange: Exchange, variables: Variables) -> None:
+    """The worst first, `limit` of those above the number `after`."""
+    query = read_query(exchange.head.query)
+    _check_names(query, ("after", "limit"))
+    numbers = {name: _number(text, name) for name, text in query.items()}
+    question = {"model": variables["model"], **numbers}
+    service.answer_later(exchange, service.door.ask("rollout-disagreements", question))
+
+
+def picture(service: Service, exchange: Exchange, variables: Variables) -> None:
+    """One of them, as it came."""
+    question = {"model": variables["model"], "number": _number(variables["number"], "number")}
+
+    async def answer() -> None:
+        try:
+            found = await service.door.ask("rollout-disagreements", question)
+            exchange.respond(200, _PICTURE, base64.b64decode(found))
+        except CarpoolError as error:
+            answer_error(exchange, error)
+
+    service.later(answer())
+
+
+def feedback(service: Service, exchange: Exchange, variables: Variables) -> Collect:
+    def received(asked: dict[str, Any]) -> None:
+        _check_names(asked, _TO_COMPLAIN)
+        identity, verdict = asked.get("id"), asked.get("verdict")
+        if (
+            not isinstance(identity, str)
+            or not 0 < len(identity) <= _LONGEST_ID
+            or not identity.isprintable()
+        ):
+            raise InvalidInput(f"id must be a text of 1 to {_LONGEST_ID} characters", field="id")
+        if verdict not in VERDICT_WORDS:
+            hint = nearest(str(verdict), VERDICT_WORDS)
+            raise InvalidInput(f"verdict cannot be {shown(str(verdict))}; {hint}", field="verdict")
+        question = {"model": variables["model"], "id": identity, "verdict": verdict}
+        service.answer_later(exchange, service.door.ask("feedback", question))
+
+    return with_json(exchange, received)
+
+
+def _number(text: str, name: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 12:
+        raise InvalidInput(f"{name} must be a whole number", field=name)
+    return int(text)
+
+
+def _check_names(given: Mapping[str, Any], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise InvalidInput(f"unknown field {shown(name)}; {nearest(name, known)}", field=name[:64])

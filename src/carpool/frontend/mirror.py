@@ -1,0 +1,356 @@
+"""What a front end does beside requests of a model that is being rolled out.
+
+A request that the candidate fails is run again on stable; some are run on the other version, too, out of what
+the device has to spare, and both answers are compared, off the loop. What was seen goes to the engine in
+bulk. Nothing here is on the way of models that are not rolled out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from random import Random
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from carpool.errors import CarpoolError, without_stack
+from carpool.frontend.comparison import Comparison, fault_of
+from carpool.frontend.pictures.picture_service import PictureService, promised
+from carpool.frontend.pictures.sent_pictures import SentPictures
+from carpool.frontend.routing import Split
+from carpool.link.door import Answer, Door, ModelEntry, Slot
+from carpool.memory.arena import ArenaSlot
+from carpool.observe.columns import COMPARED, FALLBACKS, SKIPPED
+from carpool.observe.counters import Row
+from carpool.types import Array
+from carpool.vision.compare import Difference
+from carpool.vision.thumbnail import block_change
+from carpool.wire.v2 import RequestHead
+
+if TYPE_CHECKING:
+    from carpool.frontend.call import ClientCall
+
+
+_FLUSH_S = 0.1
+_APART_S = 5.0  # between two comparisons of one source that count
+_STILL = 6.0  # grey levels of the block that changed most: less is the same scene
+_MOST_SOURCES = 1024
+_PER_SECOND = 10.0  # comparisons in the canary, of one front end
+_LEARNING = 0.1
+_RESERVE = (0.2, 0.5)  # of the promise, at least and at most: for stable, where the candidate is slow
+_MOST_KEPT_BYTES = 4 << 20  # of a picture that goes to the engine to be kept
+_KEPT_EVERY_S = 0.5
+_LONGEST_ID = 128
+_MOST_IDS = 4096  # in one report
+
+
+class Beside:
+    """One request whose model has two versions. Holds its inputs for as long as they may be needed again."""
+
+    __slots__ = ("_call", "_head", "_mirror", "_pictures", "_slot", "_tail", "_timer", "compares", "split")
+
+    def __init__(self, mirror: Mirror, call: ClientCall, split: Split, *, compares: bool) -> None:
+        self._mirror = mirror
+        self._call = call
+        self.split = split
+        self.compares = compares
+        self._slot: ArenaSlot | None = None
+        self._head: RequestHead | None = None
+        self._tail = 0
+        self._pictures: SentPictures | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def hold(self, head: RequestHead, slot: Slot, tail: int, pictures: SentPictures | None) -> None:
+        self._head, self._tail, self._pictures = head, tail, pictures
+        if isinstance(slot, ArenaSlot) and (self.compares or self.split.spares(self._call.entry)):
+            self._slot = slot.share()
+
+    def coming(self, head: RequestHead, pictures: SentPictures | None) -> None:
+        """They are decoded first."""
+        self._head, self._pictures = head, pictures
+
+    def decoded(self, slot: Slot) -> None:
+        """The pictures are in it, which goes to the door now."""
+        assert self._head is not None
+        self.hold(self._head, slot, 0, self._pictures)
+
+    def expect(self, seconds: float) -> None:
+        """Look again when stable could just be in time."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, seconds), self._call.too_slow)
+
+    def can_run_again(self, pictures: SentPictures | None) -> bool:
+        """Its inputs are there: as they are, or as files that can be decoded once more."""
+        if pictures is None:
+            return self._slot is not None
+        if self._slot is not None and self._fits_stable(pictures):
+            return True
+        return bool(pictures.files) and not pictures.is_file
+
+    def _fits_stable(self, pictures: SentPictures) -> bool:
+        """What was made of them for the candidate is stable's input, too."""
+        return pictures.model.sees_as(self._mirror.pictures.model(self.split.stable))
+
+    def take(self) -> tuple[Slot | None, RequestHead, int]:
+        """The inputs, whose holder is the caller from here on; nothing for pictures that stable wants in
+        another size. They are not compared any more."""
+        self._stop()
+        self.compares = False
+        slot, self._slot = self._slot, None
+        assert self._head is not None
+        pictures = self._call.pictures
+        if slot is not None and pictures is not None and not self._fits_stable(pictures):
+            slot.release()
+            slot = None
+        return slot, self._head, self._tail
+
+    def answered(self, answer: Answer) -> None:
+        """It was answered well; the outputs are there until this returns."""
+        self._stop()
+        call, split = self._call, self.split
+        self._mirror.count_answer(split, call, monotonic())
+        if self.compares and self._head is not None:
+            job = Comparison(self._mirror, split, call.entry, call.sender.named, self._pictures)
+            job.keep_answer(answer.outputs)
+            slot, self._slot = self._slot, None
+            job.begin(self._head, slot, self._tail)
+        self.failed()
+
+    def failed(self) -> None:
+        """It is over: give back what is held."""
+        self._stop()
+        slot, self._slot = self._slot, None
+        self._pictures = None
+        if slot is not None:
+            slot.release()
+
+    def _stop(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+
+class Seen(NamedTuple):
+    """The last comparison of a source that counted."""
+
+    at: float
+    picture: Array | None  # small and grey
+
+
+class Mirror:
+    """One per front end, used in its loop's thread only."""
+
+    def __init__(
+        self, door: Door, pictures: PictureService, threads: Executor, row: Callable[[ModelEntry], Row]
+    ) -> None:
+        self.door = door
+        self.pictures = pictures
+        self._threads = threads
+        self._row = row
+        self._random = Random()
+        self._seen: OrderedDict[tuple[str, str], Seen] = OrderedDict()  # by model and source
+        self._tokens: dict[str, tuple[float, float]] = {}  # by model: when, and how many comparisons it may
+        self._reports: dict[tuple[str, int], dict[str, Any]] = {}  # by model and epoch
+        self._kept_at = 0.0
+        self._flushing: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def watch(
+        self,
+        call: ClientCall,
+        beside: Beside | None,
+        head: RequestHead,
+        slot: Slot,
+        tail: int,
+        ready_in: float | None,
+    ) -> Beside:
+        """A request was offered. With `beside` it is one that was offered before, and fell back."""
+        split = call.split
+        assert split is not None
+        if beside is not None:
+            return beside
+        now = monotonic()
+        beside = Beside(self, call, split, compares=self._wants(split, call, now))
+        pictures, spares = call.pictures, split.spares(call.entry)
+        if pictures is not None and (beside.compares or spares):
+            pictures.kept = True
+        if ready_in is None:
+            beside.hold(head, slot, tail, pictures)
+        else:
+            beside.coming(head, pictures)
+        slo = call.entry.slo
+        if spares and slo is not None:
+            reserve = min(_RESERVE[1] * slo, max(_RESERVE[0] * slo, 3.0 * split.stable_s))
+            beside.expect(promised(call.entry, call.arrived, call.deadline) - reserve - now)
+        return beside
+
+    def _wants(self, split: Split, call: ClientCall, now: float) -> bool:
+        """Whether the other version is to answer it, too."""
+        route = split.route
+        if call.entry is split.stable:
+            return route.mirrored > 0.0 and self._random.random() < route.mirrored
+        if not route.compared:
+            return False
+        name, source = split.stable.name, call.sender.named
+        last = self._seen.get((name, source)) if source else None
+        if last is not None and now - last.at < _APART_S:
+            self.skipped(split, "thinned")
+            return False
+        at, tokens = self._tokens.get(name, (now, _PER_SECOND))
+        tokens = min(_PER_SECOND, tokens + (now - at) * _PER_SECOND)
+        self._tokens[name] = now, max(0.0, tokens - 1.0)
+        if tokens < 1.0:
+            self.skipped(split, "thinned")
+        return tokens >= 1.0
+
+    # ── what was seen ──
+
+    def count_answer(self, split: Split, call: ClientCall, now: float) -> None:
+        entry, took = call.entry, now - call.arrived
+        if entry is split.stable:
+            split.stable_s += _LEARNING * (took - split.stable_s)
+        report = self._report(split)
+        side = report["candidate" if entry is split.candidate else "stable"]
+        side["answers"] += 1
+        if entry.slo is not None and took > entry.slo:
+            side["late"] += 1
+        if call.request_id and len(report["ids"]) < _MOST_IDS:
+            report["ids"].append((call.request_id[:_LONGEST_ID], entry.version))
+
+    def count_failure(self, split: Split, entry: ModelEntry, error: CarpoolError) -> None:
+        """It was answered with this error, or would have been."""
+        fault = fault_of(error)
+        if fault:
+            side = self._report(split)["candidate" if entry is split.candidate else "stable"]
+            side["answers"] += 1
+            side[fault] += 1
+
+    def fell_back(self, split: Split, error: CarpoolError) -> None:
+        self.count_failure(split, split.candidate, error)
+        self._row(split.candidate).add(FALLBACKS)
+        self._report(split)["fallbacks"] += 1
+
+    def shadow_failed(self, split: Split, error: CarpoolError) -> None:
+        """The candidate failed what stable had answered; nobody saw it."""
+        self._row(split.candidate).add(COMPARED["candidate-failed"])
+        self.count_failure(split, split.candidate, error)
+
+    def skipped(self, split: Split, why: str) -> None:
+        self._row(split.candidate).add(SKIPPED[why])
+        skipped = self._report(split)["skipped"]
+        skipped[why] = skipped.get(why, 0) + 1
+
+    def compared(
+        self,
+        split: Split,
+        source: str,
+        difference: Difference,
+        small: Array | None,
+        answers: Any,
+        picture: bytes,
+    ) -> None:
+        now = monotonic()
+        self._row(split.candidate).add(COMPARED["differs" if difference.differs else "same"])
+        report = self._report(split)
+        if split.route.mirrored:
+            report["candidate"]["answers"] += 1
+        if not self._counts(split.stable.name, source, small, now):
+            report["seen"] += 1
+        else:
+            report["comparisons"].append((source, difference.differs))
+        if difference.differs and split.route.keeps and now - self._kept_at >= _KEPT_EVERY_S:
+            self._kept_at = now
+            report["differences"].append(_kept(source, difference, answers, picture))
+
+    def _counts(self, model: str, source: str, small: Array | None, now: float) -> bool:
+        """Whether it is a new trial: frames of one still camera are not."""
+        if not source:
+            return True
+        last = self._seen.pop((model, source), None)
+        if last is not None and (now - last.at < _APART_S or _is_still(small, last.picture)):
+            self._seen[model, source] = last
+            return False
+        self._seen[model, source] = Seen(now, small)
+        if len(self._seen) > _MOST_SOURCES:
+            self._seen.popitem(last=False)
+        return True
+
+    # ── to the engine ──
+
+    def _report(self, split: Split) -> dict[str, Any]:
+        key = split.stable.name, split.route.epoch
+        report = self._reports.get(key)
+        if report is None:
+            report = self._reports[key] = {
+                "stable": {"answers": 0, "errors": 0, "late": 0},
+                "candidate": {"answers": 0, "errors": 0, "late": 0},
+                "comparisons": [],
+                "seen": 0,
+                "skipped": {},
+                "fallbacks": 0,
+                "ids": [],
+                "differences": [],
+            }
+            if self._flushing is None:
+                self._flushing = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush)
+        return report
+
+    def _flush(self) -> None:
+        self._flushing = None
+        reports, self._reports = self._reports, {}
+        told = [{"model": model, "epoch": epoch, **seen} for (model, epoch), seen in reports.items()]
+        self._start(self._tell(told))
+
+    async def _tell(self, told: Sequence[Mapping[str, Any]]) -> None:
+        with contextlib.suppress(CarpoolError):  # an engine that is gone counts anew
+            await self.door.ask("rollout-seen", {"seen": told})
+
+    def aside(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+        """Off the loop, behind whatever else is done there."""
+
+        async def live() -> None:
+            try:
+                found = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            except Exception as error:
+                then(None, without_stack(error))
+            except BaseException as error:
+                then(None, asyncio.CancelledError())
+                raise error from None
+            else:
+                then(found, None)
+
+        self._start(live())
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+
+def _kept(source: str, difference: Difference, answers: Any, picture: bytes) -> dict[str, Any]:
+    stable, candidate = answers or (None, None)
+    whole = picture if len(picture) <= _MOST_KEPT_BYTES else b""
+    return {
+        "source": source,
+        "how_much": difference.how_much,
+        "why": difference.why,
+        "details": difference.details,
+        "stable": stable,
+        "candidate": candidate,
+        "picture": base64.b64encode(whole).decode(),
+    }
+
+
+def _is_still(one: Array | None, other: Array | None) -> bool:
+    """Two small pictures show the same scene."""
+    return one is not None and other is not None and block_change(one, other) <= _STILL

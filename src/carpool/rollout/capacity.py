@@ -1,0 +1,70 @@
+"""Whether a candidate could carry the traffic there was, before anybody is sent to it: the simulator plays
+the busiest minute that was seen against the curve that was measured when the candidate was loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from carpool.core.curve import BatchCurve, slo_capacity
+from carpool.core.numerals import numeral
+from carpool.core.policy import Promise
+from carpool.sim.simulation import Scenario, measure
+
+_SECONDS, _REQUESTS = 20.0, 20_000  # of virtual time, and at most so many of them: a second or two of work
+_TOO_MANY = 0.01  # refused or late, beyond what the simulator says of stable
+
+
+class Carrier(NamedTuple):
+    """One version: how fast it is, how many of it there are, and what it promises."""
+
+    version: str
+    curve: BatchCurve
+    instances: int
+    policy: object
+
+
+def carries(stable: Carrier, candidate: Carrier, rates: Sequence[float]) -> dict[str, Any]:
+    """`enough` is false for a candidate that must not be promoted by itself; the sentence says why. Takes a
+    second or two: not for the loop's thread."""
+    promise = candidate.policy
+    if not isinstance(promise, Promise):
+        return {"enough": True, "sentence": "without a promise there is nothing that the traffic could break"}
+    mine, others = (_capacity(one, promise) for one in (candidate, stable))
+    found = {
+        "candidate_rps": round(mine, 2),
+        "stable_rps": round(others, 2),
+        "slo_ms": promise.slo * 1e3,
+        "minutes": len(rates),
+    }
+    told = (
+        f"version {candidate.version} carries {numeral(mine)}/s within {numeral(promise.slo * 1e3)} ms, "
+        f"version {stable.version} {numeral(others)}/s"
+    )
+    peak = max(rates, default=0.0)
+    if peak <= 0.0:
+        return {
+            **found,
+            "enough": True,
+            "sentence": f"{told}; no arrivals were recorded to hold against that",
+        }
+    lost, before = (_lost(one, promise, peak) for one in (candidate, stable))
+    found |= {"peak_rps": round(peak, 2), "lost": round(lost, 4), "lost_by_stable": round(before, 4)}
+    busiest = f"{told}; the busiest minute had {numeral(peak)}/s"
+    if lost <= before + _TOO_MANY:
+        return {**found, "enough": True, "sentence": f"{busiest}, which it would carry as well"}
+    sentence = f"{busiest}: in full it would refuse {numeral(lost * 100)} %, stable {numeral(before * 100)} %"
+    return {**found, "enough": False, "sentence": sentence}
+
+
+def _capacity(one: Carrier, promise: Promise) -> float:
+    return slo_capacity(one.curve, promise.slo, one.instances)
+
+
+def _lost(one: Carrier, promise: Promise, rate: float) -> float:
+    """The share of such traffic that would not be answered in time."""
+    seconds = max(4.0 * promise.slo, min(_SECONDS, _REQUESTS / rate))
+    policy = one.policy if isinstance(one.policy, Promise) else promise
+    scenario = Scenario(one.curve, promise.slo, policy, rate, instances=one.instances, seconds=seconds)
+    return 1.0 - measure(scenario).attainment

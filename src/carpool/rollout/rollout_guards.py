@@ -1,0 +1,163 @@
+"""What has to be proven of a candidate before it goes on, and what sends it back.
+
+Every guard is an interval that may be looked at after every request (`core.evidence`): broken when its lower
+end is over the limit, proven when its upper end is under it, and else it waits. What is not proven is not
+promoted: without traffic a rollout waits for ever, and says so.
+
+Errors, late answers and complaints are rare, so it is asked whose they are: of all that happened to both, how
+many times as often to the candidate. Where next to nothing happens to anybody there is nothing to compare:
+then it is enough that it happens to at most one of fifty of the candidate's answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from math import inf, isfinite
+from typing import Any, NamedTuple
+
+from carpool.config.rollout_settings import RolloutSettings
+from carpool.core.evidence import Interval, interval, times_as_often
+from carpool.rollout.rollout_states import State, Verdict
+
+GUARDS = ("disagreement", "late", "errors", "feedback")
+RARE = 0.02
+_MOST_COUNTED = 10**12
+
+
+@dataclass(slots=True)
+class Side:
+    """What happened to one version's answers in one state."""
+
+    answers: int = 0
+    errors: int = 0
+    late: int = 0  # beyond the promise, or refused for want of time
+    complaints: int = 0
+
+    def add(self, more: Mapping[str, Any]) -> None:
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + count_of(more, each.name))
+
+
+@dataclass(slots=True)
+class Counts:
+    """Sides count anew in each state, since its share is another; comparisons go on."""
+
+    stable: Side = field(default_factory=Side)
+    candidate: Side = field(default_factory=Side)
+    compared: int = 0
+    differ: int = 0
+    compared_here: int = 0  # in this state
+    seen: int = 0  # compared too, but of a source that was counted just before
+    skipped: dict[str, int] = field(default_factory=dict)  # by reason
+    fallbacks: int = 0
+
+    def new_state(self) -> None:
+        self.stable, self.candidate, self.compared_here = Side(), Side(), 0
+
+    def forget(self) -> None:
+        """Somebody looked at it and let it go on."""
+        self.new_state()
+        self.compared = self.differ = 0
+
+    def as_document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_counts(document: Mapping[str, Any]) -> Counts:
+    """What `as_document` wrote; what is no count raises `ValueError`."""
+    counts = Counts()
+    for name, side in (("stable", counts.stable), ("candidate", counts.candidate)):
+        side.add(document[name])
+    for each in ("compared", "differ", "compared_here", "seen", "fallbacks"):
+        setattr(counts, each, count_of(document, each))
+    counts.skipped = {str(why): count_of(document["skipped"], why) for why in document["skipped"]}
+    if counts.differ > counts.compared:
+        raise ValueError(f"{counts.differ} of {counts.compared} comparisons cannot differ")
+    return counts
+
+
+def count_of(document: Mapping[str, Any], name: str) -> int:
+    value = document.get(name, 0)
+    if type(value) is not int or not 0 <= value <= _MOST_COUNTED:
+        raise ValueError(f"{name} is no count")
+    return value
+
+
+class Guard(NamedTuple):
+    """`verdict` is breach, proven, waits or off."""
+
+    name: str
+    limit: float | None
+    low: float
+    high: float
+    verdict: str
+    sentence: str
+
+    def as_document(self) -> dict[str, Any]:
+        return {**self._asdict(), "high": self.high if isfinite(self.high) else None}
+
+
+def look(plan: RolloutSettings, state: State, counts: Counts) -> list[Guard]:
+    limits = plan.guards
+    used = [name for name in GUARDS if getattr(limits, name) is not None]
+    confidence = 1.0 - (1.0 - limits.confidence) / max(1, len(used))
+    return [_guard(name, getattr(limits, name), state, counts, confidence) for name in GUARDS]
+
+
+def _guard(name: str, limit: float | None, state: State, counts: Counts, confidence: float) -> Guard:
+    if limit is None:
+        return Guard(name, None, 0.0, inf, "off", "switched off")
+    if name == "disagreement":
+        found = interval(counts.differ, counts.compared, confidence)
+        told = f"{counts.differ:,} of {counts.compared:,} differ ({_shares(found)}, limit {limit * 100:g} %)"
+        return _judged(name, limit, found, told if counts.compared else "nothing was compared yet")
+    mine, others = counts.candidate, counts.stable
+    if name in ("late", "feedback") and state is State.SHADOW:
+        return Guard(name, limit, 0.0, inf, "proven", "asked in the canary")
+    attribute = {"late": "late", "errors": "errors", "feedback": "complaints"}[name]
+    bad, other_bad = getattr(mine, attribute), getattr(others, attribute)
+    if name == "feedback" and not bad + other_bad:
+        return Guard(name, limit, 0.0, inf, "proven", "nobody has complained")
+    total = mine.answers + others.answers
+    if not mine.answers:
+        return Guard(name, limit, 0.0, inf, "waits", "the candidate has answered nothing yet")
+    found = times_as_often(bad, other_bad, mine.answers / total, confidence)
+    own = interval(min(bad, mine.answers), mine.answers, confidence)
+    told = (
+        f"{name}: {bad:,} of {mine.answers:,}, stable {other_bad:,} of {others.answers:,} "
+        f"({_times(found)}, limit {limit:g} times)"
+    )
+    judged = _judged(name, limit, found, told)
+    if judged.verdict == "waits" and own.high <= RARE:
+        return judged._replace(verdict="proven", sentence=f"{told}; at most {own.high * 100:.2g} % of them")
+    return judged
+
+
+def _judged(name: str, limit: float, found: Interval, told: str) -> Guard:
+    verdict = "breach" if found.low > limit else "proven" if found.high <= limit else "waits"
+    return Guard(name, limit, found.low, found.high, verdict, told)
+
+
+def _shares(found: Interval) -> str:
+    return f"{found.low * 100:.1f}–{found.high * 100:.1f} %"
+
+
+def _times(found: Interval) -> str:
+    high = f"{found.high:.1f}" if isfinite(found.high) else "any number of"
+    return f"{found.low:.1f} to {high} times as often"
+
+
+def together(guards: list[Guard], capacity: str = "") -> Verdict:
+    """`capacity` is the sentence about a candidate that could not carry the traffic."""
+    for guard in guards:
+        if guard.verdict == "breach":
+            return Verdict(breach=guard.sentence, guard=guard.name)
+    waits = [*dict.fromkeys(_waiting(guards)), *([capacity] if capacity else [])]
+    return Verdict(proven=not waits, waits_for="; ".join(waits))
+
+
+def _waiting(guards: list[Guard]) -> Iterator[str]:
+    for guard in guards:
+        if guard.verdict == "waits":
+            yield f"{guard.sentence}: not proven yet"

@@ -1,0 +1,254 @@
+"""The states of a rollout: a pure machine that is told the time and what the guards say.
+
+    loading → checked → shadow → canary 1 … n → full → standby → retired → done
+       │         │         │         │            │       │
+       └─────────┴─────────┴─────────┴────────────┴───────┴──► rolled-back (a guard, or by hand)
+       │         │         │         │
+       └─────────┴─────────┴─────────┴──► failed (it does not load, does not fit, its files changed)
+
+Beside them `paused`, from which `resume` goes on where it stood. From every state, abort leads to stable at
+once: what a state sends to whom (`traffic`) is a function of it alone, so that a change is one catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from carpool.config.rollout_settings import RolloutSettings
+from carpool.errors import WrongState
+
+
+class State(StrEnum):
+    LOADING = "loading"
+    CHECKED = "checked"
+    SHADOW = "shadow"
+    CANARY = "canary"
+    FULL = "full"
+    STANDBY = "standby"
+    RETIRED = "retired"
+    PAUSED = "paused"
+    DONE = "done"
+    ROLLED_BACK = "rolled-back"
+    FAILED = "failed"
+
+
+ENDS = (State.DONE, State.ROLLED_BACK, State.FAILED)
+_HALVES = (State.FULL, State.STANDBY)  # the candidate has all of it, and the old version is still there
+ACTIONS: Mapping[State, tuple[str, ...]] = {
+    State.LOADING: ("pause", "abort"),
+    State.CHECKED: ("promote", "pause", "abort"),
+    State.SHADOW: ("promote", "pause", "abort"),
+    State.CANARY: ("promote", "pause", "abort"),
+    State.FULL: ("promote", "pause", "abort"),
+    State.STANDBY: ("promote", "pause", "abort"),
+    State.RETIRED: ("abort",),
+    State.PAUSED: ("resume", "promote", "abort"),
+    **dict.fromkeys(ENDS, ("start", "abort")),
+}
+
+
+class Traffic(NamedTuple):
+    """Whom unnamed requests go to, and what is run beside them."""
+
+    share: float = 0.0  # of the candidate
+    mirrored: float = 0.0  # of the requests, on the candidate too
+    compared: bool = False  # what the candidate answers is run on stable too
+
+
+class Verdict(NamedTuple):
+    """What the guards say together."""
+
+    breach: str = ""  # the sentence of the one that is broken
+    guard: str = ""  # its name
+    proven: bool = False
+    waits_for: str = ""  # in words, what is not proven yet
+
+
+NO_VERDICT = Verdict()
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """`spent` seconds in this state before `since`, which is a time of this process's clock."""
+
+    stable: str
+    candidate: str
+    state: State = State.LOADING
+    step: int = 0  # of the canary, from 1 on
+    spent: float = 0.0
+    since: float | None = None  # None: its clock stands
+    before: State | None = None  # what was paused
+    held: bool = False  # a guard paused it: stable answers everything meanwhile
+    why: str = ""
+
+    @property
+    def over(self) -> bool:
+        return self.state in ENDS
+
+    @property
+    def serving(self) -> str:
+        """Who answers what names no version, apart from the canary's share."""
+        return self.candidate if (self.before or self.state) in _HALVES and not self.held else self.stable
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The versions that have to be loaded, the serving one first."""
+        if self.over or self.state is State.RETIRED:
+            return (self.stable,)
+        return tuple(dict.fromkeys((self.serving, self.stable, self.candidate)))
+
+    def elapsed(self, now: float) -> float:
+        return self.spent if self.since is None else self.spent + max(0.0, now - self.since)
+
+    def traffic(self, plan: RolloutSettings) -> Traffic:
+        state = self.before or self.state
+        if self.over or self.held:
+            return Traffic()
+        if state is State.SHADOW:
+            return Traffic(mirrored=plan.shadow)
+        if state is State.CANARY:
+            return Traffic(plan.canary[self.step - 1], compared=True)
+        return Traffic(1.0) if state in _HALVES else Traffic()
+
+    def moved(self, state: State, now: float, why: str, step: int = 0) -> Rollout:
+        return replace(self, state=state, step=step, spent=0.0, since=now, before=None, held=False, why=why)
+
+    def stopped(self, now: float) -> Rollout:
+        """As it is written down: whoever reads it has another clock."""
+        return replace(self, spent=self.elapsed(now), since=None)
+
+    def going(self, now: float) -> Rollout:
+        return self if self.since is not None or self.state is State.PAUSED else replace(self, since=now)
+
+
+def advance(
+    rollout: Rollout, plan: RolloutSettings, now: float, verdict: Verdict, counted: int, *, loaded: bool
+) -> Rollout:
+    """The next state, or this one with what it waits for. `counted` are comparisons in the shadow, and the
+    candidate's answers in the canary; `loaded`: the candidate is there."""
+    state = rollout.state
+    if rollout.over or state is State.PAUSED:
+        return rollout
+    if verdict.breach and state in (State.SHADOW, State.CANARY):
+        return breached(rollout, plan, now, verdict)
+    if state is State.LOADING:
+        return rollout.moved(State.CHECKED, now, "it is loaded and fits") if loaded else rollout
+    if state is State.CHECKED:
+        if plan.evaluate:
+            why = f"waits for the labelled set {plan.evaluate}: run carpool evaluate on it, then promote"
+            return replace(rollout, why=why)
+        return after(rollout, plan, now, "it is loaded and fits")
+    if state is State.FULL:
+        return rollout.moved(State.STANDBY, now, f"version {rollout.candidate} answers everything")
+    if state is State.STANDBY:
+        if rollout.elapsed(now) < plan.standby_h * 3600.0:
+            return rollout
+        return retired(rollout, now, "the time of the standby is over")
+    if state is State.RETIRED:
+        return rollout.moved(State.DONE, now, rollout.why)
+    return _proven(rollout, plan, now, verdict, counted)
+
+
+def _proven(rollout: Rollout, plan: RolloutSettings, now: float, verdict: Verdict, counted: int) -> Rollout:
+    """Shadow and canary end when their time is over, enough was seen, and every guard is proven."""
+    hours = plan.shadow_h if rollout.state is State.SHADOW else plan.canary_h
+    seen = "comparisons" if rollout.state is State.SHADOW else "answers"
+    waits = []
+    if rollout.elapsed(now) < hours * 3600.0:
+        waits.append(f"{duration(rollout.elapsed(now))} of {duration(hours * 3600.0)}")
+    if counted < plan.least:
+        waits.append(f"{counted:,} of {plan.least:,} {seen}")
+    if verdict.waits_for:
+        waits.append(verdict.waits_for)
+    if not waits and verdict.proven:
+        if plan.promote == "proven":
+            return after(rollout, plan, now, "every guard is proven")
+        waits.append("every guard is proven: promote it by hand")
+    return replace(rollout, why="; ".join(waits))
+
+
+def after(rollout: Rollout, plan: RolloutSettings, now: float, why: str) -> Rollout:
+    """The state behind this one."""
+    state, step = rollout.before or rollout.state, rollout.step
+    if state is State.LOADING:
+        return rollout.moved(State.CHECKED, now, why)
+    if state is State.CHECKED and plan.shadows:
+        return rollout.moved(State.SHADOW, now, why)
+    if state in (State.CHECKED, State.SHADOW, State.CANARY):
+        if step < len(plan.canary):
+            return rollout.moved(State.CANARY, now, why, step + 1)
+        return rollout.moved(State.FULL, now, why)
+    if state is State.FULL:
+        return rollout.moved(State.STANDBY, now, why)
+    return retired(rollout, now, why)
+
+
+def retired(rollout: Rollout, now: float, why: str) -> Rollout:
+    """From here on the candidate is what is stable."""
+    told = f"version {rollout.candidate} took over from version {rollout.stable}: {why}"
+    return replace(rollout.moved(State.RETIRED, now, told), stable=rollout.candidate)
+
+
+def breached(rollout: Rollout, plan: RolloutSettings, now: float, verdict: Verdict) -> Rollout:
+    if plan.guards.on_breach == "pause":
+        return replace(_paused(rollout, now, verdict.breach), held=True)
+    return rollout.moved(State.ROLLED_BACK, now, verdict.breach)
+
+
+def failed(rollout: Rollout, now: float, why: str) -> Rollout:
+    """Stable goes on, also where the candidate had everything already."""
+    return rollout if rollout.over else rollout.moved(State.FAILED, now, why)
+
+
+def _paused(rollout: Rollout, now: float, why: str) -> Rollout:
+    return replace(
+        rollout, state=State.PAUSED, before=rollout.state, spent=rollout.elapsed(now), since=None, why=why
+    )
+
+
+def act(rollout: Rollout, plan: RolloutSettings, action: str, now: float, reason: str = "") -> Rollout:
+    """By hand. What is so already stays as it is; what does not fit raises, with what does."""
+    told = f"by hand: {reason}" if reason else "by hand"
+    if action == "abort":
+        if rollout.over or rollout.state is State.RETIRED:
+            return rollout  # what serves is stable already
+        return rollout.moved(State.ROLLED_BACK, now, told)
+    if action == "pause" and rollout.state is State.PAUSED:
+        return rollout
+    if action == "resume" and not (rollout.over or rollout.state is State.PAUSED):
+        return rollout
+    allowed = actions(rollout)
+    if action not in allowed:
+        raise WrongState(
+            f"a rollout that is {rollout.state} cannot {action}; it can {' or '.join(allowed)}",
+            field="action",
+        )
+    if action == "promote" and rollout.before is State.LOADING:
+        raise WrongState(
+            "a candidate that is not loaded yet cannot be promoted; it can resume", field="action"
+        )
+    if action == "pause":
+        return _paused(rollout, now, told)
+    if action == "resume":
+        assert rollout.before is not None
+        return replace(rollout, state=rollout.before, before=None, held=False, since=now, why=told)
+    return after(rollout, plan, now, told)
+
+
+def actions(rollout: Rollout) -> Collection[str]:
+    return ACTIONS[rollout.state]
+
+
+def duration(seconds: float) -> str:
+    """As a person says it: "3 h 10 min"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        rest = int(seconds % 60)
+        return f"{minutes} min {rest} s" if rest and minutes < 10 else f"{minutes} min"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min" if rest else f"{hours} h"

@@ -1,0 +1,40 @@
+"""The capacity check: the busiest minute against a candidate's curve."""
+
+from __future__ import annotations
+
+from carpool.core.curve import BatchCurve
+from carpool.core.policy import Knobs, Promise
+from carpool.rollout.capacity import Carrier, carries
+
+FAST = Carrier("1", BatchCurve.parse("4+1"), 1, Promise(0.05, 32))
+SLOW = Carrier("2", BatchCurve.parse("8+2"), 1, Promise(0.05, 32))
+
+
+def test_a_candidate_as_fast_carries_it() -> None:
+    found = carries(FAST, FAST._replace(version="2"), [100.0, 300.0])
+    assert found["enough"]
+    assert found["peak_rps"] == 300.0
+    assert "which it would carry as well" in found["sentence"]
+
+
+def test_one_that_is_half_as_fast_does_not() -> None:
+    found = carries(FAST, SLOW, [10.0, 600.0, 20.0])
+    assert not found["enough"]
+    assert found["lost"] > 0.1
+    assert "version 2 carries" in found["sentence"]
+    assert "in full it would refuse" in found["sentence"]
+
+
+def test_a_load_that_breaks_both_is_not_the_candidate_s_fault() -> None:
+    assert carries(FAST, FAST._replace(version="2"), [5000.0])["enough"]
+
+
+def test_without_arrivals_both_capacities_are_told() -> None:
+    found = carries(FAST, SLOW, [])
+    assert found["enough"]
+    assert found["candidate_rps"] < found["stable_rps"]
+
+
+def test_without_a_promise_there_is_nothing_to_break() -> None:
+    knobs = FAST._replace(policy=Knobs(8))
+    assert carries(knobs, knobs, [100.0])["enough"]

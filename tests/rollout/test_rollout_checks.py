@@ -1,0 +1,142 @@
+"""What is looked at before a candidate gets any traffic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from carpool.config.model import LatestVersions, ModelConfig, SpecificVersions
+from carpool.config.rollout_settings import RolloutSettings
+from carpool.engine.rollout_checks import differences, digest_of, first_pair, pinned
+from carpool.rollout.rollout_states import Rollout, State
+from carpool.types import Datatype, Signature, TensorSpec
+
+CONFIG = ModelConfig(name="m", path=Path("m"), rollout=RolloutSettings())
+FLOAT = Datatype.FP32
+
+
+def served(
+    size: int = 224,
+    outputs: tuple[TensorSpec, ...] = (TensorSpec("y", FLOAT, (10,)),),
+    task: str | None = "classify",
+    labels: tuple[str, ...] = ("cat", "dog"),
+    max_batch: int = 8,
+) -> Any:
+    spec = TensorSpec("x", FLOAT, (3, size, size))
+    vision = None if task is None else SimpleNamespace(task=task, input=spec, labels=labels)
+    return SimpleNamespace(
+        signature=Signature("m", (spec,), outputs, max_batch), vision=vision, labels={"y": labels}
+    )
+
+
+def test_a_twin_has_no_differences() -> None:
+    assert differences(served(), served()) == []
+
+
+def test_labels_may_grow() -> None:
+    assert differences(served(), served(labels=("cat", "dog", "bird"))) == []
+
+
+def test_pictures_may_have_another_size_where_clients_send_pictures() -> None:
+    assert differences(served(), served(size=240)) == []
+
+
+@pytest.mark.parametrize(
+    ("candidate", "said"),
+    [
+        (served(task="detect"), "its task is detect, not classify"),
+        (served(task=None), "its task is none, not classify"),
+        (served(labels=("dog", "cat")), "its label 0 is 'dog', not 'cat'"),
+        (served(labels=("cat",)), "its label 1 is 'missing', not 'dog'"),
+        (served(outputs=(TensorSpec("z", FLOAT, (10,)),)), "output 'y' is missing"),
+        (served(outputs=(TensorSpec("y", Datatype.INT64, (10,)),)), "output 'y' is INT64, not FP32"),
+        (served(outputs=(TensorSpec("y", FLOAT, (12,)),)), "output 'y' has the shape [12], not [10]"),
+        (served(max_batch=4), "its largest batch is 4, not 8"),
+    ],
+)
+def test_differences_are_told(candidate: Any, said: str) -> None:
+    assert said in differences(served(), candidate)
+
+
+def test_without_pictures_no_shape_may_differ() -> None:
+    stable, candidate = served(task=None), served(size=240, task=None)
+    assert differences(stable, candidate) == ["input 'x' has the shape [3, 240, 240], not [3, 224, 224]"]
+
+
+def test_more_boxes_come_with_a_larger_picture() -> None:
+    boxes = [(TensorSpec("y", FLOAT, (count, 6)),) for count in (100, 200)]
+    small, large = (served(size, out, "detect") for size, out in zip((320, 640), boxes, strict=True))
+    assert differences(small, large) == []
+    assert differences(small, served(320, boxes[1], "detect")) != []
+
+
+@pytest.mark.parametrize(
+    ("present", "candidate", "pair"),
+    [
+        ([1, 2], None, (1, 2)),
+        ([1, 2, 7], None, (2, 7)),
+        ([3], None, (3, None)),
+        ([], None, (None, None)),
+        ([1, 2, 7], 2, (1, 2)),
+        ([2, 7], 2, (7, 2)),
+    ],
+)
+def test_the_first_pair(
+    present: list[int], candidate: int | None, pair: tuple[int | None, int | None]
+) -> None:
+    assert first_pair(replace(CONFIG, rollout=RolloutSettings(candidate=candidate)), present) == pair
+
+
+def folder(tmp_path: Path, *versions: int) -> Path:
+    for version in versions:
+        (tmp_path / str(version)).mkdir()
+    return tmp_path
+
+
+def chosen(
+    home: Path, rollout: Rollout | None, serving: tuple[int, ...] = (), by_hand: bool = False
+) -> object:
+    versions = pinned(CONFIG, home, rollout, by_hand, serving).versions
+    return versions.versions if isinstance(versions, SpecificVersions) else versions
+
+
+def test_which_versions_are_loaded(tmp_path: Path) -> None:
+    home = folder(tmp_path, 1, 2)
+    assert chosen(home, None) == (1,)
+    canary = Rollout("1", "2", State.CANARY, 1)
+    assert chosen(home, canary) == (1,)
+    assert chosen(home, canary, (1,)) == (1, 2)
+    standby = Rollout("1", "2", State.STANDBY)
+    assert chosen(home, standby) == (2,)
+    assert chosen(home, standby, (2,)) == (1, 2)
+    assert chosen(home, Rollout("1", "2", State.ROLLED_BACK), (1, 2)) == (1,)
+    assert chosen(home, Rollout("2", "2", State.DONE), (1, 2)) == (2,)
+
+
+def test_a_newer_version_after_one_by_hand_is_swapped_in(tmp_path: Path) -> None:
+    home = folder(tmp_path, 1, 2, 3)
+    over = Rollout("1", "2", State.ROLLED_BACK)
+    assert chosen(home, over, (1,), by_hand=True) == LatestVersions()
+    assert chosen(home, over, (1,)) == (1,)
+
+
+def test_a_stable_version_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    assert chosen(folder(tmp_path, 2), Rollout("1", "2", State.ROLLED_BACK)) == LatestVersions()
+
+
+def test_without_rollout_nothing_is_pinned(tmp_path: Path) -> None:
+    config = replace(CONFIG, rollout=None)
+    assert pinned(config, folder(tmp_path, 1, 2), None, False, ()) is config
+
+
+def test_digests_are_of_the_content(tmp_path: Path) -> None:
+    home = folder(tmp_path, 1, 2, 3, 4)
+    (home / "1" / "weights").write_text("a")
+    (home / "2" / "weights").write_text("a")
+    (home / "3" / "weights").write_text("b")
+    assert digest_of(home, "1") == digest_of(home, "2") != digest_of(home, "3")
+    assert digest_of(home, "4") != digest_of(home, "5")

@@ -1,0 +1,111 @@
+"""Guards: broken, proven, or waiting; and how often a good candidate is sent back."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from carpool.config.rollout_settings import GuardSettings, RolloutSettings
+from carpool.rollout.rollout_guards import Counts, Guard, Side, look, read_counts, together
+from carpool.rollout.rollout_states import State
+
+PLAN = RolloutSettings()
+
+
+def guard(name: str, counts: Counts, state: State = State.CANARY, plan: RolloutSettings = PLAN) -> Guard:
+    return next(found for found in look(plan, state, counts) if found.name == name)
+
+
+def test_without_traffic_it_waits() -> None:
+    verdict = together(look(PLAN, State.CANARY, Counts()))
+    assert not verdict.breach
+    assert not verdict.proven
+    assert "nothing was compared yet" in verdict.waits_for
+
+
+def test_eight_comparisons_of_nonsense_are_enough() -> None:
+    found = guard("disagreement", Counts(compared=8, differ=8))
+    assert found.verdict == "breach"
+    assert "8 of 8 differ" in found.sentence
+
+
+def test_no_difference_proves_it_in_time() -> None:
+    assert guard("disagreement", Counts(compared=20)).verdict == "waits"
+    assert guard("disagreement", Counts(compared=500)).verdict == "proven"
+
+
+@pytest.mark.parametrize("name", ["errors", "late"])
+def test_whose_was_it(name: str) -> None:
+    counts = Counts(Side(900, 0, 0), Side(100, 0, 0))
+    setattr(counts.candidate, name, 8)
+    assert guard(name, counts).verdict == "breach"
+    setattr(counts.stable, name, 72)
+    assert guard(name, counts).verdict == "waits"
+
+
+def test_a_server_that_refuses_everybody_is_not_the_candidate_s_fault() -> None:
+    assert guard("late", Counts(Side(9000, late=4500), Side(1000, late=500))).verdict != "breach"
+
+
+def test_nothing_happens_to_anybody() -> None:
+    assert guard("errors", Counts(Side(900), Side(100))).verdict == "waits"
+    found = guard("errors", Counts(Side(9000), Side(1000)))
+    assert found.verdict == "proven"
+    assert "at most" in found.sentence
+
+
+def test_nobody_complains() -> None:
+    assert guard("feedback", Counts(Side(10), Side(10))).verdict == "proven"
+    bad = Counts(Side(900, complaints=1), Side(100, complaints=20))
+    assert guard("feedback", bad).verdict == "breach"
+
+
+def test_the_queue_of_a_shadow_is_not_judged() -> None:
+    assert guard("late", Counts(candidate=Side(100, late=100)), State.SHADOW).verdict == "proven"
+
+
+def test_a_guard_that_is_off_says_so() -> None:
+    plan = RolloutSettings(guards=GuardSettings(disagreement=None))
+    found = guard("disagreement", Counts(compared=9, differ=9), plan=plan)
+    assert found.verdict == "off"
+    assert found.as_document()["high"] is None
+
+
+def test_a_candidate_that_carries_too_little_is_not_proven() -> None:
+    good = Counts(Side(9000), Side(1000), compared=1000)
+    guards = look(PLAN, State.CANARY, good)
+    assert together(guards).proven
+    verdict = together(guards, "in full it would refuse 13 %")
+    assert not verdict.proven
+    assert verdict.waits_for == "in full it would refuse 13 %"
+
+
+def test_counts_come_back_from_json() -> None:
+    counts = Counts(Side(5, 1, 2, 3), Side(4), 10, 2, 5, 7, {"busy": 3}, 1)
+    assert read_counts(counts.as_document()) == counts
+    for wrong in ({"compared": 1}, {"differ": -1}, {"seen": 1.5}, {"fallbacks": True}):
+        with pytest.raises(ValueError, match=r"cannot differ|is no count"):
+            read_counts({**counts.as_document(), **wrong})
+
+
+def test_a_new_state_counts_sides_anew_and_keeps_comparisons() -> None:
+    counts = Counts(Side(5), Side(4), 10, 2, 5)
+    counts.new_state()
+    assert (counts.stable, counts.candidate, counts.compared, counts.compared_here) == (Side(), Side(), 10, 0)
+    counts.forget()
+    assert counts.compared == 0
+
+
+def test_a_candidate_exactly_at_the_limit_is_rarely_sent_back() -> None:
+    """200 seeds, looked at after every 50th of 5,000 comparisons."""
+    back = 0
+    for seed in range(200):
+        random, counts = Random(seed), Counts()
+        for _ in range(100):
+            counts.compared += 50
+            counts.differ += sum(random.random() < 0.05 for _ in range(50))
+            if guard("disagreement", counts).verdict == "breach":
+                back += 1
+                break
+    assert back <= 2

@@ -1,0 +1,370 @@
+"""Rollouts of a whole server: who answers, what is refused, and what is the same after a restart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.staged import QUICK, staged
+
+HELD = "shadow = 0\ncanary = [0.5]\ncanary_h = 24\nleast = 20\n"
+SOURCES = [f"camera-{number}" for number in range(40)]
+
+
+def test_without_rollout_the_newest_serves(tmp_path: Path) -> None:
+    with staged(tmp_path, None, {1: "1", 2: "2"}) as one:
+        assert one.version() == "2"
+        found = one.status()
+        assert (found["state"], found["stable"], found["candidate"], found["share"]) == (
+            "none",
+            "2",
+            None,
+            0.0,
+        )
+        assert "X-Carpool-Version" not in one.infer()[2]
+
+
+def test_two_versions_at_the_first_start(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD) as one:
+        found = one.until("canary")
+        assert (found["stable"], found["candidate"], found["share"]) == ("1", "2", 0.5)
+        chosen = {source: one.version(source) for source in SOURCES}
+        assert set(chosen.values()) == {"1", "2"}
+        assert {source: one.version(source) for source in SOURCES} == chosen
+        assert one.infer(SOURCES[0])[2]["X-Carpool-Version"] == chosen[SOURCES[0]]
+
+
+def test_a_version_that_is_named_is_never_another(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD) as one:
+        one.until("canary")
+        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [5.0]}]}
+        for version in ("1", "2"):
+            for _ in range(4):
+                answer = one.ask("POST", f"/v2/models/m/versions/{version}/infer", body)[1]
+                assert answer["model_version"] == version
+
+
+def test_a_side_can_be_asked_for(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD) as one:
+        one.until("canary")
+        for side, version in (("stable", "1"), ("candidate", "2")):
+            for _ in range(4):
+                assert one.version(headers={"X-Carpool-Rollout": side}) == version
+        status, answer, _ = one.infer(headers={"X-Carpool-Rollout": "newest"})
+        assert (status, answer["field"]) == (400, "X-Carpool-Rollout")
+        one.act("abort")
+        status, answer, _ = one.infer(headers={"X-Carpool-Rollout": "candidate"})
+        assert (status, answer["reason"]) == (404, "no-rollout")
+        assert one.version(headers={"X-Carpool-Rollout": "stable"}) == "1"
+
+
+def test_a_source_in_the_parameters_keeps_to_its_side(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD) as one:
+        one.until("canary")
+        body: dict[str, Any] = {
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [5.0]}],
+        }
+        for source in SOURCES[:12]:
+            expected = one.version(source)
+            body["parameters"] = {"source": source}
+            assert one.ask("POST", "/v2/models/m/infer", body)[1]["model_version"] == expected
+
+
+def test_sticky_by_header(tmp_path: Path) -> None:
+    with staged(tmp_path, f'{HELD}sticky = "header:X-Tenant"') as one:
+        one.until("canary")
+        tenants = [f"tenant-{number}" for number in range(30)]
+        chosen = [one.version(headers={"X-Tenant": tenant}) for tenant in tenants]
+        assert set(chosen) == {"1", "2"}
+        assert [one.version(headers={"X-Tenant": tenant}) for tenant in tenants] == chosen
+
+
+def test_it_goes_all_the_way(tmp_path: Path) -> None:
+    plan = QUICK.replace("standby_h = 24", "standby_h = 0")
+    plan += "guards = { disagreement = false, late = false, errors = false }\n"  # a few answers prove nothing
+    with staged(tmp_path, plan.replace("least = 20", "least = 5")) as one:
+        found = one.until("done", work=one.infer)
+        assert (found["stable"], found["share"]) == ("2", 0.0)
+        assert [line["to"] for line in found["history"]] == [
+            *("loading", "checked", "canary", "full", "standby", "retired", "done"),
+        ]
+        assert one.version() == "2"
+
+
+@pytest.mark.parametrize("value", ["raise", "sleep 3"])
+def test_a_bad_candidate_goes_back_and_nobody_notices(tmp_path: Path, value: str) -> None:
+    with staged(tmp_path, HELD, {1: "1", 2: value}, head="slo_ms = 300") as one:
+        one.until("canary")
+        failures = []
+
+        def ask() -> None:
+            for source in SOURCES:
+                status, answer, _ = one.infer(source)
+                if status != 200:
+                    failures.append(answer)
+
+        found = one.until("rolled-back", work=ask)
+        assert failures == []
+        assert found["rollbacks"] == {"errors" if value == "raise" else "late": 1}
+        assert found["counts"]["fallbacks"] > 0
+        assert {one.version(source) for source in SOURCES} == {"1"}
+
+
+def test_one_that_answers_nonsense_goes_back(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD, {1: "1", 2: "7"}) as one:
+        one.until("canary")
+        found = one.until("rolled-back", work=lambda: [one.infer() for _ in range(5)])
+        assert found["rollbacks"] == {"disagreement": 1}
+        assert "differ" in found["why"]
+
+
+def test_a_shadow_is_compared_and_never_answers(tmp_path: Path) -> None:
+    plan = "shadow = 1.0\nshadow_h = 24\nleast = 20\n"
+    with staged(tmp_path, plan, {1: "1", 2: "7"}) as one:
+        found = one.until("shadow")
+        assert (found["share"], found["shadow"]) == (0.0, 1.0)
+        answered = []
+        found = one.until("rolled-back", work=lambda: answered.extend(one.version() for _ in range(5)))
+        assert set(answered) == {"1"}
+        assert found["rollbacks"] == {"disagreement": 1}
+
+
+def test_one_that_raises_in_the_shadow_goes_back(tmp_path: Path) -> None:
+    plan = "shadow = 1.0\nshadow_h = 24\nleast = 20\n"
+    with staged(tmp_path, plan, {1: "1", 2: "raise"}) as one:
+        one.until("shadow")
+        found = one.until("rolled-back", work=lambda: [one.infer() for _ in range(5)])
+        assert found["rollbacks"] == {"errors": 1}
+
+
+def test_one_that_does_not_load_leaves_stable(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD, {1: "1", 2: "broken"}) as one:
+        found = one.until("failed")
+        assert "does not load" in found["why"]
+        assert one.version() == "1"
+
+
+def test_one_that_takes_too_much_memory_is_refused(tmp_path: Path) -> None:
+    with staged(tmp_path, f"{HELD}guards = {{ memory_gb = 0.000001 }}\n", {1: "1", 2: "large"}) as one:
+        assert "memory_gb" in one.until("failed")["why"]
+        assert one.version() == "1"
+
+
+def test_a_new_version_starts_one_instead_of_a_swap(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD, {1: "1"}, model_control_mode="poll", poll_s=3600) as one:
+        assert one.status()["state"] == "none"
+        one.add(2, "1")
+        one.look()
+        found = one.until("canary")
+        assert (found["stable"], found["candidate"]) == ("1", "2")
+        one.act("abort")
+        one.look()
+        assert one.status()["state"] == "rolled-back"
+        assert one.version() == "1"
+        one.add(3, "1")
+        one.look()
+        found = one.until("canary")
+        assert (found["stable"], found["candidate"]) == ("1", "3")
+
+
+def test_files_that_change_end_it(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD, model_control_mode="poll", poll_s=3600) as one:
+        one.until("canary")
+        one.add(2, "9")
+        one.look()
+        found = one.until("failed")
+        assert "changed" in found["why"]
+        assert {one.version(source) for source in SOURCES} == {"1"}
+        one.look()
+        assert one.status()["state"] == "failed"
+
+
+def test_actions(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD) as one:
+        one.until("canary")
+        assert one.act("pause")[1]["state"] == "paused"
+        assert one.act("pause")[0] == 200
+        assert one.status()["share"] == 0.5
+        status, answer = one.act("start", version=1)
+        assert (status, answer["reason"]) == (409, "wrong-state")
+        assert one.act("resume")[1]["state"] == "canary"
+        assert one.act("promote", reason="it is good")[1]["state"] == "standby"
+        assert one.version() == "2"
+        found = one.act("abort", reason="it is not")[1]
+        assert (found["state"], found["why"]) == ("rolled-back", "by hand: it is not")
+        assert one.version() == "1"
+        assert one.act("abort")[0] == 200
+        status, answer = one.act("promote")
+        assert status == 409
+        assert "start or abort" in answer["error"]
+        assert one.act("start")[1]["state"] == "loading"
+        one.until("canary")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        ({}, 400, "action"),
+        ({"action": "abrt"}, 400, "action"),
+        ({"action": 3}, 400, "action"),
+        ({"action": "abort", "verion": 2}, 400, "verion"),
+        ({"action": "start", "version": "two"}, 400, "version"),
+        ({"action": "start", "version": 99}, 404, None),
+        ({"action": "start", "version": 1}, 409, "version"),
+        ({"action": "start", "plan": {"canary": [2]}}, 400, "plan"),
+        ({"action": "start", "plan": {"cannary": [0.5]}}, 400, "plan"),
+        ({"action": "start", "plan": 7}, 400, "plan"),
+        ({"action": "abort", "reason": "x" * 501}, 400, "reason"),
+        ({"action": "abort", "reason": "a\nb"}, 400, "reason"),
+    ],
+)
+def test_bad_requests_name_the_field(
+    tmp_path: Path, body: dict[str, Any], status: int, field: str | None
+) -> None:
+    with staged(tmp_path, HELD, {1: "1"}) as one:
+        found, answer, _ = one.ask("POST", "/v2/models/m/rollout", body)
+        assert found == status, answer
+        assert answer.get("field") == field
+
+
+def test_an_unknown_model(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD, {1: "1"}) as one:
+        assert one.ask("GET", "/v2/models/nobody/rollout")[0] == 404
+        assert one.ask("POST", "/v2/models/m/rollout", {"action": "promote"})[0] == 404
+
+
+def test_by_hand_with_a_plan_of_its_own(tmp_path: Path) -> None:
+    with staged(tmp_path, None, {1: "1"}) as one:
+        one.add(2, "1")
+        status, found = one.act("start", version=2, plan={"shadow": 0, "canary": [0.25]})
+        assert status == 200, found
+        found = one.until("canary")
+        assert (found["share"], found["plan"]["canary"]) == (0.25, [0.25])
+        one.act("abort")
+        assert one.version() == "1"
+
+
+def test_starting_needs_permission_and_abort_does_not(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD, allow_rollouts=False) as one:
+        one.until("canary")
+        for action in ("start", "promote", "resume"):
+            status, answer = one.act(action)
+            assert status == 403
+            assert "--allow-rollouts" in answer["error"]
+        assert one.act("abort")[1]["state"] == "rolled-back"
+
+
+def test_feedback_finds_who_answered(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD) as one:
+        one.until("canary")
+        ids = {f"request-{number}": one.version(identity=f"request-{number}") for number in range(12)}
+        path = "/v2/models/m/feedback"
+
+        def told() -> None:
+            status, answer, _ = one.ask("POST", path, {"id": "request-0", "verdict": "right"})
+            seen.append((status, answer))
+
+        seen: list[tuple[int, Any]] = []
+        one.until("canary", work=told)
+        while not seen or seen[-1][0] == 404:
+            told()
+        assert seen[-1][1] == {"counted": True, "version": ids["request-0"]}
+        assert not one.ask("POST", path, {"id": "request-0", "verdict": "right"})[1]["counted"]
+        one.ask("POST", path, {"id": "request-1", "verdict": "missed"})
+        counts = one.status()["counts"]
+        assert counts["stable"]["complaints"] + counts["candidate"]["complaints"] == 1
+        assert one.ask("POST", path, {"id": "2-0123456789abcdef", "verdict": "missed"})[1]["version"] == "2"
+        for wrong in ({"id": "x", "verdict": "bad"}, {"verdict": "right"}, {"id": "", "verdict": "right"}):
+            assert one.ask("POST", path, wrong)[0] == 400
+
+
+@pytest.mark.parametrize("state", ["canary", "paused", "standby", "rolled-back"])
+def test_the_same_after_a_restart(tmp_path: Path, state: str) -> None:
+    with staged(tmp_path, HELD) as one:
+        one.until("canary")
+        for action in {"paused": ["pause"], "standby": ["promote"], "rolled-back": ["abort"]}.get(state, []):
+            one.act(action)
+        before = one.until(state)
+        chosen = {source: one.version(source) for source in SOURCES}
+    with staged(tmp_path) as one:
+        after = one.until(state)
+        for key in ("state", "stable", "candidate", "share", "step", "digests"):
+            assert after[key] == before[key]
+        assert abs(after["elapsed_s"] - before["elapsed_s"]) < 10.0
+        end = [{source: one.version(source) for source in SOURCES}]
+        while end[-1] != chosen and len(end) < 100:
+            end.append({source: one.version(source) for source in SOURCES})
+        assert end[-1] == chosen
+
+
+def test_other_files_after_a_restart_fail(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD) as one:
+        one.until("canary")
+    (tmp_path / "models" / "m" / "2" / "weights").write_text("5")
+    with staged(tmp_path) as one:
+        found = one.until("failed")
+        assert "changed" in found["why"]
+        assert one.version() == "1"
+
+
+def test_a_state_file_that_cannot_be_read_does_not_stop_the_server(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD) as one:
+        one.until("canary")
+    (file,) = (tmp_path / "state" / "rollouts").glob("*.json")
+    file.write_text("{")
+    with staged(tmp_path) as one:
+        assert one.until("canary")["stable"] == "1"
+    assert list(file.parent.glob("*.unreadable-*"))
+
+
+def test_a_state_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    with staged(tmp_path, HELD) as one:
+        one.until("canary")
+        end = one.status()
+        while not end["trouble"]:
+            end = one.status()
+        assert "cannot be kept" in end["trouble"]
+
+
+def test_disagreements_are_not_kept_without_a_folder(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD) as one:
+        one.until("canary")
+        status, found, _ = one.ask("GET", "/v2/models/m/rollout/disagreements")
+        assert (status, found["kept"]) == (200, False)
+        assert one.ask("GET", "/v2/models/m/rollout/disagreements/1")[0] == 404
+        assert one.ask("GET", "/v2/models/m/rollout/disagreements?limit=x")[0] == 400
+
+
+def test_disagreements_are_kept_where_one_is_named(tmp_path: Path) -> None:
+    plan = f"{HELD}keep = {{ folder = {json.dumps(str(tmp_path / 'kept'))} }}\n"
+    with staged(tmp_path, plan, {1: "1", 2: "7"}) as one:
+        one.until("canary")
+        one.until("rolled-back", work=lambda: [one.infer() for _ in range(5)])
+        path = "/v2/models/m/rollout/disagreements"
+        found = one.ask("GET", path)[1]
+        while not found["disagreements"]:
+            found = one.ask("GET", path)[1]
+        assert found["disagreements"][0]["versions"] == ["1", "2"]
+
+
+def test_what_is_measured_is_on_the_page(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD) as one:
+        one.until("canary")
+        connection = one.server.connect()
+        with connection:
+            page = connection.get("/metrics").body.decode()
+        assert 'carpool_rollout_state{model="m",version="2",state="canary"} 1' in page
+        assert 'carpool_rollout_share{model="m",version="2",kind="answers"} 0.5' in page
+        assert 'carpool_rollout_bound{model="m",version="2",guard="errors",end="high"} -1' in page
+
+
+def test_the_index_and_metadata_follow_who_serves(tmp_path: Path) -> None:
+    with staged(tmp_path, HELD) as one:
+        one.until("canary")
+        assert one.ask("GET", "/v2/models/m")[1]["versions"] == ["1", "2"]
+        lines = one.ask("POST", "/v2/repository/index", {})[1]
+        assert {(line["version"], line["state"]) for line in lines} == {("1", "READY"), ("2", "READY")}

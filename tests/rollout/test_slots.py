@@ -1,0 +1,33 @@
+"""Whatever becomes of a request between two versions, its memory comes back."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+
+import pytest
+
+from carpool.frontend.remote_door import RemoteDoor
+from rollout.staged import PATIENCE_S, staged
+
+CANARY = "shadow = 0\ncanary = [0.5]\ncanary_h = 24\n"
+SHADOW = "shadow = 1.0\nshadow_h = 24\n"
+
+
+def slots_used() -> int:
+    gc.collect()
+    return sum(door.arena.slots_used for door in gc.get_objects() if isinstance(door, RemoteDoor))
+
+
+@pytest.mark.parametrize("plan", [CANARY, SHADOW])
+@pytest.mark.parametrize("value", ["1", "7", "raise", "sleep 1"])
+def test_no_slot_is_lost(tmp_path: Path, plan: str, value: str) -> None:
+    before = slots_used()
+    with staged(tmp_path, plan, {1: "1", 2: value}, head="slo_ms = 300") as one:
+        one.until("canary" if plan is CANARY else "shadow")
+        for number in range(40):
+            assert one.infer(f"camera-{number}")[0] == 200
+        end = time.monotonic() + PATIENCE_S
+        while slots_used() > before:
+            assert time.monotonic() < end, "slots are still held"
