@@ -54,7 +54,7 @@ def test_start_with_a_plan(tmp_path: Path) -> None:
         assert "nothing is being rolled out; version 1 answers." in words(rollout("status", "m", *url))
         one.add(2, "1")
         plan = ("--to", "2", "--shadow", "0", "--canary", "0.25", "--canary-h", "1", "--least", "3")
-        assert "m: loading" in words(rollout("start", "m", *plan, *url))
+        assert "version 2 the candidate" in words(rollout("start", "m", *plan, *url))
         found = one.until("canary")
         assert found["plan"]["canary"] == [0.25]
         assert (found["plan"]["canary_h"], found["plan"]["least"]) == (1.0, 3)
