@@ -234,8 +234,11 @@ def number_of(client: Asking) -> int:
 
 def textbook(frames: Sequence[bytes], plan: Plan) -> list[Row]:
     """Decode, hash the whole picture, ask Redis."""
-    import imagehash
-    import redis
+    try:
+        import imagehash
+        import redis
+    except ImportError:
+        return [{"part": "costs", "what": "imagehash and redis are not installed"}]
     from PIL import Image
 
     program = shutil.which("redis-server")
