@@ -234,8 +234,11 @@ def number_of(client: Asking) -> int:
 
 def textbook(frames: Sequence[bytes], plan: Plan) -> list[Row]:
     """Decode, hash the whole picture, ask Redis."""
-    import imagehash
-    import redis
+    try:
+        import imagehash
+        import redis
+    except ImportError:
+        return [{"part": "costs", "what": "imagehash and redis are not installed"}]
     from PIL import Image
 
     program = shutil.which("redis-server")
@@ -427,8 +430,8 @@ def walk(client: Asking, model: str, wanted: int, seed: int) -> Verdict:
     verdict, number = Verdict(), 1_000_000 * seed
     scenes = [(kind, height) for height in HEIGHTS for kind in ("chelsea.jpg", "wall")]
     while True:
-        kind, height = scenes[(number // STEPS + seed) % len(scenes)]
-        step = number % STEPS - 24  # nobody is there before 0, nor after the last
+        kind, height = scenes[(verdict.frames // STEPS + seed) % len(scenes)]
+        step = verdict.frames % STEPS - 24  # nobody is there before 0, nor after the last
         left = -height + 12 * step if 0 <= step < 52 else 2 * WIDTH
         is_hit = judge(client, model, frame(kind, number, height, left), kind, verdict)
         if is_seen(height, left):

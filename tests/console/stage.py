@@ -118,7 +118,7 @@ def _with_others(front: FrontEnd) -> None:
 @contextlib.contextmanager
 def stage(guard: Guard | None = None) -> Iterator[Stage]:
     models = [
-        detector("detector", mode="promise", max_batch=16),
+        detector("detector", mode="promise", max_batch=16, cache={"exact": True, "similar": False}),
         classifier("classifier", mode="promise", max_batch=16),
         segmenter("segmenter", mode="promise", max_batch=16),
         embedder("embedder", mode="promise", max_batch=16),

@@ -130,6 +130,7 @@ def test_models_and_live_numbers(console: Watched) -> None:
     expect(page.locator(".reasons")).to_contain_text("took too long for their deadline")
     expect(page.locator(".card", has_text="Batch sizes")).to_contain_text("mean 4 of at most 16")
     expect(page.get_by_role("img", name="Latency: p50")).to_be_visible()
+    expect(page.locator("#cache")).to_contain_text("nothing was asked yet")
     page.get_by_role("link", name="cannot-finish").click()
     expect(page).to_have_title("Why requests are refused · Carpool")
     expect(page.locator("section:target")).to_contain_text("429. After what runs and waits")

@@ -153,8 +153,6 @@ class Caches:
         self.twins: Twins[Lookup] = Twins()
         self.shared = parts.shared
         self._noting: asyncio.TimerHandle | None = None
-        if self.shared is not None:
-            self._note_shared(self.shared)
         door.watch(self._renewed)
 
     def of(self, entry: ModelEntry) -> ModelCache:
@@ -163,6 +161,8 @@ class Caches:
             self._forget(entry.key, "reload")
             if self._parts is not None:  # the first that keeps answers
                 self.digests, self.doorkeeper, self._parts = Digests(self._parts.secret), Doorkeeper(), None
+                if self.shared is not None:
+                    self._note_shared(self.shared)
             row = self._block.row(CounterRow(*entry.row))
             found = self._models[entry.key] = ModelCache(entry, row)
         return found

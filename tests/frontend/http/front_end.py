@@ -12,6 +12,7 @@ import orjson
 
 from carpool.errors import ModelError
 from carpool.frontend.access.guard import Guard
+from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.http_service import SharedPage
 from carpool.observe.counters import Table, table_bytes
@@ -117,6 +118,7 @@ def front_end(
     max_body_bytes: int = 1 << 20,
     guard: Guard | None = None,
     picture_hosts: Collection[str] = (),
+    cache: CacheParts | None = None,
     **limits: Any,
 ) -> Iterator[FrontEnd]:
     table = Table(bytearray(table_bytes(1)))
@@ -130,6 +132,7 @@ def front_end(
         max_body_bytes=max_body_bytes,
         guard=guard,
         picture_hosts=picture_hosts,
+        cache=cache,
     )
     with serving(app, **limits) as server:
         yield FrontEnd(server, door, app)

@@ -17,7 +17,7 @@ const COMPUTED = ["miss", "bypass"];
 
 export class CachePanel {
   #card = card("Kept answers", "wide");
-  #kinds = el("ul", { class: "reasons" });
+  #kinds = el("ul", { class: "kinds" });
   #audit = el("p", { class: "hint" });
 
   constructor() {

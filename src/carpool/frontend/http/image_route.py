@@ -25,7 +25,8 @@ from carpool.frontend.front_caches import Told, told_of_all
 from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Collect, Exchange, Receive, status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
-from carpool.frontend.http.infer_route import TIMING, VERSION, ModelRoute
+from carpool.frontend.http.infer_route import TIMING, VERSION
+from carpool.frontend.http.model_route import ModelRoute
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.packing import AT_ONCE
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture

@@ -7,35 +7,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
-from time import monotonic
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import Wish, read_cache_control
 from carpool.errors import CarpoolError, TooLarge
-from carpool.frontend.access.guard import check_model
 from carpool.frontend.call import ClientCall, Times
-from carpool.frontend.demands import NotLoaded
-from carpool.frontend.front_service import not_serving
 from carpool.frontend.http.body import body_encoding
 from carpool.frontend.http.exchange import (
     BodyPlan,
     Collect,
     Exchange,
     Receive,
-    answer_error,
     choose_encoding,
-    hand_over,
 )
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start
+from carpool.frontend.http.model_route import ModelRoute
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.packing import AT_ONCE, check, is_in_place, takes_long
 from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures
-from carpool.frontend.routing import Split
 from carpool.link.door import (
     DEADLINE,
     LATEST,
-    ROLLOUT,
     SOURCE,
     Answer,
     Catalog,
@@ -44,11 +37,10 @@ from carpool.link.door import (
     Slot,
     read_budget,
     read_latest,
-    read_side,
     read_source,
 )
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
-from carpool.observe.counters import Row, count_failure
+from carpool.observe.counters import Row
 from carpool.types import InferResponse
 from carpool.wire.v2 import (
     HEADER_LENGTH,
@@ -66,7 +58,6 @@ _LENGTH_FIELD = HEADER_LENGTH.lower().encode()
 DEADLINE_FIELD = DEADLINE.lower().encode()
 SOURCE_FIELD = SOURCE.lower().encode()
 LATEST_FIELD = LATEST.lower().encode()
-ROLLOUT_FIELD = ROLLOUT.lower().encode()
 
 TIMING = b'Server-Timing: decode;dur=%.3f, queue;dur=%.3f, infer;dur=%.3f, post;dur=%.3f, batch;desc="%d"\r\n'
 VERSION = b"X-Carpool-Version: %b\r\n"
@@ -123,18 +114,6 @@ def _answer_encodings(field: bytes | None) -> tuple[bytes | None, bytes | None]:
     return encoding, None if b"," in field or field.startswith(b"*") else encoding
 
 
-class ServedModel(Protocol):
-    """What serves a request, and where it is counted."""
-
-    @property
-    def entry(self) -> ModelEntry: ...
-    @property
-    def row(self) -> Row: ...
-
-
-Target = TypeVar("Target", bound=ServedModel)
-
-
 class InferTarget(NamedTuple):
     """What serves a request, where it is counted, and how long its body can be."""
 
@@ -146,130 +125,6 @@ class InferTarget(NamedTuple):
 
 def start_infer(service: Service, head: HttpHead, variables: Mapping[str, str]) -> Start:
     return InferRoute(service, head, variables["model"], variables.get("version", "")).begin
-
-
-class ModelRoute(Generic[Target]):
-    """Requests with one head, for one model. Their target is worked out once for each catalogue.
-
-    While a version takes over from another, those that name none have two, and each request one of them.
-    """
-
-    _tensors = True  # as the model takes them
-
-    def __init__(
-        self, service: Service, sender: Sender, budget: float, head: HttpHead, *, named: bool
-    ) -> None:
-        """`named`: the head says which version it wants."""
-        self.service = service
-        self._sender = sender
-        self._budget = budget  # seconds from a head to the client's deadline
-        self._wish = "" if named else read_side(head.headers.get(ROLLOUT_FIELD))
-        self._named = named
-        self._headers = head.headers
-        self._catalog: Catalog | None = None
-        self._target: Target | None = None
-        self._candidate: Target | None = None
-        self.split: Split | None = None  # who answers what, where that is a question
-
-    def begin(self, exchange: Exchange) -> BodyPlan:
-        """Refuse before the body what can be refused, else say where it goes."""
-        service, sender = self.service, self._sender
-        target: Target | None = None
-        try:
-            if not service.door.serving:
-                raise not_serving()
-            target = self.current(exchange.head_at)
-            advised = self._advised(exchange, target)
-            if advised is not None and self.split is not None and self.split.spares(target.entry):
-                advised = self._advised(exchange, self._side(self.split.stable))
-            refusal = service.fair.judge(target.entry, exchange, sender, advised)
-            if refusal is None:
-                return self._plan(exchange, target)
-        except NotLoaded as missing:
-            return self._wait_for(missing.model, exchange)
-        except CarpoolError as error:
-            refusal = error
-        known = target or self._target
-        if self.split is not None and known is not None:
-            service.mirror.count_failure(self.split, known.entry, refusal)
-        service.fair.tell(exchange, refusal, None if known is None else known.entry, sender.source)
-        if known is not None:  # else nobody knows whose failure it is
-            count_failure(known.row, refusal, 0.0)
-            service.door.turned_away(known.entry, refusal, exchange.head_at, source=sender.source)
-        return None
-
-    def _wait_for(self, model: str, exchange: Exchange) -> BodyPlan:
-        """It is loaded while the body comes, which waits for that. Then the promise begins; the client's own
-        deadline runs on."""
-        service = self.service
-        check_model(exchange.who, model)
-        service.demands.begin(model)
-
-        async def wait(body: bytes | bytearray) -> None:
-            try:
-                await service.demands.loaded(model, exchange.head_at + self._budget, len(body))
-                if exchange.pending:
-                    exchange.on_disconnect = None
-                    hand_over(self._plan(exchange, self.current(exchange.head_at)), body, monotonic())
-            except CarpoolError as error:
-                service.fair.tell(exchange, error, source=self._sender.source)
-            except Exception as error:
-                service.log.exception("request-failed", model=model)
-                answer_error(exchange, CarpoolError(f"the server failed on this request: {error}"))
-
-        def received(body: bytes | bytearray, _at: float) -> None:
-            task = service.later(wait(body))
-
-            def left() -> None:
-                task.cancel()
-
-            exchange.on_disconnect = left
-
-        return Collect(service.max_body_bytes, received)
-
-    def current(self, at: float) -> Target:
-        """What serves these requests now: a change of the catalogue holds from the next look on. `at` is when
-        the request's head was here, by which it is told apart from others."""
-        catalog = self.service.door.catalog
-        if catalog is not self._catalog or self._target is None:
-            self._target = self._candidate = self.split = None
-            self._target = self._made(self._find(catalog))
-            if self.service.routing.splits or self._wish:
-                self._divide(self._target.entry)
-            self._catalog = catalog
-        return self._target if self.split is None else self.for_sender(self._sender, at)
-
-    def _divide(self, entry: ModelEntry) -> None:
-        """Both sides, if there are two for those who name none."""
-        split = (
-            None if self._named else self.service.routing.split(entry.name, self._wish, tensors=self._tensors)
-        )
-        if split is not None:
-            self._target, self._candidate = self._made(split.stable), self._made(split.candidate)
-        self.split = split
-
-    def for_sender(self, sender: Sender, at: float) -> Target:
-        """One of two sides, for a request of this one."""
-        assert self.split is not None
-        return self._side(self.split.choose(sender, at, self._headers, self._wish))
-
-    def _side(self, entry: ModelEntry) -> Target:
-        assert self._target is not None
-        candidate = self._candidate
-        return candidate if candidate is not None and candidate.entry is entry else self._target
-
-    def _find(self, catalog: Catalog) -> ModelEntry:
-        raise NotImplementedError
-
-    def _made(self, entry: ModelEntry) -> Target:
-        raise NotImplementedError
-
-    def _advised(self, exchange: Exchange, target: Target) -> CarpoolError | None:
-        """What the engine would say to it now."""
-        raise NotImplementedError
-
-    def _plan(self, exchange: Exchange, target: Target) -> BodyPlan:
-        raise NotImplementedError
 
 
 class InferRoute(ModelRoute[InferTarget]):
