@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.config.repository import Fingerprint, take_fingerprint
+from carpool.config.fingerprint import Fingerprint, take_fingerprint
 from carpool.errors import ConfigError
 
 

@@ -28,6 +28,7 @@ USED = {
     "version_policy.all": ("", "version_policy { all { } }"),
     "version_policy.specific.versions": ("", "version_policy { specific { versions: [ 2, 5 ] } }"),
     "max_batch_size": ("", BATCHING),
+    "response_cache.enable": ("", "response_cache { enable: true }"),
     "input.name": (INPUT + "}", INPUT.replace('"x"', '"z"') + "}"),
     "input.data_type": (INPUT + "}", INPUT.replace("FP32", "INT8") + "}"),
     "input.format": (INPUT + "}", INPUT + "format: FORMAT_NHWC }"),

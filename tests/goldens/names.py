@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -88,6 +89,8 @@ def _commands() -> dict[str, dict[str, Any]]:
 
 def _default(parameter: Any) -> Any:
     value = getattr(parameter.default, "value", parameter.default)
+    if isinstance(value, Path):
+        return str(value)
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -7,13 +7,8 @@ from pathlib import Path
 import pytest
 
 from carpool.config.repository import read_model
-from carpool.config.rollout_settings import (
-    GuardSettings,
-    RolloutSettings,
-    as_document,
-    plan_of,
-    read_rollout_toml,
-)
+from carpool.config.rollout_settings import GuardSettings, RolloutSettings
+from carpool.config.rollout_table import as_document, plan_of, read_rollout_toml
 from carpool.config.toml import toml_config
 from carpool.errors import ConfigError
 

@@ -21,8 +21,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from carpool.backends.backend import Backend, Placement, aborted, check_wanted, listed_gpus
+from carpool.config.fingerprint import beside
 from carpool.config.model import DYNAMIC, Kind, ModelConfig, ModelSignature, TensorSignature
-from carpool.config.repository import ModelVersion, beside
+from carpool.config.repository import ModelVersion
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unsupported
 from carpool.types import DATATYPES, Array, Datatype
 

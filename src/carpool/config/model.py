@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from carpool.config.backend_kinds import kind_of
 from carpool.config.cache_settings import CacheSettings
 from carpool.config.drift_settings import DriftSettings
 from carpool.config.registry_settings import RegistrySettings
+from carpool.config.rollout_settings import RolloutSettings
 from carpool.core.policy import Knobs, Promise
 from carpool.errors import ConfigError
-
-if TYPE_CHECKING:
-    from carpool.config.rollout_settings import RolloutSettings
 
 DEFAULT_MAX_BATCH = 32  # for a model that can batch when nobody said how far
 DYNAMIC = -1  # a dimension that differs from request to request

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carpool.config import rules
@@ -22,7 +20,7 @@ from carpool.config.model import (
     SpecificVersions,
 )
 from carpool.config.registry_settings import served_versions
-from carpool.config.rollout_settings import ROLLOUT_TOML, read_rollout_toml
+from carpool.config.rollout_table import ROLLOUT_TOML, read_rollout_toml
 from carpool.config.toml import read_toml
 from carpool.config.torchserve import MAR, unpacked
 from carpool.config.triton import read_pbtxt
@@ -407,104 +405,3 @@ def _nothing(folder: Path, config: ModelConfig, names: Sequence[str]) -> str:
 
 
 # ---- what a model's files look like from outside: enough to tell, without reading them, that they changed --
-
-
-MAX_FILES = 20_000
-_MAX_DEPTH = 16
-_BLOCK = 1 << 20
-
-Stamp = tuple[str, int, int, int]
-"""Name, size, time of the last change, inode."""
-
-Stamps = tuple[Stamp, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """Of one model. Settings are compared by what they say; their stamp only tells that they were touched."""
-
-    settings: Stamps = ()
-    shared: Stamps = ()  # files of all versions: labels, modules beside them
-    versions: Mapping[int, Stamps] = field(default_factory=dict)
-
-    def of(self, version: int) -> tuple[Stamps, Stamps]:
-        return self.shared, self.versions.get(version, ())
-
-
-def take_fingerprint(place: Path) -> Fingerprint:
-    """Of the model in this folder or file; an empty one where there is none. Links are followed."""
-    if place.is_dir():
-        numbered = _versions(place)
-        settings = [place / name for name in (PBTXT, TOML, ROLLOUT_TOML)]
-        return Fingerprint(
-            _stamps(place, settings),
-            _stamps(place, _files(place, leave_out={*numbered.values(), *settings})),
-            {number: _stamps(folder, _files(folder)) for number, folder in numbered.items()},
-        )
-    folder = place.parent
-    homes = {folder, folder.parent} if folder.name.isdigit() else {folder}
-    settings = [home / name for home in sorted(homes) for name in (PBTXT, TOML)]
-    return Fingerprint(_stamps(folder, settings), _stamps(folder, _named_like(place)))
-
-
-def beside(file: Path) -> Stamps:
-    """A file and its neighbours: all that a model which is opened by this file can be made of."""
-    return _stamps(file.parent, (path for path in _listed(file.parent) if path.is_file()))
-
-
-def content_digest(file: Path) -> str:
-    """Of everything that the model opened by this file is likely made of, by content: the same model has the
-    same one wherever it lies. A version's folder counts as a whole, else only files named like this one."""
-    home = file.parent
-    parts = sorted(_files(home) if home.name.isdigit() else _named_like(file))
-    digest = blake2b(digest_size=20)
-    for path in parts[:MAX_FILES]:
-        digest.update(f"{os.path.relpath(path, home)}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as opened:
-            while block := opened.read(_BLOCK):
-                digest.update(block)
-    return digest.hexdigest()
-
-
-def _named_like(file: Path) -> list[Path]:
-    return [path for path in _listed(file.parent) if path.name.startswith(file.stem) and path.is_file()]
-
-
-def _stamps(home: Path, paths: Iterable[Path]) -> Stamps:
-    found = []
-    for path in paths:
-        try:
-            status = path.stat()
-        except OSError:
-            continue  # gone since it was listed, or a link to nothing
-        found.append((os.path.relpath(path, home), status.st_size, status.st_mtime_ns, status.st_ino))
-        if len(found) > MAX_FILES:
-            raise ConfigError(f"{home}: more than {MAX_FILES} files, which no model has")
-    return tuple(sorted(found))
-
-
-def _files(folder: Path, depth: int = 0, leave_out: Collection[Path] = ()) -> Iterator[Path]:
-    """Every file below, without hidden ones and what Python leaves behind when it imports."""
-    if depth > _MAX_DEPTH:
-        raise ConfigError(f"{folder}: more than {_MAX_DEPTH} folders deep, which no model is")
-    for path in _listed(folder):
-        if path in leave_out or path.name.startswith(".") or path.name == "__pycache__":
-            continue
-        if path.is_dir():
-            yield from _files(path, depth + 1)
-        else:
-            yield path
-
-
-def _versions(folder: Path) -> dict[int, Path]:
-    try:
-        return version_folders(folder)
-    except OSError:
-        return {}
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []

@@ -28,7 +28,7 @@ from carpool.config.model import (
     task_names,
 )
 from carpool.config.registry_settings import RegistrySettings, read_address
-from carpool.config.rollout_settings import read_rollout
+from carpool.config.rollout_table import read_rollout
 from carpool.config.table import SECTIONS, Table
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError

@@ -12,8 +12,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from carpool.config.fingerprint import content_digest
 from carpool.config.model import LatestVersions, ModelConfig, SpecificVersions
-from carpool.config.repository import content_digest, version_folders
+from carpool.config.repository import version_folders
 from carpool.core.curve import slo_capacity
 from carpool.core.policy import Promise
 from carpool.engine.models.served import Served

@@ -12,7 +12,8 @@ from time import monotonic
 from typing import Any
 
 from carpool.config.repository import version_folders
-from carpool.config.rollout_settings import RolloutSettings, as_document, plan_of
+from carpool.config.rollout_settings import RolloutSettings
+from carpool.config.rollout_table import as_document, plan_of
 from carpool.config.rules import nearest, shown
 from carpool.config.server import ServerSettings
 from carpool.engine.engine_host import EngineHost

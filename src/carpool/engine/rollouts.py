@@ -19,7 +19,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from carpool.config.repository import Fingerprint, version_folders
+from carpool.config.fingerprint import Fingerprint
+from carpool.config.repository import version_folders
 from carpool.config.rollout_settings import RolloutSettings
 from carpool.config.server import ServerSettings
 from carpool.engine.engine_host import EngineHost, without_paths

@@ -18,7 +18,8 @@ from typing import Any
 
 import orjson
 
-from carpool.config.rollout_settings import RolloutSettings, as_document, plan_of
+from carpool.config.rollout_settings import RolloutSettings
+from carpool.config.rollout_table import as_document, plan_of
 from carpool.errors import ConfigError
 from carpool.rollout.rollout_guards import Counts, read_counts
 from carpool.rollout.rollout_states import Rollout, State

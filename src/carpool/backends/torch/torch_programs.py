@@ -30,8 +30,8 @@ from carpool.backends.torch.torch_device import (
 )
 from carpool.backends.torch.torch_files import in_one_line, open_module
 from carpool.backends.torch.torch_network import Pipeline, call_for
+from carpool.config.fingerprint import beside
 from carpool.config.model import DYNAMIC, ModelConfig, TensorConfig
-from carpool.config.repository import beside
 from carpool.errors import ModelError
 from carpool.types import DATATYPES, Array
 

@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from carpool.config import rules
+from carpool.config.fingerprint import Fingerprint, take_fingerprint
 from carpool.config.model import LatestVersions, ModelConfig
 from carpool.config.repository import (
     VERSION,
-    Fingerprint,
     ModelSource,
     ModelVersion,
     folder_settings,
     read_place,
-    take_fingerprint,
     the_place,
 )
 from carpool.config.triton import read_override

@@ -11,8 +11,9 @@ from typing import Any
 
 from carpool.backends.python.declarations import callees
 from carpool.config.backend_kinds import kind_of
+from carpool.config.fingerprint import Fingerprint
 from carpool.config.model import ModelConfig
-from carpool.config.repository import Fingerprint, ModelVersion, find_places
+from carpool.config.repository import ModelVersion, find_places
 from carpool.engine.models.candidate import (
     Candidate,
     Override,

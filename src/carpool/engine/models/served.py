@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from carpool.backends.backend import AnswersEach, AsksModels, Backend
 from carpool.config.backend_kinds import kind_of
+from carpool.config.fingerprint import content_digest
 from carpool.config.model import ModelConfig
-from carpool.config.repository import ModelVersion, content_digest
+from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import Reason

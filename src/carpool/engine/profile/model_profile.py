@@ -20,8 +20,9 @@ from typing import Any
 
 from carpool.backends import device_names
 from carpool.config.backend_kinds import kind_of
+from carpool.config.fingerprint import content_digest
 from carpool.config.model import ModelConfig, values_on_device
-from carpool.config.repository import ModelVersion, content_digest
+from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.numerals import numeral
 from carpool.core.policy import Promise

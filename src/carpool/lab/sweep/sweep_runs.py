@@ -15,7 +15,8 @@ from random import Random
 from typing import Any
 
 from carpool import __version__
-from carpool.config.repository import ModelSource, take_fingerprint
+from carpool.config.fingerprint import take_fingerprint
+from carpool.config.repository import ModelSource
 from carpool.errors import InvalidInput
 from carpool.lab.load.facts import TRUSTING, Trust
 from carpool.lab.load.load_report import LoadReport

@@ -1,0 +1,160 @@
+"""`[rollout]` of model.toml, rollout.toml beside config.pbtxt, and the same as JSON → settings."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from carpool.config import rules
+from carpool.config.rollout_settings import CompareSettings, GuardSettings, KeepSettings, RolloutSettings
+from carpool.config.table import Table
+from carpool.errors import ConfigError
+
+ROLLOUT_TOML = "rollout.toml"
+NEWEST = "newest"
+_DAYS = 366 * 24.0  # hours that a step may last
+_MAX_VERSION = 10**18
+_MOST_STEPS = 16
+_HEADER = re.compile(r"header:([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,64})")
+
+
+def read_rollout(table: Table | None) -> RolloutSettings | None:
+    """Raises `ConfigError` that names the key."""
+    if table is None:
+        return None
+    said: dict[str, Any] = {
+        "shadow": table.number("shadow", 0, 1),
+        "canary": _steps(table),
+        **{key: table.number(key, 0, _DAYS) for key in ("shadow_h", "canary_h", "standby_h")},
+        "least": table.integer("least", 0, 10**9),
+        "sticky": _sticky(table),
+        "promote": table.text("promote", ("proven", "by-hand")),
+        "fallback": table.switch("fallback"),
+        "evaluate": _inside(table, "evaluate"),
+        "tolerate": table.number("tolerate", 0, 1),
+        "candidate": _candidate(table),
+        "guards": _guards(table.table("guards")),
+        "compare": _compare(table.table("compare")),
+        "keep": _keep(table.table("keep")),
+    }
+    return replace(RolloutSettings(), **_given(said))
+
+
+def read_rollout_toml(folder: Path) -> RolloutSettings | None:
+    """Of the file beside a config.pbtxt, if there is one. Its keys are those of [rollout], with or without
+    that line above them."""
+    path = folder / ROLLOUT_TOML
+    if not path.exists():
+        return None
+    try:
+        data: Any = tomllib.loads(rules.read_settings(path))
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deep") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if data.keys() == {"rollout"}:
+        data = data["rollout"]
+    return read_rollout(Table.checked(str(path), "", "rollout", data))
+
+
+def plan_of(document: Mapping[str, Any], where: str) -> RolloutSettings:
+    """From JSON: what a request to start one says, or what `as_document` wrote."""
+    given = {key: value for key, value in document.items() if value is not None}
+    guards = given.get("guards")
+    if isinstance(guards, dict):
+        given["guards"] = {key: False if value is None else value for key, value in guards.items()}
+    plan = read_rollout(Table.checked(where, "", "rollout", given))
+    assert plan is not None
+    return plan
+
+
+def as_document(plan: RolloutSettings) -> dict[str, Any]:
+    """As JSON: what `plan_of` reads."""
+    document = {**asdict(plan), "canary": list(plan.canary), "candidate": plan.candidate or NEWEST}
+    return {key: value for key, value in document.items() if value != ""}
+
+
+def _given(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in said.items() if value is not None}
+
+
+def _candidate(table: Table) -> int | None:
+    if isinstance(table.data.get("candidate"), str):
+        table.text("candidate", (NEWEST,))
+        return None
+    return table.integer("candidate", 1, _MAX_VERSION)
+
+
+def _steps(table: Table) -> tuple[float, ...] | None:
+    steps = table.numbers("canary", 0, above=True)
+    if steps is None:
+        return None
+    if len(steps) > _MOST_STEPS:
+        raise table.error("canary", f"has {len(steps)} steps, more than {_MOST_STEPS}")
+    for before, share in zip((0.0, *steps), steps, strict=False):
+        if share >= 1:
+            raise table.error("canary", f"takes shares below 1, not {share:g}: all of it comes by itself")
+        if share <= before:
+            raise table.error("canary", f"must rise from step to step, not {before:g}, {share:g}")
+    return steps
+
+
+def _sticky(table: Table) -> str | None:
+    text = table.text("sticky")
+    if text is None or text in ("source", "request") or _HEADER.fullmatch(text):
+        return text
+    hint = rules.nearest(text, ("source", "request", "header:NAME"))
+    raise table.error("sticky", f"cannot be {rules.shown(text)}; {hint}")
+
+
+def _inside(table: Table, key: str) -> str | None:
+    name = table.text(key)
+    return None if not name else rules.check_inside(name, table.where(key))
+
+
+def _limit(table: Table, key: str, low: float, high: float) -> float | None:
+    """A number, or false for none; `low` itself is left out."""
+    if table.data.get(key) is False:
+        return None
+    default: float | None = getattr(GuardSettings(), key)
+    return table.number(key, low, high, above=True) if table.has(key) else default
+
+
+def _guards(table: Table | None) -> GuardSettings | None:
+    if table is None:
+        return None
+    confidence = table.number("confidence", 0.5, 0.999999)
+    return GuardSettings(
+        disagreement=_limit(table, "disagreement", 0, 1),
+        late=_limit(table, "late", 0, 1e6),
+        errors=_limit(table, "errors", 0, 1e6),
+        feedback=_limit(table, "feedback", 0, 1e6),
+        memory_gb=_limit(table, "memory_gb", 0, 1e6),
+        confidence=GuardSettings().confidence if confidence is None else confidence,
+        on_breach=table.text("on_breach", ("rollback", "pause")) or GuardSettings().on_breach,
+    )
+
+
+def _compare(table: Table | None) -> CompareSettings | None:
+    if table is None:
+        return None
+    shares = {key: table.number(key, 0, 1) for key in ("score", "iou", "mask_iou", "cosine")}
+    return replace(CompareSettings(), **_given({**shares, "top_k": table.integer("top_k", 1, 1000)}))
+
+
+def _keep(table: Table | None) -> KeepSettings | None:
+    if table is None:
+        return None
+    folder = table.text("folder")
+    if folder and ("\0" in folder or len(folder) > 4096):
+        raise table.error("folder", "must be the path of a folder")
+    said = {
+        "folder": folder,
+        "pictures": table.integer("pictures", 1, 10**6),
+        "mb": table.number("mb", 1, 1e6),
+    }
+    return replace(KeepSettings(), **_given(said))
