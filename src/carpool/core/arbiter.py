@@ -3,6 +3,9 @@
 Time-division, by start tags: whoever has used least of its share goes next, and nobody saves up what it did
 not use. A batch that runs is never interrupted, so while another model with a promise is active no batch may
 take longer than half of that promise: the other half is for the batch of whoever had to wait.
+
+Where models are steps of one pipeline, the later step goes first: what was done for a request is lost if the
+rest of it comes too late. Weights divide between pipelines, and between them and other models.
 """
 
 from __future__ import annotations
@@ -18,12 +21,16 @@ if TYPE_CHECKING:
     from carpool.core.scheduler import Scheduler
 
 _INFINITY = float("inf")
+_LEAST_LEFT = 0.05  # of a device, to a step whose later ones go first
 
 
 class Turn:
     """The place of one model on a shared device. Its instances there ask before they run."""
 
-    __slots__ = ("_arbiter", "_declined", "_recent", "instances", "scheduler", "tag", "wake", "weight")
+    __slots__ = (
+        *("_arbiter", "_declined", "_recent", "instances", "pipelines", "scheduler", "step", "tag", "wake"),
+        "weight",
+    )
 
     def __init__(
         self,
@@ -41,6 +48,15 @@ class Turn:
         self.weight = weight
         self.wake = wake
         self.tag = 0.0  # device time it has had, over its weight
+        self.pipelines: frozenset[str] = frozenset()  # that it is a step of
+        self.step = 0  # its place among the steps of those; the highest where it has several
+
+    def goes_before(self, other: Turn) -> bool:
+        """It is a later step of a pipeline that the other is a step of."""
+        return self.step > other.step and not self.pipelines.isdisjoint(other.pipelines)
+
+    def shares_device_with(self, other: Turn) -> bool:
+        return self._arbiter is other._arbiter
 
     def granted(self, now: float) -> bool:
         """May a batch of this model start now? Whoever may not is woken when that changes."""
@@ -133,8 +149,13 @@ class Arbiter:
         self._divide(turn, now)
         if len(self._running) >= self._width:
             return False
-        first = min((other for other in self._turns if other.wants), key=self._start_tag, default=turn)
-        if first is not turn and self._start_tag(first) < self._start_tag(turn):
+        wanting = [other for other in self._turns if other.wants]
+        first = min(wanting, key=self._start_tag, default=turn)
+        if self._start_tag(first) >= self._start_tag(turn):
+            first = turn
+        later = [other for other in wanting if other.goes_before(first)]
+        first = max(later, key=lambda other: (other.step, other is turn), default=first)
+        if first is not turn:
             first.wake()
             return False
         return True
@@ -184,8 +205,11 @@ class Arbiter:
     def _divide(self, turn: Turn, now: float) -> None:
         """What this model may count on: what the others leave, and at least its weight's part."""
         others = [other for other in self._turns if other is not turn and other.active(now)]
-        least = turn.weight / (turn.weight + sum(other.weight for other in others))
-        left = 1.0 - sum(other.use(now) for other in others) / self._width
+        beside = [other for other in others if not turn.goes_before(other)]  # who does not wait for it
+        equals = sum(other.weight for other in beside if not other.goes_before(turn))
+        first = sum(other.use(now) for other in beside if other.goes_before(turn)) / self._width
+        least = turn.weight / (turn.weight + equals) * max(_LEAST_LEFT, 1.0 - first)
+        left = 1.0 - sum(other.use(now) for other in beside) / self._width
         share = min(1.0, max(least, left))
         longest = min((other.longest_of_others(now) for other in others), default=_INFINITY)
         for instance in turn.instances:
