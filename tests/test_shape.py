@@ -38,9 +38,10 @@ MAY_IMPORT: Mapping[str, str] = {
     "console": "",
     "core": "",
     "demo": "",
-    "engine": "backends backends/torch config core engine/models engine/profile link memory observe vision",
-    "engine/models": "backends backends/torch config core engine engine/profile link observe vision "
-    "vision/tasks",
+    "engine": "backends backends/torch config core engine/models engine/profile link memory observe "
+    "pipelines vision",
+    "engine/models": "backends backends/torch config core engine engine/profile link observe pipelines "
+    "vision vision/tasks",
     "engine/profile": "backends config core engine link observe",
     "frontend": "core frontend/pictures link memory observe wire",
     "frontend/access": "config observe",
@@ -55,6 +56,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "link": "core memory observe wire",
     "memory": "",
     "observe": "core",
+    "pipelines": "config",
     "process": "config engine engine/models frontend frontend/access frontend/grpc frontend/http "
     "frontend/pictures link memory observe wire",
     "runner": "backends backends/torch engine engine/models engine/profile link memory observe "

@@ -107,7 +107,8 @@ class Engine:
         """
         try:
             mistakes: dict[str, ConfigError] | None = {} if patient else None
-            find_models(self._paths, gpus=gpu_count(), only=only, some=some, mistakes=mistakes)
+            sources, _ = find_models(self._paths, gpus=gpu_count(), only=only, some=some, mistakes=mistakes)
+            self.control.expect(source.config for source in sources)
             there = await self.control.find()
             names = list(there if only is None else dict.fromkeys(only))
             return await self._load_together(names, progress, patient=patient)
@@ -153,16 +154,21 @@ class Engine:
         override = Override(config, files) if config is not None or files else None
         await self.control.load(model, override)
 
-    async def unload(self, model: str) -> None:
-        """Take no new requests for a model, and free it when those it has are answered."""
-        await self.control.unload(model)
+    async def unload(self, model: str, *, dependents: bool = False) -> None:
+        """Take no new requests for a model, and free it when those it has are answered. Ensembles that need
+        it go with it; with `dependents`, the steps of an ensemble too."""
+        await self.control.unload(model, dependents=dependents)
 
     def _with_promise(self, config: ModelConfig) -> ModelConfig:
         """And with what is said about its pictures."""
         config = self._pictures.applied(config)
-        if self._slo_ms is None:
-            return config
-        config, warnings = with_promise(config, self._slo_ms)
+        slo_ms = self._slo_ms
+        if slo_ms is None:
+            of_ensemble = self.control.promised(config)
+            if of_ensemble is None:
+                return config
+            slo_ms = of_ensemble * 1e3
+        config, warnings = with_promise(config, slo_ms)
         for warning in warnings:
             log.warning("config", message=warning)
         return config

@@ -1,8 +1,8 @@
 """Where requests go: the one place that chooses the version of a model, and how its requests are answered.
 
-A route stands between what a request names and the driver that runs it. Today there is one kind, `Direct`. A
-cache that has the answer, a shadow that sees a copy, a pipeline that asks several models is a route of its
-own around it: `Fleet` makes them (`routes`), and nobody who submits need know.
+A route stands between what a request names and the driver that runs it. `Direct` is that of a model; that of
+an ensemble is in journey.py, and asks several. A cache that has the answer, a shadow that sees a copy would
+be a route of its own around it: every served version makes its own, and nobody who submits need know.
 """
 
 from __future__ import annotations

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from carpool.config import rules
 from carpool.config.backend_kinds import kind_of
-from carpool.config.model import ModelConfig
-from carpool.config.repository import Fingerprint, ModelVersion, find_places
+from carpool.config.model import EnsembleSettings, Mode, ModelConfig
+from carpool.config.repository import Fingerprint, ModelVersion, find_places, read_place
+from carpool.config.triton_ensemble import circle
+from carpool.core.policy import Promise
 from carpool.engine.models.candidate import (
     Candidate,
     Override,
@@ -19,9 +23,10 @@ from carpool.engine.models.candidate import (
     fingerprint_of,
     read_candidate,
 )
+from carpool.engine.models.ensemble_model import Ensemble
 from carpool.engine.models.fleet import Fleet
 from carpool.engine.models.served import Served, State
-from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
+from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unavailable
 from carpool.link.door import UNLOADED, IndexEntry
 from carpool.observe.logs import logger
 
@@ -131,6 +136,7 @@ class ModelControl:
         self._last: dict[str, asyncio.Task[None]] = {}  # by model: what was asked last and is not over
         self._unbegun: dict[str, asyncio.Task[None]] = {}  # by model: a plain load that others may share
         self.closed = False
+        self._promised: dict[str, float] = {}  # by step: seconds, of ensembles that have it
 
     # ---- what is there ----------------------------------------------------------------------------------
 
@@ -185,9 +191,14 @@ class ModelControl:
                 self._unbegun[name] = task
         await _outcome(task)
 
-    async def unload(self, name: str) -> None:
-        """Stop offering a model, if it is loaded; it is freed when its last rider has left."""
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
+        """Stop offering a model, if it is loaded; it is freed when its last rider has left. So are ensembles
+        that need it. With `dependents`, and if it is an ensemble, its steps too, unless others need them."""
+        steps = self._steps_of(name) if dependents else ()
         await _outcome(self._follow(name, lambda: self._unload(name)))
+        for step in steps:
+            if not self._needing(step):
+                await self.unload(step, dependents=True)
 
     async def look(self) -> None:
         """Follow the folders: load what is new or changed, unload what is gone.
@@ -341,6 +352,8 @@ class ModelControl:
                 async with self._few:
                     await new[-1].check()
             await checks.of_all(model.name)
+            if config.ensemble is not None:
+                await self._load_steps(config, config.ensemble)
             async with self._in_the_runner if in_the_runner else self._few:
                 for served in new:
                     at_fault = [int(served.version)]
@@ -360,6 +373,74 @@ class ModelControl:
             raise error from cause
         return new
 
+    # ---- ensembles --------------------------------------------------------------------------------------
+
+    def expect(self, configs: Iterable[ModelConfig]) -> None:
+        """Of those that are about to be loaded: what an ensemble promises, its steps have to keep."""
+        for config in configs:
+            if config.ensemble is not None and isinstance(config.policy, Promise):
+                for step in config.ensemble.steps:
+                    self._promised[step.model] = max(config.policy.slo, self._promised.get(step.model, 0.0))
+
+    def promised(self, config: ModelConfig) -> float | None:
+        """Seconds, for a step that says nothing itself about when its batches leave."""
+        return self._promised.get(config.name) if config.mode is Mode.EAGER and not config.ensemble else None
+
+    async def _load_steps(self, config: ModelConfig, ensemble: EnsembleSettings) -> None:
+        """Before the ensemble itself, and only those that are not there."""
+        known = await asyncio.to_thread(self._ensembles_below, config)
+        circular = circle(config.name, known)
+        if circular is not None:
+            raise circular
+        self.expect([config])
+        for number, step in enumerate(ensemble.steps):
+            at = f"{config.name}: ensemble_scheduling.step[{number}].model_name"
+            model = self._models.get(step.model)
+            if model is None:
+                there = rules.nearest(step.model, self._models)
+                raise ConfigError(f"{at}: there is no model {rules.shown(step.model)}; {there}", field=at)
+            under_way = self._last.get(step.model)
+            if not model.serving and under_way is not None:
+                await asyncio.wait([under_way])
+            elif not model.serving:
+                with suppress(CarpoolError):  # the index has it
+                    await self.load(step.model)
+            if not model.serving:
+                why = next((line.reason for line in model.lines(()) if line.reason), "")
+                raise ConfigError(f"{at}: {step.model} is not loaded{why and ': '}{why}", field=at)
+
+    def _ensembles_below(self, config: ModelConfig) -> dict[str, EnsembleSettings | None]:
+        """Of the ensembles that it needs, and those that they need, as their settings are now."""
+        found = {config.name: config.ensemble}
+        waiting = [config.ensemble]
+        while waiting:
+            settings = waiting.pop()
+            for step in settings.steps if settings is not None else ():
+                model = self._models.get(step.model)
+                if step.model in found or model is None or not model.places:
+                    continue
+                try:
+                    below = read_place(model.places[0])[0].config.ensemble
+                except CarpoolError:
+                    below = None  # its own load says what is wrong
+                found[step.model] = below
+                waiting.append(below)
+        return found
+
+    def _steps_of(self, name: str) -> list[str]:
+        model = self._models.get(name)
+        serving = () if model is None else model.serving.values()
+        steps = [step.model for one in serving if isinstance(one, Ensemble) for step in one.steps]
+        return list(dict.fromkeys(steps))
+
+    def _needing(self, name: str) -> list[ModelState]:
+        """The ensembles that have it as a step, and those that have these, the outermost first."""
+        found: list[ModelState] = []
+        for model in self._models.values():
+            if name in self._steps_of(model.name):
+                found = [*self._needing(model.name), model, *found]
+        return list(dict.fromkeys(found))
+
     # ---- unloading --------------------------------------------------------------------------------------
 
     async def _unload(self, name: str) -> None:
@@ -368,8 +449,12 @@ class ModelControl:
         model = self._models.get(name)
         if model is None:
             raise self.unknown(name)
-        going = list(model.serving.values())
-        model.now_serves({})
+        going: list[Served] = []
+        for one in (*self._needing(name), model):  # who needs it first: nobody is offered without its steps
+            going += one.serving.values()
+            one.now_serves({})
+            if one is not model:
+                one.failed(f"{name}, which it needs, was unloaded")
         model.kept = None
         self._fleet.swap((), going)
 

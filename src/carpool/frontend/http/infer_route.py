@@ -31,9 +31,10 @@ from carpool.link.door import (
     read_latest,
     read_source,
 )
+from carpool.link.step_times import in_words
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row, count_failure
-from carpool.types import InferResponse
+from carpool.types import InferResponse, StepTiming
 from carpool.wire.v2 import (
     HEADER_LENGTH,
     Placed,
@@ -326,6 +327,8 @@ class HttpCall(ClientCall):
             fields, encoding = _JSON_ANSWER % times, asked.json_encoding
         else:
             fields, encoding = _BINARY_ANSWER % (length, *times), asked.binary_encoding
+        if answer.timing.__class__ is StepTiming:
+            fields = b"%b, %b\r\n" % (fields[:-2], in_words(answer.timing).encode())  # the last is the times
         if encoding is not None and size >= WORTH_COMPRESSING:
             self.service.answer_compressed(self._exchange, fields, b"".join(buffers), encoding)
             return
