@@ -163,6 +163,54 @@ def test_the_first_step_that_fails_ends_it(tmp_path: Path) -> None:
         read(tmp_path, "chain", **{"in": rows(1)})
 
 
+OMITS = """
+import triton_python_backend_utils as u
+
+class TritonPythonModel:
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            x = u.get_input_tensor_by_name(request, "x").as_numpy()
+            outputs = [u.Tensor("sure", x)] if x[0, 0] != 9 else []
+            if x[0, 0] > 0 and x[0, 0] != 9:
+                outputs.append(u.Tensor("unsure", x))
+            found.append(u.InferenceResponse(outputs))
+        return found
+"""
+
+
+def omitting(folder: Path) -> None:
+    """It leaves `unsure` out below zero, and everything for a nine."""
+    (folder / "omits" / "1").mkdir(parents=True)
+    (folder / "omits" / "1" / "model.py").write_text(OMITS)
+    tensor = "data_type: TYPE_FP32 dims: [ 3 ]"
+    (folder / "omits" / "config.pbtxt").write_text(
+        f'backend: "python" max_batch_size: 8 input {{ name: "x" {tensor} }} '
+        f'output {{ name: "sure" {tensor} }} output {{ name: "unsure" {tensor} }}'
+    )
+    ensembles.adds(folder, "ten", 10)
+    steps = (
+        ensembles.step("omits", [("x", "in")], [("sure", "out"), ("unsure", "mid")]),
+        ensembles.step("ten", [("x", "mid")], [("y", "more")]),
+    )
+    ensembles.write(folder, "some", ensembles.text(*steps, outputs=("out", "more")))
+
+
+def test_outputs_that_a_step_leaves_out_are_left_out_of_the_answer(tmp_path: Path) -> None:
+    omitting(tmp_path)
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            assert (await engine.infer("some", {"in": rows(1)})).keys() == {"out", "more"}
+            assert (await engine.infer("some", {"in": rows(-1)})).keys() == {"out"}
+            assert not engine.find("ten").batches.document()[1:]  # it ran once, for the first
+            for wanted in ([], ["more"]):
+                with pytest.raises(ModelError, match="in ensemble 'some', unexpected deadlock"):
+                    await engine.infer("some", {"in": rows(9)}, outputs=wanted)
+
+    run(story())
+
+
 def slow_chain(folder: Path, slo_ms: float, curve: str = "60+1") -> None:
     for name in ("first", "second"):
         model = folder / name

@@ -13,6 +13,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from engine import ensembles
+from engine.test_ensembles import omitting
 from live.server import Live, infer_path, json_request, serving, wait_until
 from live.test_runner import runner_pids, write_model
 
@@ -26,6 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     ensembles.chain(models, more=ensembles.promise(30_000))
     steps = ensembles.step("chain", [("in", "in")], [("out", "out")])
     ensembles.write(models, "outer", ensembles.text(steps))
+    omitting(models)
     write_model(models / "twice", folder / "go")
     write_model(models / "again", folder / "go")
     in_runner = (
@@ -55,6 +57,20 @@ def test_tritons_clients_ask_an_ensemble_like_any_model(server: Live, kind: str)
             answer = asked(module, client, model, "in", X)
             np.testing.assert_array_equal(answer.as_numpy("out"), by_hand)
         assert client.is_model_ready("chain")
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_outputs_that_are_left_out_are_not_in_the_answer(server: Live, kind: str) -> None:
+    module: Any = tritonclient.http if kind == "http" else tritonclient.grpc
+    url = server.url if kind == "http" else f"127.0.0.1:{server.grpc_port}"
+    with module.InferenceServerClient(url) as client:
+        given = module.InferInput("in", [2, 3], "FP32")
+        given.set_data_from_numpy(-X)
+        wanted = [module.InferRequestedOutput(name) for name in ("more", "out")]
+        for outputs in (None, wanted):
+            answer = client.infer("some", [given], outputs=outputs)
+            np.testing.assert_array_equal(answer.as_numpy("out"), -X)
+            assert answer.as_numpy("more") is None
 
 
 def test_its_settings_and_statistics_are_told_as_tritons(server: Live) -> None:

@@ -62,6 +62,10 @@ class InBatch(Protocol):
     def encoded(self) -> bool:
         """The one input is a picture's file."""
 
+    @property
+    def may_omit(self) -> bool:
+        """It is answered without the outputs that its model leaves out."""
+
 
 NO_INPUTS: Mapping[str, Array] = {}
 """Of a request that only another process looks at, or that was answered."""
@@ -74,7 +78,7 @@ class Work(Job):
     where there is one, says where it lies, and copies its rows there in the model's thread.
     """
 
-    __slots__ = ("done", "encoded", "held", "inputs", "place", "route", "sent", "wanted")
+    __slots__ = ("done", "encoded", "held", "inputs", "may_omit", "place", "route", "sent", "wanted")
 
     def __init__(
         self,
@@ -93,6 +97,7 @@ class Work(Job):
         self.done = done
         self.wanted = wanted
         self.encoded = encoded
+        self.may_omit = False  # outputs that its model leaves out are no mistake: a step of an ensemble
         self.sent: float | None = None  # when its front end passed it on
         self.place: RequestPlace | None = None
         self.route: Route | None = None  # who has it
@@ -254,6 +259,8 @@ def _split(outputs: Mapping[str, Array], works: Sequence[Work]) -> list[Mapping[
 
 
 def _chosen(outputs: Mapping[str, Array], work: Work) -> Mapping[str, Array]:
+    if work.may_omit:
+        return {name: outputs[name] for name in work.wanted if name in outputs}
     return {name: outputs[name] for name in work.wanted} if work.wanted else outputs
 
 
@@ -394,7 +401,10 @@ class BatchRun(Generic[RequestT]):
             try:
                 if isinstance(answered, CarpoolError):
                     raise answered
-                self._collator.check(answered, work.wanted or self._every_output, work.images)
+                names = work.wanted or self._every_output
+                if work.may_omit:
+                    names = [name for name in names if name in answered]
+                self._collator.check(answered, names, work.images)
             except CarpoolError as error:
                 outcomes.append(Outcome(error=without_stack(error)))
             else:

@@ -310,6 +310,7 @@ class Journey:
         child.source, child.holder, child.weight = work.source, work.holder, work.weight
         child.latest = work.latest and not bound.step.after
         child.outside = work.outside
+        child.may_omit = True
         self._started[child] = now
         if bound.served.is_ensemble:
             child.arrived = work.arrived
@@ -388,13 +389,14 @@ class Journey:
             for name in self._work.wanted or routes.graph.outputs:
                 value = self.tensors.get(name)
                 if value is None:
-                    raise ModelError(
-                        f"in ensemble '{routes.name}', unexpected deadlock, at least one output is not set "
-                        f"while no more ensemble steps can be made: '{name}'",
-                        reason="model-error",
-                    )
+                    continue  # as in Triton, it is left out
                 spec, where = signature.output_named[name], f"output '{name}'"
                 outputs[name] = handed_over(value, spec, signature.max_batch > 0, where)
+            if not outputs:
+                raise ModelError(
+                    "unexpected deadlock, at least one output is not set while no more ensemble steps can be "
+                    "made"
+                )
         except CarpoolError as error:
             return Outcome(error=self._in_ensemble(error), timing=self._timing())
         return Outcome(outputs, timing=self._timing())

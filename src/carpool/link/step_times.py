@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import orjson
 
 from carpool.link.records import ProtocolError
-from carpool.types import StepTiming, Timing
+from carpool.types import RequestedOutput, StepTiming, Tensor, Timing
 
 _MOST = 4096  # steps, of ensembles in ensembles
 _LENGTH = 4
@@ -28,6 +30,12 @@ def read_steps(timing: Timing, payload: bytes) -> tuple[StepTiming, bytes]:
     steps = tuple((name, Timing(*times)) for name, *times in listed)
     sums = timing.queue, timing.input, timing.infer, timing.output, timing.batch
     return StepTiming(*sums, steps), payload[: end - length]
+
+
+def there(requested: Sequence[RequestedOutput], tensors: Sequence[Tensor]) -> Sequence[RequestedOutput]:
+    """Of the outputs that were asked for, those that the steps gave: the others are left out."""
+    given = {tensor.name for tensor in tensors}
+    return [output for output in requested if output.name in given]
 
 
 def in_words(timing: Timing) -> str:

@@ -37,8 +37,10 @@ from carpool.link.door import (
     read_latest,
     read_source,
 )
+from carpool.link.step_times import there
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
+from carpool.types import StepTiming
 from carpool.wire.proto import message_class
 from carpool.wire.v2 import Placed, RequestHead, check_head
 
@@ -195,7 +197,10 @@ class GrpcCall(ClientCall):
         return {"id": self.id.decode(errors="replace")[:80]}
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
-        listed = messages.list_outputs(self.entry, self.head.outputs, answer.outputs, placed)
+        asked = self.head.outputs
+        if answer.timing.__class__ is StepTiming:
+            asked = there(asked, answer.outputs)
+        listed = messages.list_outputs(self.entry, asked, answer.outputs, placed)
         response = messages.encode_answer(self.entry, self.id, listed, self._times(answer.timing), self._more)
         self.service.server_row.add(BYTES_SENT, len(response))
         self._reply(response)

@@ -31,7 +31,7 @@ from carpool.link.door import (
     read_latest,
     read_source,
 )
-from carpool.link.step_times import in_words
+from carpool.link.step_times import in_words, there
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row, count_failure
 from carpool.types import InferResponse, StepTiming
@@ -314,9 +314,10 @@ class HttpCall(ClientCall):
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
         entry, head, asked = self.entry, self.head, self._route.asked
+        of_steps = answer.timing.__class__ is StepTiming
         buffers, size, length = encode_response(
             InferResponse(entry.name, list(answer.outputs), entry.version, head.id),
-            head.outputs,
+            there(head.outputs, answer.outputs) if of_steps else head.outputs,
             binary_output=head.binary_output,
             labels=entry.labels,
             batched=entry.signature.max_batch > 0,
@@ -327,7 +328,7 @@ class HttpCall(ClientCall):
             fields, encoding = _JSON_ANSWER % times, asked.json_encoding
         else:
             fields, encoding = _BINARY_ANSWER % (length, *times), asked.binary_encoding
-        if answer.timing.__class__ is StepTiming:
+        if of_steps:
             fields = b"%b, %b\r\n" % (fields[:-2], in_words(answer.timing).encode())  # the last is the times
         if encoding is not None and size >= WORTH_COMPRESSING:
             self.service.answer_compressed(self._exchange, fields, b"".join(buffers), encoding)
