@@ -188,6 +188,24 @@ def test_siblings_are_cancelled_and_waited_for() -> None:
     assert outcome.error.message == "in ensemble 'any', it broke"
 
 
+def test_a_route_that_raises_ends_the_journey() -> None:
+    route = ScriptedRoute([])
+    routes = journeys([[], [0]], route)
+    answers: list[Outcome] = []
+    routes.submit([request(lambda _, outcome: answers.append(outcome))])
+    first = route.waiting[0]
+
+    def raises(_works: Sequence[Work]) -> None:
+        raise RuntimeError("a fault")
+
+    route.submit = raises  # type: ignore[method-assign]
+    route.end(first)
+    (outcome,) = answers
+    assert outcome.error is not None
+    assert "a fault" in outcome.error.message
+    assert routes.open == {}
+
+
 def test_only_so_many_are_under_way() -> None:
     route = ScriptedRoute([])
     routes = journeys([[]], route)

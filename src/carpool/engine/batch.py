@@ -78,7 +78,9 @@ class Work(Job):
     where there is one, says where it lies, and copies its rows there in the model's thread.
     """
 
-    __slots__ = ("done", "encoded", "held", "inputs", "may_omit", "place", "route", "sent", "wanted")
+    __slots__ = (
+        *("done", "encoded", "entered", "held", "inputs", "may_omit", "place", "route", "sent", "wanted"),
+    )
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class Work(Job):
         self.wanted = wanted
         self.encoded = encoded
         self.may_omit = False  # outputs that its model leaves out are no mistake: a step of an ensemble
+        self.entered = arrived  # from when on it waits: later, for a step of an ensemble
         self.sent: float | None = None  # when its front end passed it on
         self.place: RequestPlace | None = None
         self.route: Route | None = None  # who has it

@@ -94,7 +94,7 @@ class Journeys:
         self._remaining: Remaining | None = None
         self.open: dict[Work, Journey] = {}
         self._coming: set[Work] = set()
-        self.closed: CarpoolError | None = None
+        self.closed = ""  # why nobody is let in any more
 
     def rebind(self) -> None:
         """A model was loaded, or has gone."""
@@ -141,8 +141,8 @@ class Journeys:
 
     def _begin(self, work: Work) -> None:
         try:
-            if self.closed is not None:
-                raise self.closed
+            if self.closed:
+                raise Unavailable(self.closed, reason="unloading")
             if self._most and len(self.open) >= self._most:
                 raise Unavailable(
                     f"{self.name} has {self._most} requests under way, which is its max_inflight_requests",
@@ -199,7 +199,7 @@ class Journey:
 
     __slots__ = (
         *("_ending", "_needed", "_routes", "_timings", "_under_way", "_waiting", "_whole"),
-        *("_work", "_started", "binding", "tensors"),
+        *("_work", "binding", "tensors"),
     )
 
     def __init__(self, routes: Journeys, work: Work, binding: Binding, whole: Whole) -> None:
@@ -214,7 +214,6 @@ class Journey:
         self._under_way: dict[Work, BoundStep] = {}
         self._timings: list[tuple[str, Timing]] = []
         self._ending: CarpoolError | None = None
-        self._started: dict[Work, float] = {}
 
     @property
     def under_way(self) -> Mapping[Work, BoundStep]:
@@ -222,6 +221,12 @@ class Journey:
 
     def go_on(self) -> None:
         """Begin every step whose tensors are there; the end, if nothing is under way after that."""
+        try:
+            self._begin_steps()
+        except Exception as error:  # a fault of ours must not leave anybody waiting
+            self.end(_failed(error))
+
+    def _begin_steps(self) -> None:
         begun = True
         while begun and self._ending is None:
             begun = False
@@ -269,8 +274,9 @@ class Journey:
                 child.inputs, child.place = NO_INPUTS, lent.place
                 child.done = partial(self._given_back, lent)
             bound.route.submit([child])
-        except CarpoolError as error:
-            self._step_over(child, Outcome(error=error))
+        except Exception as error:
+            known = error if isinstance(error, CarpoolError) else _failed(error)
+            self._step_over(child, Outcome(error=known))
 
     def _inputs(self, bound: BoundStep) -> tuple[dict[str, Array] | None, int]:
         signature = bound.served.signature
@@ -311,7 +317,6 @@ class Journey:
         child.latest = work.latest and not bound.step.after
         child.outside = work.outside
         child.may_omit = True
-        self._started[child] = now
         if bound.served.is_ensemble:
             child.arrived = work.arrived
             child.payload = self._whole._replace(first=number)
@@ -335,8 +340,6 @@ class Journey:
         bound = self._under_way.pop(child, None)
         if bound is None:
             return
-        now = monotonic()
-        began = self._started.pop(child)
         child.inputs = NO_INPUTS  # a queue may remember it
         if self._ending is not None:
             if not self._under_way:
@@ -346,23 +349,20 @@ class Journey:
             error = outcome.error or CarpoolError(f"{bound.step.model} gave no answer")
             self.end(self._in_ensemble(error))
             return
-        self._note(bound, child, outcome.timing, began)
+        self._note(bound, outcome.timing)
         for name, tensor in bound.step.outputs:
             self.tensors[tensor] = outcome.outputs.get(name)
         if not bound.served.is_ensemble:
-            self._whole.trip.ends(self._whole.first + bound.first, now)
+            self._whole.trip.ends(self._whole.first + bound.first, monotonic())
         self.go_on()
 
-    def _note(self, bound: BoundStep, child: Work, timing: Timing, began: float) -> None:
-        """What it waited counts from when it was ready, whatever its promise counts from."""
+    def _note(self, bound: BoundStep, timing: Timing) -> None:
         if isinstance(timing, StepTiming):
             self._timings += [(f"{bound.step.model}.{name}", each) for name, each in timing.steps]
             return
-        queue = max(0.0, timing.queue - (began - child.arrived))
-        own = Timing(queue, timing.input, timing.infer, timing.output, timing.batch)
         taken = sum(name.partition(":")[0] == bound.step.model for name, _ in self._timings)
         name = bound.step.model if not taken else f"{bound.step.model}:{taken + 1}"
-        self._timings.append((name, own))
+        self._timings.append((name, timing))
 
     # ---- the end ------------------------------------------------------------------------------------------
 
@@ -428,3 +428,9 @@ class Journey:
             )
         kind = ModelError if isinstance(error, InvalidInput) else type(error)
         return kind(prefix + error.message, reason=error.reason, field=error.field, numbers=error.numbers)
+
+
+def _failed(error: Exception) -> CarpoolError:
+    """What is said of a fault of ours, while it is handled."""
+    _log.exception("step-failed")
+    return CarpoolError(f"the engine failed: {type(error).__name__}: {error}")

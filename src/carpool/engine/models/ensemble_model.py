@@ -223,7 +223,7 @@ class Ensemble(Served):
     async def unload(self, timeout: float) -> None:
         self.withdraw()
         if self._journeys is not None:
-            self.journeys.closed = Unavailable(f"{self.name} is being unloaded", reason="unloading")
+            self.journeys.closed = f"{self.name} is being unloaded"
             if not await self._drained(timeout):
                 _log.warning("drain-timeout", model=self.name, waiting=len(self.journeys.open))
         self._order_turns(None)
