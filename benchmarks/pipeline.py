@@ -82,8 +82,8 @@ def write(folder: Path, mode: str) -> Path:
     return folder
 
 
-async def by_hand(url: str, rate: float, seconds: float, seed: int) -> int:
-    """How many of those after the warm-up were answered in time."""
+async def by_hand(url: str, rate: float, seconds: float, seed: int) -> tuple[int, int]:
+    """How many came after the warm-up, and how many of them were answered in time."""
     good = 0
 
     async def ask(at: float, client: carpool.AsyncClient) -> None:
@@ -102,11 +102,12 @@ async def by_hand(url: str, rate: float, seconds: float, seed: int) -> int:
     async with carpool.AsyncClient(url, patience_s=0.0, connections=512) as client:
         start = time.monotonic()
         asked = []
-        for arrival in poisson(rate, seconds, Random(seed)):
+        arrivals = poisson(rate, seconds, Random(seed))
+        for arrival in arrivals:
             await asyncio.sleep(max(0.0, start + arrival.at - time.monotonic()))
             asked.append(asyncio.ensure_future(ask(arrival.at, client)))
         await asyncio.gather(*asked)
-    return good
+    return sum(arrival.at >= WARM_UP_S for arrival in arrivals), good
 
 
 def measured(mode: str, load: float, seconds: float, steps: Sequence[StepPlan]) -> Row:
@@ -115,14 +116,15 @@ def measured(mode: str, load: float, seconds: float, steps: Sequence[StepPlan]) 
         models = write(Path(name) / "models", mode)
         with carpool_server(models) as server:
             if mode == "by hand":
-                good = asyncio.run(by_hand(server.url, rate, seconds, 1))
+                came, good = asyncio.run(by_hand(server.url, rate, seconds, 1))
             else:
                 shower = Shower(server.url, ((rate, seconds),), SLO, timeout=4 * SLO, model="both")
                 (fallen,) = pour([shower])
-                good = in_time(fallen.between(WARM_UP_S, seconds), SLO)
-    found = good / (seconds - WARM_UP_S)
-    most = bound(steps, SLO, rate)
-    return Row(mode, load, rate, found, found / most, simulated(mode, rate, steps))
+                counted = fallen.between(WARM_UP_S, seconds)
+                came, good = len(counted), in_time(counted, SLO)
+    offered, found = came / (seconds - WARM_UP_S), good / (seconds - WARM_UP_S)
+    most = bound(steps, SLO, offered)  # by the luck of the arrivals
+    return Row(mode, load, offered, found, found / most, simulated(mode, rate, steps))
 
 
 def simulated(mode: str, rate: float, steps: Sequence[StepPlan]) -> float | None:
