@@ -262,9 +262,7 @@ def _split(outputs: Mapping[str, Array], works: Sequence[Work]) -> list[Mapping[
 
 
 def _chosen(outputs: Mapping[str, Array], work: Work) -> Mapping[str, Array]:
-    if work.may_omit:
-        return {name: outputs[name] for name in work.wanted if name in outputs}
-    return {name: outputs[name] for name in work.wanted} if work.wanted else outputs
+    return {name: outputs[name] for name in work.wanted if name in outputs} if work.wanted else outputs
 
 
 def _images(works: Sequence[InBatch]) -> int:
@@ -405,9 +403,8 @@ class BatchRun(Generic[RequestT]):
                 if isinstance(answered, CarpoolError):
                     raise answered
                 names = work.wanted or self._every_output
-                if work.may_omit:
-                    names = [name for name in names if name in answered]
-                self._collator.check(answered, names, work.images)
+                owed = [name for name in names if name in answered] if work.may_omit else names
+                self._collator.check(answered, owed, work.images)
             except CarpoolError as error:
                 outcomes.append(Outcome(error=without_stack(error)))
             else:
