@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,8 +24,11 @@ from statistics import mean
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
+from carpool.core.policy import Promise
 from carpool.sim.arrivals import poisson
-from carpool.sim.simulation import Device
+from carpool.sim.shadow import play_shadowed
+from carpool.sim.simulation import Device, Scenario, report
+from carpool.sim.simulation import play as simulate
 from core.clairvoyant import most_answered_in_time
 from core.playing import NAMED, attainment, named, play, play_poisson, stream, together
 from core.step_cases import CASES, LEAST, attainment_by_crops
@@ -86,6 +89,15 @@ def targets() -> Iterator[Target]:
         for names in (1, 1000):
             title = f"{name}: a modest source beside a flood of {names}"
             yield Target(title, (("in time", "≥", 0.97),), partial(modest, name, names))
+    yield from of_pipelines()
+    for name in ("4+1/50", "resnet/100", "yolo/100"):
+        for load in (0.3, 0.6, 0.9, 1.0, 3.0):
+            for share in (0.05, 1.0):
+                title = f"{name} at {load}×, {share:.0%} also in a shadow"
+                yield Target(title, beside_alone(load), partial(shadowed, name, load, share))
+
+
+def of_pipelines() -> Iterator[Target]:
     for name, case in CASES.items():
         for load, least in LEAST.items():
             waste = (("step 1 wasted", "≤", 0.05),) if case.shared else ()
@@ -94,6 +106,13 @@ def targets() -> Iterator[Target]:
     fair = (("many crops, of few", "≥", 0.8),)
     for name in ("two steps, 60 ms", "one device"):
         yield Target(f"pipeline, {name}, at 3×", fair, partial(many_crops, name))
+
+
+def beside_alone(load: float) -> tuple[tuple[str, str, float], ...]:
+    """From capacity on there is no shadow, and every answer takes what it takes alone."""
+    least = 1.0 if load >= 1.0 else 0.995
+    later = 0.0 if load >= 1.0 else 0.1
+    return ("of the goodput alone", "≥", least), ("p99 later, of the promise", "≤", later)
 
 
 def three_times(name: str) -> Target:
@@ -167,6 +186,15 @@ def many_crops(name: str, effort: Effort, seed: int) -> Values:
     seconds = long(effort, 3 * case.scenario(1.0, 1.0, 0).capacity)
     many, few = attainment_by_crops(case.run(3.0, seconds, seed), case.slo)
     return [many / few]
+
+
+def shadowed(name: str, load: float, share: float, effort: Effort, seed: int) -> Values:
+    curve, slo = named(name)
+    scenario = Scenario(curve, slo, Promise(slo, curve.max_batch), 0.0, seed=seed).at_load(load)
+    scenario = replace(scenario, seconds=long(effort, scenario.rate))
+    alone = report(simulate(scenario), slo, 1)
+    beside = report(play_shadowed(scenario, share)[0], slo, 1)
+    return [beside.goodput_rps / alone.goodput_rps, (beside.p99_ms - alone.p99_ms) / 1e3 / slo]
 
 
 def measured(task: tuple[int, int, Effort]) -> tuple[int, Values]:

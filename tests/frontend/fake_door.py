@@ -271,6 +271,7 @@ class FakeDoor(BodySlots):
         sender: Sender = NOBODY,
         ready_in: float | None = None,
         admitted: Callable[[], None] | None = None,
+        spare: bool = False,
     ) -> FakeCall:
         call = FakeCall(self, entry, head, slot, tail, done, arrived, deadline, sender, ready_in, admitted)
         self.calls.append(call)

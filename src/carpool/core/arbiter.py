@@ -6,6 +6,8 @@ take longer than half of that promise: the other half is for the batch of whoeve
 
 Where models are steps of one pipeline, the later step goes first: what was done for a request is lost if the
 rest of it comes too late. Weights divide between pipelines, and between them and other models.
+
+Work that nobody waits for takes turns as well, which count for nothing here: see spare.py.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from carpool.core.constants import CONSTANTS
 from carpool.core.job import planned
 from carpool.core.learning import Rate
+from carpool.core.spare import NO_ROOM, Room, Slack, SpareTurn
 
 if TYPE_CHECKING:
     from carpool.core.instance import Batch, Instance
@@ -56,7 +60,8 @@ class Turn:
         return self.step > other.step and not self.pipelines.isdisjoint(other.pipelines)
 
     def shares_device_with(self, other: Turn) -> bool:
-        return self._arbiter is other._arbiter
+        """So that only one of them runs."""
+        return self._arbiter is other._arbiter and self._arbiter.exclusive
 
     def granted(self, now: float) -> bool:
         """May a batch of this model start now? Whoever may not is woken when that changes."""
@@ -108,10 +113,17 @@ class Turn:
 
 
 class Arbiter:
-    """One device. It runs as many batches at once as its busiest model has instances there."""
+    """One device. It runs as many batches at once as its busiest model has instances there.
 
-    def __init__(self) -> None:
+    One that is not `exclusive` is no device, but the processors that several models share without turns: all
+    run as they like, except beside spare work.
+    """
+
+    def __init__(self, *, exclusive: bool = True) -> None:
+        self.exclusive = exclusive
         self._turns: list[Turn] = []
+        self._spares: list[SpareTurn] = []
+        self._slack = Slack(CONSTANTS)
         self._running: dict[int, tuple[Batch, float]] = {}  # by id, with the seconds that were expected
         self._tag = 0.0  # of the batch that started last
 
@@ -129,9 +141,23 @@ class Arbiter:
         self._turns.append(turn)
         return turn
 
+    def join_spare(
+        self, scheduler: Scheduler, instances: list[Instance], wake: Callable[[], None] = lambda: None
+    ) -> SpareTurn:
+        """That model may have work that nobody waits for, on its instances here."""
+        scheduler.spare = turn = SpareTurn(self, scheduler, instances, wake)
+        self._spares.append(turn)
+        return turn
+
+    def leave_spare(self, turn: SpareTurn) -> None:
+        self._spares.remove(turn)
+        turn.core.spare = None
+        self.wake_others(turn)
+
     def leave(self, turn: Turn) -> None:
         """The model is gone; what it still had running counts no more."""
         self._turns.remove(turn)
+        self._slack.forget(turn.scheduler)
         for number, (batch, _) in list(self._running.items()):
             if batch.instance in turn.instances:
                 del self._running[number]
@@ -144,57 +170,96 @@ class Arbiter:
     # ---- for the turns ------------------------------------------------------------------------------
 
     def grants(self, turn: Turn, now: float) -> bool:
-        if len(self._turns) == 1:
+        several = len(self._turns) > 1 and self.exclusive
+        if several:
+            self._divide(turn, now)
+        elif not self._spares:
             return True
-        self._divide(turn, now)
-        if len(self._running) >= self._width:
+        if not self.has_room:
             return False
+        first = self._first(turn) if several else turn
+        if first is not turn:
+            first.wake()
+        return first is turn
+
+    def _first(self, turn: Turn) -> Turn:
+        """Whose turn it is, if this one asks."""
         wanting = [other for other in self._turns if other.wants]
         first = min(wanting, key=self._start_tag, default=turn)
         if self._start_tag(first) >= self._start_tag(turn):
             first = turn
         later = [other for other in wanting if other.goes_before(first)]
-        first = max(later, key=lambda other: (other.step, other is turn), default=first)
-        if first is not turn:
-            first.wake()
-            return False
-        return True
+        return max(later, key=lambda other: (other.step, other is turn), default=first)
 
     def began(self, turn: Turn, batch: Batch, now: float) -> None:
         expected = batch.instance.free_at - now
         self._tag = turn.tag = self._start_tag(turn)
         turn.used(expected, now)
         self._running[id(batch)] = (batch, expected)
-        self._hold(now)
+        if len(self._turns) > 1 and self.exclusive:
+            self._hold(now)
 
     def ended(self, turn: Turn, batch: Batch, now: float) -> None:
         known = self._running.pop(id(batch), None)
         if known is None:
             return
         turn.used(now - batch.started - known[1], now)
-        self._hold(now)
+        if len(self._turns) > 1 and self.exclusive:
+            self._hold(now)
         self.wake_others(turn)
 
-    def wake_others(self, turn: Turn) -> None:
+    def wake_others(self, turn: Turn | SpareTurn) -> None:
         for other in self._turns:
             if other is not turn and other.wants:
                 other.wake()
+        for spare in self._spares:
+            if spare is not turn and spare.wants:
+                spare.wake()
+
+    # ---- for spare work -----------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """For one more batch. Where models take no turns, spare work and theirs exclude each other."""
+        if self.exclusive:
+            return len(self._running) < self._width
+        return not any(isinstance(batch.turn, SpareTurn) for batch, _ in self._running.values())
+
+    def slack(self, now: float) -> Room:
+        """For a batch of spare work that would start now. Whoever is ready goes first, however little time
+        that would cost: else a promise of many small batches is late by one of these again and again."""
+        turns = self._turns
+        busy = any(turn.scheduler.lanes.ready for turn in turns) or not self.has_room
+        if not self.exclusive:
+            busy = busy or any(instance.batch for turn in turns for instance in turn.instances)
+        return NO_ROOM if busy else self._slack.room(turns, self._width, now)
+
+    def spare_began(self, batch: Batch, now: float) -> None:
+        expected = batch.instance.free_at - now
+        self._slack.used(expected, now)
+        self._running[id(batch)] = (batch, expected)
+        self._hold(now)
+
+    def spare_ended(self, turn: SpareTurn, batch: Batch, now: float) -> None:
+        known = self._running.pop(id(batch), None)
+        if known is not None:
+            self._slack.used(now - batch.started - known[1], now)
+            self._hold(now)
+            self.wake_others(turn)
 
     # ---- inside -------------------------------------------------------------------------------------
 
     @property
     def _width(self) -> int:
-        return max(len(turn.instances) for turn in self._turns)
+        return max((len(turn.instances) for turn in self._turns), default=1)
 
     def _start_tag(self, turn: Turn) -> float:
         return max(self._tag, turn.tag)
 
     def _hold(self, now: float) -> None:
         """Idle instances start when the device is free, which is what their models must reckon with."""
-        if len(self._turns) == 1:
-            return
         free = now
-        if len(self._running) >= self._width:
+        if not self.has_room:
             free = max(now, min(batch.instance.free_at for batch, _ in self._running.values()))
         for turn in self._turns:
             for instance in turn.instances:

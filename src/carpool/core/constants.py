@@ -177,6 +177,23 @@ class Constants:
     fan_out_weight: float = 0.02
     """One request moves what is thought of how many images later steps get of each by a fiftieth."""
 
+    spare_load: float = 0.7
+    spare_delay: float = 0.1
+    spare_quiet_s: float = 1.0
+    """Work that nobody waits for runs while less than this share is asked of what the models on its device
+    can answer in time, and for a second nobody was told no; it takes what is left of the share, and no batch
+    of it takes more than a tenth of a promise. 0.9 would gain next to nothing."""
+
+    spare_rare: float = 0.005
+    spare_long_s: float = 20.0
+    """Longer batches of it may run, within half of what the most urgent has to spare, as long as all such
+    work takes this share of twenty seconds: fewer requests meet one than the slowest hundredth."""
+
+    spare_promises: float = 10.0
+    spare_promise_s: float = 0.5
+    """It is skipped when it has waited for ten promises. A model without one is treated as if it promised
+    half a second, and is left alone while anybody waits for it."""
+
     max_lanes: int = 64
     """Sources with a lane of their own; the rest share one, so that names cost nobody memory or share."""
 

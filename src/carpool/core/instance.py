@@ -12,6 +12,7 @@ from carpool.core.learning import Belief, Speed
 
 if TYPE_CHECKING:
     from carpool.core.arbiter import Turn
+    from carpool.core.spare import SpareTurn
 
 _MUCH_FASTER = 0.8  # speeds closer than this are noise, and their instances are equals
 
@@ -29,6 +30,7 @@ class Batch:
     size: int  # with padding: what the engine runs
     started: float
     belief: Belief  # of its kind: what it takes is learned there, whatever is run by then
+    turn: Turn | SpareTurn | None = None  # whose turn on a shared device it is
 
 
 class Instance:
@@ -118,16 +120,18 @@ class Instances:
         self.uneven = self.gone or fastest < _MUCH_FASTER * slowest
         self.next_free, self.idle = next_free, idle
 
-    def start(self, instance: Instance, jobs: list[Job], now: float) -> Batch:
+    def start(self, instance: Instance, jobs: list[Job], now: float, spare: SpareTurn | None = None) -> Batch:
+        """On the account of spare work, if it is that."""
         images = 0
         for job in jobs:
             images += job.images
-        instance.batch = Batch(instance, jobs, images, self._curve.padded(images), now, self._belief)
+        turn = spare or instance.turn
+        instance.batch = Batch(instance, jobs, images, self._curve.padded(images), now, self._belief, turn)
         instance.free_at = now + instance.speed.mean * self._curve.times[images]
         self._belief.ran = now
         self.refresh()
-        if instance.turn is not None:
-            instance.turn.began(instance.batch, now)
+        if turn is not None:
+            turn.began(instance.batch, now)
         return instance.batch
 
     def finish(self, batch: Batch, now: float, seconds: float | None) -> None:
@@ -141,8 +145,8 @@ class Instances:
             took = min(max(seconds, now - batch.started), self._handover * seconds)
             batch.belief.learn(instance.index, batch.images, took)
         self.refresh()
-        if instance.turn is not None:
-            instance.turn.ended(batch, now)
+        if batch.turn is not None:
+            batch.turn.ended(batch, now)
 
     def believe(self, belief: Belief) -> None:
         """From now on this is what is believed."""

@@ -6,6 +6,9 @@ from carpool.core.job import INFINITY, Job, Reason, Refusal
 from carpool.core.numerals import numeral
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Replaced, Unavailable
 
+SPARE = "spare"
+"""The reason of work that nobody waits for and that was skipped: no client ever reads it."""
+
 _WHY = {
     Reason.CANNOT_FINISH: (
         "would finish {predicted_ms} ms after it arrived, its deadline is {deadline_ms} ms; "
@@ -128,6 +131,11 @@ def given_up(model: str, job: Job, reason: Reason, now: float, retry_after: floa
     return Refused(
         _sentence(model, reason, numbers), reason=reason.value, retry_after_s=retry_after, numbers=numbers
     )
+
+
+def skipped(model: str) -> Unavailable:
+    """Work that nobody waits for, and that there was no slack for."""
+    return Unavailable(f"{model} has no time to spare for it", reason=SPARE)
 
 
 def replaced(model: str, source: str, numbers: dict[str, float] | None = None) -> Replaced:

@@ -20,6 +20,7 @@ from carpool.core.learning import Belief, Beliefs, Doubt, Drift, Lag, Rate
 from carpool.core.policy import Knobs, Policy, Promise, PromisePolicy
 from carpool.core.queue import Lane, Lanes
 from carpool.core.shares import ORDINARY, Intake
+from carpool.core.spare import SpareTurn
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class Scheduler:
         self._expiries: list[tuple[float, int, Job]] = []
         self._in_order: deque[Job] = deque()
         self._replaced: list[GivenUp] = []  # not told yet
+        self.spare: SpareTurn | None = None  # work that nobody waits for, once there is any
 
     # ---- what happened ------------------------------------------------------------------------------
 
@@ -163,6 +165,8 @@ class Scheduler:
 
     def cancel(self, job: Job, now: float) -> bool:
         """The client has gone. True if that spared the work; a running batch goes on without an answer."""
+        if job.lane is None and self.spare is not None:
+            return self.spare.cancel(job)
         if job.state in (OFFERED, READY):
             self.lanes.remove(job, GONE)
             self.ledger.cancelled += 1
@@ -178,6 +182,8 @@ class Scheduler:
 
         `seconds` is what it took on the instance, if that is worth learning from: its kind's curve does.
         """
+        if isinstance(batch.turn, SpareTurn):
+            return batch.turn.finished(batch, now, seconds)
         self.instances.finish(batch, now, seconds)
         if seconds is not None:
             self._learn(batch, seconds, now)
@@ -199,11 +205,12 @@ class Scheduler:
 
     # ---- what to do ---------------------------------------------------------------------------------
 
-    def decide(self, now: float) -> Decision:
+    def decide(self, now: float, *, spare_too: bool = True) -> Decision:
         """The next thing to do. Ask again after a batch was returned: another instance may be free."""
-        decision = Decision()
-        if self._replaced:
-            decision.given_up, self._replaced = self._replaced, []
+        if self.spare is not None and spare_too:
+            return self._decide_beside(self.spare, now)
+        decision = Decision(given_up=self._replaced)
+        self._replaced = []
         self._expire(now, decision.given_up)
         if self.policy.looks_ahead:
             self.policy.look_ahead(self, now)
@@ -224,6 +231,15 @@ class Scheduler:
             decision.look_again = look_again
         if self._expiries:
             decision.look_again = min(self._expiries[0][0], decision.look_again or INFINITY)
+        return decision
+
+    def _decide_beside(self, spare: SpareTurn, now: float) -> Decision:
+        """Spare work runs where the model has nothing to start."""
+        decision = self.decide(now, spare_too=False)
+        if decision.batch is None:
+            decision.batch = spare.start(now)
+            if spare.look_again is not None:
+                decision.look_again = min(spare.look_again, decision.look_again or INFINITY)
         return decision
 
     def give_up(self, job: Job, reason: Reason, now: float) -> GivenUp:

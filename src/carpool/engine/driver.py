@@ -10,8 +10,9 @@ from typing import cast
 
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job, Reason
-from carpool.core.refusal_words import dropped, turned_away
+from carpool.core.refusal_words import dropped, skipped, turned_away
 from carpool.core.scheduler import Scheduler
+from carpool.core.spare import SpareTurn
 from carpool.engine.batch import BatchResult, Executes, Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
 from carpool.observe.logs import logger
@@ -121,10 +122,9 @@ class Driver:
         scheduler, now = self.scheduler, monotonic()
         age, lag = scheduler.age, scheduler.lag
         for work in works:
-            sent = work.sent
-            if sent is not None:  # else it comes from no front end
-                age.seen(sent - work.arrived, now)
-                lag.seen(now - sent, now)
+            if work.sent is not None:  # else it comes from no front end
+                age.seen(work.sent - work.arrived, now)
+                lag.seen(now - work.sent, now)
             try:
                 refusal = scheduler.offer(work, now, ready=work.ready_at == -INFINITY)
             except Exception as error:
@@ -170,6 +170,18 @@ class Driver:
             self._tell(work, Outcome(error=Cancelled("the client left")))
             self.plan_turn()
 
+    def submit_spare(self, work: Work) -> None:
+        """Nobody waits for it: it is run out of slack, or skipped."""
+        closed, spare = self._closed or self._down, self.scheduler.spare
+        if closed is not None:
+            self._turn_away(work, closed)
+        elif spare is None or not spare.offer(work, monotonic()):
+            self._turn_away(work, skipped(self._model))
+        else:
+            self._open.add(work)
+            if self.scheduler.instances.idle:
+                self.plan_turn()
+
     def _withdraw(self, work: Work) -> bool:
         """Take it out of the queue. False while a batch has it, which answers it."""
         try:
@@ -199,7 +211,10 @@ class Driver:
 
     def fail_waiting(self, error: CarpoolError) -> None:
         """Nobody is left to run them: tell everybody who waits."""
-        for work in _works(self.scheduler.lanes.everybody()):
+        waiting = self.scheduler.lanes.everybody()
+        if self.scheduler.spare is not None:
+            waiting += self.scheduler.spare.everybody()
+        for work in _works(waiting):
             self._withdraw(work)
             self._tell(work, Outcome(error=error))
 
@@ -240,15 +255,20 @@ class Driver:
             self._free_lost_batches()
             look_again = now + _CATCH_UP_S
         self._reminder.set(look_again, now)
+        if self.scheduler.spare is not None:
+            self._tell_skipped(self.scheduler.spare)
         try:
             self._watcher.turned(self.scheduler, now)
         except Exception:
             log.exception("gauges-failed", model=self._model)
         if self._idle_waiters and self.idle:
-            for waiter in self._idle_waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            for waiter in [waiter for waiter in self._idle_waiters if not waiter.done()]:
+                waiter.set_result(None)
             self._idle_waiters.clear()
+
+    def _tell_skipped(self, spare: SpareTurn) -> None:
+        for work in _works(spare.told()):
+            self._tell(work, Outcome(error=skipped(self._model)))
 
     def _drop(self, gone: GivenUp, now: float, welcome: dict[object, float]) -> None:
         work = cast(Work, gone.job)
@@ -358,7 +378,7 @@ class Driver:
     def _finish(self, batch: Batch, seconds: float | None) -> tuple[bool, Sequence[Job]]:
         """Whether answers wait for their turn, and whose turn it is now. Without a scheduler that can say so
         nobody waits for it."""
-        in_order = self.scheduler.policy.preserve_ordering
+        in_order = self.scheduler.policy.preserve_ordering and not isinstance(batch.turn, SpareTurn)
         try:
             released = self.scheduler.finished(batch, monotonic(), seconds)
         except Exception:

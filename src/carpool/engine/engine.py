@@ -14,7 +14,7 @@ from carpool.backends.torch.device_sharing import limit_device_memory
 from carpool.clock import now
 from carpool.config.model import ModelConfig, PictureChoice
 from carpool.config.repository import find_models, with_promise
-from carpool.core.job import INFINITY
+from carpool.core.job import INFINITY, NEW
 from carpool.engine.batch import Outcome, Work, check_inputs, only_input, shape_key
 from carpool.engine.hardware import gpu_count
 from carpool.engine.model_calls import ModelCalls
@@ -358,6 +358,17 @@ class Engine:
         error = Unavailable("the model was unloaded meanwhile", reason="unloading")
         for work in works:
             work.done(work, Outcome(error=error))
+
+    def submit_spare(self, key: int, work: Work) -> None:
+        """The same for work that nobody waits for."""
+        try:
+            self.fleet.spare_route(key).submit([work])
+        except CarpoolError as error:
+            work.done(work, Outcome(error=error))
+        except Exception as error:  # nobody's request is to end with it
+            log.exception("spare-failed", key=key)
+            if work.state is NEW:
+                work.done(work, Outcome(error=CarpoolError(f"the engine failed: {error}")))
 
     def ready(self, work: Work) -> None:
         """The inputs of a work that was submitted before them (`ready_at`) are there."""

@@ -74,6 +74,7 @@ class EngineHost:
     ) -> None:
         self.engine = engine
         self.submit, self.ready, self.cancel = engine.submit, engine.ready, engine.cancel
+        self.submit_spare = engine.submit_spare
         self._runner = runner
         self.share: Callable[[int, int], None] = lambda _arena, _file: None  # a front end's memory
         self.unshare: Callable[[int], None] = lambda _arena: None

@@ -102,11 +102,13 @@ class Calls:
         work.priority = priority
         if source:
             work.source, work.holder, work.weight = self.sources.source(source)
-        if flags & records.LATEST:
-            work.latest = True
+        work.latest = bool(flags & records.LATEST)
         if flags & records.COMING:
             work.ready_at = now + coming
         self._works[call] = work
+        if flags & records.SPARE:
+            self._engine.submit_spare(template.key, work)
+            return
         if self._taken and template.key != self._key:
             self.submit()
         self._key = template.key
@@ -226,7 +228,8 @@ def _check_options(
     if not (deadline >= 0.0 and 0.0 <= timeout < inf):
         raise ProtocolError(f"call {call} has no deadline or timeout that is a number")
     # Of inputs that are to come nothing may be looked at before they are there.
-    if flags & records.COMING and not (template.plain and not template.encoded and 0.0 <= coming < inf):
+    allowed = template.plain and not template.encoded and not flags & records.SPARE
+    if flags & records.COMING and not (allowed and 0.0 <= coming < inf):
         raise ProtocolError(f"call {call} cannot be offered before its inputs")
 
 

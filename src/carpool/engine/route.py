@@ -1,8 +1,9 @@
 """Where requests go: the one place that chooses the version of a model, and how its requests are answered.
 
-A route stands between what a request names and the driver that runs it. `Direct` is that of a model; that of
-an ensemble is in journey.py, and asks several. A cache that has the answer, a shadow that sees a copy would
-be a route of its own around it: every served version makes its own, and nobody who submits need know.
+A route stands between what a request names and the driver that runs it. `Direct` is that of a model, `Spare`
+one for work that is run out of slack; that of an ensemble is in journey.py, and asks several. A cache that
+has the answer would be a route of its own around it: every served version makes its own, and nobody who
+submits need know.
 """
 
 from __future__ import annotations
@@ -34,6 +35,24 @@ class Direct:
             if self._eager and work.timeout:
                 work.deadline = min(work.deadline, work.arrived + work.timeout)
         self._driver.submit(works)
+
+
+class Spare:
+    """The same model for work that nobody waits for: only its driver knows of it."""
+
+    __slots__ = ("_driver", "cancel")
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.cancel = driver.cancel
+
+    def submit(self, works: Sequence[Work]) -> None:
+        for work in works:
+            work.route = self
+            self._driver.submit_spare(work)
+
+    def ready(self, work: Work) -> None:
+        """Its inputs were there when it came."""
 
 
 def newest(versions: Mapping[int, Served]) -> dict[str, int]:

@@ -31,6 +31,7 @@ from carpool.link.records import (
     OK,
     READY,
     SEEN,
+    SPARE,
     SUBMIT,
     TO_ENGINE,
     TO_FRONTEND,
@@ -168,6 +169,7 @@ class FrontLink(asyncio.Protocol):
         options: RequestOptions,
         sender: Sender,
         ready_in: float | None = None,
+        spare: bool = False,
     ) -> None:
         """Nothing has happened if this raises."""
         self._number = number = self._number + 1
@@ -180,6 +182,9 @@ class FrontLink(asyncio.Protocol):
         if ready_in is not None:
             flags |= COMING
             coming = min(ready_in, _LONGEST_S)
+        if spare:
+            flags |= SPARE
+            call.expires = INFINITY  # the engine has a time for it
         timeout, priority = options.timeout, max(options.priority, sender.priority)
         record = _pack(
             SUBMIT,

@@ -12,10 +12,12 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from carpool.core.job import INFINITY
+from carpool.core.refusal_words import SPARE, skipped
 from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.front_link import FrontLink, RemoteCall, stalled
 from carpool.link.advice import Gate, open_gate
@@ -30,6 +32,8 @@ _log = logger("link")
 
 _PLENTY = 0.25  # of all memory: up to here nobody looks at who takes it
 _FIRST_BYTES = 16 * 1024  # so that 4,096 connections that send nothing hold a quarter of the usual 256 MiB
+_IN_VAIN_S = 0.05  # after spare work was skipped
+_SPARE_PART = 16  # of the memory, at most, for all of it together
 _GROWTH = 4  # bytes copied per byte of a body: at most a third
 
 
@@ -95,6 +99,8 @@ class RemoteDoor(BodySlots):
         self.known: Mapping[int, ModelEntry] = {}  # the entries of this engine, by key
         self._draining = False
         self._still = 0.0  # for how long the engine has stood still
+        self._in_vain: dict[int, float] = {}  # until when spare work for a model is skipped here
+        self._spare: list[RemoteCall] = []  # what the engine has of it
         self._listeners: list[Callable[[Catalog], None]] = []
 
     @property
@@ -158,11 +164,16 @@ class RemoteDoor(BodySlots):
         sender: Sender = NOBODY,
         ready_in: float | None = None,
         admitted: Callable[[], None] | None = None,
+        spare: bool = False,
     ) -> RemoteCall:
         link = self._link
+        if spare:
+            done = partial(self._spare_done, entry.key, done)
         call = RemoteCall(slot if ready_in is None else None, done, admitted)
         if link is None or not link.writable or self._still >= STALE_S:
             return self._fail(call, self._trouble())
+        if spare and not self._may_spare(entry, call):
+            return self._fail(call, skipped(entry.name))
         try:
             if self.known.get(entry.key) is not entry:
                 entry = self._current(entry)
@@ -175,12 +186,29 @@ class RemoteDoor(BodySlots):
         # Without room for its outputs they come over the socket, which is slower but still an answer.
         call.output = self.arena.allocate(template.capacity)
         try:
-            link.submit(call, slot.offset + tail, arrived, deadline, head.options, sender, ready_in)
+            link.submit(call, slot.offset + tail, arrived, deadline, head.options, sender, ready_in, spare)
         except BaseException:
             if call.output is not None:
                 call.output.release()
             raise
         return call
+
+    def _may_spare(self, entry: ModelEntry, call: RemoteCall) -> bool:
+        """Unless the engine has just skipped one, or those that it has hold too much memory."""
+        if self._in_vain.get(entry.key, 0.0) > monotonic():
+            return False
+        self._spare = [call for call in self._spare if call.link is not None]
+        held = sum(len(call.slot.view) for call in (*self._spare, call) if call.slot is not None)
+        if held > self.arena.size // _SPARE_PART:
+            return False
+        self._spare.append(call)
+        return True
+
+    def _spare_done(self, key: int, done: Callable[[Answer], None], answer: Answer) -> None:
+        """Where the engine has no slack, it is not told of all that it would skip."""
+        if answer.error is not None and answer.error.reason == SPARE and answer.sent > 0.0:
+            self._in_vain[key] = monotonic() + _IN_VAIN_S
+        done(answer)
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         if self._link is None or self._still >= STALE_S:
@@ -198,6 +226,7 @@ class RemoteDoor(BodySlots):
         self.catalog = catalog
         entries = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
         self.known = {entry.key: entry for entry in entries}
+        self._in_vain.clear()
         for listener in self._listeners:
             listener(catalog)
 

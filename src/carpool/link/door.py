@@ -292,6 +292,7 @@ class Door(Protocol):
         sender: Sender = NOBODY,
         ready_in: float | None = None,
         admitted: Callable[[], None] | None = None,
+        spare: bool = False,
     ) -> Call:
         """Run a request whose tensors lie in `slot.view[tail:]` at the offsets of `head`.
 
@@ -301,6 +302,11 @@ class Door(Protocol):
         With `ready_in` the tensors are still to come, in about so many seconds. The request counts from now
         on; `admitted` is called, at most once and never before this returns, when the gate has let it in, and
         before that nothing need be done for it. The slot stays the caller's until `Call.ready`.
+
+        Nobody waits for a `spare` one, whose tensors are there: it runs out of what the models on its device
+        leave over, counts nowhere as a request, and ends with an error of the reason `spare` if there was no
+        slack for it, or no memory: its slot may be shared with the request that it repeats. `deadline`,
+        `sender` and the request's own options mean nothing then.
         """
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:

@@ -101,6 +101,7 @@ SPEED_RATIO = _layout.gauge(largest=True)
 LOAD_SECONDS = _layout.gauge(largest=True)
 SLO_SECONDS = _layout.gauge(largest=True)
 OUT_OF_MEMORY = _layout.counter()
+SPARE: Mapping[str, Column] = _layout.by_word(("ran", "skipped"))
 
 # The server.
 UP = _layout.gauge()  # of the engine 1; of the supervisor -1 while that engine stands still

@@ -168,11 +168,14 @@ class RecordingDoor:
         *,
         arrived: float,
         sender: Sender = NOBODY,
+        spare: bool = False,
         **more: Any,
     ) -> Call:
-        images = head.batch if entry.signature.max_batch else 1
-        self._recorder.note(entry, arrived, images, sender.source or head.options.source)
-        return self._door.infer(entry, head, slot, tail, done, arrived=arrived, sender=sender, **more)
+        if not spare:
+            images = head.batch if entry.signature.max_batch else 1
+            self._recorder.note(entry, arrived, images, sender.source or head.options.source)
+        more |= {"arrived": arrived, "sender": sender, "spare": spare}
+        return self._door.infer(entry, head, slot, tail, done, **more)
 
 
 class Recording:

@@ -111,9 +111,13 @@ class Simulation:
                 gone.job.payload.replaced = gone.reason is Reason.REPLACED
             if decision.batch is None:
                 return decision.look_again
-            batch = decision.batch
-            seconds = self.device.seconds(batch.images, batch.instance.index, now, self._random)
-            self._running.append((now + seconds, batch))
+            self._run_batch(decision.batch, now)
+
+    def _run_batch(self, batch: Batch, now: float) -> None:
+        self._running.append((now + self._seconds(batch, now), batch))
+
+    def _seconds(self, batch: Batch, now: float) -> float:
+        return self.device.seconds(batch.images, batch.instance.index, now, self._random)
 
     def _finish(self, batch: Batch, now: float) -> None:
         released = self.scheduler.finished(batch, now, now - batch.started)
@@ -256,15 +260,16 @@ class Scenario:
         if self.steps:
             steps = [replace(step, curve=self.device_curve(step.curve)) for step in self.steps]
             return bound(steps, self.slo, rate, self.instances, shared=self.shared)
-        return fluid_bound(self.device_curve(self.curve), self.slo, rate, self.instances)
+        return fluid_bound(self.device_curve(), self.slo, rate, self.instances)
 
     @property
     def devices(self) -> int:
         """That run at the same time."""
         return self.instances * (1 if self.shared else max(1, len(self.steps)))
 
-    def device_curve(self, curve: BatchCurve) -> BatchCurve:
-        """What the device really does, which the scheduler has to find out."""
+    def device_curve(self, of: BatchCurve | None = None) -> BatchCurve:
+        """What the device really does, which the scheduler has to find out: its own, or a step's."""
+        curve = of or self.curve
         points = [(size, seconds * self.profile_error) for size, seconds in curve.points]
         return BatchCurve(points, curve.max_batch, curve.buckets)
 

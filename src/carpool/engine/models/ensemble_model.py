@@ -14,6 +14,7 @@ from carpool.core.remaining import Step
 from carpool.engine.batch import Route, signature_of
 from carpool.engine.journey import Binding, BoundStep, Journeys
 from carpool.engine.models.served import Served
+from carpool.engine.route import Spare
 from carpool.errors import ConfigError, Unavailable
 from carpool.link.step_memory import StepMemory
 from carpool.observe import columns
@@ -65,6 +66,11 @@ class Ensemble(Served):
 
     def route(self) -> Route:
         return self.journeys
+
+    def spare_route(self) -> Spare:
+        raise Unavailable(
+            f"{self.name} is an ensemble: work that nobody waits for goes to models", reason="spare"
+        )
 
     # ---- loading ----------------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from carpool.engine.models.ensemble_model import Ensemble
 from carpool.engine.models.served import Callers, Served
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
-from carpool.engine.route import newest
+from carpool.engine.route import Spare, newest
+from carpool.errors import Unavailable
 from carpool.link.step_memory import StepMemory
 from carpool.observe.counters import Block, Table
 from carpool.observe.logs import logger
@@ -139,6 +140,13 @@ class Fleet:
             asked = (k for k, one in self.offered.items() if (one.name, one.version) == (name, str(version)))
             key = next(asked, None)
         return None if key is None else (key, self.offered[key], self.routes[key])
+
+    def spare_route(self, key: int) -> Spare:
+        """For work that nobody waits for; the first one has its model ask the others for slack."""
+        served = self.offered.get(key) or self.leaving.get(key)
+        if served is None:
+            raise Unavailable("the model was unloaded meanwhile", reason="unloading")
+        return served.spare_route()
 
     async def _retire(self, key: int, served: Served) -> None:
         with contextlib.suppress(TimeoutError):

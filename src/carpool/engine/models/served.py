@@ -22,6 +22,7 @@ from carpool.core.job import INFINITY, Reason
 from carpool.core.numerals import numeral
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
+from carpool.core.spare import SpareTurn
 from carpool.engine.batch import BatchResult, Executes, Executor, Route
 from carpool.engine.driver import Driver, Watcher
 from carpool.engine.hosted_model import HostedInstance, HostedLoading
@@ -29,7 +30,7 @@ from carpool.engine.models.candidate import Upload
 from carpool.engine.models.loading import Loading, Ready
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import Profile, ProfileStore
-from carpool.engine.route import Direct
+from carpool.engine.route import Direct, Spare
 from carpool.errors import CarpoolError, Unavailable
 from carpool.observe import columns
 from carpool.observe.counters import Row, Slot
@@ -154,6 +155,8 @@ class Served(Watcher):
         )
         self._devices = devices or Devices()
         self._leave_devices: Callable[[], None] = lambda: None
+        self._spare: Spare | None = None
+        self._skipped = 0  # of its spare work, as counted
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: Driver | None = None
         self._piece = 1
@@ -226,7 +229,9 @@ class Served(Watcher):
             self.choices = (*self.choices, chosen)
         self._driver = driver = Driver(self.name, scheduler, knobs, self, self._loop, timeout)
         weight = ready.config.device_weight
-        self._leave_devices = self._devices.join(scheduler, ready.backends, weight, driver.plan_turn)
+        self._leave_devices = self._devices.join(
+            scheduler, ready.backends, weight, driver.plan_turn, self.name
+        )
         for instance, backend in zip(scheduler.instances, ready.backends, strict=True):
             self._driver.place(instance, self._executor(backend))
         if kind_of(ready.config.backend).process == "worker":
@@ -238,12 +243,22 @@ class Served(Watcher):
         largest = max(1, self.signature.max_batch)
         return Executor(backend, self.signature, largest, self._piece, self.driver.report)
 
+    def spare_route(self) -> Spare:
+        """For work that nobody waits for. From the first on, whoever shares its device must be asked."""
+        if self._spare is None:
+            self._devices.join_spare(self.driver.scheduler)
+            self._spare = Spare(self.driver)
+        return self._spare
+
     # ---- what the driver sees ---------------------------------------------------------------------------
 
     def batch_ended(self, result: BatchResult, batch: Batch) -> None:
-        self._watch_speed(batch)
         if result.out_of_memory:
             self.row.add(columns.OUT_OF_MEMORY, result.out_of_memory)
+        if isinstance(batch.turn, SpareTurn):  # no request
+            self.row.add(columns.SPARE["ran"], len(batch.jobs))
+            return
+        self._watch_speed(batch)
         good = [outcome.timing.queue for outcome in result.outcomes if outcome.error is None]
         if not good:
             return
@@ -277,6 +292,9 @@ class Served(Watcher):
     def turned(self, scheduler: Scheduler, now: float) -> None:
         if self.state is not State.READY:
             return  # its successor writes to the same row
+        if scheduler.spare is not None and scheduler.spare.skipped != self._skipped:
+            self.row.add(columns.SPARE["skipped"], scheduler.spare.skipped - self._skipped)
+            self._skipped = scheduler.spare.skipped
         pending = scheduler.lanes.requests
         if pending != self._pending:
             self._pending = pending

@@ -28,6 +28,7 @@ from carpool.core.numerals import numeral
 from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.shares import Intake
+from carpool.core.spare import SpareTurn
 from carpool.engine.profile.measuring import Effort, Measuring
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
@@ -356,16 +357,39 @@ def _capacity(measuring: Measuring, instances: int, slo: float, largest: int) ->
     return instances * (promised or curve.throughput(size))
 
 
+@dataclass(slots=True)
+class _Member:
+    """A model, and where its instances are."""
+
+    model: str
+    scheduler: Scheduler
+    weight: float
+    wake: Callable[[], None]
+    placed: dict[str, list[Instance]]  # by device
+    turns: list[tuple[str, Turn]] = field(default_factory=list)
+    spare: tuple[str, SpareTurn] | None = None
+
+
 class Devices:
-    """Of one engine. A device is known by its name, and for as long as somebody uses it."""
+    """Of one engine. A device is known by its name, and for as long as somebody uses it.
+
+    Models on processors take no turns. Only when there is work that nobody waits for do the versions of its
+    model get an arbiter, which keeps that work out of the way of theirs.
+    """
 
     def __init__(self) -> None:
         self._arbiters: dict[str, Arbiter] = {}
         self._users: dict[str, int] = {}
+        self._members: dict[Scheduler, _Member] = {}
         self._intake = Intake()
 
     def join(
-        self, scheduler: Scheduler, backends: Sequence[object], weight: float, wake: Callable[[], None]
+        self,
+        scheduler: Scheduler,
+        backends: Sequence[object],
+        weight: float,
+        wake: Callable[[], None],
+        model: str = "",
     ) -> Callable[[], None]:
         """These are the instances of one model; call what this returns when they are gone."""
         scheduler.entrance = self._intake.join()
@@ -373,23 +397,51 @@ class Devices:
         for instance, backend in zip(scheduler.instances, backends, strict=True):
             if isinstance(backend, SharesDevice) and backend.device:
                 placed.setdefault(backend.device, []).append(instance)
-        turns = [
-            (device, self._of(device).join(scheduler, instances, weight, wake))
-            for device, instances in placed.items()
-        ]
+        member = self._members[scheduler] = _Member(model, scheduler, weight, wake, placed)
+        for device, instances in placed.items():
+            self._take_place(member, device, instances)
+        if not placed and _processors(model) in self._arbiters:
+            self._take_place(member, _processors(model), list(scheduler.instances))
+        return lambda: self._forget(scheduler)
 
-        def leave() -> None:
-            while turns:
-                self._leave(*turns.pop())
+    def join_spare(self, scheduler: Scheduler) -> None:
+        """From now on this model may have spare work, on the first device that it is on."""
+        member = self._members[scheduler]
+        if not member.placed:
+            for other in self._members.values():
+                if other.model == member.model and not other.turns:
+                    self._take_place(other, _processors(member.model), list(other.scheduler.instances))
+        device, turn = member.turns[0]
+        arbiter = self._of(device)
+        member.spare = (device, arbiter.join_spare(scheduler, turn.instances, member.wake))
 
-        return leave
+    def _take_place(self, member: _Member, device: str, instances: list[Instance]) -> None:
+        turn = self._of(device).join(member.scheduler, instances, member.weight, member.wake)
+        member.turns.append((device, turn))
 
     def _of(self, device: str) -> Arbiter:
         self._users[device] = self._users.get(device, 0) + 1
-        return self._arbiters.setdefault(device, Arbiter())
+        takes_turns = not device.startswith(_processors(""))
+        return self._arbiters.setdefault(device, Arbiter(exclusive=takes_turns))
 
-    def _leave(self, device: str, turn: Turn) -> None:
-        self._arbiters[device].leave(turn)
+    def _forget(self, scheduler: Scheduler) -> None:
+        member = self._members.pop(scheduler, None)
+        if member is None:
+            return
+        if member.spare is not None:
+            device, spare = member.spare
+            self._arbiters[device].leave_spare(spare)
+            self._drop(device)
+        for device, turn in member.turns:
+            self._arbiters[device].leave(turn)
+            self._drop(device)
+
+    def _drop(self, device: str) -> None:
         self._users[device] -= 1
         if not self._users[device]:
             del self._users[device], self._arbiters[device]
+
+
+def _processors(model: str) -> str:
+    """Of all versions of one model that are on no device: a name that no device has."""
+    return f"\0{model}"

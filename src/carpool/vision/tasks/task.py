@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import Option, Options, Size, Who, schema_of
 from carpool.vision.recognition import FLOATS, Facts, Reading, TaskTable
+
+if TYPE_CHECKING:
+    from carpool.vision.compare import Difference, Limits
 
 # ---- what a model's tensors look like
 
@@ -125,6 +128,9 @@ class VisionTask:
     table: ClassVar[type | None] = None  # its settings in model.toml, a dataclass
     needs: ClassVar[str] = ""  # which outputs: what is said where a model for it has none of them
     quick: ClassVar[bool] = False  # few numbers are answered in less time than a thread takes to wake up
+    compare: ClassVar[Callable[[Mapping[str, Any], Mapping[str, Any], Limits], Difference] | None] = None
+    """Whether two answers to one picture differ, for a task of another package, as a staticmethod; without
+    it they are compared field by field. Those of this package: vision/compare.py."""
 
     def __init__(self, settings: VisionSettings) -> None:
         self._settings = settings

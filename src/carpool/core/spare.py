@@ -1,0 +1,251 @@
+"""Work that nobody waits for, such as a new version's answers that are only compared: it runs out of what
+the models on a device leave over, and no model can see it.
+
+It starts when nobody is ready to run, and is short enough for whoever comes while it runs: a tenth of his
+promise. From seven tenths of what the models can answer in time on, or while a gate says no to anybody, there
+is none at all: production is then as it would be alone, batch by batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.core.constants import Constants
+from carpool.core.curve import slo_capacity
+from carpool.core.job import DONE, GONE, INFINITY, READY, RUNNING, Job, Reason, planned
+from carpool.core.learning import Rate, Speed
+
+if TYPE_CHECKING:
+    from carpool.core.arbiter import Arbiter, Turn
+    from carpool.core.curve import BatchCurve
+    from carpool.core.instance import Batch, Instance
+    from carpool.core.scheduler import Scheduler
+
+_MOST_WAITING = 32  # requests of one model: they hold memory, and more than a few batches would only get old
+_LOOK_S = 0.02  # between two looks for slack while nothing happens: whatever ends has it looked for, too
+_NOT_LOAD = (Reason.TOO_LARGE, Reason.REPLACED)  # a no that says nothing about the device
+
+
+class Room(NamedTuple):
+    """Seconds that a batch of spare work may take: a usual one, and one that hardly anybody meets, since it
+    is so rare. Without the second, a model that needs more than the first for one picture would never run."""
+
+    usual: float
+    rare: float
+
+
+NO_ROOM = Room(0.0, 0.0)
+
+
+class SpareTurn:
+    """The spare work of one model: its own queue, and its place on the device, which no other turn counts."""
+
+    __slots__ = (
+        *("_arbiter", "_gone", "_instances", "_jobs", "_patience", "_speed", "core", "look_again"),
+        *("ran", "skipped", "wake"),
+    )
+
+    def __init__(
+        self, arbiter: Arbiter, core: Scheduler, instances: Sequence[Instance], wake: Callable[[], None]
+    ) -> None:
+        self._arbiter = arbiter
+        self.core = core
+        self._instances = instances  # those on the device
+        self.wake = wake  # has the model decide again
+        self._jobs: deque[Job] = deque()  # those that have left are passed over
+        self._gone: list[Job] = []  # skipped, and not told yet
+        promise = core.slo if core.slo < INFINITY else core.constants.spare_promise_s
+        self._patience = core.constants.spare_promises * promise
+        self._speed = Speed(core.constants)  # what it learns is its own: production believes nothing of it
+        self.look_again: float | None = None
+        self.ran = 0
+        self.skipped = 0
+
+    def offer(self, job: Job, now: float) -> bool:
+        """False if it is skipped at once. It is due after some promises, since nobody waits for it."""
+        if len(self._jobs) >= _MOST_WAITING:
+            self._jobs = deque(job for job in self._jobs if job.state is READY)
+        if len(self._jobs) >= _MOST_WAITING or job.images > self.core.policy.max_images:
+            job.state = GONE
+            self.skipped += 1
+            return False
+        job.due = now + self._patience
+        job.state = READY
+        self._jobs.append(job)
+        return True
+
+    def cancel(self, job: Job) -> bool:
+        """Nobody wants it any more. True if that spared the work."""
+        waited = job.state is READY
+        job.state = GONE
+        return waited
+
+    def told(self) -> Sequence[Job]:
+        """Who was skipped since the last time."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def everybody(self) -> list[Job]:
+        return [job for job in self._jobs if job.state is READY]
+
+    @property
+    def wants(self) -> bool:
+        """Somebody waits, and an instance could carry it."""
+        return self._head() is not None and self._idle() is not None
+
+    def room(self, now: float) -> int:
+        """Images that may run now; 0: nobody waits, or there is no slack even for the first."""
+        head, instance = self._head(), self._idle()
+        if head is None or instance is None:
+            return 0
+        factor = max(instance.speed.mean, self._speed.mean)
+        slack = self._arbiter.slack(now)
+        room = self.core.curve.fits(slack.usual / factor)
+        if room < head.images:
+            room = head.images if factor * self.core.curve.times[head.images] <= slack.rare else 0
+        return room
+
+    def start(self, now: float) -> Batch | None:
+        """A batch, if there is slack for one. Else `look_again` says when to ask, or nobody waits."""
+        self._expire(now)
+        self.look_again = None
+        head = self._head()
+        if head is None:
+            return None
+        room, instance = self.room(now), self._idle()
+        if not room or instance is None:
+            self.look_again = min(head.due, now + _LOOK_S)
+            return None
+        return self.core.instances.start(instance, self._take(head, room), now, self)
+
+    def began(self, batch: Batch, now: float) -> None:
+        self._arbiter.spare_began(batch, now)
+
+    def ended(self, batch: Batch, now: float) -> None:
+        self._arbiter.spare_ended(self, batch, now)
+
+    def finished(self, batch: Batch, now: float, seconds: float | None) -> list[Job]:
+        """Who is to be answered."""
+        self.core.instances.finish(batch, now, None)
+        if seconds is not None:
+            self._speed.learn(seconds / self.core.curve.times[batch.images])
+        done = [job for job in batch.jobs if job.state is RUNNING]
+        for job in done:
+            job.state = DONE
+        self.ran += len(done)
+        return done
+
+    def _head(self) -> Job | None:
+        while self._jobs and self._jobs[0].state is not READY:
+            self._jobs.popleft()
+        return self._jobs[0] if self._jobs else None
+
+    def _idle(self) -> Instance | None:
+        return next((instance for instance in self._instances if instance.idle), None)
+
+    def _take(self, head: Job, room: int) -> list[Job]:
+        """The first ones of one shape that fit."""
+        jobs, left = [], room
+        for job in self._jobs:
+            if job.state is READY and job.shape == head.shape and job.images <= left:
+                left -= job.images
+                job.state = RUNNING
+                jobs.append(job)
+        return jobs
+
+    def _expire(self, now: float) -> None:
+        while (head := self._head()) is not None and head.due <= now:
+            head.state = GONE
+            self.skipped += 1
+            self._gone.append(head)
+
+
+class Slack:
+    """How long a batch of spare work may be on one device. Asked rarely: only while such work waits."""
+
+    def __init__(self, constants: Constants) -> None:
+        self._constants = constants
+        self._lately = Rate(constants.lane_memory_s)  # seconds of spare work per second
+        self._long = Rate(constants.spare_long_s)
+        self._watched: dict[Scheduler, _Watched] = {}
+
+    def used(self, seconds: float, now: float) -> None:
+        self._lately.add(seconds, now)
+        self._long.add(seconds, now)
+
+    def forget(self, core: Scheduler) -> None:
+        self._watched.pop(core, None)
+
+    def room(self, turns: Sequence[Turn], width: int, now: float) -> Room:
+        """For the sake of each model there, and of all of them together."""
+        c = self._constants
+        free = c.spare_load - sum(self._share(turn, now) for turn in turns)
+        if self._lately.at(now) / width >= free:
+            return NO_ROOM
+        rooms = [self._beside(turn.scheduler, now) for turn in turns]
+        usual = min((room.usual for room in rooms), default=INFINITY)
+        if self._long.at(now) / width >= c.spare_rare:
+            return Room(usual, 0.0)
+        return Room(usual, min((room.rare for room in rooms), default=INFINITY))
+
+    def _share(self, turn: Turn, now: float) -> float:
+        """The part of what a model could answer in time that is asked of it: infinite while it says no to
+        anybody, and in the first second that it is looked at."""
+        core, c = turn.scheduler, self._constants
+        if not core.ledger.offered:
+            return 0.0
+        watched = self._watched.get(core)
+        if watched is None:
+            watched = self._watched[core] = _Watched(now)
+        if core.instances.gone or now - watched.troubled(core, now) < c.spare_quiet_s:
+            return INFINITY
+        if core.slo == INFINITY:  # nobody knows what it can do: how busy it is must do
+            return turn.use(now) / len(turn.instances)
+        rate = max(core.rate(now), sum(lane.rate.at(now) for lane in core.lanes))
+        return rate / (watched.answerable(core) or rate or 1.0)
+
+    def _beside(self, core: Scheduler, now: float) -> Room:
+        """Until it would hurt: a tenth of the promise, and half of what the most urgent, whose input may be
+        on its way, can spare once a batch with all who come meanwhile is taken off."""
+        c = self._constants
+        if core.slo == INFINITY:
+            promise = c.spare_promise_s
+            return NO_ROOM if core.lanes.waiting else Room(c.spare_delay * promise, promise)
+        tenth = c.spare_delay * c.guard_margin * core.slo  # with room for noise
+        gathered = ceil(core.lanes.waiting + core.rate(now) * tenth)
+        size = max(1, min(gathered, core.curve.max_batch))
+        takes = c.guard_margin * core.instances.next_free.speed.cautious * core.curve.times[size]
+        newcomer = now + core.slo - planned(core.outside.at(now), core.slo, c)
+        due = min((job.due for job in core.lanes.coming), default=newcomer)
+        half = (min(due, newcomer) - now - takes) / 2
+        return Room(min(tenth, half), half)
+
+
+class _Watched:
+    """What is remembered of a model between two looks."""
+
+    __slots__ = ("_answerable", "_curve", "_noes", "_since")
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._noes = -1
+        self._curve: BatchCurve | None = None
+        self._answerable = 0.0
+
+    def troubled(self, core: Scheduler, now: float) -> float:
+        """When it last said no to somebody, as far as was seen."""
+        ledger = core.ledger
+        noes = sum(ledger.refused.values()) + sum(ledger.given_up.values())
+        noes -= sum(ledger.refused[reason] + ledger.given_up[reason] for reason in _NOT_LOAD)
+        if noes != self._noes:
+            self._noes, self._since = noes, now
+        return self._since
+
+    def answerable(self, core: Scheduler) -> float:
+        """Images per second within the promise, at the speed of now."""
+        if core.curve is not self._curve:
+            self._curve, self._answerable = core.curve, slo_capacity(core.curve, core.slo)
+        return self._answerable * sum(1 / i.speed.mean for i in core.instances if i.available)

@@ -1,0 +1,261 @@
+"""Work that nobody waits for, from a front end's door to the model and back, over a real link."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carpool import Engine
+from carpool.backends.fake import FakeBackend
+from carpool.core.job import Reason
+from carpool.engine.engine_host import EngineHost
+from carpool.engine.engine_link import EngineSide
+from carpool.engine.models.served import Served
+from carpool.errors import CarpoolError
+from carpool.frontend.remote_door import RemoteDoor
+from carpool.link import records
+from carpool.link.door import Answer, ModelEntry
+from carpool.memory.arena import Arena, create_memory, map_memory
+from carpool.observe import columns
+from engine.scripted import until
+from link.joined import MAX_ANSWER, Asked, Client, packed, run
+
+MODEL = """
+versions = "all"
+slo_ms = {slo_ms}
+max_batch = 8
+[fake]
+curve = "1+0.1"
+{device}
+[[input]]
+name = "x"
+datatype = "FP32"
+shape = [1]
+[[output]]
+name = "y"
+datatype = "FP32"
+shape = [1]
+"""
+ONE = np.zeros((1, 1), np.float32)
+
+
+def two_versions(folder: Path, device: str = "", slo_ms: int = 2000) -> Path:
+    for version in ("1", "2"):
+        (folder / "m" / version).mkdir(parents=True)
+    named = f'device = "{device}"' if device else ""
+    (folder / "m" / "model.toml").write_text(MODEL.format(slo_ms=slo_ms, device=named))
+    return folder
+
+
+class Served2:
+    """An engine with both versions, and one front end's door."""
+
+    def __init__(self, engine: Engine, client: Client) -> None:
+        self.engine = engine
+        self.client = client
+
+    def entry(self, version: int) -> ModelEntry:
+        return self.client.door.catalog.entries["m", str(version)]
+
+    def served(self, version: int) -> Served:
+        return self.engine.served[self.entry(version).key]
+
+    def spare(self, version: int) -> Asked:
+        entry = self.entry(version)
+        body, head, tail = packed(entry, ONE)
+        slot = self.client.door.slot(len(body))
+        slot.view[:] = body
+        asked: list[Asked] = []
+        call = self.client.door.infer(
+            entry,
+            head,
+            slot,
+            tail,
+            lambda answer: asked[0].answers.append(answer),
+            arrived=asyncio.get_running_loop().time(),
+            spare=True,
+        )
+        asked.append(Asked(call))
+        return asked[0]
+
+    def counted(self, version: int, column: columns.Column) -> float:
+        return float(self.engine.table.cells(self.served(version).slot)[column])
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[Served2]:
+    async with Engine(folder) as engine:
+        host = EngineHost(engine)
+        host.set_ready(True)
+        side = EngineSide(host, max_answer_bytes=MAX_ANSWER)
+        arena = create_memory("test-arena", 8 << 20)
+        door = RemoteDoor(Arena(map_memory(arena)), max_answer_bytes=MAX_ANSWER)
+        ours, theirs = socket.socketpair()
+        await door.attach(theirs)
+        await side.attach(7, ours, os.dup(arena))
+        try:
+            await until(lambda: door.serving)
+            yield Served2(engine, Client(door, arena))
+        finally:
+            side.close()
+            door.close()
+            os.close(arena)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No fake model answers before this is set."""
+    go, answer = threading.Event(), FakeBackend._answer
+
+    def waits(self: FakeBackend, *given: object) -> object:
+        assert go.wait(60)
+        return answer(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FakeBackend, "_answer", waits)
+    yield go
+    go.set()
+
+
+@pytest.mark.parametrize("device", ["", "gpu0"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_it_is_answered_and_is_in_no_figure_of_the_model(tmp_path: Path, device: str, version: int) -> None:
+    async def main() -> None:
+        async with serving(two_versions(tmp_path, device)) as both:
+            assert await both.spare(version).output() == [[0.0]]
+            await until(lambda: both.counted(version, columns.SPARE["ran"]) == 1)
+            scheduler = both.served(version).driver.scheduler
+            assert scheduler.ledger.offered == scheduler.ledger.answered == 0
+            assert scheduler.rate(asyncio.get_running_loop().time()) == 0.0
+            assert both.counted(version, columns.BATCH_SIZE.sum) == 0
+            assert both.counted(version, columns.INFER_SECONDS.sum) == 0
+            assert not both.served(version).recent.sizes(asyncio.get_running_loop().time())
+
+    run(main())
+
+
+@pytest.mark.parametrize("device", ["", "gpu0"])
+def test_production_waits_for_a_batch_of_it_but_spare_work_for_production(
+    tmp_path: Path, device: str, held: threading.Event
+) -> None:
+    async def main() -> None:
+        async with serving(two_versions(tmp_path, device)) as both:
+            spare = both.spare(2)
+            candidate = both.served(2).driver.scheduler
+            await until(lambda: candidate.instances[0].batch is not None)
+            asked = both.client.infer(both.entry(1), ONE)
+            stable = both.served(1).driver.scheduler
+            await until(lambda: stable.lanes.ready)
+            await asyncio.sleep(0)
+            assert stable.instances[0].batch is None
+            held.set()
+            assert await spare.output() == await asked.output() == [[0.0]]
+            held.clear()
+            asked = both.client.infer(both.entry(1), ONE)
+            await until(lambda: stable.instances[0].batch is not None)
+            waiting = both.spare(2)
+            await until(lambda: candidate.spare is not None and candidate.spare.everybody())
+            waiting.call.cancel()
+            await until(lambda: candidate.spare is not None and not candidate.spare.everybody())
+            held.set()
+            assert await asked.output() == [[0.0]]
+            assert waiting.answers == []
+
+    run(main())
+
+
+def test_versions_on_processors_take_turns_only_once_there_is_spare_work(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(two_versions(tmp_path)) as both:
+            schedulers = [both.served(version).driver.scheduler for version in (1, 2)]
+            assert await both.client.infer(both.entry(1), ONE).output() == [[0.0]]
+            assert [scheduler.instances[0].turn for scheduler in schedulers] == [None, None]
+            await both.spare(2).output()
+            assert all(scheduler.instances[0].turn is not None for scheduler in schedulers)
+            assert await both.client.infer(both.entry(1), ONE).output() == [[0.0]]
+
+    run(main())
+
+
+def test_without_slack_it_is_skipped_and_the_engine_is_not_asked_again_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(two_versions(tmp_path, slo_ms=20)) as both:
+            both.served(1).refused_elsewhere(1000, Reason.OVERLOAD, "")
+            answer = await both.spare(2).answer()
+            assert isinstance(answer.error, CarpoolError)
+            assert answer.error.reason == "spare"
+            await until(lambda: both.counted(2, columns.SPARE["skipped"]) == 1)
+            again = await both.spare(2).answer()
+            assert again.error is not None
+            assert again.error.reason == "spare"
+            assert again.sent == 0.0  # it never left the front end
+            assert both.counted(2, columns.SPARE["skipped"]) == 1
+            scheduler = both.served(2).driver.scheduler
+            assert not scheduler.ledger.refused
+            assert not scheduler.ledger.given_up
+
+    run(main())
+
+
+def test_it_holds_no_more_than_a_part_of_the_memory(tmp_path: Path, held: threading.Event) -> None:
+    async def main() -> None:
+        async with serving(two_versions(tmp_path)) as both:
+            first = both.spare(2)
+            door = both.client.door
+            entry = both.entry(2)
+            _, head, tail = packed(entry, ONE)
+            answers: list[Answer] = []
+            slot = door.slot(door.arena.size // 16)
+            door.infer(entry, head, slot, tail, answers.append, arrived=0.0, spare=True)
+            await until(lambda: answers)
+            assert answers[0].error is not None
+            assert answers[0].error.reason == "spare"
+            held.set()
+            assert await first.output() == [[0.0]]
+            assert await both.spare(2).output() == [[0.0]]
+
+    run(main())
+
+
+def test_who_waits_for_slack_is_told_when_the_model_goes(tmp_path: Path, held: threading.Event) -> None:
+    async def main() -> None:
+        async with serving(two_versions(tmp_path)) as both:
+            asked = both.client.infer(both.entry(2), ONE)
+            scheduler = both.served(2).driver.scheduler
+            await until(lambda: scheduler.instances[0].batch is not None)
+            spare = both.spare(2)
+            await until(lambda: scheduler.spare is not None and scheduler.spare.everybody())
+            driver = both.served(2).driver
+            driver.close()
+            answer = await spare.answer()
+            assert answer.error is not None
+            assert answer.error.reason == "unloading"
+            held.set()
+            await asked.answer()
+
+    run(main())
+
+
+def test_it_cannot_come_before_its_inputs(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(two_versions(tmp_path)) as both:
+            entry = both.entry(1)
+            body, head, tail = packed(entry, ONE)
+            slot = both.client.door.slot(len(body))
+            slot.view[:] = body
+            lost: list[object] = []
+            both.client.door.infer(
+                entry, head, slot, tail, lost.append, arrived=0.0, ready_in=0.1, spare=True
+            )
+            await until(lambda: lost)  # the engine gave up the link
+            slot.release()
+
+    run(main())
+    assert records.SPARE & records.COMING == 0
