@@ -32,8 +32,8 @@ from pathlib import Path
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
 from carpool.errors import CarpoolError
-from carpool.sim.arrivals import Recording
-from carpool.sim.simulation import Ride, Scenario, play
+from carpool.sim.arrivals import Recording, Ride
+from carpool.sim.simulation import Scenario, play
 from load import open_loop
 from load.burst import LoadError
 from load.carpool_server import CarpoolServer, FakeModel, starting, stop, wait_ready

@@ -31,6 +31,7 @@ from carpool.sim.simulation import Device, Scenario, report
 from carpool.sim.simulation import play as simulate
 from core.clairvoyant import most_answered_in_time
 from core.playing import NAMED, attainment, named, play, play_poisson, stream, together
+from core.step_cases import CASES, LEAST, attainment_by_crops
 
 WIDE, WIDE_SLO = (0.005, 0.001), 0.072  # fixed cost of five images, promise of twelve single ones
 
@@ -88,11 +89,23 @@ def targets() -> Iterator[Target]:
         for names in (1, 1000):
             title = f"{name}: a modest source beside a flood of {names}"
             yield Target(title, (("in time", "≥", 0.97),), partial(modest, name, names))
+    yield from of_pipelines()
     for name in ("4+1/50", "resnet/100", "yolo/100"):
         for load in (0.3, 0.6, 0.9, 1.0, 3.0):
             for share in (0.05, 1.0):
                 title = f"{name} at {load}×, {share:.0%} also in a shadow"
                 yield Target(title, beside_alone(load), partial(shadowed, name, load, share))
+
+
+def of_pipelines() -> Iterator[Target]:
+    for name, case in CASES.items():
+        for load, least in LEAST.items():
+            waste = (("step 1 wasted", "≤", 0.05),) if case.shared else ()
+            bounds = (("of the fluid bound", "≥", least), *waste)
+            yield Target(f"pipeline, {name}, at {load:g}×", bounds, partial(pipeline, name, load))
+    fair = (("many crops, of few", "≥", 0.8),)
+    for name in ("two steps, 60 ms", "one device"):
+        yield Target(f"pipeline, {name}, at 3×", fair, partial(many_crops, name))
 
 
 def beside_alone(load: float) -> tuple[tuple[str, str, float], ...]:
@@ -157,6 +170,22 @@ def modest(name: str, names: int, effort: Effort, seed: int) -> Values:
     flood = stream(2.7 * capacity, effort.seconds, random, source="flood", names=names)
     run, _ = play(curve, slo, together(few, flood), seed=seed)
     return [attainment(run, slo, 2, effort.seconds - 1, lambda arrival: arrival.source == "modest")]
+
+
+def pipeline(name: str, load: float, effort: Effort, seed: int) -> Values:
+    case = CASES[name]
+    seconds = long(effort, load * case.scenario(1.0, 1.0, 0).capacity)
+    found = case.outcome(load, seconds, seed)
+    wasted = [found.steps[0]["wasted_fraction"]] if case.shared else []
+    return [found.fraction_of_bound, *wasted]
+
+
+def many_crops(name: str, effort: Effort, seed: int) -> Values:
+    """Requests with ten or more beside those with two or fewer."""
+    case = CASES[name]
+    seconds = long(effort, 3 * case.scenario(1.0, 1.0, 0).capacity)
+    many, few = attainment_by_crops(case.run(3.0, seconds, seed), case.slo)
+    return [many / few]
 
 
 def shadowed(name: str, load: float, share: float, effort: Effort, seed: int) -> Values:

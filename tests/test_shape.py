@@ -41,9 +41,9 @@ MAY_IMPORT: Mapping[str, str] = {
     "core": "",
     "demo": "",
     "engine": "backends backends/torch config core engine/models engine/profile link memory observe "
-    "quality registry rollout vision",
+    "pipelines quality registry rollout vision",
     "engine/models": "backends backends/python backends/torch config core engine engine/profile link "
-    "observe vision vision/tasks",
+    "observe pipelines vision vision/tasks",
     "engine/profile": "backends config core engine link observe",
     "frontend": "cache config core frontend/pictures link memory observe quality vision wire",
     "frontend/access": "config observe",
@@ -59,6 +59,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "link": "core memory observe wire",
     "memory": "",
     "observe": "core",
+    "pipelines": "config",
     "process": "cache config engine engine/models frontend frontend/access frontend/grpc frontend/http "
     "frontend/pictures link memory observe wire",
     "quality": "config core vision",

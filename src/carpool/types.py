@@ -167,3 +167,10 @@ class Timing:
     infer: float = 0.0
     output: float = 0.0
     batch: int = 0
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class StepTiming(Timing):
+    """Of a request that went through several models: the sums, and each model's own by its name."""
+
+    steps: tuple[tuple[str, Timing], ...] = ()

@@ -28,6 +28,13 @@ def refused(line: str) -> str:
     ("options", "says"),
     [
         ("--curve 8:10,16:5 --slo-ms 50", "--curve: a larger batch cannot be faster"),
+        ("--curve 4+1 --step 4+1 --slo-ms 50", "--curve is for one model, and --step for a pipeline"),
+        ("--curve 4+1 --one-device --slo-ms 50", "--one-device is for the steps of a pipeline"),
+        ("--step 4+1 --buckets 1,4 --slo-ms 50", "--buckets is for one model"),
+        ("--step 4+ --slo-ms 50", "--step: "),
+        ("--step 4+1@0 --slo-ms 50", "--step: '4+1@0': a request brings above 0"),
+        ("--step 4+1 --step 3+1 --slo-ms 8", "--slo-ms 8 is below the 9 ms"),
+        ("--slo-ms 500" + " --step 4+1" * 40, "--step: 32 at most, not 40"),
         ("--curve 4+ --slo-ms 50", "like 4+1"),
         ("--curve hello --slo-ms 50", "write 4+1 or batch:ms points"),
         ("--curve nan+1 --slo-ms 50", "--curve"),

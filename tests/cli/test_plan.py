@@ -60,3 +60,14 @@ def test_no_plan_is_an_answer_with_exit_code_1() -> None:
     found = json.loads(CliRunner().invoke(app, [*args, "--json"], catch_exceptions=False).stdout)
     assert found["replicas"] is None
     assert "No number of replicas" in found["why"][0]
+
+
+def test_steps_of_a_pipeline_are_planned_together() -> None:
+    asked = ("plan", "--step", "4+1", "--step", "3+0.22@4.2", "--slo-ms", "100", "--rate", "1500", "--json")
+    result = CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert found["replicas"] == 2
+    assert found["max_batch"] is None
+    assert found["settings"]["step"] == ["4+1", "3+0.22@4.2"]
+    assert "2 steps on a device for each" in found["why"][0]

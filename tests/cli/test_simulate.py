@@ -145,6 +145,33 @@ def test_text_says_what_was_asked_and_found() -> None:
     assert "p99 of answered" in text
 
 
+STEPS = ("simulate", "--step", "4+1", "--step", "3+0.22@4.2", "--slo-ms", "100", "--seconds", "1")
+
+
+def test_steps_have_one_promise() -> None:
+    found = json.loads(run(*STEPS, "--load", "3", "--json"))
+    assert found.keys() >= KEYS
+    assert len(found["steps"]) == 2
+    assert found["steps"][0].keys() == {"mean_batch", "wasted_fraction", "busy_fraction"}
+    assert found["settings"]["steps"] == ["4+1", "3+0.22@4.2"]
+    assert "curve" not in found["settings"]
+    assert found["fraction_of_bound"] > 0.8
+    assert found == json.loads(run(*STEPS, "--load", "3", "--json"))  # a seed is a seed
+
+
+def test_steps_on_one_device_carry_less() -> None:
+    apart, together = (json.loads(run(*STEPS, "--json", *more)) for more in ((), ("--one-device",)))
+    assert together["capacity_rps"] < apart["capacity_rps"]
+    assert together["settings"]["one_device"] is True
+
+
+def test_the_text_has_a_row_for_each_step() -> None:
+    text = run(*STEPS, "--compare")
+    assert "Steps 4+1, 3+0.22@4.2 ms, SLO 100 ms" in text
+    assert "step 2 (3+0.22@4.2): mean batch" in text
+    assert "batch-1" in text
+
+
 def test_plot_writes_a_picture(tmp_path: Path) -> None:
     picture = tmp_path / "load.png"
     text = run("simulate", "--curve", "20+5", "--slo-ms", "200", "--seconds", "3", "--plot", str(picture))

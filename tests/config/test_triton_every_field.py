@@ -20,7 +20,23 @@ QUEUE = BATCHING + "dynamic_batching { default_queue_policy { default_timeout_mi
 LEVELS = BATCHING + "dynamic_batching { priority_levels: 3 default_priority_level: 2 "
 LEVEL = LEVELS + "priority_queue_policy { key: 1 value { default_timeout_microseconds: 9 "
 
+STEPS = BATCHING + (
+    'input { name: "x" data_type: TYPE_FP32 dims: 3 } output { name: "y" data_type: TYPE_FP32 dims: 3 } '
+    'ensemble_scheduling { step { model_name: "m" input_map { key: "a" value: "x" } '
+    'output_map { key: "b" value: "y" } '
+)
+TWO = STEPS.replace('value: "y"', 'value: "mid"') + (
+    '} step { model_name: "n" input_map { key: "a" value: "mid" } output_map { key: "b" value: "y" } } }'
+)
+
 USED = {
+    "ensemble_scheduling.step.model_name": (STEPS + "} }", STEPS.replace('"m"', '"n"') + "} }"),
+    "ensemble_scheduling.step.model_version": (STEPS + "} }", STEPS + "model_version: 3 } }"),
+    "ensemble_scheduling.step.input_map.key": (STEPS + "} }", STEPS.replace('"a"', '"c"') + "} }"),
+    "ensemble_scheduling.step.input_map.value": (TWO, TWO.replace('"mid"', '"other"')),
+    "ensemble_scheduling.step.output_map.key": (STEPS + "} }", STEPS.replace('"b"', '"c"') + "} }"),
+    "ensemble_scheduling.step.output_map.value": (TWO, TWO.replace('"mid"', '"third"')),
+    "ensemble_scheduling.max_inflight_requests": (STEPS + "} }", STEPS + "} max_inflight_requests: 4 }"),
     "name": ("", 'name: "other"'),
     "platform": ("", 'platform: "onnxruntime_onnx"'),
     "backend": ("", 'backend: "python"'),

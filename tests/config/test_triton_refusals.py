@@ -40,7 +40,7 @@ def refused(text: str) -> str:
         ("input: 5", "takes a message in braces"),
         ("response_cache { enable: yes }", "true or false"),
         ('response_cache { enable: "true" }', "true or false"),
-        ('platform: "ensemble"', "ensembles"),
+        ('platform: "ensemble"', "needs ensemble_scheduling"),
         ('platform: "onnxruntime_onnx" backend: "python"', "does not run platform"),
         (
             "version_policy { all {} latest { num_versions: 1 } }",
@@ -121,7 +121,6 @@ def test_fields_without_effect_share_one_warning() -> None:
     ("path", "text"),
     [
         ("sequence_batching", "sequence_batching { }"),
-        ("ensemble_scheduling", "ensemble_scheduling { step [ { model_name: 'x' } ] }"),
         ("model_transaction_policy.decoupled", "model_transaction_policy { decoupled: true }"),
         ("batch_input", "batch_input [ { } ]"),
         ("batch_output", "batch_output { }"),

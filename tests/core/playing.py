@@ -8,8 +8,8 @@ from random import Random
 from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
-from carpool.sim.arrivals import Arrival, poisson
-from carpool.sim.simulation import Device, Report, Ride, Run, Simulation, report
+from carpool.sim.arrivals import Arrival, Ride, poisson
+from carpool.sim.simulation import Device, Report, Run, Simulation, report
 
 RESNET = "1:6.2,4:9.1,16:21,64:74"
 YOLO = "1:8,8:12,32:22,64:35,128:60"

@@ -252,7 +252,9 @@ def test_the_deadline_of_a_request_holds_for_what_it_asks(
         )
         scheduler = SimpleNamespace(instances=[instance])
         loop = asyncio.get_running_loop()
-        return SimpleNamespace(loop=loop, driver=SimpleNamespace(scheduler=scheduler), name="model")
+        return SimpleNamespace(
+            loop=loop, driver=SimpleNamespace(scheduler=scheduler), name="model", is_ensemble=False
+        )
 
     async def story() -> None:
         target = served([])

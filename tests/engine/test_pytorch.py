@@ -10,7 +10,7 @@ import pytest
 
 import carpool
 from backends import torch_models as tm
-from carpool.engine.batch import signature_of
+from carpool.engine.model_inputs import signature_of
 from carpool.engine.models.served import Served
 from carpool.engine.profile.model_profile import profile_key
 from carpool.observe import columns

@@ -31,6 +31,10 @@ class PlanVerb(o.HasCurve):
 
         carpool plan --curve 1:6.2,16:21,64:74 --slo-ms 100 --rate 2400 --redundancy 1 --price-per-hour 2.5
 
+    A detector and a classifier of what it finds, on two devices, with one promise:
+
+        carpool plan --step 4+1 --step 3+0.22@4.2 --slo-ms 100 --rate 1500
+
     JPEGs for a model on the CPU, where decoding and the protocol take their part of the cores:
 
         carpool plan --curve 1:13,8:85 --slo-ms 250 --rate 60 --cores 2 --infer-cores 2 --decode-ms 2.5
@@ -67,8 +71,10 @@ class PlanVerb(o.HasCurve):
         with show.status("planning") as tell:
             answer = plan(question, tell)
         if self.as_json:
-            used = {name: value for name, value in vars(self).items() if name != "as_json"}
-            used |= {"max_batch": question.curve.max_batch, "buckets": list(question.curve.buckets)}
+            unused = ("curve", "max_batch", "buckets") if self.step else ("step", "one_device")
+            used = {name: value for name, value in vars(self).items() if name not in (*unused, "as_json")}
+            if not self.step:
+                used |= {"max_batch": question.curve.max_batch, "buckets": list(question.curve.buckets)}
             print(json.dumps(asdict(answer) | {"settings": used}, indent=2))
         else:
             _print(answer, question)
@@ -77,7 +83,9 @@ class PlanVerb(o.HasCurve):
     def _question(self) -> FleetQuestion:
         from carpool.lab.fleet_plan import FleetQuestion, Machine
 
-        curve = o.batch_curve(self.curve, self.max_batch, self.buckets)
+        curve, steps = self.curve_and_steps()
+        if steps and (self.cores is not None or self.infer_cores or self.decode_ms or self.protocol_ms):
+            raise InvalidInput("--cores and what shares them are for one model: leave them out with --step")
         price = self.price_per_hour
         cores = inf if self.cores is None else o.number("--cores", self.cores, above=0, most=1e6)
         busy = o.number("--infer-cores", self.infer_cores, most=1e6)
@@ -90,7 +98,7 @@ class PlanVerb(o.HasCurve):
         instances = o.whole("--instances", self.instances, least=1, most=1024)
         return FleetQuestion(
             curve,
-            o.slo(self.slo_ms, curve),
+            o.slo(self.slo_ms, curve, steps),
             o.number("--rate", self.rate, above=0, most=1e7),
             surge=o.number("--surge", self.surge, least=1, most=1000),
             surge_seconds=o.number("--surge-seconds", self.surge_seconds, above=0),
@@ -99,6 +107,8 @@ class PlanVerb(o.HasCurve):
             noise=o.number("--noise", self.noise, most=2),
             seed=self.seed,
             machine=Machine(cores, busy, decode / 1e3, protocol / 1e3, instances),
+            steps=steps,
+            shared=self.one_device,
         )
 
 
@@ -110,7 +120,7 @@ def _print(answer: FleetPlan, question: FleetQuestion) -> None:
         spare = f", {question.redundancy} of them to spare" if question.redundancy else ""
         facts = {
             "replicas": f"{answer.replicas}{spare}",
-            "max batch": f"{answer.max_batch}",
+            **({} if answer.max_batch is None else {"max batch": f"{answer.max_batch}"}),
             "max delay": f"{answer.max_delay_ms:g} ms",
             "expected p50": f"{answer.p50_ms:.1f} ms",
             "expected p99": f"{answer.p99_ms:.1f} ms",

@@ -45,6 +45,10 @@ class Simulate(o.HasCurve, o.HasTraffic):
 
         carpool simulate --curve 1:8,8:12,32:22,64:35,128:60 --slo-ms 100 --arrivals cameras --cameras 100
 
+    A detector, then a classifier for each of the 4.2 objects that it finds on average, within one promise:
+
+        carpool simulate --step 4+1 --step 3+0.22@4.2 --slo-ms 100 --load 3 --compare
+
     What carpool serve --record FILE saw, on two instances:
 
         carpool simulate --curve 16+4 --slo-ms 200 --arrivals trace:FILE --instances 2
@@ -120,7 +124,7 @@ class Simulate(o.HasCurve, o.HasTraffic):
             with show.steps("drawing", len(entries) * len(LOADS)) as step:
                 sweeps = {name: sweep(entry, on_step=step) for name, entry in entries.items()}
             with o.blamed_on("--plot"):
-                operating_curve(self.plot, sweeps, slo_ms=self.slo_ms, title=f"Curve {self.curve} ms")
+                operating_curve(self.plot, sweeps, slo_ms=self.slo_ms, title=f"{_what(self)} ms")
             notes.append(f"Goodput and latency over load are drawn in {self.plot}.")
         if self.as_json:
             found: dict[str, object] = {"mode": self.mode.value, **results[self.mode.value].as_json()}
@@ -143,8 +147,10 @@ def _scenario(options: Simulate) -> Scenario:
     from carpool.sim.arrivals import Recording
     from carpool.sim.simulation import Scenario
 
-    curve = o.batch_curve(options.curve, options.max_batch, options.buckets)
-    slo = o.slo(options.slo_ms, curve)
+    curve, steps = options.curve_and_steps()
+    slo = o.slo(options.slo_ms, curve, steps)
+    if steps and options.latest:
+        raise InvalidInput("--latest is for one model: it cannot be given with --step")
     traffic = _traffic(options)
     if options.seconds is not None:
         seconds = o.number("--seconds", options.seconds, above=0, most=1e6)
@@ -165,6 +171,8 @@ def _scenario(options: Simulate) -> Scenario:
         stall_factor=o.number("--stall-factor", options.stall_factor, least=1, most=1000),
         profile_error=o.number("--profile-error", options.profile_error, least=0.1, most=10),
         latest=options.latest,
+        steps=steps,
+        shared=options.one_device,
     )
     scenario = replace(scenario, rate=_mean_rate(options, scenario))
     if not scenario.rate * seconds <= _MOST_REQUESTS:
@@ -201,9 +209,10 @@ def _mean_rate(options: Simulate, scenario: Scenario) -> float:
     if options.rate is not None:
         return o.number("--rate", options.rate, above=0)
     if not scenario.capacity:
+        more = "more" if scenario.steps else f"{2e3 * scenario.curve.times[1]:g} or more"
         raise InvalidInput(
             f"--load needs a capacity to multiply, and nothing can be promised within {options.slo_ms:g} ms: "
-            f"give --slo-ms {2e3 * scenario.curve.times[1]:g} or more, or give --rate instead"
+            f"give --slo-ms {more}, or give --rate instead"
         )
     load = o.number("--load", 1.0 if options.load is None else options.load, above=0, most=1000)
     return load * scenario.capacity
@@ -239,6 +248,9 @@ def _settings(options: Simulate, scenario: Scenario) -> dict[str, object]:
     }
     if options.model:
         used["model"] = options.model
+    if scenario.steps:
+        del used["curve"], used["max_batch"], used["buckets"]
+        used |= {"steps": options.step, "one_device": options.one_device}
     names = _TRAFFIC_SETTINGS.get(scenario.traffic.name, ())
     if options.compare or options.mode.value == "knobs":
         names += _KNOB_SETTINGS
@@ -286,9 +298,10 @@ def _print(options: Simulate, scenario: Scenario, columns: Mapping[str, Outcome]
     devices = "1 instance" if scenario.instances == 1 else f"{scenario.instances} instances"
     load = f" ({scenario.rate / scenario.capacity:.3g}×)" if scenario.capacity else ""
     seeds = f"mean of {scenario.seeds} seeds" if scenario.seeds > 1 else f"seed {scenario.seed}"
+    largest = "" if scenario.steps else f", max batch {scenario.curve.max_batch}"
     show.paragraph(
-        f"Curve {options.curve} ms, SLO {options.slo_ms:g} ms, {devices}, "
-        f"max batch {scenario.curve.max_batch}: capacity {result.capacity_rps:,.0f}/s, "
+        f"{_what(options)} ms, SLO {options.slo_ms:g} ms, {devices}"
+        f"{largest}: capacity {result.capacity_rps:,.0f}/s, "
         f"fluid bound {result.fluid_bound_rps:,.0f}/s."
     )
     show.paragraph(
@@ -296,4 +309,15 @@ def _print(options: Simulate, scenario: Scenario, columns: Mapping[str, Outcome]
     )
     live = any(outcome.staleness_ms for outcome in columns.values())
     rows = [(label, *map(of, columns.values())) for label, of in (*_ROWS, *(_LIVE_ROWS if live else ()))]
+    for number, text in enumerate(options.step or ()):
+        for label, name in (("mean batch", "mean_batch"), ("wasted", "wasted_fraction")):
+            values = [outcome.steps[number][name] for outcome in columns.values()]
+            shown = [f"{value:.1f}" if name == "mean_batch" else show.percent(value) for value in values]
+            rows.append((f"step {number + 1} ({text}): {label}", *shown))
     show.table(("", *columns), rows, left=("",))
+
+
+def _what(options: Simulate) -> str:
+    if not options.step:
+        return f"Curve {options.curve}"
+    return f"Steps {', '.join(options.step)}{' on one device' if options.one_device else ''}"

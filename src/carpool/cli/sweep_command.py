@@ -89,6 +89,12 @@ class Sweep(o.AsksServer):
     curve: str | None = o.option(
         None, "How long a batch takes, as in plan. Default: what the server measured.", o.TRAFFIC
     )
+    step: list[str] | None = o.option(
+        None,
+        "A step of the pipeline that is asked, as in plan, in place of --curve; once for each.",
+        o.TRAFFIC,
+        metavar="CURVE[@IMAGES]",
+    )
     instances: int = o.option(1, "With --curve: instances that run at the same time.", o.TRAFFIC)
     seconds: float = o.option(6.0, "Length of a run.", o.RUN)
     warmup: float = o.option(1.0, "Seconds of the same traffic before it counts.", o.RUN)
@@ -178,8 +184,11 @@ def order_of(options: Sweep) -> SweepOrder:
         read_url(url)
     elif options.api_key_file or options.ca or options.insecure:
         raise InvalidInput("--api-key-file, --ca and --insecure go with the address of a running server")
+    if options.curve and options.step:
+        raise InvalidInput("--curve is for one model, and --step for a pipeline: give one of them")
     if options.curve:
         o.batch_curve(options.curve, None, None)
+    o.pipeline_steps(options.step or [], None)
     images = tuple(path.absolute() for path in options.images or ())
     read_pictures(images)
     if images and options.shapes:
@@ -200,6 +209,7 @@ def order_of(options: Sweep) -> SweepOrder:
         images=images,
         shapes=dict(o.shape(text) for text in options.shapes or ()),
         curve=options.curve or "",
+        steps=tuple(options.step or ()),
         instances=o.whole("--instances", options.instances, least=1, most=256),
         command=shlex.join(["carpool", *sys.argv[1:]]),
         trust=options.trust() if url else TRUSTING,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from carpool.lab.load.facts import Trust
     from carpool.sim.arrivals import Traffic
+    from carpool.sim.step_simulation import StepPlan
 
 MODEL, TRAFFIC, DEVICE, RUN, _SERVER = "The model", "Traffic", "The device", "The run", "The server"
 """Panels of the help."""
@@ -118,10 +119,28 @@ def batch_curve(text: str, max_batch: int | None, buckets: str | None) -> BatchC
         raise InvalidInput(f"--curve: {error}") from None
 
 
-def slo(slo_ms: float, curve: BatchCurve) -> float:
+MOST_STEPS = 32
+
+
+def pipeline_steps(texts: list[str], max_batch: int | None) -> tuple[StepPlan, ...]:
+    from carpool.sim.step_simulation import read_steps
+
+    if max_batch is not None:
+        whole("--max-batch", max_batch, least=1, most=MOST_IN_A_BATCH)
+    if len(texts) > MOST_STEPS:
+        raise InvalidInput(f"--step: {MOST_STEPS} at most, not {len(texts)}")
+    with blamed_on("--step"):
+        return read_steps(texts, max_batch)
+
+
+def slo(slo_ms: float, curve: BatchCurve, steps: tuple[StepPlan, ...] = ()) -> float:
     """In seconds; below the time of a single image there is nothing to promise."""
     number("--slo-ms", slo_ms, above=0, most=1e7)
     alone = curve.times[1] * 1e3
+    if steps:
+        from carpool.sim.step_simulation import alone_through
+
+        alone = alone_through(steps) * 1e3
     if slo_ms < alone:
         raise InvalidInput(
             f"--slo-ms {slo_ms:g} is below the {alone:g} ms that one image takes: "
@@ -200,12 +219,34 @@ def _read_key(file: Path) -> str:
 class HasCurve:
     """A verb about batches that take so long."""
 
-    curve: Annotated[str, _shared(MODEL, _CURVE)]
     slo_ms: Annotated[float, _shared(MODEL, "The promise: every answer within so many ms.")]
+    curve: str = option("", _CURVE, MODEL)
     max_batch: int | None = option(None, "Largest batch. Default: the curve's last point, or 64.", MODEL)
     buckets: str | None = option(
         None, "Batch sizes the engine is built for, 1,4,16,64: others are padded.", MODEL
     )
+    step: list[str] | None = option(
+        None,
+        "A step of a pipeline, in place of --curve; once for each. 3+0.22@4.2 gets 4.2 images of each "
+        "request on average, '2+0.5 after 1' comes after the first; else each comes after the one before it.",
+        MODEL,
+        metavar="CURVE[@IMAGES][ after N,…]",
+    )
+    one_device: bool = option(False, "All steps run on one device.", MODEL, name="--one-device")
+
+    def curve_and_steps(self) -> tuple[BatchCurve, tuple[StepPlan, ...]]:
+        """The curve, and the steps of a pipeline, whose first it is."""
+        if not self.step:
+            if self.one_device:
+                raise InvalidInput("--one-device is for the steps of a pipeline: give --step")
+            if not self.curve:
+                raise InvalidInput(f"Missing option '--curve': {_CURVE[0].lower()}{_CURVE[1:]}")
+            return batch_curve(self.curve, self.max_batch, self.buckets), ()
+        for name, given in (("--curve", self.curve), ("--buckets", self.buckets)):
+            if given:
+                raise InvalidInput(f"{name} is for one model, and --step for a pipeline: give one of them")
+        steps = pipeline_steps(self.step, self.max_batch)
+        return steps[0].curve, steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -253,6 +253,23 @@ class PytorchSettings:
     weights: str | None = None  # file in the version's folder
 
 
+@dataclass(frozen=True, slots=True)
+class EnsembleStep:
+    """One model of an ensemble. `inputs` and `outputs` are pairs: the model's own name, and the tensor of the
+    ensemble that it is read from or written to."""
+
+    model: str
+    version: int  # -1: the newest
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleSettings:
+    steps: tuple[EnsembleStep, ...]
+    max_inflight: int = 0  # requests at the same time; 0 is no limit
+
+
 def eager_policy() -> Knobs:
     """Work-conserving batches with no gate and a bounded queue; the deadlines of clients still hold."""
     return Knobs(max_batch=1, across_shapes=True, max_queue=4096)
@@ -300,6 +317,7 @@ class ModelConfig:
     drift: DriftSettings | None = None  # None: nothing of the traffic is looked at
     registry: RegistrySettings | None = None
     rollout: RolloutSettings | None = None
+    ensemble: EnsembleSettings | None = None  # it runs nothing itself: other models are its steps
 
     @property
     def caching(self) -> CacheSettings | None:

@@ -331,7 +331,7 @@ def is_model_file(path: Path) -> bool:
 
 def _find_file(folder: Path, config: ModelConfig) -> tuple[Path | None, str]:
     """The model file in one version's folder and the backend for it; no file for a fake model."""
-    if config.backend is not None and not kind_of(config.backend).needs_file:
+    if config.backend is not None and (config.ensemble or not kind_of(config.backend).needs_file):
         return None, config.backend
     asked = config.file or config.pytorch.weights
     if asked is not None and not _is_foreign(asked):

@@ -23,7 +23,8 @@ from carpool.config.model import (
     VersionPolicy,
     eager_policy,
 )
-from carpool.core.policy import Knobs, QueueLimits, TimeoutAction
+from carpool.config.triton_ensemble import ENSEMBLE, SLO, ensemble_document, read_ensemble, read_promise
+from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES
 
@@ -44,7 +45,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "output.is_shape_tensor": _TENSORRT_ONLY,
     "output.is_non_linear_format_io": _TENSORRT_ONLY,
     "sequence_batching": "each request is answered on its own here",
-    "ensemble_scheduling": "ensembles cannot be served yet",
+    "ensemble_scheduling.step.model_namespace": "every model has a name of its own here",
     "instance_group.passive": "an instance that takes no requests would only hold memory",
     "cc_model_filenames": "use default_model_filename for the file to run",
     "model_operations": "custom operators cannot be loaded here",
@@ -130,14 +131,16 @@ def _read(source: Source, path: Path, name: str) -> tuple[ModelConfig, list[str]
     config = _model(source, path, name)
     _account_for_accelerators(source, config, idle)
     # A Python model reads its parameters itself; those for a runtime do what it knows, or nothing.
-    known = kind_of(config.backend).parameters
+    known = (SLO,) if config.ensemble is not None else kind_of(config.backend).parameters
     idle |= {
         f"parameters.{key[:64]}": None for key in config.parameters if known is not None and key not in known
     }
     return config, [f"{path}: no effect here: {', '.join(idle)}"] if idle else []
 
 
-_LOOKED_INTO = {path.rpartition(".")[0] for path in (*UNSUPPORTED, *NO_EFFECT)}
+_LOOKED_INTO = {
+    path[:end] for path in (*UNSUPPORTED, *NO_EFFECT) for end in range(len(path)) if path[end] == "."
+}
 
 
 _ACCELERATORS = {
@@ -175,11 +178,15 @@ def _model(source: Source, path: Path, name: str) -> ModelConfig:
     outputs = _tensors(source, "output", max_batch)
     parameters = {key: message.parameters[key].string_value for key in sorted(message.parameters)}
     mode, policy = _policy(source)
+    ensemble = read_ensemble(source)
+    promise = read_promise(source) if ensemble is not None else None
+    if promise is not None:
+        mode, policy = Mode.PROMISE, promise
     file, where = message.default_model_filename, source.where("default_model_filename")
     config = ModelConfig(
         name=rules.check_name(message.name or name, source.where("name")),
         path=path.parent,
-        backend=_backend(source),
+        backend=_backend(source) if ensemble is None else ENSEMBLE,
         inputs=_tensors(source, "input", max_batch),
         outputs=outputs,
         mode=mode,
@@ -198,6 +205,7 @@ def _model(source: Source, path: Path, name: str) -> ModelConfig:
             inter_op_threads=_threads(parameters, "inter_op_thread_count", source),
         ),
         accelerators=_accelerators(source),
+        ensemble=ensemble,
     )
     if max_batch is None:
         return config
@@ -216,8 +224,6 @@ def _max_batch(source: Source) -> int | None:
 
 def _backend(source: Source) -> str | None:
     platform, backend = source.message.platform, source.message.backend
-    if platform == "ensemble":
-        raise source.error("platform", "ensembles cannot be served yet")
     known = backend_of_platform(platform) or platform
     if platform and backend and known != backend:
         raise source.error(
@@ -263,7 +269,7 @@ def _tensor(source: Source, item: Any, kind: str, path: str, max_batch: int | No
     return rules.check_tensor(tensor, where, max_batch)
 
 
-def _policy(source: Source) -> tuple[Mode, Knobs]:
+def _policy(source: Source) -> tuple[Mode, Knobs | Promise]:
     if not source.message.HasField("dynamic_batching"):
         return Mode.EAGER, eager_policy()
     batching, path = source.message.dynamic_batching, "dynamic_batching"
@@ -339,10 +345,10 @@ Document = dict[str, object]
 
 def config_document(config: ModelConfig) -> Document:
     """Triton's field names and defaults; whole numbers stay numbers, as in Triton's own answer."""
-    backend = config.backend or ""
+    backend = "" if config.ensemble is not None else config.backend or ""
     document: Document = {
         "name": config.name,
-        "platform": next(iter(kind_of(backend).platforms), ""),
+        "platform": next(iter(kind_of(backend).platforms), "") if config.ensemble is None else ENSEMBLE,
         "backend": backend,
         "runtime": "",
         "version_policy": _versions_document(config.versions),
@@ -379,7 +385,7 @@ def config_document(config: ModelConfig) -> Document:
                 "passive": False,
                 "host_policy": "",
             }
-            for n, group in enumerate(config.instances)
+            for n, group in enumerate(config.instances if config.ensemble is None else ())
         ],
         "default_model_filename": config.file or "",
         "cc_model_filenames": {},
@@ -389,7 +395,9 @@ def config_document(config: ModelConfig) -> Document:
         "model_transaction_policy": {"decoupled": False},
         "response_cache": {"enable": config.caching is not None},
     }
-    if config.max_batch:
+    if config.ensemble is not None:
+        document["ensemble_scheduling"] = ensemble_document(config.ensemble)
+    elif config.max_batch:
         document["dynamic_batching"] = _batching(config)
     return document
 

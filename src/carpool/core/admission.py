@@ -148,7 +148,7 @@ def _refusal(
     takes = instance.speed.cautious * core.curve.times[job.images]
     return Refusal(
         reason,
-        predicted_finish=now + wait + takes + job.outside,
+        predicted_finish=now + wait + takes + job.outside + job.later,
         retry_after=(wait or job.outside) if takes <= job.deadline - now else 0.0,
         waiting=core.lanes.waiting,
         asked=asked,

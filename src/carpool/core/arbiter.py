@@ -4,6 +4,9 @@ Time-division, by start tags: whoever has used least of its share goes next, and
 not use. A batch that runs is never interrupted, so while another model with a promise is active no batch may
 take longer than half of that promise: the other half is for the batch of whoever had to wait.
 
+Where models are steps of one pipeline, the later step goes first: what was done for a request is lost if the
+rest of it comes too late. Weights divide between pipelines, and between them and other models.
+
 Work that nobody waits for takes turns as well, which count for nothing here: see spare.py.
 """
 
@@ -22,12 +25,16 @@ if TYPE_CHECKING:
     from carpool.core.scheduler import Scheduler
 
 _INFINITY = float("inf")
+_LEAST_LEFT = 0.05  # of a device, to a step whose later ones go first
 
 
 class Turn:
     """The place of one model on a shared device. Its instances there ask before they run."""
 
-    __slots__ = ("_arbiter", "_declined", "_recent", "instances", "scheduler", "tag", "wake", "weight")
+    __slots__ = (
+        *("_arbiter", "_declined", "_recent", "instances", "pipelines", "scheduler", "step", "tag", "wake"),
+        "weight",
+    )
 
     def __init__(
         self,
@@ -45,6 +52,16 @@ class Turn:
         self.weight = weight
         self.wake = wake
         self.tag = 0.0  # device time it has had, over its weight
+        self.pipelines: frozenset[str] = frozenset()  # that it is a step of
+        self.step = 0  # its place among the steps of those; the highest where it has several
+
+    def goes_before(self, other: Turn) -> bool:
+        """It is a later step of a pipeline that the other is a step of."""
+        return self.step > other.step and not self.pipelines.isdisjoint(other.pipelines)
+
+    def shares_device_with(self, other: Turn) -> bool:
+        """So that only one of them runs."""
+        return self._arbiter is other._arbiter and self._arbiter.exclusive
 
     def granted(self, now: float) -> bool:
         """May a batch of this model start now? Whoever may not is woken when that changes."""
@@ -103,7 +120,7 @@ class Arbiter:
     """
 
     def __init__(self, *, exclusive: bool = True) -> None:
-        self._exclusive = exclusive
+        self.exclusive = exclusive
         self._turns: list[Turn] = []
         self._spares: list[SpareTurn] = []
         self._slack = Slack(CONSTANTS)
@@ -153,26 +170,33 @@ class Arbiter:
     # ---- for the turns ------------------------------------------------------------------------------
 
     def grants(self, turn: Turn, now: float) -> bool:
-        several = len(self._turns) > 1 and self._exclusive
+        several = len(self._turns) > 1 and self.exclusive
         if several:
             self._divide(turn, now)
         elif not self._spares:
             return True
         if not self.has_room:
             return False
-        if several:
-            first = min((other for other in self._turns if other.wants), key=self._start_tag, default=turn)
-            if first is not turn and self._start_tag(first) < self._start_tag(turn):
-                first.wake()
-                return False
-        return True
+        first = self._first(turn) if several else turn
+        if first is not turn:
+            first.wake()
+        return first is turn
+
+    def _first(self, turn: Turn) -> Turn:
+        """Whose turn it is, if this one asks."""
+        wanting = [other for other in self._turns if other.wants]
+        first = min(wanting, key=self._start_tag, default=turn)
+        if self._start_tag(first) >= self._start_tag(turn):
+            first = turn
+        later = [other for other in wanting if other.goes_before(first)]
+        return max(later, key=lambda other: (other.step, other is turn), default=first)
 
     def began(self, turn: Turn, batch: Batch, now: float) -> None:
         expected = batch.instance.free_at - now
         self._tag = turn.tag = self._start_tag(turn)
         turn.used(expected, now)
         self._running[id(batch)] = (batch, expected)
-        if len(self._turns) > 1 and self._exclusive:
+        if len(self._turns) > 1 and self.exclusive:
             self._hold(now)
 
     def ended(self, turn: Turn, batch: Batch, now: float) -> None:
@@ -180,7 +204,7 @@ class Arbiter:
         if known is None:
             return
         turn.used(now - batch.started - known[1], now)
-        if len(self._turns) > 1 and self._exclusive:
+        if len(self._turns) > 1 and self.exclusive:
             self._hold(now)
         self.wake_others(turn)
 
@@ -197,7 +221,7 @@ class Arbiter:
     @property
     def has_room(self) -> bool:
         """For one more batch. Where models take no turns, spare work and theirs exclude each other."""
-        if self._exclusive:
+        if self.exclusive:
             return len(self._running) < self._width
         return not any(isinstance(batch.turn, SpareTurn) for batch, _ in self._running.values())
 
@@ -206,7 +230,7 @@ class Arbiter:
         that would cost: else a promise of many small batches is late by one of these again and again."""
         turns = self._turns
         busy = any(turn.scheduler.lanes.ready for turn in turns) or not self.has_room
-        if not self._exclusive:
+        if not self.exclusive:
             busy = busy or any(instance.batch for turn in turns for instance in turn.instances)
         return NO_ROOM if busy else self._slack.room(turns, self._width, now)
 
@@ -246,8 +270,11 @@ class Arbiter:
     def _divide(self, turn: Turn, now: float) -> None:
         """What this model may count on: what the others leave, and at least its weight's part."""
         others = [other for other in self._turns if other is not turn and other.active(now)]
-        least = turn.weight / (turn.weight + sum(other.weight for other in others))
-        left = 1.0 - sum(other.use(now) for other in others) / self._width
+        beside = [other for other in others if not turn.goes_before(other)]  # who does not wait for it
+        equals = sum(other.weight for other in beside if not other.goes_before(turn))
+        first = sum(other.use(now) for other in beside if other.goes_before(turn)) / self._width
+        least = turn.weight / (turn.weight + equals) * max(_LEAST_LEFT, 1.0 - first)
+        left = 1.0 - sum(other.use(now) for other in beside) / self._width
         share = min(1.0, max(least, left))
         longest = min((other.longest_of_others(now) for other in others), default=_INFINITY)
         for instance in turn.instances:

@@ -51,7 +51,7 @@ class Job:
     """Whoever offers it may derive from it, or leave something in `payload`: core looks at neither."""
 
     __slots__ = (
-        *("arrived", "deadline", "due", "foreseen", "holder", "images", "lane", "latest", "outside"),
+        *("arrived", "deadline", "due", "foreseen", "holder", "images", "lane", "later", "latest", "outside"),
         *("payload", "priority", "rank", "ready_at", "shape", "source", "state", "timeout", "weight"),
     )
 
@@ -71,6 +71,7 @@ class Job:
         self.arrived = arrived
         self.deadline = deadline  # the client's
         self.outside = outside  # seconds that it will wait beside the queue and its batch
+        self.later = 0.0  # seconds that are left to the steps after this one, of a pipeline
         self.due = deadline  # when its batch must end, for the client to have the answer by its deadline
         self.images = images
         self.shape = shape

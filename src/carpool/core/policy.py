@@ -129,7 +129,7 @@ class PromisePolicy:
         if deadline > arrived + self.settings.slo:
             deadline = job.deadline = arrived + self.settings.slo
         outside = job.outside = planned(job.outside, deadline - arrived, self._constants)
-        job.rank = job.due = deadline - outside
+        job.rank = job.due = deadline - outside - job.later
         return level_of(job.priority) if job.priority else ORDINARY, job.source
 
     def succeed(self, old: Job, new: Job) -> None:

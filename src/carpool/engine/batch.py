@@ -12,12 +12,11 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import numpy as np
 
 from carpool.backends.backend import AnswersEach, Backend, Encoded, Gathers, OnDevice
-from carpool.config.model import ModelConfig, TensorConfig
 from carpool.core.job import INFINITY, Job
-from carpool.errors import CarpoolError, InvalidInput, ModelError, without_stack
+from carpool.errors import CarpoolError, ModelError, without_stack
 from carpool.link.request_place import RequestPlace
 from carpool.observe.logs import logger
-from carpool.types import DATATYPES, Array, Datatype, Signature, TensorSpec, Timing
+from carpool.types import Array, Datatype, Signature, TensorSpec, Timing
 
 _UNTIMED = Timing()  # shared: a timing is replaced by the next owner's, not changed
 
@@ -66,6 +65,10 @@ class InBatch(Protocol):
     def details(self) -> bytes:
         """Its id and parameters in JSON, for a model that is told them."""
 
+    @property
+    def may_omit(self) -> bool:
+        """It is answered without the outputs that its model leaves out."""
+
 
 NO_INPUTS: Mapping[str, Array] = {}
 """Of a request that only another process looks at, or that was answered."""
@@ -78,7 +81,10 @@ class Work(Job):
     where there is one, says where it lies, and copies its rows there in the model's thread.
     """
 
-    __slots__ = ("details", "done", "encoded", "held", "inputs", "place", "route", "sent", "wanted")
+    __slots__ = (
+        *("details", "done", "encoded", "entered", "held", "inputs", "may_omit", "place", "route", "sent"),
+        "wanted",
+    )
 
     def __init__(
         self,
@@ -98,78 +104,12 @@ class Work(Job):
         self.wanted = wanted
         self.encoded = encoded
         self.details = b""
+        self.may_omit = False  # outputs that its model leaves out are no mistake: a step of an ensemble
+        self.entered = arrived  # from when on it waits: later, for a step of an ensemble
         self.sent: float | None = None  # when its front end passed it on
         self.place: RequestPlace | None = None
         self.route: Route | None = None  # who has it
         self.held: Outcome | None = None  # an answer that waits for earlier ones
-
-
-def signature_of(config: ModelConfig) -> Signature:
-    """What the engine checks requests against; the settings are complete."""
-
-    def specs(tensors: Sequence[TensorConfig]) -> tuple[TensorSpec, ...]:
-        return tuple(TensorSpec(t.name, DATATYPES[t.datatype], t.dims, t.optional) for t in tensors)
-
-    return Signature(config.name, specs(config.inputs), specs(config.outputs), config.max_batch or 0)
-
-
-def shape_key(signature: Signature, arrays: Mapping[str, Array]) -> tuple[Any, ...] | None:
-    """What must be equal to share a batch: only what may vary in shape, or be left out, can differ."""
-    varying = [spec.name for spec in signature.inputs if spec.optional or -1 in spec.shape]
-    if not varying:
-        return None
-    return tuple(arrays[name].shape[1:] if name in arrays else None for name in varying)
-
-
-def only_input(signature: Signature) -> TensorSpec:
-    if len(signature.inputs) != 1:
-        names = ", ".join(spec.name for spec in signature.inputs)
-        raise InvalidInput(f"{signature.model} has several inputs ({names}): give them by name")
-    return signature.inputs[0]
-
-
-def check_inputs(signature: Signature, given: Mapping[str, Array]) -> tuple[dict[str, Array], bool]:
-    """Arrays with their batch dimension, and whether we added it."""
-    for name in given:
-        if name not in signature.input_named:
-            raise InvalidInput(f"{signature.model} has no input {name!r}", field=name)
-    arrays: dict[str, Array] = {}
-    added = set()
-    for spec in signature.inputs:
-        if spec.name not in given and spec.optional:
-            continue
-        if spec.name not in given:
-            raise InvalidInput(f"{signature.model} needs the input {spec.name!r}", field=spec.name)
-        array = np.asarray(given[spec.name])
-        if array.dtype != spec.datatype.dtype:
-            hint = " (an array of bytes objects)" if spec.datatype is Datatype.BYTES else ""
-            said = f"input {spec.name!r} must be {spec.datatype.value}{hint}, not {array.dtype}"
-            raise InvalidInput(said, field=spec.name)
-        alone = bool(signature.max_batch) and array.ndim == len(spec.shape)
-        added.add(alone)
-        arrays[spec.name] = array[np.newaxis] if alone else array
-        _check_shape(spec, arrays[spec.name], signature)
-    if not arrays and signature.max_batch:
-        raise InvalidInput(f"{signature.model} needs one of its inputs at least")
-    if len({len(array) for array in arrays.values()} if signature.max_batch else {1}) > 1 or len(added) > 1:
-        raise InvalidInput(f"the inputs of {signature.model} hold different numbers of images")
-    return arrays, added == {True}
-
-
-def _check_shape(spec: TensorSpec, array: Array, signature: Signature) -> None:
-    expected = spec.full_shape(signature.max_batch)
-    if array.ndim != len(expected) or any(
-        want not in (-1, got) for want, got in zip(expected, array.shape, strict=True)
-    ):
-        raise InvalidInput(
-            f"input {spec.name!r} must have the shape {list(expected)}, not {list(array.shape)}",
-            field=spec.name,
-        )
-    if signature.max_batch and not 1 <= len(array) <= signature.max_batch:
-        raise InvalidInput(
-            f"{signature.model} takes 1 to {signature.max_batch} images at once, not {len(array)}",
-            field=spec.name,
-        )
 
 
 class Collator:
@@ -259,7 +199,7 @@ def _split(outputs: Mapping[str, Array], works: Sequence[Work]) -> list[Mapping[
 
 
 def _chosen(outputs: Mapping[str, Array], work: Work) -> Mapping[str, Array]:
-    return {name: outputs[name] for name in work.wanted} if work.wanted else outputs
+    return {name: outputs[name] for name in work.wanted if name in outputs} if work.wanted else outputs
 
 
 def _images(works: Sequence[InBatch]) -> int:
@@ -399,7 +339,9 @@ class BatchRun(Generic[RequestT]):
             try:
                 if isinstance(answered, CarpoolError):
                     raise answered
-                self._collator.check(answered, work.wanted or self._every_output, work.images)
+                names = work.wanted or self._every_output
+                owed = [name for name in names if name in answered] if work.may_omit else names
+                self._collator.check(answered, owed, work.images)
             except CarpoolError as error:
                 outcomes.append(Outcome(error=without_stack(error)))
             else:

@@ -122,9 +122,9 @@ class Driver:
         scheduler, now = self.scheduler, monotonic()
         age, lag = scheduler.age, scheduler.lag
         for work in works:
-            sent = now if work.sent is None else work.sent
-            age.seen(sent - work.arrived, now)
-            lag.seen(now - sent, now)
+            if work.sent is not None:  # else it comes from no front end
+                age.seen(work.sent - work.arrived, now)
+                lag.seen(now - work.sent, now)
             try:
                 refusal = scheduler.offer(work, now, ready=work.ready_at == -INFINITY)
             except Exception as error:
@@ -395,7 +395,7 @@ class Driver:
         tell = self._tell
         work: Work
         for work, outcome in zip(batch.jobs, result.outcomes, strict=True):  # type: ignore[assignment]
-            waited = started - work.arrived
+            waited = started - work.entered
             outcome.timing = Timing(waited if waited > 0.0 else 0.0, input_s, infer_s, output_s, images)
             if work.state is kept:
                 work.held = outcome

@@ -15,9 +15,10 @@ from carpool.clock import now
 from carpool.config.model import ModelConfig, PictureChoice
 from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY, NEW
-from carpool.engine.batch import Outcome, Work, check_inputs, only_input, shape_key
+from carpool.engine.batch import Outcome, Work
 from carpool.engine.hardware import gpu_count
 from carpool.engine.model_calls import ModelCalls
+from carpool.engine.model_inputs import check_inputs, only_input, shape_key
 from carpool.engine.models.candidate import Override
 from carpool.engine.models.control import Checks, ModelControl
 from carpool.engine.models.fleet import Fleet
@@ -117,6 +118,7 @@ class Engine:
         try:
             mistakes: dict[str, ConfigError] | None = {} if patient else None
             found, _ = find_models(self.paths, gpus=gpu_count(), only=only, some=some, mistakes=mistakes)
+            self.control.steps.expect(source.config for source in found)
             there = await self.control.find()
             if self.on_demand is not None:
                 self.on_demand.expect(there, {source.config.name: source for source in found})
@@ -165,16 +167,21 @@ class Engine:
         override = Override(config, files) if config is not None or files else None
         await self.control.load(model, override)
 
-    async def unload(self, model: str) -> None:
-        """Take no new requests for a model, and free it when those it has are answered."""
-        await self.control.unload(model)
+    async def unload(self, model: str, *, dependents: bool = False) -> None:
+        """Take no new requests for a model, and free it when those it has are answered. Ensembles that need
+        it go with it; with `dependents`, the steps of an ensemble too."""
+        await self.control.unload(model, dependents=dependents)
 
     def _with_promise(self, config: ModelConfig) -> ModelConfig:
         """And with what is said about its pictures."""
         config = self._pictures.applied(config)
-        if self._slo_ms is None:
-            return config
-        config, warnings = with_promise(config, self._slo_ms)
+        slo_ms = self._slo_ms
+        if slo_ms is None:
+            of_ensemble = self.control.steps.promised(config)
+            if of_ensemble is None:
+                return config
+            slo_ms = of_ensemble * 1e3
+        config, warnings = with_promise(config, slo_ms)
         for warning in warnings:
             log.warning("config", message=warning)
         return config

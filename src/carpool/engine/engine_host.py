@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict
 from functools import cache, partial
 from hashlib import blake2b
@@ -23,6 +23,7 @@ from carpool.engine.route import newest
 from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.link.advice import WriteGate, publish
 from carpool.link.door import Catalog, IndexEntry, ModelEntry
+from carpool.link.step_memory import StepMemory
 from carpool.observe.statistics import model_statistics, statistics
 from carpool.vision.settings import write as write_vision
 
@@ -85,6 +86,8 @@ class EngineHost:
         self.unshare: Callable[[int], None] = lambda _arena: None
         if runner is not None:
             self.share, self.unshare = runner.share, runner.unshare
+            most = runner.max_answer_bytes
+            engine.fleet.memory = StepMemory(self.share, lambda key: self._entries.get(key), most)
         self._write_gate = write_gate
         self._listeners: list[Callable[[Catalog], None]] = []
         self._seen: list[Seen] = []
@@ -136,7 +139,7 @@ class EngineHost:
         chosen = {name: self._entries[key] for name, key in newest(ready, fleet.preferred).items()}
         leaving = [self._entries[key] for key in fleet.leaving]
         down = frozenset(key for key, served in fleet.offered.items() if not served.able)
-        halted = {(self._entries[key].name, self._entries[key].version) for key in down}
+        halted = {(one.name, one.version): one.why_not for one in map(fleet.offered.__getitem__, down)}
         folders = self.engine.folders
         index = [_index_line(*line, halted, folders) for line in self.engine.index()]
         number = self._catalog.number + 1
@@ -234,9 +237,9 @@ def _index_line(
     version: str,
     state: str,
     reason: str,
-    halted: Collection[tuple[str, str]],
+    halted: Mapping[tuple[str, str], str],
     folders: tuple[str, ...],
 ) -> IndexEntry:
     if (name, version) in halted:
-        return IndexEntry(name, version, State.UNAVAILABLE.value, "its instances are being restarted")
+        state, reason = State.UNAVAILABLE.value, halted[name, version]
     return IndexEntry(name, version, state, without_paths(reason, folders))

@@ -22,10 +22,11 @@ from carpool.link.door import Catalog, ModelEntry, write_catalog
 from carpool.link.link_failures import write_failure
 from carpool.link.records import Fields, HeardSources, Outbox, ProtocolError, RecordReader, to_frontend
 from carpool.link.request_place import RequestPlace
+from carpool.link.step_times import write_steps
 from carpool.link.templates import ServedTemplate, read_template
 from carpool.memory.arena import map_memory
 from carpool.observe.logs import logger
-from carpool.types import Timing
+from carpool.types import StepTiming, Timing
 
 if TYPE_CHECKING:
     from carpool.engine.engine_host import EngineHost
@@ -203,12 +204,15 @@ class Calls:
 
 def _answer(place: RequestPlace, timing: Timing, error: CarpoolError | None) -> bytes:
     status, payload = (records.OK, place.payload) if error is None else write_failure(error)
+    form = place.form or 0
+    if timing.__class__ is StepTiming and error is None:
+        form, payload = form | records.WITH_STEPS, payload + write_steps(timing)
     record = _pack_answer(
         records.DONE,
         len(payload),
         place.call,
         status,
-        place.form or 0,
+        form,
         timing.batch,
         timing.queue,
         timing.input,

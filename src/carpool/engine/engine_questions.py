@@ -22,7 +22,7 @@ from carpool.engine.engine_host import EngineHost, hide_paths
 from carpool.engine.models.candidate import remove_abandoned
 from carpool.engine.models.served import RECENT_S, RecentBatches, Served
 from carpool.engine.registry_watch import RegistryWatch
-from carpool.errors import CarpoolError, InvalidInput, Unavailable, Unsupported
+from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.link.door import LoadingStep
 from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, Region, open_file
 from carpool.observe.columns import RESTARTS
@@ -145,6 +145,8 @@ def answer_cache_questions(host: EngineHost) -> None:
 
 def profile_document(served: Served, now: float) -> dict[str, Any]:
     """Times in ms. `points` were measured at loading; `believed` is what batches are planned with now."""
+    if served.is_ensemble:
+        raise NotFound(f"{served.name} is an ensemble: its steps have profiles, each its own")
     profile, scheduler = served.profile, served.driver.scheduler
     policy = served.config.policy
     measured = () if profile is None else profile.points
@@ -389,9 +391,10 @@ class ControlDesk:
         return {}
 
     async def _unload(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """No model depends on another here, so that `dependents` are always unloaded too."""
+        """With `dependents`, the steps of an ensemble as well."""
         self._check_mode()
-        await self._engine.unload(str(arguments["model"]))
+        dependents = arguments.get("dependents") is True
+        await self._engine.unload(str(arguments["model"]), dependents=dependents)
         return {}
 
     def _check_mode(self) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from carpool.core.job import INFINITY, RUNNING
 from carpool.engine.batch import Outcome, Work
+from carpool.engine.journey import Journeys
 from carpool.errors import CarpoolError, Unavailable, Unsupported, without_stack
 from carpool.types import Array
 
@@ -224,8 +225,14 @@ class Caller:
 def _is_held(work: Work, target: Served, stuck: set[Caller]) -> bool:
     """Whether this call runs on an instance that is stuck, or waits while all of them are.
 
-    One without a batch is not, whatever threads of its model may be waiting for.
+    One without a batch is not, whatever threads of its model may be waiting for. A call of an ensemble is
+    held where one of its steps is that is under way.
     """
+    journey = work.route.open.get(work) if isinstance(work.route, Journeys) else None
+    if journey is not None:
+        return any(_is_held(step, bound.served, stuck) for step, bound in journey.under_way.items())
+    if target.is_ensemble:
+        return False
     calling = {caller.index for caller in stuck if caller.served is target}
     instances = [one for one in target.driver.scheduler.instances if one.available]
     held = [one.batch for one in instances if one.index in calling and one.batch is not None]

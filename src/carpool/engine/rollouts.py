@@ -129,7 +129,7 @@ class Rollouts:
     def _watch(self, watched: Watched) -> None:
         record = watched.record
         self._models[record.model] = watched
-        self._engine.fleet.preferred[record.model] = record.rollout.serving
+        self._engine.fleet.prefer(record.model, record.rollout.serving)
         record.rates = self._rates.setdefault(record.model, record.rates)
 
     def _check_files(self, watched: Watched, files: Fingerprint) -> None:
@@ -323,7 +323,7 @@ class Rollouts:
         record.note(time.time(), str(before.state), after.why)
         record.counts.new_state()
         watched.epoch = max(watched.epoch + 1, time.time_ns() // 1000)
-        self._engine.fleet.preferred[record.model] = after.serving
+        self._engine.fleet.prefer(record.model, after.serving)
         self._publish()
         self._do(self._measure_switch(watched, decided))
         level = log.warning if after.state in (State.ROLLED_BACK, State.FAILED) else log.info

@@ -1,9 +1,9 @@
 """Where requests go: the one place that chooses the version of a model, and how its requests are answered.
 
-A route stands between what a request names and the driver that runs it: `Direct`, or `Spare` for work that is
-run out of slack. A
-cache that has the answer, a shadow that sees a copy, a pipeline that asks several models is a route of its
-own around it: `Fleet` makes them (`routes`), and nobody who submits need know.
+A route stands between what a request names and the driver that runs it. `Direct` is that of a model, `Spare`
+one for work that is run out of slack; that of an ensemble is in journey.py, and asks several. A cache that
+has the answer would be a route of its own around it: every served version makes its own, and nobody who
+submits need know.
 """
 
 from __future__ import annotations

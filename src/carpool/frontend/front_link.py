@@ -35,6 +35,7 @@ from carpool.link.records import (
     SUBMIT,
     TO_ENGINE,
     TO_FRONTEND,
+    WITH_STEPS,
     Fields,
     Outbox,
     ProtocolError,
@@ -42,6 +43,7 @@ from carpool.link.records import (
     SaidSources,
     to_engine,
 )
+from carpool.link.step_times import read_steps
 from carpool.link.templates import Template, Templates
 from carpool.memory.arena import ArenaSlot
 from carpool.memory.layout import TensorPlace, end_of, read_places
@@ -313,6 +315,11 @@ class FrontLink(asyncio.Protocol):
                     answer.error = read_failure(status, payload, call.template.entry.name)
                 elif form == AS_DECLARED:
                     answer.outputs = self._declared(call)
+                elif form & WITH_STEPS:
+                    answer.timing, payload = read_steps(answer.timing, payload)
+                    form &= ~WITH_STEPS
+                    declared = form == AS_DECLARED
+                    answer.outputs = self._declared(call) if declared else self._listed(call, form, payload)
                 else:
                     answer.outputs = self._listed(call, form, payload)
             except CarpoolError as error:

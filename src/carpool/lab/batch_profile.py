@@ -15,8 +15,8 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelSource, ModelVersion, find_models
 from carpool.core.curve import BatchCurve, Shape, shape_of
 from carpool.core.numerals import numeral
-from carpool.engine.batch import signature_of
 from carpool.engine.hardware import Steal, gpu_count, hardware
+from carpool.engine.model_inputs import signature_of
 from carpool.engine.models.loading import Loading
 from carpool.engine.profile.instance_layout import Chosen, Layout
 from carpool.engine.profile.measuring import Effort, Measuring, Point, sizes

@@ -10,6 +10,7 @@ from carpool.core.curve import BatchCurve, expected_p99, promised_batch, slo_cap
 from carpool.core.numerals import numeral as _n
 from carpool.core.policy import Knobs, Promise
 from carpool.sim.simulation import Scenario, Surge, measure, surge_outcome
+from carpool.sim.step_simulation import StepPlan, alone_through, capacity
 
 ENOUGH = 0.99  # of what is offered must be answered in time: the promise is a p99
 _SURE = 1e-4  # of the capacity: bisected no further
@@ -94,10 +95,14 @@ class FleetQuestion:
     noise: float = 0.05
     seed: int = 1
     machine: Machine = UNSHARED
+    steps: tuple[StepPlan, ...] = ()  # of a pipeline, each with a device of its own in every replica,
+    shared: bool = False  # unless they share one
 
     @property
     def capacity(self) -> float:
         """Images per second that one replica can promise."""
+        if self.steps:
+            return capacity(self.steps, self.slo, self.machine.instances, shared=self.shared)
         return self.machine.capacity(self.curve, self.slo)
 
     @property
@@ -145,13 +150,7 @@ def reasons(q: FleetQuestion, plan: FleetPlan, needed: int, *, group: int, p99: 
         [check for check in plan.checks if check.what == what and check.replicas <= needed]
         for what in ("steady", "surge")
     )
-    batch = plan.promised_batch or 1
-    takes = q.machine.curve(q.curve, plan.capacity_rps).times[batch] * 1e3
-    yield (
-        f"One replica can promise {_n(plan.capacity_rps)} images/s within {_n(q.slo * 1e3)} ms: a batch of "
-        f"{batch} takes {_n(takes)} ms, and a request may have to wait for one such batch before it rides in "
-        f"its own. One image at a time it would carry {_n(1 / q.curve.times[1])}/s."
-    )
+    yield _capacity(q, plan)
     if q.machine.beside:
         yield _cores(q, plan)
     yield from _replicas(q, plan, needed, steady, p99)
@@ -169,10 +168,12 @@ def reasons(q: FleetQuestion, plan: FleetPlan, needed: int, *, group: int, p99: 
             f"{needed} separate servers behind a load balancer, each with its own queue, {_share(apart)} of "
             f"{_n(apart.rate_rps)}/s would be answered in time, p99 {_n(apart.p99_ms)} ms."
         )
-    yield (
-        f"Max batch {plan.max_batch}: the largest useful one that ends within {_n(q.slo * 1e3)} ms. It is a "
-        f"safety cap, not a knob to tune; with fixed knobs instead of a promise take {plan.promised_batch}."
-    )
+    if not q.steps:
+        yield (
+            f"Max batch {plan.max_batch}: the largest useful one that ends within {_n(q.slo * 1e3)} ms. It "
+            "is a safety cap, not a knob to tune; with fixed knobs instead of a promise take "
+            f"{plan.promised_batch}."
+        )
     yield _delay(plan, next(check for check in reversed(steady) if check.replicas == needed))
     if plan.cost_per_1000 is not None and q.price_per_hour is not None:
         yield (
@@ -181,9 +182,27 @@ def reasons(q: FleetQuestion, plan: FleetPlan, needed: int, *, group: int, p99: 
         )
 
 
+def _capacity(q: FleetQuestion, plan: FleetPlan) -> str:
+    promised = f"One replica can promise {_n(plan.capacity_rps)} images/s within {_n(q.slo * 1e3)} ms: "
+    if q.steps:
+        where = "its one device" if q.shared else "a device for each"
+        alone = _n(alone_through(q.steps) * 1e3)
+        return (
+            f"{promised}{len(q.steps)} steps on {where}, at each of which a request may have to wait for a "
+            f"batch before it rides in its own. Alone it would take {alone} ms."
+        )
+    batch = plan.promised_batch or 1
+    takes = q.machine.curve(q.curve, plan.capacity_rps).times[batch] * 1e3
+    return (
+        f"{promised}a batch of "
+        f"{batch} takes {_n(takes)} ms, and a request may have to wait for one such batch before it rides in "
+        f"its own. One image at a time it would carry {_n(1 / q.curve.times[1])}/s."
+    )
+
+
 def cannot(q: FleetQuestion, checks: Sequence[Check], longer: float | None) -> Iterator[str]:
     """Why no number of replicas is enough, and what would be."""
-    alone = q.curve.times[1] * 1e3
+    alone = (alone_through(q.steps) if q.steps else q.curve.times[1]) * 1e3
     slo = q.slo * 1e3
     if not checks:
         yield (
@@ -286,10 +305,10 @@ Tell = Callable[[str], None]
 def plan(question: FleetQuestion, tell: Tell = lambda _: None) -> FleetPlan:
     """The smallest fleet that keeps the promise in calm and in surges, with the spares asked for on top."""
     q = question
-    capacity = q.capacity
-    if not capacity:
+    most = q.capacity
+    if not most:
         return FleetPlan(capacity_rps=0.0, checks=(), why=tuple(cannot(q, (), None)))
-    guess = ceil(q.peak / capacity)
+    guess = ceil(q.peak / most)
     checks: list[Check] = []
     best = 0.0
     needed = guess
@@ -306,7 +325,7 @@ def plan(question: FleetQuestion, tell: Tell = lambda _: None) -> FleetPlan:
     tell("looking for a promise that can be kept")
     longer = (q.slo * factor for factor in (1.1, 1.25, 1.5, 2.0, 3.0, 5.0))
     kept = next((slo for slo in longer if suffices(replace(q, slo=slo), guess)), None)
-    return FleetPlan(capacity_rps=capacity, checks=tuple(checks), why=tuple(cannot(q, checks, kept)))
+    return FleetPlan(capacity_rps=most, checks=tuple(checks), why=tuple(cannot(q, checks, kept)))
 
 
 def suffices(question: FleetQuestion, replicas: int) -> bool:
@@ -331,6 +350,8 @@ def _scenario(q: FleetQuestion, replicas: int, busiest: float | None = None) -> 
         seed=q.seed,
         noise=q.noise,
         outside=q.machine.outside(each),
+        steps=q.steps,
+        shared=q.shared,
     )
 
 
@@ -377,25 +398,27 @@ def _describe(q: FleetQuestion, needed: int, checks: list[Check], tell: Tell) ->
         apart = Check("separate servers", needed, q.peak, out.attainment, out.p50_ms, out.p99_ms)
         checks.append(apart)
     normal = next(check for check in reversed(checks) if check.what == "steady")
-    capacity = q.capacity
+    most = q.capacity
     cost = None if q.price_per_hour is None else replicas * q.price_per_hour / (q.rate * 3.6)
-    batches = q.machine.curve(q.curve, capacity)
+    batches = q.machine.curve(q.curve, most)
     answer = FleetPlan(
         replicas=replicas,
-        max_batch=max_batch(q.curve, q.slo),
-        promised_batch=promised_batch(batches, q.slo - q.machine.outside(capacity)),
+        max_batch=None if q.steps else max_batch(q.curve, q.slo),
+        promised_batch=None if q.steps else promised_batch(batches, q.slo - q.machine.outside(most)),
         max_delay_ms=0.0,
         delay_helps=helps,
         p50_ms=normal.p50_ms,
         p99_ms=normal.p99_ms,
-        capacity_rps=capacity,
-        headroom=replicas * capacity / q.rate - 1,
+        capacity_rps=most,
+        headroom=replicas * most / q.rate - 1,
         cost_per_1000=cost,
         checks=tuple(checks),
         why=(),
     )
     each = q.rate / needed
-    p99 = expected_p99(q.machine.curve(q.curve, each), q.rate, needed * q.machine.instances)
+    p99 = inf  # of a pipeline no formula tells
+    if not q.steps:
+        p99 = expected_p99(q.machine.curve(q.curve, each), q.rate, needed * q.machine.instances)
     why = reasons(q, answer, needed, group=_GROUP, p99=p99 + q.machine.outside(each))
     return replace(answer, why=tuple(why))
 

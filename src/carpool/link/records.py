@@ -62,6 +62,7 @@ GONE: Final = 1
 AS_DECLARED: Final = 0  # outputs lie where the model's signature puts them: no payload
 LISTED: Final = 1  # they lie in the output slot, the payload says where
 INLINE: Final = 2  # they did not fit: length of the list, the list, their bytes
+WITH_STEPS: Final = 0x100  # added to the form: the payload ends with the times of steps, and their length
 
 MAX_TEMPLATES = 1024
 MAX_TEMPLATE_BYTES = 1 << 20

@@ -37,6 +37,7 @@ class RequestInMemory:
     """Implements `InBatch`: a request where it lies."""
 
     __slots__ = ("encoded", "images", "inputs", "memory", "template", "wanted")
+    may_omit = False
 
     details = b""  # for models of other processes
 

@@ -28,6 +28,17 @@ class Arrival:
     priority: int = 0
 
 
+@dataclass(slots=True)
+class Ride:
+    """What became of one request. A latency of None means that it was not answered."""
+
+    arrival: Arrival
+    latency: float | None = None
+    refused: bool = False  # at the gate
+    given_up: bool = False  # later
+    replaced: bool = False  # by a newer frame of its source
+
+
 def poisson(rate: float, seconds: float, random: Random) -> list[Arrival]:
     """Independent clients: exponential gaps."""
     return list(poisson_between(0.0, seconds, rate, random))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import ceil, exp, inf
 from random import Random
 from statistics import fmean
+from typing import Any
 
 from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
 from carpool.core.instance import Batch
@@ -14,7 +15,8 @@ from carpool.core.job import Job, Reason
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.errors import InvalidInput
-from carpool.sim.arrivals import Arrival, Poisson, Traffic, poisson_between
+from carpool.sim.arrivals import Arrival, Poisson, Ride, Traffic, poisson_between
+from carpool.sim.step_simulation import StepPlan, StepSimulation, bound, capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +39,13 @@ class Device:
 
 
 @dataclass(slots=True)
-class Ride:
-    """What became of one request. A latency of None means that it was not answered."""
-
-    arrival: Arrival
-    latency: float | None = None
-    refused: bool = False  # at the gate
-    given_up: bool = False  # later
-    replaced: bool = False  # by a newer frame of its source
-
-
-@dataclass(slots=True)
 class Run:
     """Everything a simulated run produced."""
 
     rides: list[Ride] = field(default_factory=list)
     batches: list[tuple[Batch, float, int]] = field(default_factory=list)  # batch, end, riders in time
     seconds: float = 0.0
+    steps: list[int] = field(default_factory=list)  # whose each batch was, in a pipeline
 
 
 @dataclass
@@ -162,8 +154,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 def report(run: Run, slo: float, instances: int, *, warm_up: float | None = None) -> Report:
     """Measure a run, without its start-up (a tenth, at most 2 s) and its tail (one SLO), which are easier."""
-    begin = min(2.0, run.seconds / 10) if warm_up is None else warm_up
-    end = max(run.seconds - (slo if slo < inf else 0.0), begin)
+    begin, end = _window(run, slo, warm_up)
     rides = [ride for ride in run.rides if begin <= ride.arrival.at < end]
     window = max(end - begin, 1e-9)
     offered = sum(ride.arrival.images for ride in rides)
@@ -184,6 +175,11 @@ def report(run: Run, slo: float, instances: int, *, warm_up: float | None = None
         replaced_fraction=sum(ride.replaced for ride in rides) / len(rides) if rides else 0.0,
         staleness_ms=1e3 * _staleness(run, begin, end),
     )
+
+
+def _window(run: Run, slo: float, warm_up: float | None = None) -> tuple[float, float]:
+    begin = min(2.0, run.seconds / 10) if warm_up is None else warm_up
+    return begin, max(run.seconds - (slo if slo < inf else 0.0), begin)
 
 
 def _staleness(run: Run, begin: float, end: float) -> float:
@@ -249,16 +245,36 @@ class Scenario:
     profile_error: float = 1.0
     outside: float = 0.0  # what clients wait beside the queue and the batch
     latest: bool = False  # a newer frame of a source takes the place of a waiting one
+    steps: tuple[StepPlan, ...] = ()  # of a pipeline, in place of the curve, which is then that of the first
+    shared: bool = False  # they run on one device
 
     @property
     def capacity(self) -> float:
         """Images per second that the profile can promise: load 1.0."""
+        if self.steps:
+            return capacity(self.steps, self.slo, self.instances, shared=self.shared)
         return slo_capacity(self.curve, self.slo, self.instances)
 
-    def device_curve(self) -> BatchCurve:
-        """What the device really does, which the scheduler has to find out."""
-        points = [(size, seconds * self.profile_error) for size, seconds in self.curve.points]
-        return BatchCurve(points, self.curve.max_batch, self.curve.buckets)
+    def bound(self, rate: float) -> float:
+        """The most that the device can answer in time of what is offered at this rate."""
+        if self.steps:
+            steps = [replace(step, curve=self.device_curve(step.curve)) for step in self.steps]
+            return bound(steps, self.slo, rate, self.instances, shared=self.shared)
+        return fluid_bound(self.device_curve(), self.slo, rate, self.instances)
+
+    @property
+    def devices(self) -> int:
+        """That run at the same time."""
+        return self.instances * (1 if self.shared else max(1, len(self.steps)))
+
+    def device_curve(self, of: BatchCurve | None = None) -> BatchCurve:
+        """What the device really does, which the scheduler has to find out: its own, or a step's."""
+        curve = of or self.curve
+        points = [(size, seconds * self.profile_error) for size, seconds in curve.points]
+        return BatchCurve(points, curve.max_batch, curve.buckets)
+
+    def device(self, curve: BatchCurve) -> Device:
+        return Device(self.device_curve(curve), self.noise, self.stall_share, self.stall_factor)
 
     def at_load(self, load: float) -> Scenario:
         return replace(self, rate=load * self.capacity)
@@ -273,18 +289,23 @@ class Outcome(Report):
     fraction_of_bound: float
     worst_seed_attainment: float
     shed_any: bool
+    steps: tuple[Mapping[str, float], ...] = ()  # of a pipeline: what the device of each did
 
-    def as_json(self) -> dict[str, float | bool]:
+    def as_json(self) -> dict[str, Any]:
         values = asdict(self)
+        steps = [{name: round(value, 6) for name, value in step.items()} for step in values.pop("steps")]
         ordered = {name: values[name] for name in _FIRST} | values
-        return {key: value if isinstance(value, bool) else round(value, 6) for key, value in ordered.items()}
+        rounded = {name: v if isinstance(v, bool) else round(v, 6) for name, v in ordered.items()}
+        return rounded | ({"steps": steps} if steps else {})
 
 
 def play(scenario: Scenario, seed: int | None = None) -> Run:
     """One run with everything that happened in it."""
     seed = scenario.seed if seed is None else seed
     arrivals = list(scenario.traffic.arrivals(scenario.rate, scenario.seconds, Random(seed)))
-    device = Device(scenario.device_curve(), scenario.noise, scenario.stall_share, scenario.stall_factor)
+    if scenario.steps:
+        return _play_steps(scenario, arrivals, seed)
+    device = scenario.device(scenario.curve)
     scheduler = Scheduler(scenario.curve, scenario.settings, scenario.instances)
     simulation = Simulation(
         scheduler, device, slo=scenario.slo, seed=seed, latest=scenario.latest, outside=scenario.outside
@@ -292,13 +313,47 @@ def play(scenario: Scenario, seed: int | None = None) -> Run:
     return simulation.play(arrivals)
 
 
+def _play_steps(scenario: Scenario, arrivals: Sequence[Arrival], seed: int) -> Run:
+    devices = [scenario.device(step.curve) for step in scenario.steps]
+    simulation = StepSimulation(
+        scenario.steps,
+        scenario.settings,
+        lambda step, *batch: devices[step].seconds(*batch),
+        shared=scenario.shared,
+        instances=scenario.instances,
+        seed=seed,
+        outside=scenario.outside,
+    )
+    played = simulation.play(arrivals)
+    in_time = {id(ride) for ride in played.rides if ride.latency is not None and ride.latency <= scenario.slo}
+    batches = [
+        (batch, ended, sum(id(job.payload) in in_time for job in batch.jobs))
+        for batch, ended, _ in played.batches
+    ]
+    return Run(list(played.rides), batches, played.seconds, [step for _, _, step in played.batches])
+
+
+def _step_figures(runs: Sequence[Run], scenario: Scenario) -> tuple[dict[str, float], ...]:
+    """What each step's device did, over all seeds."""
+    found = []
+    for number in range(len(scenario.steps)):
+        figures = []
+        for run in runs:
+            own = [batch for batch, step in zip(run.batches, run.steps, strict=True) if step == number]
+            figures.append(_device_use(Run(batches=own), *_window(run, scenario.slo), scenario.instances))
+        found.append({name: fmean(figure[name] for figure in figures) for name in figures[0]})
+    return tuple(found)
+
+
 def measure(scenario: Scenario, on_step: Step | None = None) -> Outcome:
     """Play every seed and average."""
     reports: list[Report] = []
+    runs: list[Run] = []  # of a pipeline
     shed_any = False
     for seed in range(scenario.seed, scenario.seed + scenario.seeds):
         run = play(scenario, seed)
-        reports.append(report(run, scenario.slo, scenario.instances))
+        runs += [run] if scenario.steps else []
+        reports.append(report(run, scenario.slo, scenario.devices))
         shed_any = shed_any or any(ride.latency is None for ride in run.rides)
         if on_step is not None:
             on_step()
@@ -308,14 +363,15 @@ def measure(scenario: Scenario, on_step: Step | None = None) -> Outcome:
             "nothing arrived between the warm-up and the tail (one SLO), which do not count: "
             "give more --seconds or a higher rate"
         )
-    bound = fluid_bound(scenario.device_curve(), scenario.slo, mean["offered_rps"], scenario.instances)
+    most = scenario.bound(mean["offered_rps"])
     return Outcome(
         **mean,
         capacity_rps=scenario.capacity,
-        fluid_bound_rps=bound,
-        fraction_of_bound=mean["goodput_rps"] / bound if bound else 0.0,
+        fluid_bound_rps=most,
+        fraction_of_bound=mean["goodput_rps"] / most if most else 0.0,
         worst_seed_attainment=min(r.attainment for r in reports),
         shed_any=shed_any,
+        steps=_step_figures(runs, scenario),
     )
 
 

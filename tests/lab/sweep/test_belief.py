@@ -101,3 +101,11 @@ def test_what_was_found_out_reads_back() -> None:
     for damaged in ({}, {"belief": 3}, found.as_json() | {"rates": [1]}):
         with pytest.raises(InvalidInput, match="damaged"):
             read_basis(damaged)
+
+
+def test_the_steps_of_a_pipeline_are_predicted_together() -> None:
+    told = CurveEstimate(BatchCurve.parse("16+4"), 1, "given with --step", steps=("16+4", "12+3"))
+    assert told.capacity(500.0) < CurveEstimate(told.curve, 1, SERVER).capacity(500.0)
+    assert told.text == "16+4 → 12+3"
+    (found,) = predict([Setting(AS_IS)], [told.capacity(500.0) * 3], told, 500.0, seconds=4.0)[-1:]
+    assert 0.2 < found.attainment < 0.5

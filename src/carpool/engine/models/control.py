@@ -22,6 +22,7 @@ from carpool.engine.models.candidate import (
     fingerprint_of,
     read_candidate,
 )
+from carpool.engine.models.ensemble_steps import EnsembleSteps
 from carpool.engine.models.fleet import Fleet
 from carpool.engine.models.served import Served, State
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
@@ -128,16 +129,17 @@ class ModelControl:
         self._paths = paths
         self._fleet = fleet
         self._with_promise = with_promise
-        self._models: dict[str, ModelState] = {}
+        self.models: dict[str, ModelState] = {}
         self._few = asyncio.Semaphore(max(2, len(os.sched_getaffinity(0))))  # more would only share the cores
         self._in_the_runner = asyncio.Lock()  # what captures work on a GPU must be alone with it
-        self._last: dict[str, asyncio.Task[None]] = {}  # by model: what was asked last and is not over
+        self.under_way: dict[str, asyncio.Task[None]] = {}  # by model: what was asked last and is not over
         self._unbegun: dict[str, asyncio.Task[None]] = {}  # by model: a plain load that others may share
         self._waits: dict[str, tuple[str, ...]] = {}  # by model: those that it asks, and that load first
         self.pin: Callable[[ModelState, Fingerprint], Pin | None] = lambda _model, _files: None
         self.loaded: Callable[[ModelState], None] = lambda _model: None  # told of every load that went well
         self.closed = False
         self.on_demand = False  # what is not loaded will be, when somebody asks
+        self.steps = EnsembleSteps(self)
 
     # ---- what is there ----------------------------------------------------------------------------------
 
@@ -145,7 +147,7 @@ class ModelControl:
         leaving: dict[str, list[int]] = {}
         for served in self._fleet.leaving.values():
             leaving.setdefault(served.name, []).append(int(served.version))
-        models = self._models.values()
+        models = self.models.values()
         lines = [line for model in models for line in model.lines(leaving.get(model.name, ()))]
         if not self.on_demand:
             return lines
@@ -157,15 +159,15 @@ class ModelControl:
 
     async def find(self) -> list[str]:
         """Look for models, without reading them; returns the names of those that are there."""
-        known = {model.name: model.places for model in self._models.values() if model.places}
+        known = {model.name: model.places for model in self.models.values() if model.places}
         places, warnings = await asyncio.to_thread(find_places, self._paths, known)
         before = self.index()
         for name in places:
-            self._models.setdefault(name, ModelState(name))
-        for model in list(self._models.values()):
+            self.models.setdefault(name, ModelState(name))
+        for model in list(self.models.values()):
             model.places = places.get(model.name, ())
-            if not model.places and not model.serving and model.name not in self._last:
-                del self._models[model.name]
+            if not model.places and not model.serving and model.name not in self.under_way:
+                del self.models[model.name]
         if self.index() != before:
             for warning in warnings:
                 log.warning("config", message=warning)
@@ -176,15 +178,15 @@ class ModelControl:
         """In the settings of models that nobody has asked for yet; by name, and returned as they are."""
         for name, mistake in mistakes.items():
             log.error("model-not-loaded", model=name, error=mistake.message)
-            self._models[name].failed(mistake.message)
+            self.models[name].failed(mistake.message)
         self._fleet.changed()
         return mistakes
 
     def known(self, name: str) -> ModelState | None:
-        return self._models.get(name)
+        return self.models.get(name)
 
     def unknown(self, name: str) -> NotFound:
-        there = ", ".join(sorted(self._models)[:_MOST_NAMED]) or "none"
+        there = ", ".join(sorted(self.models)[:_MOST_NAMED]) or "none"
         return NotFound(f"there is no model '{name[:80]}'; there are {there}", reason="unknown-model")
 
     # ---- what can be asked for --------------------------------------------------------------------------
@@ -210,9 +212,14 @@ class ModelControl:
                 self._unbegun[name] = task
         await _outcome(task)
 
-    async def unload(self, name: str) -> None:
-        """Stop offering a model, if it is loaded; it is freed when its last rider has left."""
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
+        """Stop offering a model, if it is loaded; it is freed when its last rider has left. So are ensembles
+        that need it. With `dependents`, and if it is an ensemble, its steps too, unless others need them."""
+        steps = self.steps.of(name) if dependents else ()
         await _outcome(self._follow(name, lambda: self._unload(name)))
+        for step in steps:
+            if not self.steps.needing(step):
+                await self.unload(step, dependents=True)
 
     async def look(self) -> None:
         """Follow the folders: load what is new or changed, unload what is gone.
@@ -220,12 +227,12 @@ class ModelControl:
         A model is gone when it was missing twice in a row, since replacing a folder can take a moment.
         """
         await self.find()
-        places = {model.name: model.places for model in self._models.values()}
+        places = {model.name: model.places for model in self.models.values()}
         seen = await asyncio.to_thread(
             lambda: {name: fingerprint_of(found) for name, found in places.items()}
         )
         for name, fingerprint in seen.items():
-            model = self._models.get(name)
+            model = self.models.get(name)
             if model is None:
                 continue  # forgotten while others were loaded
             model.missed = 0 if model.places else model.missed + 1
@@ -240,18 +247,18 @@ class ModelControl:
     async def close(self) -> None:
         """Take no more orders, and give up what is under way."""
         self.closed = True
-        tasks = list(self._last.values())
+        tasks = list(self.under_way.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for model in self._models.values():
+        for model in self.models.values():
             model.now_serves({})
 
     def _follow(self, name: str, operation: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Do this after whatever else was asked of the same model, whether or not the caller waits."""
         if self.closed:
             raise Unavailable("the server is stopping", reason="stopping")
-        before = self._last.get(name)
+        before = self.under_way.get(name)
         self._unbegun.pop(name, None)
 
         async def follow() -> None:
@@ -260,13 +267,13 @@ class ModelControl:
             await operation()
 
         def over(task: asyncio.Task[None]) -> None:
-            if self._last.get(name) is task:
-                del self._last[name]
+            if self.under_way.get(name) is task:
+                del self.under_way[name]
             if not task.cancelled():
                 task.exception()  # whoever asked may have gone: nobody else need hear of it
 
         task = asyncio.get_running_loop().create_task(follow())
-        self._last[name] = task
+        self.under_way[name] = task
         task.add_done_callback(over)
         return task
 
@@ -294,15 +301,15 @@ class ModelControl:
 
     async def _model_to_load(self, name: str, override: Override | None) -> ModelState:
         if override is not None and override.files:
-            return self._models.setdefault(name, ModelState(name))
+            return self.models.setdefault(name, ModelState(name))
         try:
             await self.find()
         except CarpoolError:
-            if name not in self._models:  # else it is another path that cannot be read
+            if name not in self.models:  # else it is another path that cannot be read
                 raise
-        if name not in self._models:
+        if name not in self.models:
             raise self.unknown(name)
-        return self._models[name]
+        return self.models[name]
 
     async def _load(
         self, model: ModelState, override: Override | None, progress: Progress, checks: Checks
@@ -375,6 +382,8 @@ class ModelControl:
             await checks.of_all(model.name)
             for version in fresh:
                 await self._load_first(model.name, *callees(config, version.file))
+            if config.ensemble is not None:
+                await self.steps.load(config, config.ensemble)
             async with self._in_the_runner if in_the_runner else self._few:
                 for served in new:
                     at_fault = [int(served.version)]
@@ -398,9 +407,9 @@ class ModelControl:
         """Models that this one asks, and that load now: measuring it would find nobody. Not where they wait
         for this one in turn."""
         under_way = {
-            other: self._last[other]
+            other: self.under_way[other]
             for other in asked
-            if other in self._last and other != name and name not in self._behind(other)
+            if other in self.under_way and other != name and name not in self._behind(other)
         }
         if under_way:
             log.info("loads-after", model=name, others=", ".join(under_way), why=why)
@@ -423,13 +432,20 @@ class ModelControl:
     # ---- unloading --------------------------------------------------------------------------------------
 
     async def _unload(self, name: str) -> None:
-        if name not in self._models:
+        if name not in self.models:
             await self.find()
-        model = self._models.get(name)
+        model = self.models.get(name)
         if model is None:
             raise self.unknown(name)
-        going = list(model.serving.values())
-        model.now_serves({})
+        going: list[Served] = []
+        for one in (
+            *self.steps.needing(name),
+            model,
+        ):  # who needs it first: nobody is offered without its steps
+            going += one.serving.values()
+            one.now_serves({})
+            if one is not model:
+                one.failed(f"{name}, which it needs, was unloaded")
         model.kept = None
         self._fleet.swap((), going)
 

@@ -6,17 +6,20 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from carpool.config.model import Mode, ModelConfig
+from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.batch import Route
 from carpool.engine.models.candidate import Upload
+from carpool.engine.models.ensemble_model import Ensemble
 from carpool.engine.models.served import Callers, Served
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
-from carpool.engine.route import Direct, Spare
+from carpool.engine.route import Spare, newest
 from carpool.errors import Unavailable
+from carpool.link.step_memory import StepMemory
 from carpool.observe.counters import Block, Row, Table
 from carpool.observe.logs import logger
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logger("engine")
 
+_LOOK_S = 0.01
 _SEEN_WITHIN_S = 60.0  # a front end that takes longer is stuck, and memory is not kept for it for ever
 
 
@@ -62,6 +66,8 @@ class Fleet:
         self.callers: Callers | None = None  # how instances of a model ask other models
         self._loading: set[Served] = set()
         self._keys = 0
+        self._newest: dict[str, int] = {}
+        self.memory: StepMemory | None = None  # for steps of ensembles that run in another process
         self._retiring: set[asyncio.Task[None]] = set()
 
     def build(
@@ -70,7 +76,8 @@ class Fleet:
         """A version that is to be loaded, then swapped in or dropped. It counts where its like counted."""
         slot = self._table.directory.assign(config.name, str(version.number))
         row, server_row = self._block.row(slot), self._block.server
-        served = Served(
+        kind = Served if config.ensemble is None else partial(Ensemble, fleet=self)
+        served = kind(
             config,
             version,
             slot,
@@ -119,8 +126,31 @@ class Fleet:
             served.offer()
             self._keys += 1
             self.offered[self._keys] = served
-            self.routes[self._keys] = Direct(served.driver, eager=served.config.mode is Mode.EAGER)
+            self.routes[self._keys] = served.route()
+        self._rebind()
         self.changed()
+
+    def prefer(self, name: str, version: str) -> None:
+        """Requests that name no version go there, if it is offered; `changed` is told by whoever says so."""
+        self.preferred[name] = version
+        self._rebind()
+
+    def _rebind(self) -> None:
+        self._newest = newest(self.offered, self.preferred)
+        for ensemble in self._ensembles():
+            ensemble.rebind()
+
+    def _ensembles(self) -> list[Ensemble]:
+        everything = (*self.offered.values(), *self.leaving.values())
+        return [served for served in everything if isinstance(served, Ensemble)]
+
+    def find(self, name: str, version: int = -1) -> tuple[int, Served, Route] | None:
+        """What answers requests for this version now; -1 is the newest. With its key and its route."""
+        key = self._newest.get(name)
+        if version != -1:
+            asked = (k for k, one in self.offered.items() if (one.name, one.version) == (name, str(version)))
+            key = next(asked, None)
+        return None if key is None else (key, self.offered[key], self.routes[key])
 
     def spare_route(self, key: int) -> Spare:
         """For work that nobody waits for; the first one has its model ask the others for slack."""
@@ -132,6 +162,8 @@ class Fleet:
     async def _retire(self, key: int, served: Served) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.seen(), _SEEN_WITHIN_S)
+        while any(one.holds(served) for one in self._ensembles()):  # somebody is on its way there
+            await asyncio.sleep(_LOOK_S)
         await served.retire()
         del self.leaving[key], self.routes[key]
         self._forget(served)
@@ -158,9 +190,12 @@ class Fleet:
         self.leaving |= self.offered
         self.offered.clear()
         everything = list(self.leaving.values())
-        await asyncio.gather(*(served.unload(timeout) for served in everything))
+        ensembles = self._ensembles()  # first: their requests need the others
+        await asyncio.gather(*(served.unload(timeout) for served in ensembles))
+        await asyncio.gather(*(served.unload(timeout) for served in everything if served not in ensembles))
         self.leaving.clear()
         self.routes.clear()
+        self._newest.clear()
         for served in everything:
             self._forget(served)
         self.changed()

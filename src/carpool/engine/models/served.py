@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 from carpool.backends.backend import AnswersEach, AsksModels, Backend
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import content_digest
-from carpool.config.model import ModelConfig
+from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
-from carpool.core.job import Reason
+from carpool.core.job import INFINITY, Reason
 from carpool.core.numerals import numeral
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
-from carpool.engine.batch import BatchResult, Executes, Executor
+from carpool.engine.batch import BatchResult, Executes, Executor, Route
 from carpool.engine.driver import Driver, Watcher
 from carpool.engine.hosted_model import HostedInstance, HostedLoading
 from carpool.engine.models.candidate import Upload
 from carpool.engine.models.loading import Loading, Ready
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import Profile, ProfileStore
-from carpool.engine.route import Spare
+from carpool.engine.route import Direct, Spare
 from carpool.errors import CarpoolError, Unavailable
 from carpool.observe import columns
 from carpool.observe.counters import Row, Slot
@@ -110,6 +110,8 @@ class State(enum.StrEnum):
 class Served(Watcher):
     """Watches its driver: counts what it did, and replaces the instances it lost."""
 
+    is_ensemble = False  # it runs nothing itself
+
     def __init__(
         self,
         config: ModelConfig,
@@ -172,6 +174,15 @@ class Served(Watcher):
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         return self._loop
+
+    @property
+    def slo(self) -> float:
+        policy = self.config.policy
+        return policy.slo if isinstance(policy, Promise) else INFINITY
+
+    def route(self) -> Route:
+        """How its requests are answered."""
+        return Direct(self.driver, eager=self.config.mode is Mode.EAGER)
 
     @property
     def driver(self) -> Driver:
@@ -325,6 +336,11 @@ class Served(Watcher):
         """Whether any instance could run a batch now: what readiness means."""
         return self._driver is not None and self._driver.able
 
+    @property
+    def why_not(self) -> str:
+        """Said of one that is offered and not able."""
+        return "its instances are being restarted"
+
     def look_at_instances(self) -> None:
         """One of them was lost or placed, or the process that runs them has stalled or moves again."""
         able = self.able
@@ -398,8 +414,7 @@ class Served(Watcher):
 
     def offer(self) -> None:
         self.state = State.READY
-        policy = self.config.policy
-        self.row.set(columns.SLO_SECONDS, policy.slo if isinstance(policy, Promise) else 0.0)
+        self.row.set(columns.SLO_SECONDS, self.slo if self.slo < INFINITY else 0.0)
         if self.promises:
             self.row.set(columns.SPEED_RATIO, 1.0)
 

@@ -18,7 +18,7 @@ from carpool.config.backend_kinds import kind_of
 from carpool.config.file_metadata import read_metadata
 from carpool.config.model import DYNAMIC, ImageSettings, ModelConfig, Task
 from carpool.config.repository import ModelVersion
-from carpool.engine.batch import signature_of
+from carpool.engine.model_inputs import signature_of
 from carpool.errors import CarpoolError
 from carpool.observe.logs import logger
 from carpool.types import Array, Datatype, Signature

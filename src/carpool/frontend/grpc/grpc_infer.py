@@ -43,8 +43,10 @@ from carpool.link.door import (
     read_side,
     read_source,
 )
+from carpool.link.step_times import there
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
+from carpool.types import StepTiming
 from carpool.wire.proto import message_class
 from carpool.wire.v2 import Buffer, Placed, RequestHead, check_head
 
@@ -255,14 +257,19 @@ class GrpcCall(ClientCall):
         return {"id": self.id.decode(errors="replace")[:80]}
 
     def _encode(self, answer: Answer, placed: Mapping[str, Placed]) -> Kept:
-        listed = messages.list_outputs(self.entry, self.head.outputs, answer.outputs, placed)
-        return Kept(messages.encode_outputs(listed))
+        return Kept(messages.encode_outputs(self._listed(answer, placed)))
+
+    def _listed(self, answer: Answer, placed: Mapping[str, Placed]) -> Sequence[tuple[bytes, Buffer]]:
+        asked = self.head.outputs
+        if answer.timing.__class__ is StepTiming:
+            asked = there(asked, answer.outputs)
+        return messages.list_outputs(self.entry, asked, answer.outputs, placed)
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         entry, more = self.entry, self._more
         listed: Sequence[tuple[bytes, Buffer]] = ()
         if kept is None:
-            listed = messages.list_outputs(entry, self.head.outputs, answer.outputs, placed)
+            listed = self._listed(answer, placed)
         else:
             if more and self.told is not None:  # a stream has no metadata for each of its answers
                 more += messages.text_parameter(CACHE_WORDS, self.told.words)

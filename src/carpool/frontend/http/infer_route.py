@@ -39,9 +39,10 @@ from carpool.link.door import (
     read_latest,
     read_source,
 )
+from carpool.link.step_times import in_words, there
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
-from carpool.types import InferResponse
+from carpool.types import InferResponse, StepTiming
 from carpool.wire.v2 import (
     HEADER_LENGTH,
     Placed,
@@ -278,9 +279,10 @@ class HttpCall(ClientCall):
 
     def _encode(self, answer: Answer, placed: Mapping[str, Placed]) -> Kept:
         entry, head = self.entry, self.head
+        of_steps = answer.timing.__class__ is StepTiming
         buffers, _, length = encode_response(
             InferResponse(entry.name, list(answer.outputs), entry.version),
-            head.outputs,
+            there(head.outputs, answer.outputs) if of_steps else head.outputs,
             binary_output=head.binary_output,
             labels=entry.labels,
             batched=entry.signature.max_batch > 0,
@@ -290,10 +292,11 @@ class HttpCall(ClientCall):
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         entry, head, asked = self.entry, self.head, self._route.asked
+        of_steps = answer.timing.__class__ is StepTiming
         if kept is None:
             buffers, size, length = encode_response(
                 InferResponse(entry.name, list(answer.outputs), entry.version, head.id),
-                head.outputs,
+                there(head.outputs, answer.outputs) if of_steps else head.outputs,
                 binary_output=head.binary_output,
                 labels=entry.labels,
                 batched=entry.signature.max_batch > 0,
@@ -306,6 +309,8 @@ class HttpCall(ClientCall):
             fields, encoding = _JSON_ANSWER % times, asked.json_encoding
         else:
             fields, encoding = _BINARY_ANSWER % (length, *times), asked.binary_encoding
+        if of_steps:
+            fields = b"%b, %b\r\n" % (fields[:-2], in_words(answer.timing).encode())  # the last is the times
         if self.told is not None:
             fields += self.told.fields
         if self.split is not None:

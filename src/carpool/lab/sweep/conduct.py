@@ -41,6 +41,7 @@ from carpool.lab.load.load_plan import Open, Phase, Plan
 from carpool.lab.load.messages import Filling
 from carpool.lab.sweep.sweep_prediction import (
     GIVEN,
+    STEPS_GIVEN,
     CurveEstimate,
     SweepBasis,
     ask_server,
@@ -62,6 +63,7 @@ from carpool.lab.sweep.sweep_runs import (
     measured,
     points,
 )
+from carpool.sim.step_simulation import read_steps
 
 T = TypeVar("T")
 
@@ -310,7 +312,10 @@ class _Stage:
         last = order.settings[-1]  # knobs, if there are any: they form larger batches than a promise may want
         aim = self.aims[last.name]
         self.progress.step("asking how long batches take")
-        if order.curve:
+        if order.steps:
+            first = read_steps(order.steps)[0].curve
+            belief = CurveEstimate(first, order.instances, STEPS_GIVEN, steps=order.steps)
+        elif order.curve:
             belief = CurveEstimate(BatchCurve.parse(order.curve), order.instances, GIVEN)
         else:
             belief = ask_server(aim) or await try_out(aim, last.max_batch)

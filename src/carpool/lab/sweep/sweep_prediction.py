@@ -18,8 +18,10 @@ from carpool.lab.load.load_plan import Closed, Plan
 from carpool.lab.sweep.sweep_runs import AS_IS, Setting, Watcher
 from carpool.link.typed_json import read_document, write_document
 from carpool.sim.simulation import Scenario, measure
+from carpool.sim.step_simulation import capacity, read_steps
 
 GIVEN, SERVER, TRIAL = "given with --curve", "measured by the server", "seen in a short trial"
+STEPS_GIVEN = "given with --step"
 _TRIALS = (1, 4, 16)  # clients that ask at the same time
 _TRIAL_S, _THINK_S = 1.5, 0.002
 _LARGEST = 4096  # batch that anybody believes
@@ -35,14 +37,19 @@ class CurveEstimate:
     source: str
     slo_ms: float | None = None
     max_delay_ms: float | None = None
+    steps: tuple[str, ...] = ()  # of a pipeline, as `--step` takes them; the curve is that of the first
 
     def capacity(self, slo_ms: float) -> float:
         """What `carpool plan` says can be promised, in images per second."""
+        if self.steps:
+            return capacity(read_steps(self.steps), slo_ms / 1e3, self.instances)
         return slo_capacity(self.curve, slo_ms / 1e3, self.instances)
 
     @property
     def text(self) -> str:
-        """As `--curve` takes it."""
+        """As `--curve` takes it, or `--step` each part."""
+        if self.steps:
+            return " → ".join(self.steps)
         return ",".join(f"{size}:{seconds * 1e3:.4g}" for size, seconds in self.curve.points)
 
 
@@ -71,16 +78,16 @@ def rates_of(
     rates: Sequence[float], loads: Sequence[float], belief: CurveEstimate, slo_ms: float
 ) -> list[tuple[float, float | None]]:
     """What to offer, in requests per second, each with its load; `loads` count where there are no `rates`."""
-    capacity = belief.capacity(slo_ms)
+    most = belief.capacity(slo_ms)
     if rates:
-        return [(rate, float(f"{rate / capacity:.3g}") if capacity else None) for rate in rates]
-    if not capacity:
+        return [(rate, float(f"{rate / most:.3g}") if most else None) for rate in rates]
+    if not most:
         alone = belief.curve.times[1] * 1e3
         raise InvalidInput(
             f"nothing can be promised within {slo_ms:g} ms, since one image takes {numeral(alone)} ms: "
             f"give --slo-ms {2 * alone:.3g} or more, or --rates instead of --loads"
         )
-    return [(float(f"{load * capacity:.4g}"), load) for load in loads]
+    return [(float(f"{load * most:.4g}"), load) for load in loads]
 
 
 def ask_server(aim: Aim) -> CurveEstimate | None:
@@ -175,6 +182,7 @@ def predict(
             instances=belief.instances,
             seconds=lasts,
             seeds=_SEEDS if lasts * rate < _FEW else 1,
+            steps=read_steps(belief.steps),
         )
         out = measure(scenario)
         values = (out.offered_rps, out.goodput_rps, out.attainment, out.p99_ms)

@@ -112,6 +112,7 @@ class SweepOrder:
     images: tuple[Path, ...] = ()  # none: the demo's, if the model takes pictures
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     curve: str = ""
+    steps: tuple[str, ...] = ()  # of a pipeline, in its place
     instances: int = 1
     command: str = "carpool sweep"
     trust: Trust = TRUSTING

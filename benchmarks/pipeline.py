@@ -1,0 +1,169 @@
+"""One promise for two steps, through real sockets: an ensemble on pretended devices, beside the simulator.
+
+Two models that only take time (40 ms + 10 ms per image, then 30 ms + 8 ms), each with a device of its own,
+asked within a second at 0.9, 1.3 and 3 times what they can promise together, by independent clients:
+
+    promise     an ensemble with `slo_ms`
+    knobs       the same ensemble without, its models with Triton's knobs and a delay of 5 ms
+    by hand     clients that call the two models themselves, each with a promise, the second with what is left
+
+Counted is what is answered in time, over the most that is possible; the first seconds are left out. Devices
+this slow leave the cores idle, so that a busy machine hardly shows.
+
+    python benchmarks/pipeline.py            # about five minutes
+    python benchmarks/pipeline.py --quick    # one load, shorter
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+import carpool
+from carpool.core.policy import Knobs, Promise
+from carpool.errors import CarpoolError
+from carpool.sim.arrivals import poisson
+from carpool.sim.simulation import Scenario, measure
+from carpool.sim.step_simulation import StepPlan, bound, capacity, read_steps
+from load.carpool_server import carpool_server
+from load.open_loop import Shower, in_time, pour
+
+CURVES, SLO, MAX_BATCH, DELAY = ("40+10", "30+8"), 1.0, 32, 0.005
+LOADS = (0.9, 1.3, 3.0)
+WARM_UP_S = 3.0
+MODES = ("promise", "knobs", "by hand")
+_TENSOR = 'datatype = "FP32"\nshape = [4]\n'
+_STEP = (
+    'step {{ model_name: "{model}" model_version: -1 input_map {{ key: "x" value: "{x}" }} '
+    'output_map {{ key: "y" value: "{y}" }} }}'
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    mode: str
+    load: float
+    offered_rps: float
+    in_time_rps: float
+    of_the_bound: float
+    simulated: float | None  # the same, under the virtual clock
+
+
+def write(folder: Path, mode: str) -> Path:
+    """A repository of two models and the ensemble `both`."""
+    head = {"promise": "", "knobs": "", "by hand": f"slo_ms = {SLO * 1e3:g}"}[mode]
+    tail = f"[batching]\nmax_delay_ms = {DELAY * 1e3:g}\n" if mode == "knobs" else ""
+    for name, curve in zip(("first", "second"), CURVES, strict=True):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "model.toml").write_text(
+            f'backend = "fake"\nmax_batch = {MAX_BATCH}\n{head}\n[fake]\ncurve = "{curve}"\n'
+            f'[[input]]\nname = "x"\n{_TENSOR}[[output]]\nname = "y"\n{_TENSOR}{tail}'
+        )
+    if mode != "by hand":
+        promise = f'parameters {{ key: "slo_ms" value {{ string_value: "{SLO * 1e3:g}" }} }}'
+        (folder / "both" / "1").mkdir(parents=True)
+        (folder / "both" / "config.pbtxt").write_text(
+            f'platform: "ensemble" max_batch_size: {MAX_BATCH}\n{promise if mode == "promise" else ""}\n'
+            'input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }\n'
+            'output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }\n'
+            f"ensemble_scheduling {{ {_STEP.format(model='first', x='x', y='mid')} "
+            f"{_STEP.format(model='second', x='mid', y='y')} }}\n"
+        )
+    return folder
+
+
+async def by_hand(url: str, rate: float, seconds: float, seed: int) -> tuple[int, int]:
+    """How many came after the warm-up, and how many of them were answered in time."""
+    good = 0
+
+    async def ask(at: float, client: carpool.AsyncClient) -> None:
+        nonlocal good
+        x = np.zeros((1, 4), np.float32)
+        began = time.monotonic()
+        try:
+            answer = await client.infer("first", {"x": x}, deadline_ms=SLO * 1e3)
+            left = SLO - (time.monotonic() - began)
+            if left > 0:
+                await client.infer("second", {"x": answer["y"]}, deadline_ms=left * 1e3)
+        except CarpoolError:
+            return
+        good += at >= WARM_UP_S and time.monotonic() - began <= SLO
+
+    async with carpool.AsyncClient(url, patience_s=0.0, connections=512) as client:
+        start = time.monotonic()
+        asked = []
+        arrivals = poisson(rate, seconds, Random(seed))
+        for arrival in arrivals:
+            await asyncio.sleep(max(0.0, start + arrival.at - time.monotonic()))
+            asked.append(asyncio.ensure_future(ask(arrival.at, client)))
+        await asyncio.gather(*asked)
+    return sum(arrival.at >= WARM_UP_S for arrival in arrivals), good
+
+
+def measured(mode: str, load: float, seconds: float, steps: Sequence[StepPlan]) -> Row:
+    rate = load * capacity(steps, SLO)
+    with tempfile.TemporaryDirectory(prefix="carpool-bench-") as name:
+        models = write(Path(name) / "models", mode)
+        with carpool_server(models) as server:
+            if mode == "by hand":
+                came, good = asyncio.run(by_hand(server.url, rate, seconds, 1))
+            else:
+                shower = Shower(server.url, ((rate, seconds),), SLO, timeout=4 * SLO, model="both")
+                (fallen,) = pour([shower])
+                counted = fallen.between(WARM_UP_S, seconds)
+                came, good = len(counted), in_time(counted, SLO)
+    offered, found = came / (seconds - WARM_UP_S), good / (seconds - WARM_UP_S)
+    most = bound(steps, SLO, offered)  # by the luck of the arrivals
+    return Row(mode, load, offered, found, found / most, simulated(mode, rate, steps))
+
+
+def simulated(mode: str, rate: float, steps: Sequence[StepPlan]) -> float | None:
+    if mode == "by hand":
+        return None
+    settings = Promise(SLO, MAX_BATCH) if mode == "promise" else Knobs(MAX_BATCH, max_delay=DELAY)
+    scenario = Scenario(
+        steps[0].curve, SLO, settings, rate, seconds=60.0, noise=0.0, stall_share=0.0, steps=tuple(steps)
+    )
+    return measure(scenario).fraction_of_bound
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one load, shorter")
+    parser.add_argument("--modes", default=",".join(MODES), help="those to run")
+    parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="times what can be promised")
+    parser.add_argument("--json", action="store_true", help="print one object for machines")
+    args = parser.parse_args()
+    steps = read_steps(CURVES, MAX_BATCH)
+    seconds = 9.0 if args.quick else 20.0
+    found = []
+    for load in (3.0,) if args.quick else map(float, args.loads.split(",")):
+        for mode in args.modes.split(","):
+            row = measured(mode, load, seconds, steps)
+            found.append(row)
+            if not args.json:
+                beside = "" if row.simulated is None else f", simulated {row.simulated:.3f}"
+                print(
+                    f"{mode:<8} {load:>4g}×  {row.in_time_rps:6.1f}/s in time of {row.offered_rps:6.1f}/s: "
+                    f"{row.of_the_bound:.3f} of the bound{beside}",
+                    flush=True,
+                )
+    if args.json:
+        print(json.dumps([asdict(row) for row in found], indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""One promise for a pipeline: how much of it each step must leave to the steps after it.
+
+A step plans with the end of the promise less what the later steps take, which is learned: nine requests in
+ten took no longer. That needs no split of the promise, and follows the load. Two things it does not see: what
+already waits for the later steps, which the gate asks for at arrival (`at_gate`), and that a request which
+has come far is worth more than one that begins, which on a shared device is the arbiter's to know.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from math import ceil, exp, floor
+from typing import NamedTuple
+
+from carpool.core.constants import CONSTANTS, Constants
+from carpool.core.scheduler import Scheduler
+
+
+class Step(NamedTuple):
+    """A step: the scheduler that it waits in, and the numbers of the steps whose ends it waits for.
+
+    Steps are numbered in an order in which each comes after those that it waits for.
+    """
+
+    scheduler: Scheduler
+    after: Sequence[int] = ()
+    images: float = 1.0  # of each request, on average, before any was seen
+
+
+class Spread:
+    """The 0.9 quantile of the last times that were seen. When none comes for a while, it is forgotten: who
+    is refused for it would otherwise never learn that it is over."""
+
+    __slots__ = ("_at", "_constants", "_ordered", "_recent")
+
+    def __init__(self, constants: Constants = CONSTANTS) -> None:
+        self._constants = constants
+        self._recent: deque[float] = deque()
+        self._ordered: list[float] = []
+        self._at = 0.0
+
+    def seen(self, seconds: float, now: float) -> None:
+        if len(self._recent) >= self._constants.later_window:
+            del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
+        self._recent.append(seconds)
+        insort(self._ordered, seconds)
+        self._at = now
+
+    def at(self, now: float) -> float:
+        if not self._ordered:
+            return 0.0
+        value = self._ordered[int(self._constants.later_quantile * (len(self._ordered) - 1))]
+        silent = now - self._at - self._constants.later_memory_s
+        return value if silent <= 0.0 else value * exp(-silent / self._constants.later_memory_s)
+
+
+class Remaining:
+    """All that is known of the way of requests through the steps of one pipeline."""
+
+    def __init__(self, steps: Sequence[Step], constants: Constants = CONSTANTS) -> None:
+        self._constants = constants
+        self.steps = tuple(steps)
+        self._later = [Spread(constants) for _ in steps]  # from a step's end to that of all
+        self.images = [step.images for step in steps]  # of a request, on average
+        self._coming = [0] * len(steps)  # requests that are on their way to a step
+        self._ends = [not any(number in other.after for other in steps) for number in range(len(steps))]
+
+    # ---- what happens to a request ------------------------------------------------------------------------
+
+    def enters(self) -> Trip:
+        """A request was let in."""
+        for number in range(len(self.steps)):
+            self._coming[number] += 1
+        return Trip(self)
+
+    def _reached(self, step: int, images: int) -> None:
+        self._coming[step] -= 1
+        self.images[step] += self._constants.fan_out_weight * (images - self.images[step])
+
+    # ---- what is asked ------------------------------------------------------------------------------------
+
+    def planned(self, step: int, now: float) -> float:
+        """Seconds that a request in this step leaves to those after it."""
+        if self._ends[step]:
+            return 0.0
+        return max(self._later[step].at(now), self._alone_after(step))
+
+    def at_gate(self, first: int, images: int, now: float) -> float:
+        """The same for a newcomer, with what waits for the later steps and is on its way there.
+
+        Some of those will be given up, as in any queue, so that not all are counted; and while the newcomer
+        waits for its own batch and rides in it, the later steps go on.
+        """
+        ends: list[float] = []
+        for number, step in enumerate(self.steps):
+            if not step.after:
+                size = images if number == first else 1
+                ends.append(self._queued(step.scheduler, 0.0, now) + self._takes(number, size))
+                continue
+            ready = max(ends[before] for before in step.after)
+            coming = self._coming[number] * self.images[number]
+            queued = self._queued(step.scheduler, coming, now)
+            shared = any(_same_device(step.scheduler, self.steps[before].scheduler) for before in step.after)
+            begins = ready + queued if shared else max(ready, queued)
+            ends.append(begins + self._takes(number, self.images[number]))
+        return max(ends) - ends[first]
+
+    # ---- inside -------------------------------------------------------------------------------------------
+
+    def _alone_after(self, step: int) -> float:
+        """What the steps after this one take if nobody else is there, along the longest way."""
+        after = [0.0] * len(self.steps)
+        for number in range(len(self.steps) - 1, step, -1):
+            whole = self._takes(number, self.images[number]) + after[number]
+            for before in self.steps[number].after:
+                after[before] = max(after[before], whole)
+        return after[step]
+
+    def _takes(self, step: int, images: float) -> float:
+        """Of a request alone; of a fan-out that is mostly nothing, what it takes when it is something."""
+        scheduler = self.steps[step].scheduler
+        curve = scheduler.curve
+        size = min(max(1, ceil(images - 1e-9)), curve.max_batch)
+        return scheduler.instances.next_free.speed.mean * curve.times[size]
+
+    def _queued(self, scheduler: Scheduler, coming: float, now: float) -> float:
+        """Until one that gets there last would begin."""
+        instances, curve = scheduler.instances, scheduler.curve
+        batch = curve.efficient[min(scheduler.policy.max_images, curve.max_batch)]
+        ahead = self._constants.oversell * (scheduler.lanes.waiting + coming)
+        behind = floor(ahead / batch) * curve.times[batch] / instances.pace
+        return behind + max(0.0, instances.next_free.free_at - now)
+
+
+def _same_device(one: Scheduler, other: Scheduler) -> bool:
+    mine, theirs = one.instances.next_free.turn, other.instances.next_free.turn
+    return mine is not None and theirs is not None and mine.shares_device_with(theirs)
+
+
+class Trip:
+    """One request on its way. Whoever carries it says where it is; `done` or `gone` ends it, once."""
+
+    __slots__ = ("_ended", "_remaining", "_to_reach")
+
+    def __init__(self, remaining: Remaining) -> None:
+        self._remaining = remaining
+        self._to_reach = set(range(len(remaining.steps)))
+        self._ended: dict[int, float] = {}
+
+    def reaches(self, step: int, images: int = 1) -> None:
+        """It is offered to this step, with so many images; with none, the step is over at once."""
+        if step in self._to_reach:
+            self._to_reach.discard(step)
+            self._remaining._reached(step, images)
+
+    def ends(self, step: int, now: float) -> None:
+        self._ended[step] = now
+
+    def done(self, now: float) -> None:
+        """Only those who came through are learned from: who was given up was short of time."""
+        for step, at in self._ended.items():
+            self._remaining._later[step].seen(now - at, now)
+        self.gone()
+
+    def gone(self) -> None:
+        for step in self._to_reach:
+            self._remaining._coming[step] -= 1
+        self._to_reach.clear()
+        self._ended.clear()

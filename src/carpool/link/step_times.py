@@ -1,0 +1,51 @@
+"""Where the time of a request went that went through several models: on the link, and in a header."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+
+from carpool.link.records import ProtocolError
+from carpool.types import RequestedOutput, StepTiming, Tensor, Timing
+
+_MOST = 4096  # steps, of ensembles in ensembles
+_LENGTH = 4
+
+
+def write_steps(timing: Timing) -> bytes:
+    assert isinstance(timing, StepTiming)
+    listed = [(name, t.queue, t.input, t.infer, t.output, t.batch) for name, t in timing.steps[:_MOST]]
+    document = orjson.dumps(listed)
+    return document + len(document).to_bytes(_LENGTH, "little")
+
+
+def read_steps(timing: Timing, payload: bytes) -> tuple[StepTiming, bytes]:
+    """And the payload without them."""
+    length = int.from_bytes(payload[-_LENGTH:], "little")
+    end = len(payload) - _LENGTH
+    if length > end:
+        raise ProtocolError("times of steps that reach beyond their record")
+    listed = orjson.loads(payload[end - length : end])
+    steps = tuple((name, Timing(*times)) for name, *times in listed)
+    sums = timing.queue, timing.input, timing.infer, timing.output, timing.batch
+    return StepTiming(*sums, steps), payload[: end - length]
+
+
+def there(requested: Sequence[RequestedOutput], tensors: Sequence[Tensor]) -> Sequence[RequestedOutput]:
+    """Of the outputs that were asked for, those that the steps gave: the others are left out."""
+    given = {tensor.name for tensor in tensors}
+    return [output for output in requested if output.name in given]
+
+
+def in_words(timing: Timing) -> str:
+    """As `Server-Timing` has it: a name for each part of each step, in milliseconds."""
+    assert isinstance(timing, StepTiming)
+    parts = []
+    for name, each in timing.steps:
+        parts += [
+            f"{name}.queue;dur={each.queue * 1e3:.3f}",
+            f"{name}.infer;dur={(each.input + each.infer + each.output) * 1e3:.3f}",
+            f'{name}.batch;desc="{each.batch}"',
+        ]
+    return ", ".join(parts)

@@ -1,0 +1,1 @@
+"""Several models behind one name: the steps, what goes from one to the next, what is not needed."""

@@ -1,0 +1,173 @@
+"""An ensemble beside its models: whether they fit together, and what a request needs of them.
+
+Pure: tensors are arrays, models are signatures. What runs them is engine/journey.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from carpool.config.model import EnsembleSettings, ModelConfig
+from carpool.config.rules import shown
+from carpool.errors import ConfigError, ModelError
+from carpool.types import DATATYPES, Array, Signature, TensorSpec
+
+_AT = "ensemble_scheduling.step"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStep:
+    """`number` is its place in the settings, `after` are the numbers of the steps whose tensors it reads."""
+
+    number: int
+    model: str
+    version: int
+    inputs: tuple[tuple[str, str], ...]  # the model's name, the ensemble's
+    outputs: tuple[tuple[str, str], ...]
+    after: tuple[int, ...]
+
+
+class EnsembleGraph:
+    """The steps in an order in which each comes after those that it reads from."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        assert config.ensemble is not None
+        self.name = config.name
+        self.batched = bool(config.max_batch)
+        self.inputs = tuple(tensor.name for tensor in config.inputs)
+        self.outputs = tuple(tensor.name for tensor in config.outputs)
+        self.steps = _in_order(config.ensemble)
+        self._writer = {tensor: step.number for step in self.steps for _, tensor in step.outputs}
+        self._by_number = {step.number: step for step in self.steps}
+
+    def needed(self, wanted: Sequence[str]) -> list[GraphStep]:
+        """The steps without which these outputs would not be there; none named: all outputs."""
+        waiting = [self._writer[name] for name in wanted or self.outputs]
+        found: set[int] = set()
+        while waiting:
+            number = waiting.pop()
+            if number not in found:
+                found.add(number)
+                waiting += self._by_number[number].after
+        return [step for step in self.steps if step.number in found]
+
+    def wanted_of(self, step: GraphStep, needed: Sequence[GraphStep], wanted: Sequence[str]) -> list[str]:
+        """The outputs of a step that somebody reads: its model need not make the others."""
+        read = {tensor for other in needed for _, tensor in other.inputs} | set(wanted or self.outputs)
+        return [name for name, tensor in step.outputs if tensor in read]
+
+
+def _in_order(settings: EnsembleSettings) -> tuple[GraphStep, ...]:
+    writer = {tensor: n for n, step in enumerate(settings.steps) for _, tensor in step.outputs}
+    waiting = [
+        GraphStep(
+            number,
+            step.model,
+            step.version,
+            step.inputs,
+            step.outputs,
+            tuple(sorted({writer[tensor] for _, tensor in step.inputs if tensor in writer})),
+        )
+        for number, step in enumerate(settings.steps)
+    ]
+    ordered: list[GraphStep] = []
+    while waiting:
+        done = {step.number for step in ordered}
+        ready = [step for step in waiting if done.issuperset(step.after)]
+        assert ready, "the settings were checked"
+        ordered += ready
+        waiting = [step for step in waiting if step not in ready]
+    return tuple(ordered)
+
+
+# ---- whether the models fit together -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What somebody says of a tensor."""
+
+    whose: str
+    spec: TensorSpec
+    batched: bool
+
+    @property
+    def full(self) -> tuple[int, ...]:
+        return (-1, *self.spec.shape) if self.batched else self.spec.shape
+
+
+def check_models(config: ModelConfig, signatures: Sequence[Signature]) -> None:
+    """Raises what is wrong. `signatures` are those of the steps' models, in the order of the settings."""
+    assert config.ensemble is not None
+    batched = bool(config.max_batch)
+    told: dict[str, _Told] = {}
+    for own in (*config.inputs, *config.outputs):
+        spec = TensorSpec(own.name, DATATYPES[own.datatype], own.dims, own.optional)
+        told[own.name] = _Told(f"the ensemble's own {own.name}", spec, batched)
+    for number, (step, signature) in enumerate(zip(config.ensemble.steps, signatures, strict=True)):
+        at = f"{config.name}: {_AT}[{number}]"
+        if signature.max_batch and (config.max_batch or 0) > signature.max_batch:
+            raise ConfigError(
+                f"{at}.model_name: max_batch_size {config.max_batch} of the ensemble is more than the "
+                f"{signature.max_batch} that {step.model} takes",
+                field="max_batch_size",
+            )
+        _check_names(at, step.model, dict(step.inputs), dict(step.outputs), signature)
+        for side, pairs, specs in (
+            ("input_map", step.inputs, signature.input_named),
+            ("output_map", step.outputs, signature.output_named),
+        ):
+            for name, tensor in pairs:
+                one = _Told(f"{step.model}.{name}", specs[name], signature.max_batch > 0)
+                _check_alike(f"{at}.{side}: tensor {shown(tensor)}", told.setdefault(tensor, one), one)
+
+
+def _check_names(
+    at: str, model: str, inputs: Mapping[str, str], outputs: Mapping[str, str], signature: Signature
+) -> None:
+    for name in inputs:
+        if name not in signature.input_named:
+            raise ConfigError(f"{at}.input_map: {model} has no input {shown(name)}", field="input_map")
+    for name, spec in signature.input_named.items():
+        if name not in inputs and not spec.optional:
+            said = f"{at}.input_map: nothing is mapped to the input {shown(name)} of {model}"
+            raise ConfigError(said, field="input_map")
+    for name in outputs:
+        if name not in signature.output_named:
+            raise ConfigError(f"{at}.output_map: {model} has no output {shown(name)}", field="output_map")
+
+
+def _check_alike(at: str, one: _Told, other: _Told) -> None:
+    """Shapes must agree as they are, or with their batch dimensions: a tensor may go from a model that takes
+    batches to one that takes none. What is open is checked when a request comes."""
+    mine, theirs = one.spec.datatype.value, other.spec.datatype.value
+    if mine != theirs:
+        said = f"{at} is {mine} for {one.whose}, and {theirs} for {other.whose}"
+        raise ConfigError(f"{said}: data_type must be the same", field="data_type")
+    if not _fit(one.spec.shape, other.spec.shape) and not _fit(one.full, other.full):
+        said = f"{at} is {list(one.full)} for {one.whose}, and {list(other.full)} for {other.whose}"
+        raise ConfigError(f"{said}: dims must fit together", field="dims")
+
+
+def _fit(one: Sequence[int], other: Sequence[int]) -> bool:
+    return len(one) == len(other) and all(-1 in (a, b) or a == b for a, b in zip(one, other, strict=True))
+
+
+# ---- from one model to the next ----------------------------------------------------------------------------
+
+
+def handed_over(array: Array, spec: TensorSpec, batched: bool, where: str) -> Array:
+    """The tensor as a model (or the ensemble's answer) has it that takes batches, or none: as it is where its
+    whole shape fits; else with a leading 1, or without one. Never a copy."""
+    expected = spec.full_shape(1 if batched else 0)
+    if _fit(expected, array.shape):
+        return array
+    if batched and _fit(spec.shape, array.shape):
+        return array[None]
+    if not batched and array.shape[:1] == (1,) and _fit(expected, array.shape[1:]):
+        return array.reshape(array.shape[1:])
+    raise ModelError(
+        f"{where} needs the shape {list(expected)}, and the tensor has {list(array.shape)}",
+        reason="model-error",
+    )

@@ -1,0 +1,184 @@
+"""Ensembles come and go with their models: loaded after them, unloaded before them, checked against them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carpool.engine.engine import Engine
+from carpool.engine.models.served import State
+from carpool.errors import CarpoolError, ConfigError, NotFound, Unavailable
+from engine import ensembles
+from engine.scripted import run, until
+from engine.test_ensembles import rows
+
+
+def states(engine: Engine) -> dict[str, str]:
+    return {line.name: line.state for line in engine.index()}
+
+
+def reason(engine: Engine, name: str) -> str:
+    return next(line.reason for line in engine.index() if line.name == name)
+
+
+def fails(folder: Path, said: str, name: str = "wrong") -> None:
+    async def story() -> None:
+        with pytest.raises(CarpoolError, match=said):
+            await Engine(folder).start(only=[name])
+
+    run(story())
+
+
+def one_step(folder: Path, model: str, name: str = "wrong", version: int = -1) -> None:
+    steps = ensembles.step(model, [("x", "in")], [("y", "out")], version=version)
+    ensembles.write(folder, name, ensembles.text(steps))
+
+
+def test_non_existing_model(tmp_path: Path) -> None:
+    ensembles.adds(tmp_path, "one", 1)
+    one_step(tmp_path, "on")
+    fails(tmp_path, r'step\[0\].model_name: there is no model "on"; .*one')
+
+
+def test_circular_dependency(tmp_path: Path) -> None:
+    first = ensembles.step("second", [("in", "in")], [("out", "out")])
+    second = ensembles.step("wrong", [("in", "in")], [("out", "out")])
+    ensembles.write(tmp_path, "wrong", ensembles.text(first))
+    ensembles.write(tmp_path, "second", ensembles.text(second))
+    fails(tmp_path, "step.model_name: ensembles cannot need each other: wrong → second → wrong")
+
+
+def test_self_circular_dependency(tmp_path: Path) -> None:
+    ensembles.write(
+        tmp_path, "wrong", ensembles.text(ensembles.step("wrong", [("in", "in")], [("out", "out")]))
+    )
+    fails(tmp_path, "step.model_name: ensembles cannot need each other: wrong → wrong")
+
+
+def test_circles_do_not_stop_a_whole_start(tmp_path: Path) -> None:
+    test_circular_dependency(tmp_path)
+    ensembles.adds(tmp_path, "one", 1)
+
+    async def story() -> None:
+        engine = Engine(tmp_path)
+        failed = await engine.start(patient=True)
+        assert failed.keys() == {"wrong", "second"}
+        assert states(engine)["one"] == State.READY
+        await engine.stop(1.0)
+
+    run(story())
+
+
+@pytest.mark.parametrize("versions", [(2,), (-1, 2), (2, -1)])
+def test_no_required_version(tmp_path: Path, versions: tuple[int, ...]) -> None:
+    ensembles.adds(tmp_path, "one", 1)
+    tensors = ["in", *(f"t{n}" for n in range(1, len(versions))), "out"]
+    steps = [
+        ensembles.step("one", [("x", tensors[n])], [("y", tensors[n + 1])], version=version)
+        for n, version in enumerate(versions)
+    ]
+    ensembles.write(tmp_path, "wrong", ensembles.text(*steps))
+    fails(tmp_path, rf"step\[{versions.index(2)}\].model_version: version 2 of one is not loaded")
+
+
+@pytest.mark.parametrize("name", ["invalid_decoupled_branching", "invalid_decoupled_branching_2"])
+def test_decoupled_models_are_refused_before_any_ensemble_could_join_them(tmp_path: Path, name: str) -> None:
+    model = ensembles.adds(tmp_path, "one", 1)
+    config = model / "config.pbtxt"
+    config.write_text(config.read_text() + "model_transaction_policy { decoupled: true }\n")
+    one_step(tmp_path, "one", name)
+    fails(tmp_path, "model_transaction_policy.decoupled", name)
+
+
+def test_loading_an_ensemble_loads_what_it_needs(tmp_path: Path) -> None:
+    ensembles.chain(tmp_path)
+    ensembles.adds(tmp_path, "other", 5)
+
+    async def story() -> None:
+        engine = Engine(tmp_path)
+        await engine.start(only=[])
+        await engine.load("chain")
+        assert states(engine) == {"chain": State.READY, "one": State.READY, "ten": State.READY, "other": ""}
+        await engine.stop(1.0)
+
+    run(story())
+
+
+def test_unloading_a_step_takes_its_ensembles_along(tmp_path: Path) -> None:
+    ensembles.chain(tmp_path)
+    steps = ensembles.step("chain", [("in", "in")], [("out", "out")])
+    ensembles.write(tmp_path, "outer", ensembles.text(steps))
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            await engine.unload("one")
+            await until(lambda: not engine.fleet.leaving)
+            with pytest.raises(Unavailable, match=r"outer.*one, which it needs, was unloaded"):
+                await engine.infer("outer", {"in": rows(1)})
+            assert states(engine)["ten"] == State.READY
+            await engine.load("outer")  # and back, with all that it needs
+            answer = await engine.infer("outer", {"in": rows(1)})
+            np.testing.assert_array_equal(answer["out"], rows(12))
+
+    run(story())
+
+
+@pytest.mark.parametrize("dependents", [False, True])
+def test_unloading_an_ensemble_leaves_its_steps_unless_asked(tmp_path: Path, dependents: bool) -> None:
+    ensembles.chain(tmp_path)
+    one_step(tmp_path, "ten", "also")
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            await engine.unload("chain", dependents=dependents)
+            with pytest.raises(NotFound):
+                await engine.infer("chain", {"in": rows(1)})
+            assert states(engine)["ten"] == State.READY  # another ensemble needs it
+            assert (states(engine)["one"] == State.READY) is not dependents
+            assert (await engine.infer("also", {"in": rows(1)}))["out"][0, 0] == 11
+
+    run(story())
+
+
+def test_a_step_that_is_loaded_again_is_used_at_once(tmp_path: Path) -> None:
+    ensembles.chain(tmp_path)
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            assert (await engine.infer("chain", {"in": rows(1)}))["out"][0, 0] == 12
+            ensembles.adds(tmp_path, "ten", 20, version=2)
+            await engine.load("ten")
+            assert (await engine.infer("chain", {"in": rows(1)}))["out"][0, 0] == 22
+
+    run(story())
+
+
+def test_a_step_that_does_not_fit_any_more_is_told(tmp_path: Path) -> None:
+    ensembles.chain(tmp_path)
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            config = tmp_path / "ten" / "config.pbtxt"
+            config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 2"))
+            await engine.load("ten")
+            assert not engine.find("chain").able
+            with pytest.raises(ConfigError, match="max_batch_size 8 of the ensemble is more than the 2"):
+                await engine.infer("chain", {"in": rows(1)})
+
+    run(story())
+
+
+def test_labels_are_those_of_the_model_that_writes_the_output(tmp_path: Path) -> None:
+    ensembles.chain(tmp_path)
+    config = tmp_path / "ten" / "config.pbtxt"
+    said = 'output [ { name: "y" label_filename: "labels.txt" '
+    config.write_text(config.read_text().replace('output [ { name: "y" ', said))
+    (tmp_path / "ten" / "labels.txt").write_text("cat\ndog\nowl\n")
+
+    async def story() -> None:
+        async with Engine(tmp_path) as engine:
+            assert list(engine.find("chain").labels["out"]) == ["cat", "dog", "owl"]
+
+    run(story())
