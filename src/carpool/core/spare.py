@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from carpool.core.scheduler import Scheduler
 
 _MOST_WAITING = 32  # requests of one model: they hold memory, and more than a few batches would only get old
-_LOOK_S = 0.005  # between two looks for slack while nothing happens
+_LOOK_S = 0.02  # between two looks for slack while nothing happens: whatever ends has it looked for, too
 _NOT_LOAD = (Reason.TOO_LARGE, Reason.REPLACED)  # a no that says nothing about the device
 
 

@@ -14,7 +14,7 @@ from carpool.backends.torch.device_sharing import limit_device_memory
 from carpool.clock import now
 from carpool.config.model import ModelConfig, PictureChoice
 from carpool.config.repository import find_models, with_promise
-from carpool.core.job import INFINITY
+from carpool.core.job import INFINITY, NEW
 from carpool.engine.batch import Outcome, Work, check_inputs, only_input, shape_key
 from carpool.engine.hardware import gpu_count
 from carpool.engine.model_calls import ModelCalls
@@ -359,6 +359,10 @@ class Engine:
             self.fleet.spare_route(key).submit([work])
         except CarpoolError as error:
             work.done(work, Outcome(error=error))
+        except Exception as error:  # nobody's request is to end with it
+            log.exception("spare-failed", key=key)
+            if work.state is NEW:
+                work.done(work, Outcome(error=CarpoolError(f"the engine failed: {error}")))
 
     def ready(self, work: Work) -> None:
         """The inputs of a work that was submitted before them (`ready_at`) are there."""

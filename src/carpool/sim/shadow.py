@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 
 from carpool.core.arbiter import Arbiter
@@ -38,6 +39,12 @@ class ShadowedSimulation(Simulation):
         if self._drawn.random() < self.share:
             self.copied += 1
             self.spare.offer(Job(arrival.at, images=arrival.images), arrival.at)
+
+    def _advance(self, until: float, look_again: float | None) -> float | None:
+        if until == inf:  # what is left of the traffic says nothing about the load
+            for job in self.spare.everybody():
+                self.spare.cancel(job)
+        return super()._advance(until, look_again)
 
     def _act(self, now: float) -> float | None:
         look_again = super()._act(now)

@@ -388,7 +388,8 @@ def _compare_depths(a: Answer, b: Answer, limits: Limits) -> Difference:  # noqa
 
 def _distances(depth: Answer) -> Array:
     steps = from_png(depth["png"]).astype(np.float32)
-    return depth["low"] + steps * np.float32((depth["high"] - depth["low"]) / 65_535)
+    values: Array = depth["low"] + steps * np.float32((depth["high"] - depth["low"]) / 65_535)
+    return values
 
 
 # ---- any answer, field by field
