@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from carpool.config.repository import version_folders
 from carpool.core.curve import slo_capacity
 from carpool.core.policy import Promise
 from carpool.engine.models.served import Served
+from carpool.link.door import Route
 from carpool.rollout.capacity import Carrier
 from carpool.rollout.rollout_file import Record
 from carpool.rollout.rollout_states import Rollout
@@ -154,6 +155,25 @@ def status_document(record: Record, now: float, more: Mapping[str, Any]) -> dict
         "rollbacks": record.rollbacks,
         **more,
     }
+
+
+def route_of(record: Record, epoch: int) -> Route:
+    """What front ends do for it."""
+    rollout, plan = record.rollout, record.plan
+    traffic = rollout.traffic(plan)
+    return Route(
+        rollout.stable,
+        rollout.candidate,
+        traffic.share,
+        record.salt,
+        plan.sticky,
+        traffic.mirrored,
+        traffic.compared,
+        plan.fallback,
+        epoch,
+        bool(plan.keep.folder),
+        asdict(plan.compare),
+    )
 
 
 def resident_gb() -> float:

@@ -12,7 +12,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -33,9 +32,9 @@ from carpool.engine.rollout_checks import (
     digest_of,
     pinned,
     resident_gb,
+    route_of,
 )
 from carpool.errors import CarpoolError
-from carpool.link.door import Route
 from carpool.observe import columns
 from carpool.observe.logs import logger
 from carpool.rollout.capacity import carries
@@ -80,6 +79,7 @@ class Rollouts:
         self._folder = settings.state_dir
         self._models: dict[str, Watched | None] = {}  # None: there is none, which was looked up
         self._busy: set[str] = set()  # models that are being brought to what their rollout wants
+        self._asked: set[str] = set()  # and those of which somebody has asked so
         self.disk = ThreadPoolExecutor(1, thread_name_prefix="rollouts")  # files are written in their order
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
@@ -150,25 +150,33 @@ class Rollouts:
     def _loaded(self, model: ModelState) -> None:
         if self._ticking is None:
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
-        if model.name not in self._busy:
-            self._do(self._follow(model.name))
+        self._do(self._follow(model.name))
 
     async def _follow(self, name: str) -> None:
-        """A model was loaded: go on with its rollout, or begin one."""
+        """Go on with a model's rollout, or begin one. Who asks meanwhile is heard by who is at it."""
+        self._asked.add(name)
         if name in self._busy:
             return
         self._busy.add(name)
         try:
+            while name in self._asked:
+                self._asked.discard(name)
+                await self._go_on(name)
+        except Exception as error:
+            log.exception("rollout-failed", model=name)
             watched = self._models.get(name)
-            if watched is None or watched.record.rollout.over:
-                await self._begin_if_new(name, watched)
-            watched = self._models.get(name)
-            if watched is not None and not watched.record.rollout.over:
-                await self._bring(watched)
-        except CarpoolError as error:
-            log.error("rollout-failed", model=name, error=error.message)
+            if watched is not None and not self._control.closed:
+                self._fail(watched, f"it could not be carried through: {error}")
         finally:
             self._busy.discard(name)
+
+    async def _go_on(self, name: str) -> None:
+        watched = self._models.get(name)
+        if watched is None or watched.record.rollout.over:
+            await self._begin_if_new(name, watched)
+        watched = self._models.get(name)
+        if watched is not None and not watched.record.rollout.over:
+            await self._bring(watched)
 
     async def _begin_if_new(self, name: str, watched: Watched | None) -> None:
         """A version that was not judged yet, where its settings ask for a rollout."""
@@ -290,8 +298,9 @@ class Rollouts:
         self._publish()
 
     def _fail(self, watched: Watched, why: str) -> None:
-        why = without_paths(why, self._engine.folders)
-        self._change(watched, failed(watched.record.rollout, monotonic(), why))
+        if not watched.record.rollout.over:
+            why = without_paths(why, self._engine.folders)
+            self._change(watched, failed(watched.record.rollout, monotonic(), why))
 
     # ---- decisions --------------------------------------------------------------------------------------
 
@@ -311,8 +320,7 @@ class Rollouts:
                 return
             if verdict.breach:
                 record.rollbacks[verdict.guard] = record.rollbacks.get(verdict.guard, 0) + 1
-                row = self._engine.fleet.row_of(record.model, rollout.candidate)
-                if row is not None:
+                if (row := self._engine.fleet.row_of(record.model, rollout.candidate)) is not None:
                     row.add(columns.ROLLBACKS[verdict.guard])
             self._change(watched, after)
 
@@ -363,7 +371,7 @@ class Rollouts:
 
     def _publish(self) -> None:
         self._host.extra["routes"] = {
-            name: _route(watched)
+            name: route_of(watched.record, watched.epoch)
             for name, watched in self._models.items()
             if watched is not None and watched.ready and not watched.record.rollout.over
         }
@@ -472,22 +480,3 @@ class Rollouts:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _route(watched: Watched) -> Route:
-    record = watched.record
-    rollout, plan = record.rollout, record.plan
-    traffic = rollout.traffic(plan)
-    return Route(
-        rollout.stable,
-        rollout.candidate,
-        traffic.share,
-        record.salt,
-        plan.sticky,
-        traffic.mirrored,
-        traffic.compared,
-        plan.fallback,
-        watched.epoch,
-        bool(plan.keep.folder),
-        asdict(plan.compare),
-    )
