@@ -218,6 +218,7 @@ class Catalog:
     server_name: str = "carpool"  # what the server calls itself to clients
     loading: str = ""  # how far the start is: what is loaded now, in words
     routes: Mapping[str, Route] = field(default_factory=dict)  # by name, of those that are rolled out
+    rollouts: Mapping[str, str] = field(default_factory=dict)  # by name: the state, of what is over as well
 
     @property
     def able(self) -> bool:

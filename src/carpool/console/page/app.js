@@ -9,6 +9,7 @@ import { hasKey, KeyPanel } from "./key.js";
 import { LivePanel } from "./live.js";
 import { keyOf, ModelList } from "./models.js";
 import { poll } from "./poll.js";
+import { RolloutPanel } from "./rollout.js";
 import { Tiles } from "./tiles.js";
 import { offerThemes } from "./themes.js";
 import { TryPanel } from "./try.js";
@@ -32,6 +33,7 @@ class Console {
   #live = new LivePanel();
   #try = new TryPanel();
   #key = new KeyPanel(() => askNow());
+  #rollout = new RolloutPanel(this.#key);
 
   constructor() {
     for (const input of document.querySelectorAll('input[name="window"]')) {
@@ -150,6 +152,7 @@ class Console {
     };
     showAbout(model, health(model, history.window(RECENT_S), page.bounds));
     this.#tiles.show(view);
+    this.#rollout.show(view, (version) => this.#histories.get(keyOf({ name: model.name, version }))?.window(this.#seconds) ?? null);
     this.#curve.show(view);
     this.#live.show(view);
     this.#try.use(model);
