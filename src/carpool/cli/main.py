@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from carpool import __version__
+from carpool.cli.demo_command import Demo
 from carpool.cli.init_command import Init
 from carpool.cli.inspect_command import Inspect
 from carpool.cli.load_command import Load
@@ -100,6 +101,7 @@ app.command("init")(_as_command(Init))
 app.command("predict")(_as_command(Predict))
 app.command("models")(_as_command(ModelsVerb))
 app.command("rollout")(_as_command(RolloutVerb))
+app.command("demo")(_as_command(Demo))
 app.command("load")(_as_command(Load))
 app.command("profile")(_as_command(ProfileVerb))
 app.command("sweep")(_as_command(Sweep))
