@@ -43,7 +43,7 @@ def test_each_state_is_told_once(capsys: pytest.CaptureFixture[str], monkeypatch
             "state": "canary",
             "history": [*before, rest[0]],
             "why": "9 of 50 answers",
-            "capacity": {"candidate_rps": 20.0},
+            "capacity": {"candidate_rps": 7.5},
         },
         {"state": "standby", "history": [*before, *rest], "why": ""},
     )

@@ -41,6 +41,7 @@ _WHY = (
 )
 _PICTURES = 64
 _LOAD, _LEAST_RATE, _MOST_RATE = 0.3, 3.0, 40.0  # of what stable carries; requests a second
+_OF_CANDIDATE = 0.8  # of what it carries: it answers six tenths of them at most
 _LOOK_S, _WAITING_S = 0.25, 10.0
 _PATIENCE_S = 1800.0
 _GOOD, _BAD = ("standby", "done"), ("rolled-back", "failed")
@@ -138,8 +139,8 @@ def follow(server: RunningServer, seen: int, traffic: Traffic) -> dict[str, Any]
         if found["state"] in (*_GOOD, *_BAD):
             return found
         carried = found.get("capacity", {}).get("candidate_rps")
-        if carried and usual > _LOAD * carried:
-            usual = _LOAD * carried
+        if carried and usual > _OF_CANDIDATE * carried:
+            usual = _OF_CANDIDATE * carried
             traffic.ask_for(usual)
             print(f"{'':10} the candidate is slower: {usual:.0f}/s from now on", flush=True)
         if time.monotonic() - told >= _WAITING_S:
