@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from carpool.core.curve import BatchCurve, promised_batch
 from carpool.core.policy import Knobs, Promise
@@ -165,6 +166,32 @@ def cameras() -> None:
         right.legend(loc="lower left")
 
 
+def rollout_states() -> None:
+    """How a version takes over, and the ways back."""
+    ahead = ("loading", "checked", "shadow", "canary\n1 … n", "full", "standby", "done")
+    box: Any = {"boxstyle": "round,pad=0.45", "facecolor": "white", "edgecolor": INK, "linewidth": 1.2}
+    arrow: Any = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.2, "shrinkA": 2, "shrinkB": 2}
+    with plots.figure(IMAGES / "rollout-states.png", width=8, height=2.6) as (axes,):
+        axes.set_axis_off()
+        axes.set_xlim(-0.5, len(ahead) - 0.4)
+        axes.set_ylim(-1.75, 1.1)
+        for place, name in enumerate(ahead):
+            sent = name in ("canary\n1 … n", "full", "standby", "done")  # the candidate answers somebody
+            edge = box | ({"edgecolor": COLOURS["promise"], "linewidth": 2.0} if sent else {})
+            axes.text(place, 0, name, ha="center", va="center", fontsize=10, bbox=edge)
+            if place:
+                axes.annotate("", (place - 0.36, 0), (place - 0.64, 0), arrowprops=arrow)
+        goes_back = arrow | {"color": COLOURS["knobs"]}
+        for place in range(len(ahead) - 1):
+            axes.annotate("", (place, -1.1), (place, -0.38), arrowprops=goes_back)
+        words: Any = {"ha": "center", "va": "center", "fontsize": 10}
+        axes.text(2.5, -1.4, "rolled-back, or failed: stable answers everything, at once", **words)
+        above = "time is over, enough was seen, every guard is proven; or promote"
+        axes.text(2.5, 0.8, above, color=COLOURS["promise"], **words)
+        axes.text(5.5, -0.72, "abort", color=COLOURS["knobs"], **words)
+        axes.text(2.5, -0.72, "a guard, abort", color=COLOURS["knobs"], **words)
+
+
 def _per_second(
     rides: list[Ride], bins: list[float], width: float, counts: Callable[[Ride], bool]
 ) -> list[float]:
@@ -188,7 +215,7 @@ def _attainment(rides: list[Ride], sources: list[str], source: str) -> float:
 
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
-    pictures = (batch_curve, over_load, surge, lanes, cameras)
+    pictures = (batch_curve, over_load, surge, lanes, cameras, rollout_states)
     wanted = set(sys.argv[1:])
     for draw in pictures:
         if not wanted or draw.__name__ in wanted:

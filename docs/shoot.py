@@ -1,9 +1,11 @@
 """The console's screenshots in docs/images, from a real server under real load.
 
     python docs/shoot.py
+    python docs/shoot.py --rollout
 
 starts `carpool serve` with the demo models, sends pictures at a share of what the detector carries, opens the
 console in Chromium, asks it about the sample, and takes the whole page in dark and its lower half in light.
+With --rollout it starts `carpool demo rollout` and takes the panel of the rollout in its second canary.
 Do it on a quiet machine: what it shows is what was measured.
 """
 
@@ -112,6 +114,25 @@ def shoot(base: str, model: str, seconds: float) -> None:
         browser.close()
 
 
+def shoot_rollout(base: str, scheme: Any) -> None:
+    """The panel, as soon as half of the time of the last canary is over."""
+    status = f"{base}/v2/models/classifier/rollout"
+    while (found := get(status))["state"] != "canary" or found["step"] < 2 or found["elapsed_s"] < 12:
+        if found["state"] in ("standby", "rolled-back", "failed"):
+            raise SystemExit(f"too late: {found['state']}")
+        time.sleep(0.5)
+    with sync_playwright() as playwright:
+        chromium = shutil.which("chromium") or shutil.which("google-chrome")
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        context = browser.new_context(viewport={"width": WIDTH, "height": 900}, color_scheme=scheme)
+        page = context.new_page()
+        page.goto(f"{base}/#classifier%2F2")
+        page.locator(".rollout .guards li").first.wait_for()
+        page.wait_for_timeout(4000)  # for p99 of both
+        save(page.locator(".rollout").screenshot(), DOCS / "images" / "rollout-canary.png")
+        browser.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -120,9 +141,15 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=0.9, help="of the images per second that it carries")
     parser.add_argument("--seconds", type=float, default=100.0, help="of traffic before the pictures")
     parser.add_argument("--port", type=int, default=8640)
+    parser.add_argument("--rollout", action="store_true", help="the panel of a rollout instead")
     asked = parser.parse_args()
     base = f"http://127.0.0.1:{asked.port}"
     logs = Path(tempfile.mkdtemp(prefix="carpool-shoot-"))
+    if asked.rollout:
+        with process("demo", "rollout", f"--port={asked.port}", "--seconds=25", log=logs / "demo.log"):
+            wait_until_ready(base)
+            shoot_rollout(base, "light")
+        return
     ports = [f"--{name}-port={asked.port + more}" for more, name in enumerate(("http", "grpc", "metrics"))]
     with process("serve", "--host", "127.0.0.1", *ports, log=logs / "serve.log"):
         wait_until_ready(base)

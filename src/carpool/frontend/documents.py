@@ -208,6 +208,7 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
         **said,
         "reason": reason,
         "newest": catalog.newest.get(entry.name) is entry,
+        "rollout": catalog.rollouts.get(entry.name),
         "task": task_of(entry),
         "ask": entry.ask,
         "platform": entry.platform,

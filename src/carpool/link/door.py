@@ -228,6 +228,7 @@ class Catalog:
     """By model and source: how the cameras are that drift knows; empty: well."""
     cleared: Mapping[str, int] = field(default_factory=dict)  # by model: how often its kept answers were
     routes: Mapping[str, Route] = field(default_factory=dict)  # by name, of those that are rolled out
+    rollouts: Mapping[str, str] = field(default_factory=dict)  # by name: the state, of what is over as well
 
     @property
     def able(self) -> bool:

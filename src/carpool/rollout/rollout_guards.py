@@ -85,7 +85,8 @@ def count_of(document: Mapping[str, Any], name: str) -> int:
 
 
 class Guard(NamedTuple):
-    """`verdict` is breach, proven, waits or off."""
+    """`verdict` is breach, proven, waits or off. `rare`: it happened to at most so much of the candidate's
+    answers, for which `RARE` is enough."""
 
     name: str
     limit: float | None
@@ -93,6 +94,7 @@ class Guard(NamedTuple):
     high: float
     verdict: str
     sentence: str
+    rare: float | None = None
 
     def as_document(self) -> dict[str, Any]:
         return {**self._asdict(), "high": self.high if isfinite(self.high) else None}
@@ -117,21 +119,27 @@ def _guard(name: str, limit: float | None, state: State, counts: Counts, confide
         return Guard(name, limit, 0.0, inf, "proven", "asked in the canary")
     attribute = {"late": "late", "errors": "errors", "feedback": "complaints"}[name]
     bad, other_bad = getattr(mine, attribute), getattr(others, attribute)
+    answers, other_answers = (
+        max(mine.answers, bad),
+        max(others.answers, other_bad),
+    )  # complaints may come first
     if name == "feedback" and not bad + other_bad:
         return Guard(name, limit, 0.0, inf, "proven", "nobody has complained")
-    total = mine.answers + others.answers
-    if not mine.answers:
+    if not answers:
         return Guard(name, limit, 0.0, inf, "waits", "the candidate has answered nothing yet")
-    found = times_as_often(bad, other_bad, mine.answers / total, confidence)
-    own = interval(min(bad, mine.answers), mine.answers, confidence)
+    found = times_as_often(bad, other_bad, answers / (answers + other_answers), confidence)
+    own = interval(bad, answers, confidence)
     told = (
-        f"{name}: {bad:,} of {mine.answers:,}, stable {other_bad:,} of {others.answers:,} "
+        f"{name}: {bad:,} of {answers:,}, stable {other_bad:,} of {other_answers:,} "
         f"({_times(found)}, limit {limit:g} times)"
     )
-    judged = _judged(name, limit, found, told)
-    if judged.verdict == "waits" and own.high <= RARE:
-        return judged._replace(verdict="proven", sentence=f"{told}; at most {own.high * 100:.2g} % of them")
-    return judged
+    judged = _judged(name, limit, found, told)._replace(rare=own.high)
+    if judged.verdict != "waits":
+        return judged
+    told += f"; at most {own.high * 100:.2g} % of them"
+    if own.high <= RARE:
+        return judged._replace(verdict="proven", sentence=told)
+    return judged._replace(sentence=f"{told}, {RARE * 100:g} % would do")
 
 
 def _judged(name: str, limit: float, found: Interval, told: str) -> Guard:
@@ -144,6 +152,8 @@ def _shares(found: Interval) -> str:
 
 
 def _times(found: Interval) -> str:
+    if not (found.low or isfinite(found.high)):
+        return "nothing to compare"
     high = f"{found.high:.1f}" if isfinite(found.high) else "any number of"
     return f"{found.low:.1f} to {high} times as often"
 

@@ -11,6 +11,7 @@ import { hasKey, KeyPanel } from "./key.js";
 import { LivePanel } from "./live.js";
 import { keyOf, ModelList } from "./models.js";
 import { poll } from "./poll.js";
+import { RolloutPanel } from "./rollout.js";
 import { Tiles } from "./tiles.js";
 import { offerThemes } from "./themes.js";
 import { TryPanel } from "./try.js";
@@ -36,6 +37,7 @@ class Console {
   #cache = new CachePanel();
   #try = new TryPanel();
   #key = new KeyPanel(() => askNow());
+  #rollout = new RolloutPanel(this.#key);
 
   constructor() {
     for (const input of document.querySelectorAll('input[name="window"]')) {
@@ -154,6 +156,7 @@ class Console {
     };
     showAbout(model, health(model, history.window(RECENT_S), page.bounds));
     this.#tiles.show(view);
+    this.#rollout.show(view, (version) => this.#histories.get(keyOf({ name: model.name, version }))?.window(this.#seconds) ?? null);
     this.#curve.show(view);
     this.#drift.show(view);
     this.#live.show(view);

@@ -16,6 +16,9 @@ export function keyed(headers = {}) {
 export class KeyPanel {
   #form = find("key-form");
   #input = find("key");
+  #label = this.#form.querySelector("label");
+  #usual = this.#label.textContent;
+  #asked = false;
 
   constructor(onKey) {
     this.#form.addEventListener("submit", (event) => {
@@ -24,11 +27,23 @@ export class KeyPanel {
       if (!key) return;
       sessionStorage.setItem(NAME, key);
       this.#input.value = "";
+      this.#asked = false;
+      this.#label.textContent = this.#usual;
       onKey();
     });
   }
 
-  show(wanted) {
+  /** For something that the key there is does not open; it stays until somebody gives another. */
+  ask(why) {
+    this.#asked = true;
+    this.#label.textContent = why;
+    this.show(true);
+    this.#input.focus();
+    this.#form.scrollIntoView({ block: "nearest" });
+  }
+
+  show(asked) {
+    const wanted = asked || this.#asked;
     if (this.#form.hidden === !wanted) return;
     this.#form.hidden = !wanted;
     if (wanted) this.#input.focus();

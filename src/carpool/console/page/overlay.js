@@ -13,12 +13,13 @@ const DOT = 3.5; // pixels on the screen
 const LETTER = { width: 6.7, height: 17, size: 11.5, before: 5 }; // on the screen
 
 export class Overlay {
-  #stage = find("stage");
-  #svg = find("overlay");
-  #canvas = find("masks");
+  #stage;
+  #svg;
+  #canvas;
   #shown = null;
 
-  constructor() {
+  constructor(stage = find("stage"), drawing = find("overlay"), canvas = find("masks")) {
+    [this.#stage, this.#svg, this.#canvas] = [stage, drawing, canvas];
     new ResizeObserver(() => this.#drawBoxes()).observe(this.#stage);
   }
 

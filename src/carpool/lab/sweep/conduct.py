@@ -16,12 +16,13 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -144,12 +145,18 @@ class NoServer(CarpoolError):
 class OwnServer:
     """One process with its children, and its log beside the results."""
 
-    def __init__(self, model: Path, log: Path, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        options: Sequence[str] = (),
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._log = log
         arguments = [sys.executable, "-P", "-c", _CODE, "serve", str(model), "--host", "127.0.0.1"]
         arguments += ["--http-port", "0", "--metrics-port", "0", "--grpc-frontends", "0"]
         arguments += ["--model-control-mode", "none", "--drain-s", "1", *options]
-        kept = {name: value for name, value in os.environ.items() if name not in _OURS}
+        kept = {name: value for name, value in os.environ.items() if name not in _OURS} | dict(environ)
         with log.open("wb") as file:
             self._process = subprocess.Popen(
                 arguments,
