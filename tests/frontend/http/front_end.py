@@ -136,6 +136,8 @@ def front_end(
     )
     with serving(app, **limits) as server:
         yield FrontEnd(server, door, app)
+        if cache is not None:  # which audits its answers in threads, and nobody waits for that
+            until(lambda: not door.slots_in_use)
         server.call(app.close)
     assert not door.slots_in_use, "slots leaked"
 
