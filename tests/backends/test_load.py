@@ -16,7 +16,7 @@ from carpool.errors import NotFound, Unsupported
 
 @pytest.mark.parametrize("name", ["caffe", None])
 def test_a_backend_that_is_not_there_is_named(name: str | None) -> None:
-    with pytest.raises(Unsupported, match=rf'no backend "{name}" yet; there are fake, litert, onnx_torch, onnxruntime'):
+    with pytest.raises(Unsupported, match=rf'no backend "{name}" yet; there are fake, litert, onnx_torch'):
         backends.load(settings(str(name), None), ModelVersion(1, None))
 
 

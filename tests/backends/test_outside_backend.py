@@ -57,5 +57,5 @@ def test_an_entry_point_that_is_no_backend_is_told(installed: Path) -> None:
 
 def test_what_nobody_knows_runs_nothing() -> None:
     assert kind_of("caffe") == BackendKind(name="caffe", home="")
-    with pytest.raises(Unsupported, match='no backend "caffe" yet; there are fake, litert, onnx_torch, onnxruntime'):
+    with pytest.raises(Unsupported, match='no backend "caffe" yet; there are fake, litert, onnx_torch'):
         kind_of("caffe").module()
