@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -25,6 +26,7 @@ from carpool.config.server import ServerSettings
 from carpool.engine.engine_host import EngineHost, without_paths
 from carpool.engine.models.candidate import Pin, fingerprint_of
 from carpool.engine.models.control import ModelState
+from carpool.engine.models.served import Served
 from carpool.engine.rollout_checks import (
     carrier,
     curve_document,
@@ -184,9 +186,10 @@ class Rollouts:
         if model is None or home is None or not model.serving:
             return
         stable = max(model.serving) if watched is None else int(watched.record.rollout.stable)
-        plan = next(iter(model.serving.values())).config.rollout
-        if plan is None or stable not in model.serving:
-            return
+        config = next(iter(model.serving.values())).config
+        plan = config.rollout
+        if plan is None or config.registry is not None or stable not in model.serving:
+            return  # what follows a registry is rolled out when an alias moves
         present = await asyncio.to_thread(version_folders, home)
         candidate = plan.candidate or max(present, default=0)
         if candidate == stable or candidate not in present or (plan.candidate is None and candidate < stable):
@@ -223,6 +226,15 @@ class Rollouts:
         log.info("rollout", model=name, state="loading", stable=stable, candidate=candidate, why=why)
         self._save(watched)
         self._publish()
+
+    def take(self, name: str, version: int) -> None:
+        """Another version is stable from the next load on, without a rollout: none is under way."""
+        watched = self._models.get(name)
+        if watched is not None:
+            record = watched.record
+            record.rollout = replace(record.rollout, stable=str(version))
+            self._engine.fleet.prefer(name, record.rollout.serving)
+            self._save(watched)
 
     def bring(self, name: str) -> None:
         """After `start`: load the candidate."""
@@ -462,6 +474,10 @@ class Rollouts:
         for guard in watched.guards:
             row.set(columns.BOUND[guard.name, "low"], guard.low)
             row.set(columns.BOUND[guard.name, "high"], guard.high if isfinite(guard.high) else -1.0)
+
+    def served(self, name: str) -> Mapping[int, Served]:
+        model = self._control.known(name)
+        return {} if model is None or self.home(name) is None else model.serving
 
     def find(self, name: str) -> Watched | None:
         """The last rollout of a model, or the one under way."""
