@@ -207,7 +207,7 @@ def test_who_rolls_out_hears_of_every_move_once(mlflow: StandIn, folder: Path) -
         await server.watch.adopt("detector", (1, 4), state="canary", rollout="r-1")
         assert mlflow.tags == {1: {"carpool.state": "canary", "carpool.rollout": "r-1"}}
         await server.look()
-        await server.watch.adopt("detector", (4,), state="full", rollout="r-1")
+        await server.watch.adopt("detector", (4,), state="full", rollout="r-1", instead_of=1)
         assert mlflow.tags[4] == {"carpool.state": "full", "carpool.rollout": "r-1"}
         assert mlflow.aliases["champion"] == 4  # since move_alias is on
         await server.look()

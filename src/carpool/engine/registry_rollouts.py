@@ -78,7 +78,7 @@ class RegistryRollouts:
         self._end(model, "the registry's addresses were moved back")
 
     def _serving(self, model: str) -> Mapping[int, Served]:
-        found = self._rollouts.served(model)
+        found = self._watch.serving(model)
         if not found:
             raise NotReady(f"{model} is not loaded: its versions wait")
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from carpool.registry.source import BadArtifacts, NotReady, Pin, RegistryDown, R
 if TYPE_CHECKING:
     from carpool.config.server import ServerSettings
     from carpool.engine.engine import Engine
+    from carpool.engine.models.served import Served
 
 _FIRST_S, _LONGEST_S = 1.0, 60.0  # between two tries of a registry that is down
 _BAD_S = 600.0  # before what cannot be taken is fetched again: somebody may have made room
@@ -200,6 +201,10 @@ class RegistryWatch:
     def moves(self, model: str) -> float:
         table = self._engine.table
         return max((row.cells[REGISTRY_MOVES] for row in table.models() if row.model == model), default=0.0)
+
+    def serving(self, model: str) -> Mapping[int, Served]:
+        known = self._engine.control.known(model)
+        return {} if known is None else known.serving
 
     def followed(self, model: str) -> FollowedModel | None:
         """None for a model that has nothing to do with a registry."""

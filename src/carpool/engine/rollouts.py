@@ -26,7 +26,6 @@ from carpool.config.server import ServerSettings
 from carpool.engine.engine_host import EngineHost, without_paths
 from carpool.engine.models.candidate import Pin, fingerprint_of
 from carpool.engine.models.control import ModelState
-from carpool.engine.models.served import Served
 from carpool.engine.rollout_checks import (
     carrier,
     curve_document,
@@ -42,7 +41,7 @@ from carpool.observe.logs import logger
 from carpool.rollout.capacity import carries
 from carpool.rollout.rollout_file import MINUTES, Record, as_json, file_for, read_record, write_document
 from carpool.rollout.rollout_guards import Guard, look, together
-from carpool.rollout.rollout_states import Rollout, State, advance, failed
+from carpool.rollout.rollout_states import Labelled, Rollout, State, advance, failed
 
 log = logger("rollout")
 
@@ -69,6 +68,7 @@ class Watched:
         self.saving: Future[None] | None = None
         self.saved_at = self.looked_at = 0.0
         self.guards: list[Guard] = []
+        self.labelled: Labelled | None = None  # what its labelled set said
 
 
 class Rollouts:
@@ -91,6 +91,7 @@ class Rollouts:
         self._requests: dict[str, float] = {}  # by model: all that came until the last look
         self._minute_at = monotonic()
         self.listeners: list[Callable[[Record], None]] = []  # told of every change
+        self.evaluate: Callable[[Watched], None] = lambda _watched: None  # sets `labelled`, later
         host.on_stop(self.close)
 
     def close(self) -> None:
@@ -326,7 +327,12 @@ class Rollouts:
             capacity = "" if record.capacity.get("enough", True) else record.capacity["sentence"]
             verdict = together(watched.guards, capacity)
             counted = counts.compared_here if state is State.SHADOW else counts.candidate.answers
-            after = advance(rollout, record.plan, monotonic(), verdict, counted, loaded=watched.ready)
+            if rollout.state is State.CHECKED and record.plan.evaluate and watched.labelled is None:
+                self.evaluate(watched)
+            known = watched.labelled
+            after = advance(
+                rollout, record.plan, monotonic(), verdict, counted, loaded=watched.ready, labelled=known
+            )
             if (after.state, after.step) == (rollout.state, rollout.step):
                 record.rollout = after
                 return
@@ -474,10 +480,6 @@ class Rollouts:
         for guard in watched.guards:
             row.set(columns.BOUND[guard.name, "low"], guard.low)
             row.set(columns.BOUND[guard.name, "high"], guard.high if isfinite(guard.high) else -1.0)
-
-    def served(self, name: str) -> Mapping[int, Served]:
-        model = self._control.known(name)
-        return {} if model is None or self.home(name) is None else model.serving
 
     def find(self, name: str) -> Watched | None:
         """The last rollout of a model, or the one under way."""
