@@ -10,6 +10,7 @@ import pytest
 from carpool.engine.labelled_check import read_evaluation
 from frontend.picture_models import BLUE, GREEN, RED, picture
 from frontend.whole_server import whole_server
+from rollout.staged import staged
 from rollout.test_picture_rollouts import repository, status, until
 
 PLAN = 'shadow = 0\ncanary = [0.5]\ncanary_h = 24\nevaluate = "labelled"\n'
@@ -45,6 +46,16 @@ def test_without_an_answer_it_waits_for_a_hand(tmp_path: Path) -> None:
         assert found["state"] == "checked"
         assert "says nothing" in found["why"]
         assert str(tmp_path) not in found["why"]
+
+
+def test_versions_that_are_no_files_wait_for_a_hand(tmp_path: Path) -> None:
+    """Loaded by their folder, both would be the newest."""
+    with staged(tmp_path, PLAN) as one:
+        one.until("checked")
+        while "is being asked" in (found := one.status())["why"]:
+            pass
+        assert (found["state"], "no files" in found["why"]) == ("checked", True)
+        assert one.act("promote")[1]["state"] == "canary"
 
 
 def test_one_that_is_under_way_ends_with_its_server(tmp_path: Path) -> None:

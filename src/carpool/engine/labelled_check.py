@@ -32,6 +32,7 @@ _CODE = "import sys; from carpool.cli.main import main; sys.argv[0] = 'carpool';
 
 class LabelledCheck:
     def __init__(self, host: EngineHost, settings: ServerSettings, rollouts: Rollouts) -> None:
+        self._control = host.engine.control
         self._folders = host.engine.folders
         self._cache_dir = settings.cache_dir
         self._rollouts = rollouts
@@ -68,8 +69,12 @@ class LabelledCheck:
         def wanted() -> bool:
             return not self._closed and State.CHECKED in (record.rollout.state, record.rollout.before)
 
+        model = self._control.known(record.model)
         try:
-            found = await asyncio.to_thread(_run, command, environment, wanted)
+            if model is None or any(served.config.file is None for served in model.serving.values()):
+                found = Labelled("its versions are no files that could be loaded apart")
+            else:
+                found = await asyncio.to_thread(_run, command, environment, wanted)
         except OSError as error:
             found = Labelled(f"it could not be started: {error.strerror or error}")
         if self._closed:
