@@ -170,8 +170,8 @@ class Notes:
     def __init__(self) -> None:
         self.told: list[object] = []
 
-    async def moved(self, model: str, stable: Pin, candidate: Pin | None) -> None:
-        self.told.append((model, stable.version, None if candidate is None else candidate.version))
+    async def moved(self, model: str, stable: Pin | None, candidate: Pin | None) -> None:
+        self.told.append((model, *(None if pin is None else pin.version for pin in (stable, candidate))))
 
     async def moved_back(self, model: str) -> None:
         self.told.append(f"back {model}")
@@ -189,7 +189,7 @@ def test_who_rolls_out_hears_of_every_move_once(mlflow: StandIn, folder: Path) -
         mlflow.aliases["challenger"] = 2
         await server.look()
         await server.look()
-        assert notes.told == [("detector", 1, 2)]
+        assert notes.told == [("detector", None, 2)]
         assert (folder / "2" / "model.onnx").is_file()
         mlflow.aliases["challenger"] = 1
         await server.look()
@@ -199,19 +199,19 @@ def test_who_rolls_out_hears_of_every_move_once(mlflow: StandIn, folder: Path) -
         mlflow.register(4, mlflow.versions[1]["model.onnx"])
         mlflow.aliases["challenger"] = 4
         await server.look()
-        assert notes.told[2:] == [("detector", 1, 2), "back detector", ("detector", 1, 4)]
+        assert notes.told[2:] == [("detector", None, 2), ("detector", None, 4)]
         assert server.version == "1"
         del mlflow.aliases["challenger"]  # nothing else happens
         await server.look()
-        assert len(notes.told) == 5
+        assert len(notes.told) == 4
         await server.watch.adopt("detector", (1, 4), state="canary", rollout="r-1")
         assert mlflow.tags == {1: {"carpool.state": "canary", "carpool.rollout": "r-1"}}
         await server.look()
-        await server.watch.adopt("detector", (4,), state="full", rollout="r-1")
+        await server.watch.adopt("detector", (4,), state="full", rollout="r-1", instead_of=1)
         assert mlflow.tags[4] == {"carpool.state": "full", "carpool.rollout": "r-1"}
         assert mlflow.aliases["champion"] == 4  # since move_alias is on
         await server.look()
-        assert len(notes.told) == 5
+        assert len(notes.told) == 4
 
     play(mlflow, folder, story)
 

@@ -52,13 +52,17 @@ class Mlflow:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def move(self, version: int) -> None:
-        sent = {"name": "detector", "alias": "champion", "version": str(version)}
+    def move(self, version: int, alias: str = "champion") -> None:
+        sent = {"name": "detector", "alias": alias, "version": str(version)}
         self._ask("registered-models/alias", sent)
 
     def tags(self, version: int) -> dict[str, str]:
         found = self._ask(f"model-versions/get?name=detector&version={version}")["model_version"]
         return {tag["key"]: tag["value"] for tag in found.get("tags", ())}
+
+    def champion(self) -> int:
+        found = self._ask("registered-models/alias?name=detector&alias=champion")
+        return int(found["model_version"]["version"])
 
     def _ask(self, path: str, sent: object = None) -> Any:
         body = None if sent is None else json.dumps(sent).encode()
@@ -124,3 +128,38 @@ def test_registered_versions_are_served_and_told_how_they_fare(mlflow: Mlflow, t
         wait_until(lambda: mlflow.tags(2).get("carpool.state") == "full", "the tag")
         mlflow.move(1)
         wait_until(lambda: shape() == [-1, 3], "the old version again")
+
+
+def test_a_challenger_is_rolled_out_and_becomes_the_champion(mlflow: Mlflow, tmp_path: Path) -> None:
+    models = [identity(tmp_path / f"{number}.onnx") for number in (1, 2)]
+    mlflow.client(REGISTER, *models)
+    folder = tmp_path / "detector"
+    folder.mkdir()
+    (folder / "model.toml").write_text(
+        '[registry]\nstable = "models:/detector@champion"\ncandidate = "models:/detector@challenger"\n'
+        "poll_s = 1\nmove_alias = true\n[rollout]\nshadow = 0\ncanary = [0.5]\n"
+    )
+    given = {"CARPOOL_REGISTRY": mlflow.url, "CARPOOL_STATE_DIR": str(tmp_path / "state")}
+    given["CARPOOL_ALLOW_ROLLOUTS"] = "true"
+    with serving(folder, folder=tmp_path, environment=given) as server:
+
+        def state() -> str:
+            return str(server.get_json("/v2/models/detector/rollout")["state"])
+
+        def tagged(version: int, word: str) -> None:
+            wait_until(lambda: mlflow.tags(version).get("carpool.state") == word, f"{version}: {word}")
+
+        mlflow.move(2, "challenger")
+        wait_until(lambda: state() == "canary", "the canary")
+        tagged(2, "canary")
+        mlflow.move(1, "challenger")
+        wait_until(lambda: state() == "rolled-back", "the way back")
+        tagged(2, "rolled-back")
+        mlflow.move(2, "challenger")
+        wait_until(lambda: state() == "canary", "another canary")
+        sent = json.dumps({"action": "promote"}).encode()
+        address = f"http://{server.url}/v2/models/detector/rollout"
+        with urllib.request.urlopen(address, sent, timeout=60) as answer:
+            assert answer.status == 200
+        tagged(2, "standby")
+        wait_until(lambda: mlflow.champion() == 2, "the alias")

@@ -35,13 +35,16 @@ def pinned(
     present = version_folders(folder)
     wanted: tuple[int, ...] = ()
     if rollout is None:
-        if config.rollout is not None:
+        if config.rollout is not None and config.registry is None:
             wanted = tuple(filter(None, (first_pair(config, present)[0],)))
-    elif not (rollout.over and by_hand and max(present, default=0) > int(rollout.candidate)):
+    elif config.registry is not None or not (
+        rollout.over and by_hand and max(present, default=0) > int(rollout.candidate)
+    ):
         versions = [int(version) for version in rollout.wanted if int(version) in present]
         wanted = tuple(versions[:1] if versions and versions[0] not in serving else versions)
     if not wanted:
-        return config if config.rollout is None else replace(config, versions=LatestVersions())
+        chosen = config.rollout is None or config.registry is not None  # by its policy, or by the registry
+        return config if chosen else replace(config, versions=LatestVersions())
     return replace(config, versions=SpecificVersions(tuple(sorted(wanted))))
 
 

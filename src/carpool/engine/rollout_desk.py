@@ -17,6 +17,7 @@ from carpool.config.rollout_table import as_document, plan_of
 from carpool.config.rules import nearest, shown
 from carpool.config.server import ServerSettings
 from carpool.engine.engine_host import EngineHost
+from carpool.engine.labelled_check import LabelledCheck
 from carpool.engine.rollout_checks import status_document
 from carpool.engine.rollouts import Rollouts, Watched
 from carpool.errors import ConfigError, Forbidden, InvalidInput, NotFound, WrongState
@@ -43,6 +44,7 @@ class RolloutDesk:
         self._engine = host.engine
         self._open = settings.allow_rollouts or settings.model_control_mode == "explicit"
         self.rollouts = Rollouts(host, settings)
+        LabelledCheck(host, settings, self.rollouts)
         self._answered: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # by model and id
         self._judged: OrderedDict[tuple[str, str], str] = OrderedDict()  # the verdict on an id
         self._kept: dict[

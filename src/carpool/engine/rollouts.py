@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -40,7 +41,7 @@ from carpool.observe.logs import logger
 from carpool.rollout.capacity import carries
 from carpool.rollout.rollout_file import MINUTES, Record, as_json, file_for, read_record, write_document
 from carpool.rollout.rollout_guards import Guard, look, together
-from carpool.rollout.rollout_states import Rollout, State, advance, failed
+from carpool.rollout.rollout_states import Labelled, Rollout, State, advance, failed
 
 log = logger("rollout")
 
@@ -67,6 +68,7 @@ class Watched:
         self.saving: Future[None] | None = None
         self.saved_at = self.looked_at = 0.0
         self.guards: list[Guard] = []
+        self.labelled: Labelled | None = None  # what its labelled set said
 
 
 class Rollouts:
@@ -89,6 +91,7 @@ class Rollouts:
         self._requests: dict[str, float] = {}  # by model: all that came until the last look
         self._minute_at = monotonic()
         self.listeners: list[Callable[[Record], None]] = []  # told of every change
+        self.evaluate: Callable[[Watched], None] = lambda _watched: None  # sets `labelled`, later
         host.on_stop(self.close)
 
     def close(self) -> None:
@@ -185,9 +188,10 @@ class Rollouts:
         if model is None or home is None or not model.serving:
             return
         stable = max(model.serving) if watched is None else int(watched.record.rollout.stable)
-        plan = next(iter(model.serving.values())).config.rollout
-        if plan is None or stable not in model.serving:
-            return
+        config = next(iter(model.serving.values())).config
+        plan = config.rollout
+        if plan is None or config.registry is not None or stable not in model.serving:
+            return  # what follows a registry is rolled out when an alias moves
         present = await asyncio.to_thread(version_folders, home)
         candidate = plan.candidate or max(present, default=0)
         if candidate == stable or candidate not in present or (plan.candidate is None and candidate < stable):
@@ -224,6 +228,15 @@ class Rollouts:
         log.info("rollout", model=name, state="loading", stable=stable, candidate=candidate, why=why)
         self._save(watched)
         self._publish()
+
+    def take(self, name: str, version: int) -> None:
+        """Another version is stable from the next load on, without a rollout: none is under way."""
+        watched = self._models.get(name)
+        if watched is not None:
+            record = watched.record
+            record.rollout = replace(record.rollout, stable=str(version))
+            self._engine.fleet.prefer(name, record.rollout.serving)
+            self._save(watched)
 
     def bring(self, name: str) -> None:
         """After `start`: load the candidate."""
@@ -315,7 +328,12 @@ class Rollouts:
             capacity = "" if record.capacity.get("enough", True) else record.capacity["sentence"]
             verdict = together(watched.guards, capacity)
             counted = counts.compared_here if state is State.SHADOW else counts.candidate.answers
-            after = advance(rollout, record.plan, monotonic(), verdict, counted, loaded=watched.ready)
+            if rollout.state is State.CHECKED and record.plan.evaluate and watched.labelled is None:
+                self.evaluate(watched)
+            known = watched.labelled
+            after = advance(
+                rollout, record.plan, monotonic(), verdict, counted, loaded=watched.ready, labelled=known
+            )
             if (after.state, after.step) == (rollout.state, rollout.step):
                 record.rollout = after
                 return

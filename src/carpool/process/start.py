@@ -20,6 +20,7 @@ from carpool.engine.engine_questions import (
     answer_cache_questions,
     answer_profile_questions,
 )
+from carpool.engine.registry_rollouts import RegistryRollouts
 from carpool.engine.rollout_desk import RolloutDesk
 from carpool.engine.runner_client import Runner
 from carpool.frontend.http.http_server import check_free, listen
@@ -57,8 +58,8 @@ def engine_for(
     )
 
 
-def add_questions(host: EngineHost, settings: ServerSettings) -> None:
-    """What front ends can ask of the engine besides inference and models."""
+def add_questions(host: EngineHost, settings: ServerSettings) -> ControlDesk:
+    """What front ends can ask of the engine besides inference. The desk returned starts the models."""
     host.extra["server_name"] = settings.server_name
     MemoryRegistry(host, allowed=settings.allow_client_shm)
     LogSettings(host, settings.log_level)
@@ -66,7 +67,10 @@ def add_questions(host: EngineHost, settings: ServerSettings) -> None:
     answer_profile_questions(host)
     DriftDesk(host, settings.state_dir)
     answer_cache_questions(host)
-    RolloutDesk(host, settings)
+    rollouts = RolloutDesk(host, settings).rollouts
+    desk = ControlDesk(host, settings)
+    RegistryRollouts(desk.registry, rollouts)
+    return desk
 
 
 async def engine(
@@ -86,9 +90,7 @@ async def engine(
     host = EngineHost(served, write_gate, runner)
     runner.stall_changed = served.look_at_instances
     host.listen(lambda catalog: runner.follow_logging(catalog.logging))
-    add_questions(host, settings)
-
-    desk = ControlDesk(host, settings)
+    desk = add_questions(host, settings)
 
     def step_taken(step: LoadingStep) -> None:
         log.debug("loading", model=step.model, step=step.step)
@@ -128,8 +130,7 @@ async def serve(
     table = Table(bytearray(table_bytes(1)))
     gates = GateTable(bytearray(GATE_BYTES))
     host = EngineHost(engine_for(paths, settings, table), gates.write)
-    add_questions(host, settings)
-    desk = ControlDesk(host, settings)
+    desk = add_questions(host, settings)
     sockets = _sockets(settings)
     ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}  # gRPC closes its own
     side, door = await _joined(host, settings, stop)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -36,19 +36,64 @@ class Pointed(NamedTuple):
     stable: Pin
     candidate: Pin | None = None
 
+    @property
+    def digests(self) -> tuple[str, str]:
+        return self.stable.digest, "" if self.candidate is None else self.candidate.digest
+
+
+class Wanted(NamedTuple):
+    """By digest."""
+
+    stable: str = ""
+    candidate: str = ""
+
+
+NOTHING = Wanted()
+
 
 @dataclass(frozen=True, slots=True)
 class FollowedState:
-    """What a model's folder remembers. `serve`: the versions to load, the stable one first."""
+    """What a model's folder remembers. `serve`: the versions to load, the stable one first. What was decided
+    on holds until an address moves: `judged` are the digests that were rolled out, whatever came of it, and
+    `passed_over` is that of the stable address, if another version took its place."""
 
     pointed: Pointed | None = None
     serve: tuple[int, ...] = ()
+    judged: tuple[str, ...] = ()
+    passed_over: str = ""
     resolved_at: str = ""
     registry: str = ""
 
+    def seeing(self, pointed: Pointed) -> FollowedState:
+        """With the addresses where they are now."""
+        before = self.pointed
+        left = before is not None and before.candidate is not None and pointed.candidate is None
+        return replace(
+            self,
+            pointed=pointed,
+            judged=tuple(digest for digest in self.judged if digest in pointed.digests),
+            passed_over=self.passed_over if self.passed_over == pointed.stable.digest and not left else "",
+        )
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is pointed to and not served, and was not decided on."""
+        if self.pointed is None:
+            return NOTHING
+        stable, candidate = self.pointed
+        done = {*self.judged, *(pin.digest for pin in self.pins if pin.version in self.serve[:1])}
+        return Wanted(
+            "" if stable.digest in {*done, self.passed_over} else stable.digest,
+            "" if candidate is None or candidate.digest in done else candidate.digest,
+        )
+
+    @property
+    def pins(self) -> list[Pin]:
+        return [pin for pin in self.pointed or () if pin is not None]
+
 
 class FollowedModel:
-    """One of them. All of it blocks; one thread at a time uses one."""
+    """One of them. All of it blocks. One thread at a time looks, and one at a time remembers."""
 
     def __init__(self, folder: Path, settings: RegistrySettings, server: MlflowServer, store: VersionStore):
         self.folder = folder
@@ -98,21 +143,33 @@ class FollowedModel:
         if pointed.candidate is not None and self.candidate is not None:
             self._store.bring(self.candidate, pointed.candidate, self.folder)
 
-    def remember(self, pointed: Pointed, serve: Sequence[int]) -> None:
-        """From here on these versions are what a load takes; what nobody needs goes."""
+    def pin_of(self, version: int) -> Pin:
+        """One that an address means, or that one meant before."""
+        for pin in self.state.pins:
+            if pin.version == version:
+                return pin
+        name = read_address(self.settings.stable).name
+        pickles = self.settings.allow_pickle
+        return MlflowSource(self._server, f"models:/{name}/{version}", allow_pickle=pickles).resolve()
+
+    def remember(self, state: FollowedState) -> None:
+        """From here on its versions are what a load takes; what nobody needs goes."""
+        assert state.pointed is not None
+        stable, candidate = state.pointed
         write_document(
             self.folder / STATE_FILE,
             {
                 "format": _FORMAT,
                 "registry": self._server.url,
                 "resolved_at": datetime.now(UTC).isoformat(timespec="seconds"),
-                "serve": list(serve),
-                "stable": asdict(pointed.stable),
-                "candidate": None if pointed.candidate is None else asdict(pointed.candidate),
+                "serve": list(state.serve),
+                "stable": asdict(stable),
+                "candidate": None if candidate is None else asdict(candidate),
+                "judged": list(state.judged),
+                "passed_over": state.passed_over,
             },
         )
-        pins = (pointed.stable, pointed.candidate)
-        self._store.tidy(self.folder, {*serve, *(pin.version for pin in pins if pin is not None)})
+        self._store.tidy(self.folder, {*state.serve, *(pin.version for pin in state.pins)})
 
     def prepare(self) -> FollowedState:
         """Before anything is served: fetch what the addresses mean, and serve the stable one.
@@ -122,10 +179,11 @@ class FollowedModel:
         """
         pointed = self.look()
         self.bring(pointed)
-        state = self.state
+        state = self.state.seeing(pointed)
         there = all((self.folder / str(version)).is_dir() for version in state.serve)
-        serve = state.serve if state.serve and there else (pointed.stable.version,)
-        self.remember(pointed, serve)
+        if not (state.serve and there):
+            state = FollowedState(pointed, (pointed.stable.version,))
+        self.remember(state)
         return self.state
 
 
@@ -135,7 +193,8 @@ def _read(document: Mapping[str, Any]) -> FollowedState:
         stable, candidate = _pin(document["stable"]), document.get("candidate")
         serve = tuple(number for number in document["serve"] if type(number) is int)
         pointed = Pointed(stable, None if candidate is None else _pin(candidate))
-        return FollowedState(pointed, serve, str(document["resolved_at"]), str(document["registry"]))
+        said = (str(document.get(key, "")) for key in ("passed_over", "resolved_at", "registry"))
+        return FollowedState(pointed, serve, tuple(map(str, document.get("judged", ()))), *said)
     except (KeyError, TypeError, ValueError):
         return FollowedState()
 

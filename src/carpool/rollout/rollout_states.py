@@ -70,6 +70,13 @@ class Verdict(NamedTuple):
 NO_VERDICT = Verdict()
 
 
+class Labelled(NamedTuple):
+    """What the labelled set of `evaluate` said, in words; `worse` is None where it could not be asked."""
+
+    sentence: str
+    worse: bool | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """`spent` seconds in this state before `since`, which is a time of this process's clock."""
@@ -125,7 +132,14 @@ class Rollout:
 
 
 def advance(
-    rollout: Rollout, plan: RolloutSettings, now: float, verdict: Verdict, counted: int, *, loaded: bool
+    rollout: Rollout,
+    plan: RolloutSettings,
+    now: float,
+    verdict: Verdict,
+    counted: int,
+    *,
+    loaded: bool,
+    labelled: Labelled | None = None,
 ) -> Rollout:
     """The next state, or this one with what it waits for. `counted` are comparisons in the shadow, and the
     candidate's answers in the canary; `loaded`: the candidate is there."""
@@ -137,10 +151,7 @@ def advance(
     if state is State.LOADING:
         return rollout.moved(State.CHECKED, now, "it is loaded and fits") if loaded else rollout
     if state is State.CHECKED:
-        if plan.evaluate:
-            why = f"waits for the labelled set {plan.evaluate}: run carpool evaluate on it, then promote"
-            return replace(rollout, why=why)
-        return after(rollout, plan, now, "it is loaded and fits")
+        return _evaluated(rollout, plan, now, labelled)
     if state is State.FULL:
         return rollout.moved(State.STANDBY, now, f"version {rollout.candidate} answers everything")
     if state is State.STANDBY:
@@ -150,6 +161,22 @@ def advance(
     if state is State.RETIRED:
         return rollout.moved(State.DONE, now, rollout.why)
     return _proven(rollout, plan, now, verdict, counted)
+
+
+def _evaluated(rollout: Rollout, plan: RolloutSettings, now: float, labelled: Labelled | None) -> Rollout:
+    if not plan.evaluate:
+        return after(rollout, plan, now, "it is loaded and fits")
+    if labelled is None:
+        return replace(rollout, why=f"the labelled set {plan.evaluate} is being asked")
+    if labelled.worse is None:
+        return replace(
+            rollout,
+            why=f"the labelled set {plan.evaluate} says nothing: {labelled.sentence}; "
+            "evaluate it by hand, then promote",
+        )
+    if labelled.worse:
+        return failed(rollout, now, labelled.sentence)
+    return after(rollout, plan, now, labelled.sentence)
 
 
 def _proven(rollout: Rollout, plan: RolloutSettings, now: float, verdict: Verdict, counted: int) -> Rollout:
