@@ -27,7 +27,10 @@ _LONGEST_S = 3600.0
 _LOOK_S = 0.5  # between two looks whether anybody still wants to know
 _LOWEST = 19
 _MOST_SAID = 300
-_CODE = "import sys; from carpool.cli.main import main; sys.argv[0] = 'carpool'; main()"
+_CODE = (
+    "import sys; from carpool.link.child_process import belong_to_parent; from carpool.cli.main import main; "
+    "belong_to_parent(); sys.argv[0] = 'carpool'; main()"
+)
 
 
 class LabelledCheck:

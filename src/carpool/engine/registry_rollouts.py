@@ -64,6 +64,7 @@ class RegistryRollouts:
         if record is not None and not record.rollout.over:
             under_way = int(record.rollout.candidate)
             if under_way == target.version:
+                self._hear(model, _news(record)._replace(metrics={}))  # the server may have ended before
                 return
             if stable is None and under_way in (pin.version for pin in state.pins):
                 return  # it is told again when that is over
@@ -129,16 +130,18 @@ class RegistryRollouts:
     # ---- to the registry
 
     def _changed(self, record: Record) -> None:
+        if self._watch.followed(record.model) is not None or not self._watch.opened.is_set():
+            self._hear(record.model, _news(record))
+
+    def _hear(self, model: str, news: _News) -> None:
         """It is told in its own time, in order."""
-        if self._watch.followed(record.model) is None:
-            return
-        news = self._news.setdefault(record.model, deque(maxlen=_MOST_NEWS))
-        news.append(_news(record))
-        telling = self._telling.get(record.model)
+        self._news.setdefault(model, deque(maxlen=_MOST_NEWS)).append(news)
+        telling = self._telling.get(model)
         if telling is None or telling.done():
-            self._telling[record.model] = asyncio.get_running_loop().create_task(self._tell(record.model))
+            self._telling[model] = asyncio.get_running_loop().create_task(self._tell(model))
 
     async def _tell(self, model: str) -> None:
+        await self._watch.opened.wait()
         news = self._news[model]
         while news:
             try:

@@ -75,10 +75,12 @@ class RegistryWatch:
         self._complaints: Sequence[str] = ()
         self._task: asyncio.Task[None] | None = None
         self.follower: Follower = _Swap(self)
+        self.opened = asyncio.Event()  # it is known which models follow a registry
 
     async def open(self) -> None:
         """The models have been loaded."""
         await self._find()
+        self.opened.set()
         if self._watched or self._may_come:
             self._task = asyncio.get_running_loop().create_task(self._look_in_time())
 
@@ -109,8 +111,8 @@ class RegistryWatch:
             assert before.pointed is not None
             stable = before.pointed.stable
             over = stable.digest if stable.version == instead_of != version else before.passed_over
-            judgements = (pin.digest for pin in before.pins if pin.version == judged)
-            return replace(before, serve=tuple(serve), judged=(*before.judged, *judgements), passed_over=over)
+            digests = {*before.judged, *(pin.digest for pin in before.pins if pin.version == judged)}
+            return replace(before, serve=tuple(serve), judged=tuple(sorted(digests)), passed_over=over)
 
         before, known = await self._remember(watched, decided)
         watched.untold.pop("alias", None)
