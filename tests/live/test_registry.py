@@ -48,6 +48,7 @@ def test_an_alias_moves_and_the_registry_goes_while_it_serves(tmp_path: Path) ->
         assert "no answer" in server.log()
 
 
+@pytest.mark.conformance
 def test_an_address_is_served(tmp_path: Path) -> None:
     with standing_in() as mlflow:
         mlflow.register(5, identity(tmp_path / "5.onnx").read_bytes())

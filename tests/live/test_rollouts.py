@@ -89,6 +89,7 @@ def test_killed_in_each_state_it_goes_on(tmp_path: Path, environment: dict[str, 
             assert abs(after["elapsed_s"] - before["elapsed_s"]) <= 10.0
 
 
+@pytest.mark.conformance
 def test_the_supervisor_killed_it_goes_on_too(tmp_path: Path, environment: dict[str, str]) -> None:
     models = repository(tmp_path, "good")
     with serving(models, folder=tmp_path, environment=environment) as server:
@@ -125,6 +126,7 @@ def test_a_candidate_that_raises_goes_back_and_no_client_notices(
         assert {infer(server, source).fields.get("x-carpool-version", "1") for source in SOURCES} == {"1"}
 
 
+@pytest.mark.conformance
 def test_both_doors_choose_alike(tmp_path: Path, environment: dict[str, str]) -> None:
     models = repository(tmp_path, "good", PLAN.replace("0.1", "0.5"))
     with serving(models, grpc=1, folder=tmp_path, environment=environment) as server:

@@ -39,6 +39,7 @@ def test_one_camera_freezes() -> None:
     assert site.states() == {}
 
 
+@pytest.mark.conformance
 def test_the_same_traffic_for_a_hundred_windows() -> None:
     site = Site(CAMERAS[:1])
     site.learn()

@@ -1,26 +1,31 @@
 """What is looked at before a candidate gets any traffic: which versions there are, whether it is another
-model in disguise, and how fast it is.
+model in disguise, and how fast it is; and what is told of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from hashlib import blake2b
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from carpool.config.fingerprint import content_digest
 from carpool.config.model import LatestVersions, ModelConfig, SpecificVersions
 from carpool.config.repository import version_folders
+from carpool.config.rollout_settings import RolloutSettings
 from carpool.core.curve import slo_capacity
 from carpool.core.policy import Promise
 from carpool.engine.models.served import Served
 from carpool.link.door import Route
+from carpool.observe import columns
+from carpool.observe.counters import Row
 from carpool.rollout.capacity import Carrier
 from carpool.rollout.rollout_file import Record
+from carpool.rollout.rollout_guards import Guard
 from carpool.rollout.rollout_states import Rollout
 from carpool.types import TensorSpec
 
@@ -197,3 +202,15 @@ def _own_bytes(pid: int) -> int:
         lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
         return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) * 1024
     return 0
+
+
+def write_row(row: Row, rollout: Rollout, plan: RolloutSettings, guards: Iterable[Guard]) -> None:
+    """What the metrics page says of a candidate."""
+    traffic = rollout.traffic(plan)
+    for word, column in columns.ROLLOUT_STATE.items():
+        row.set(column, float(word == rollout.state))
+    row.set(columns.ROLLOUT_SHARE["answers"], traffic.share)
+    row.set(columns.ROLLOUT_SHARE["shadow"], traffic.mirrored)
+    for guard in guards:
+        row.set(columns.BOUND[guard.name, "low"], guard.low)
+        row.set(columns.BOUND[guard.name, "high"], guard.high if isfinite(guard.high) else -1.0)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -34,6 +33,7 @@ from carpool.engine.rollout_checks import (
     pinned,
     resident_gb,
     route_of,
+    write_row,
 )
 from carpool.errors import CarpoolError
 from carpool.observe import columns
@@ -474,19 +474,11 @@ class Rollouts:
     # ---- what others see --------------------------------------------------------------------------------
 
     def _show(self, watched: Watched) -> None:
-        """On the metrics page, in the candidate's row."""
+        """On the metrics page, in the candidate's row, while it is loaded."""
         record = watched.record
         row = self._engine.fleet.row_of(record.model, record.rollout.candidate)
-        if row is None:
-            return  # it is not loaded, or not any more
-        traffic = record.rollout.traffic(record.plan)
-        for word, column in columns.ROLLOUT_STATE.items():
-            row.set(column, float(word == record.rollout.state))
-        row.set(columns.ROLLOUT_SHARE["answers"], traffic.share)
-        row.set(columns.ROLLOUT_SHARE["shadow"], traffic.mirrored)
-        for guard in watched.guards:
-            row.set(columns.BOUND[guard.name, "low"], guard.low)
-            row.set(columns.BOUND[guard.name, "high"], guard.high if isfinite(guard.high) else -1.0)
+        if row is not None:
+            write_row(row, record.rollout, record.plan, watched.guards)
 
     def find(self, name: str) -> Watched | None:
         """The last rollout of a model, or the one under way."""
