@@ -54,11 +54,12 @@ class Followed:
         with urllib.request.urlopen(url, body, timeout=PATIENCE_S) as answer:
             return dict(json.load(answer))
 
-    def until(self, come_true: Callable[[], object]) -> None:
+    def until(self, come_true: Callable[[], object], work: Callable[[], None] = lambda: None) -> None:
         """With a bound that only a failure reaches."""
         end = monotonic() + PATIENCE_S
         while not come_true():
             assert monotonic() < end, (self.rollout(), self.mlflow.tags, self.mlflow.aliases)
+            work()
 
     def comes_to(self, *states: str) -> dict[str, Any]:
         self.until(lambda: self.rollout()["state"] in states)
@@ -172,7 +173,7 @@ def test_a_registry_that_is_down_stops_no_rollout_and_hears_of_it_later(
         [watched] = one.server.desk.registry._watched.values()
         one.until(lambda: {"version 2", "alias"} <= watched.untold.keys())
         mlflow.instead = lambda _path: None
-        one.until(lambda: one.look() or mlflow.tags[2]["carpool.state"] == "standby")
+        one.until(lambda: mlflow.tags[2]["carpool.state"] == "standby", one.look)
         one.until(lambda: mlflow.aliases["champion"] == 2)
         one.look()
         assert one.version == "2"
@@ -209,7 +210,7 @@ def test_the_next_candidate_builds_on_the_one_that_took_over(mlflow: StandIn, tm
         one.tagged(3, "standby")
         mlflow.aliases["challenger"] = 1  # where the champion is: both say so
         one.look()
-        one.until(lambda: one.look() or one.version == "1")
+        one.until(lambda: one.version == "1", one.look)
 
 
 def test_a_stable_alias_that_moves(mlflow: StandIn, tmp_path: Path) -> None:
