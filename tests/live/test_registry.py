@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from backends.onnx_models import identity
 from live.server import Live, infer_path, json_request, outputs_of, serving, wait_until
 from registry.stand_in import standing_in
