@@ -7,12 +7,13 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from itertools import permutations
+from random import Random
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -240,6 +241,7 @@ def test_several_labels_are_each_for_itself() -> None:
     st.dictionaries(st.sampled_from("abcdef"), st.floats(0, 1)),
     st.randoms(),
 )
+@example({}, {"a": 5e-324}, Random(1))
 def test_the_order_of_classes_does_not_matter(
     one: dict[str, float], other: dict[str, float], random: Any
 ) -> None:

@@ -204,7 +204,8 @@ def _jensen_shannon(one: Mapping[Class, float], other: Mapping[Class, float]) ->
     bits = 0.0
     for x, y in zip(p, q, strict=True):
         middle = (x + y) / 2
-        bits += (x * math.log2(x / middle) if x else 0.0) + (y * math.log2(y / middle) if y else 0.0)
+        if middle:  # half of the smallest number is none
+            bits += (x * math.log2(x / middle) if x else 0.0) + (y * math.log2(y / middle) if y else 0.0)
     return math.sqrt(max(0.0, bits / 2))
 
 
