@@ -33,8 +33,9 @@ from typing import Any
 
 import carpool.demo
 from carpool.cache.cache_key import by_blake2b, by_sha256
+from carpool.config.rollout_settings import CompareSettings
 from carpool.core.evidence import interval
-from carpool.vision.compare import Limits, compare_answers
+from carpool.vision.compare import compare_answers
 from carpool.wire.http_reply import read_reply
 from load.carpool_server import CarpoolServer, carpool_server
 from load.ports import free_port
@@ -449,7 +450,7 @@ def judge(client: Asking, model: str, data: bytes, kind: str, verdict: Verdict) 
         return False
     verdict.hits += 1
     computed = json.loads(client.picture(model, data, Cache_Control="no-store"))
-    found = compare_answers("detect", sent, computed, Limits())
+    found = compare_answers("detect", sent, computed, CompareSettings())
     verdict.differ += found.differs
     if found.differs:
         verdict.why.append(found.why)

@@ -112,8 +112,9 @@ def test_they_are_told_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
             sampled.decoded.extend(seen())
             place.answered(sampled)
         place.answered(None)
-        while not place.asked:
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60.0):
+            while not place.asked:
+                await asyncio.sleep(0)
         ((what, arguments),) = place.asked
         assert what == "drift-samples"
         assert [one["source"] for one in arguments["samples"]] == ["door"] * 3

@@ -17,19 +17,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from carpool.config.rollout_settings import CompareSettings
 from carpool.types import Array
 from carpool.vision import tasks
-from carpool.vision.compare import Difference, Limits, compare_answers, compare_tensors
+from carpool.vision.compare import Difference, compare_answers, compare_tensors
 from carpool.vision.mask_regions import png_text, run_lengths
 from carpool.vision.tasks.task import VisionTask
 
-LIMITS = Limits()
+LIMITS = CompareSettings()
 IMAGE = {"width": 64, "height": 48}
 SCORES = st.sampled_from((0.1, 0.34, 0.36, 0.49, 0.5, 0.51, 0.9, math.nan))
 CLASSES = st.sampled_from((("cat", 0), ("dog", 1)))
 
 
-def differs(task: str, a: Mapping[str, Any], b: Mapping[str, Any], limits: Limits = LIMITS) -> bool:
+def differs(task: str, a: Mapping[str, Any], b: Mapping[str, Any], limits: CompareSettings = LIMITS) -> bool:
     """And what must hold of any two answers."""
     there, back = compare_answers(task, a, b, limits), compare_answers(task, b, a, limits)
     assert there.differs == back.differs
@@ -167,7 +168,7 @@ def test_a_pose_is_its_box_and_its_points() -> None:
     assert not differs("pose", {"detections": [first, pose(40, (42, 2, 0.9))]}, swapped)
     broken = {"detections": [pose(0, (math.nan, 2, 0.9), (8, 8, 0.9), (5, 5, 0.1))]}
     assert not differs("pose", broken, answers[0])  # one of two points is alike
-    assert differs("pose", broken, answers[0], Limits(iou=0.6))
+    assert differs("pose", broken, answers[0], CompareSettings(iou=0.6))
 
 
 def turned(x: float, angle: float, width: float = 20.0, height: float = 8.0) -> dict[str, Any]:
@@ -218,8 +219,8 @@ def test_the_best_classes_decide() -> None:
     a = classes(cat=0.5, dog=0.3, egg=0.1)
     assert not differs("classify", a, classes(dog=0.3, cat=0.6))
     assert differs("classify", a, classes(dog=0.5, cat=0.4))
-    assert not differs("classify", a, classes(dog=0.5, cat=0.4), Limits(top_k=2))
-    assert differs("classify", a, classes(cat=0.5, egg=0.4), Limits(top_k=2))
+    assert not differs("classify", a, classes(dog=0.5, cat=0.4), CompareSettings(top_k=2))
+    assert differs("classify", a, classes(cat=0.5, egg=0.4), CompareSettings(top_k=2))
     assert differs("classify", a, {"classes": []})
     assert not differs("classify", {"classes": []}, {"classes": []})
     assert not differs("classify", classes(cat=math.nan), classes(cat=0.5))
@@ -289,7 +290,7 @@ def test_maps_of_classes(one: str, other: str) -> None:
     assert not differs("segment", whole, nearly)  # sixteen pixels of cat come and go
     assert differs("segment", whole, less)
     assert differs("segment", whole, more)
-    assert not differs("segment", whole, less, Limits(mask_iou=0.6))
+    assert not differs("segment", whole, less, CompareSettings(mask_iou=0.6))
     assert differs("segment", whole, {"masks": []})
     assert compare_answers("segment", whole, less, LIMITS).details["iou"] == {"road": pytest.approx(20 / 30)}
 
@@ -459,7 +460,7 @@ def test_a_task_from_outside_is_compared_field_by_field(monkeypatch: pytest.Monk
         name = "brightness"
 
         @staticmethod
-        def compare(a: Mapping[str, Any], b: Mapping[str, Any], limits: Limits) -> Difference:
+        def compare(a: Mapping[str, Any], b: Mapping[str, Any], limits: CompareSettings) -> Difference:
             return Difference(abs(a["brightness"] - b["brightness"]) > limits.score, 0.5, "by its own rule")
 
     monkeypatch.setattr("carpool.vision.compare.kinds", lambda: {"brightness": Own})

@@ -20,7 +20,7 @@ class GuardSettings:
 
 @dataclass(frozen=True, slots=True)
 class CompareSettings:
-    """When two answers to one picture differ."""
+    """When two answers to one picture differ: what counts, and how alike is alike enough."""
 
     score: float = 0.5
     iou: float = 0.5

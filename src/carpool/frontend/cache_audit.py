@@ -17,13 +17,14 @@ import orjson
 
 from carpool.cache.answer_store import Kept
 from carpool.cache.similar import OFF_S, Source, is_audited, judged
+from carpool.config.rollout_settings import CompareSettings
 from carpool.errors import CarpoolError
 from carpool.frontend.front_caches import ModelCache
 from carpool.link.door import Answer, Call, Slot
 from carpool.memory.layout import FILE_AT, write_file
 from carpool.observe import columns
 from carpool.observe.logs import logger
-from carpool.vision.compare import Difference, Limits, compare_answers
+from carpool.vision.compare import Difference, compare_answers
 
 if TYPE_CHECKING:
     from carpool.frontend.call import ClientCall
@@ -113,7 +114,7 @@ class Audit:
         vision = self._model.entry.vision
         assert vision is not None
         sent, computed = orjson.loads(self._kept.body), orjson.loads(self._picture.body)
-        return compare_answers(str(vision["task"]), sent, computed, Limits())
+        return compare_answers(str(vision["task"]), sent, computed, CompareSettings())
 
     def _compared(self, found: Difference | None) -> None:
         call, self._call = self._call, None

@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 
 from carpool import errors
+from carpool.config.rollout_settings import CompareSettings
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, without_stack
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
@@ -23,7 +24,7 @@ from carpool.frontend.routing import Split
 from carpool.link.door import Answer, Call, ModelEntry, Slot
 from carpool.observe.logs import logger
 from carpool.types import Array, Tensor
-from carpool.vision.compare import Difference, Limits, compare_answers, compare_tensors
+from carpool.vision.compare import Difference, compare_answers, compare_tensors
 from carpool.vision.thumbnail import thumbnail
 from carpool.wire.v2 import RequestHead
 
@@ -160,7 +161,7 @@ class Comparison:
 
     def _compare(self, outputs: Sequence[Tensor]) -> tuple[Difference, Array | None, Any]:
         """How the two differ, the picture made small, and both answers."""
-        limits = Limits(**cast("dict[str, Any]", self.split.route.limits))
+        limits = CompareSettings(**cast("dict[str, Any]", self.split.route.limits))
         again, mine = self._again, self._answer
         if isinstance(again, RoutePicture) and isinstance(mine, bytes):
             again.compose(outputs)

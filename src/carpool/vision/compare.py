@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from carpool.config.rollout_settings import CompareSettings
 from carpool.types import Array
 from carpool.vision.boxes import iou
 from carpool.vision.likeness import cut_out, from_png, keypoints_alike, matched, polygons_alike
@@ -31,17 +32,6 @@ _MOST_NAMED = 3  # things in a sentence
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What counts, and how alike is alike enough."""
-
-    score: float = 0.5
-    iou: float = 0.5
-    mask_iou: float = 0.8
-    cosine: float = 0.98
-    top_k: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class Difference:
     differs: bool
     how_much: float  # 0 to 1: by this the worst come first
@@ -49,7 +39,7 @@ class Difference:
     details: Mapping[str, Any] = field(default_factory=dict)  # for JSON
 
 
-def compare_answers(task: str, a: Answer, b: Answer, limits: Limits) -> Difference:
+def compare_answers(task: str, a: Answer, b: Answer, limits: CompareSettings) -> Difference:
     """The typed JSON answers of the image routes, of a task by its name. `a` is what `b` is held against in
     words only: what differs does so both ways."""
     rule = _RULES.get(task)
@@ -99,7 +89,7 @@ def _nans(a: Array, b: Array) -> int:
     return sum(int(np.isnan(array).sum()) for array in (a, b) if array.dtype.kind == "f")
 
 
-def _compare_raw(a: Answer, b: Answer, limits: Limits) -> Difference:  # noqa: ARG001
+def _compare_raw(a: Answer, b: Answer, limits: CompareSettings) -> Difference:  # noqa: ARG001
     return compare_tensors(_outputs(a), _outputs(b))
 
 
@@ -113,7 +103,7 @@ def _output(output: Answer) -> Array:
     return np.array(data, object if datatype == "BYTES" else kind)
 
 
-def _compare_embeddings(a: Answer, b: Answer, limits: Limits) -> Difference:
+def _compare_embeddings(a: Answer, b: Answer, limits: CompareSettings) -> Difference:
     one, other = (np.array(answer["embedding"], np.float64) for answer in (a, b))
     if one.shape != other.shape:
         return Difference(True, 1.0, f"one has {one.size} numbers, the other {other.size}")
@@ -139,7 +129,7 @@ def _unit(length: float) -> bool:
 # ---- classes
 
 
-def _compare_classes(a: Answer, b: Answer, limits: Limits) -> Difference:
+def _compare_classes(a: Answer, b: Answer, limits: CompareSettings) -> Difference:
     one, other = (_scores(answer["classes"]) for answer in (a, b))
     if max(sum(one.values()), sum(other.values())) > 1.0 + 1e-3:  # each is probable by itself: several labels
         first, second = _sure_labels(one, other, limits), _sure_labels(other, one, limits)
@@ -186,7 +176,9 @@ def _best(scores: Mapping[Class, float], most: int) -> set[Class]:
     return set(sorted(scores, key=lambda key: (-scores[key], key[1], key[0]))[:most])
 
 
-def _sure_labels(one: Mapping[Class, float], other: Mapping[Class, float], limits: Limits) -> set[Class]:
+def _sure_labels(
+    one: Mapping[Class, float], other: Mapping[Class, float], limits: CompareSettings
+) -> set[Class]:
     """Those of the one that the other is far from."""
     least = _PARTNER * limits.score
     return {key for key, score in one.items() if score >= limits.score and other.get(key, 0.0) < least}
@@ -236,13 +228,13 @@ class _Things:
         return _Things(*chosen, self.scores[rows], self.boxes[rows])
 
 
-def _compare_boxes(a: Answer, b: Answer, limits: Limits) -> Difference:
+def _compare_boxes(a: Answer, b: Answer, limits: CompareSettings) -> Difference:
     one, other = (_Things.of(answer["detections"]) for answer in (a, b))
     close = np.where(_may_be_partners(one, other, limits), _overlap(one, other), 0.0)
     return _partners(one, other, close, limits.iou, limits)
 
 
-def _compare_poses(a: Answer, b: Answer, limits: Limits) -> Difference:
+def _compare_poses(a: Answer, b: Answer, limits: CompareSettings) -> Difference:
     """A pose is its box and its points: both must be alike."""
     one, other = (_Things.of(answer["detections"]) for answer in (a, b))
     points = [[np.array(pose["keypoints"], np.float64) for pose in things.listed] for things in (one, other)]
@@ -257,7 +249,7 @@ def _compare_poses(a: Answer, b: Answer, limits: Limits) -> Difference:
     return _partners(one, other, np.minimum(boxes, _looked_closer(near, alike)), limits.iou, limits)
 
 
-def _compare_rotated(a: Answer, b: Answer, limits: Limits) -> Difference:
+def _compare_rotated(a: Answer, b: Answer, limits: CompareSettings) -> Difference:
     one, other = (_Things.of(answer["detections"]) for answer in (a, b))
     corners = [[np.array(box["corners"], np.float64) for box in things.listed] for things in (one, other)]
     near = _may_be_partners(one, other, limits) & (_overlap(one, other) > 0.0)
@@ -265,7 +257,7 @@ def _compare_rotated(a: Answer, b: Answer, limits: Limits) -> Difference:
     return _partners(one, other, close, limits.iou, limits)
 
 
-def _may_be_partners(one: _Things, other: _Things, limits: Limits) -> Array:
+def _may_be_partners(one: _Things, other: _Things, limits: CompareSettings) -> Array:
     """Of one class, and nearly sure both."""
     numbers = {key: number for number, key in enumerate({*one.classes, *other.classes})}
     mine, theirs = (np.array([numbers[key] for key in things.classes]) for things in (one, other))
@@ -292,7 +284,9 @@ def _looked_closer(near: Array, alike: Closeness) -> Array:
     return close
 
 
-def _partners(one: _Things, other: _Things, close: Array, least: float, limits: Limits) -> Difference:
+def _partners(
+    one: _Things, other: _Things, close: Array, least: float, limits: CompareSettings
+) -> Difference:
     """Whether everything that is sure has a partner so close, in both. If each side can be given partners by
     itself, both can be at once (Mendelsohn and Dulmage), so each is looked at by itself."""
     close = np.where(close >= max(least, 1e-9), close, 0.0)
@@ -343,7 +337,7 @@ def _in_words(things: _Things) -> str:
 # ---- masks and maps
 
 
-def _compare_masks(a: Answer, b: Answer, limits: Limits) -> Difference:
+def _compare_masks(a: Answer, b: Answer, limits: CompareSettings) -> Difference:
     if _one_per_object(a["masks"]) or _one_per_object(b["masks"]):
         one, other = (_Things.of(answer["masks"]) for answer in (a, b))
         areas = [[cut_out(mask) for mask in things.listed] for things in (one, other)]
@@ -374,7 +368,7 @@ def _map_alike(a: Answer | None, b: Answer | None) -> float | None:
     return cuts[0].alike(cuts[1]) if len(cuts) == 2 else 0.0
 
 
-def _compare_depths(a: Answer, b: Answer, limits: Limits) -> Difference:  # noqa: ARG001
+def _compare_depths(a: Answer, b: Answer, limits: CompareSettings) -> Difference:  # noqa: ARG001
     one, other = (_distances(answer["depth"]) for answer in (a, b))
     if one.shape != other.shape:
         return Difference(True, 1.0, "the maps have different sizes")
@@ -396,7 +390,7 @@ def _distances(depth: Answer) -> Array:
 # ---- any answer, field by field
 
 
-def _compare_fields(a: Answer, b: Answer, limits: Limits) -> Difference:  # noqa: ARG001
+def _compare_fields(a: Answer, b: Answer, limits: CompareSettings) -> Difference:  # noqa: ARG001
     """Of a task that brings no rule: texts and whole numbers are equal, others as alike as raw ones."""
     waiting: list[tuple[str, Any, Any]] = [
         (name, a.get(name), b.get(name)) for name in sorted({*a, *b} - {"model", "version"})
@@ -424,7 +418,7 @@ def _values_alike(a: Any, b: Any) -> bool:
     return not _numbers_apart(np.array(a, np.float64), np.array(b, np.float64))[0]
 
 
-_RULES: Mapping[str, Callable[[Answer, Answer, Limits], Difference]] = {
+_RULES: Mapping[str, Callable[[Answer, Answer, CompareSettings], Difference]] = {
     "detect": _compare_boxes,
     "classify": _compare_classes,
     "segment": _compare_masks,

@@ -17,7 +17,8 @@ from carpool.vision.picture_answers import Option, Options, Size, Who, schema_of
 from carpool.vision.recognition import FLOATS, Facts, Reading, TaskTable
 
 if TYPE_CHECKING:
-    from carpool.vision.compare import Difference, Limits
+    from carpool.config.rollout_settings import CompareSettings
+    from carpool.vision.compare import Difference
 
 # ---- what a model's tensors look like
 
@@ -128,7 +129,9 @@ class VisionTask:
     table: ClassVar[type | None] = None  # its settings in model.toml, a dataclass
     needs: ClassVar[str] = ""  # which outputs: what is said where a model for it has none of them
     quick: ClassVar[bool] = False  # few numbers are answered in less time than a thread takes to wake up
-    compare: ClassVar[Callable[[Mapping[str, Any], Mapping[str, Any], Limits], Difference] | None] = None
+    compare: ClassVar[
+        Callable[[Mapping[str, Any], Mapping[str, Any], CompareSettings], Difference] | None
+    ] = None
     """Whether two answers to one picture differ, for a task of another package, as a staticmethod; without
     it they are compared field by field. Those of this package: vision/compare.py."""
 
