@@ -100,6 +100,7 @@ def log_settings(client: Client) -> object:
     return orjson.loads(client.get("/v2/logging").body)
 
 
+@pytest.mark.conformance
 def test_a_page_of_another_site_can_neither_load_a_model_nor_change_a_setting(
     browser: Browser, server: WholeServer, elsewhere: str, mark: Path
 ) -> None:

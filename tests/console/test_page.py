@@ -459,6 +459,7 @@ SETTLED = """() => new Promise((done) => {
 })"""
 
 
+@pytest.mark.conformance
 def test_a_phone_scrolls_only_downwards_and_nothing_jumps(
     browser: Browser, staged: Stage, picture: Path
 ) -> None:

@@ -19,7 +19,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import Arrival, poisson
 from carpool.sim.simulation import Device, Report, Run, Simulation, report
 from core.playing import RESNET
-from later import later
+from later import later, many
 
 
 @dataclass
@@ -216,7 +216,7 @@ def test_who_leaves_gives_the_device_back() -> None:
     assert stays.instances.pace == 1.0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=many(15), deadline=None)
 @given(
     loads=st.lists(st.floats(0.05, 3.0), min_size=2, max_size=3),
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=3, max_size=3),

@@ -115,6 +115,7 @@ def test_each_of_two_kinds_that_alternate_is_predicted_by_its_own_times(instance
         assert mean(ratios) == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.conformance
 def test_large_batches_come_back_when_the_neighbour_who_made_them_slow_has_left() -> None:
     core = Scheduler(PROFILE, Promise(SLO, 128), 3)
     device = taking(0.05, all=PROFILE)
@@ -127,6 +128,7 @@ def test_large_batches_come_back_when_the_neighbour_who_made_them_slow_has_left(
     assert sizes(batches, 70, 75, "all") >= 64
 
 
+@pytest.mark.conformance
 def test_large_batches_that_are_slow_for_good_are_tried_but_cost_little() -> None:
     core = Scheduler(PROFILE, Promise(SLO, 128), 3)
     ends: list[tuple[Batch, float]] = []

@@ -25,6 +25,7 @@ from carpool.errors import Cancelled, CarpoolError, ModelError, Unavailable
 from carpool.pipelines.ensemble_graph import EnsembleGraph
 from carpool.types import Datatype, Signature, TensorSpec
 from engine.ensembles import step, text
+from later import many
 
 
 class ScriptedRoute:
@@ -104,7 +105,7 @@ def journeys(graph: list[list[int]], route: ScriptedRoute) -> Journeys:
 ENDS = st.sampled_from(["good", "good", "good", "bad", "run", "client leaves"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=many(300), deadline=None)
 @given(
     graph=graphs(),
     at_once=st.lists(st.sampled_from([None, None, None, "no"]), max_size=6),

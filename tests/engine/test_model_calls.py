@@ -274,6 +274,7 @@ def test_the_deadline_of_a_request_holds_for_what_it_asks(
     run(story())
 
 
+@pytest.mark.conformance
 def test_calls_end_with_the_instance_that_made_them(tmp_path: Path) -> None:
     repositories.fake(tmp_path, name="slow", curve="300+1", head="")
     code = """

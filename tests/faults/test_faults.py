@@ -30,8 +30,7 @@ from carpool.observe.counters import Row
 from engine.scripted import run
 from faults import injection
 from faults.injection import Point
-
-_MOST = 10  # calls of one point that raise in turn
+from later import later
 
 
 def no_memory() -> Exception:
@@ -115,9 +114,10 @@ def nothing_is_logged() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.parametrize("most", [4, later(10)])  # calls of one point that raise in turn
 @pytest.mark.parametrize("point", POINTS, ids=str)
 def test_one_fault_costs_no_more_than_one_answer(
-    point: Point, folder: Path, monkeypatch: pytest.MonkeyPatch
+    point: Point, most: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "load", injection.load)
     monkeypatch.setattr(served, "_FIRST_RETRY_S", 0.001)
@@ -126,5 +126,5 @@ def test_one_fault_costs_no_more_than_one_answer(
         Outbox, "open", lambda outbox, transport: open_outbox(outbox, injection.Transport(transport))
     )
     before = injection.held()
-    assert run(injection.story(folder, point, _MOST)), "nothing was injected"
+    assert run(injection.story(folder, point, most)), "nothing was injected"
     injection.check_given_back(before)

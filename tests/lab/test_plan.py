@@ -91,6 +91,7 @@ def test_a_tight_promise_needs_more_than_the_formula_says() -> None:
     assert any("too few" in sentence for sentence in found.why)
 
 
+@pytest.mark.conformance
 @pytest.mark.usefixtures("quick")
 def test_large_fleets_are_simulated_in_part() -> None:
     found = plan(FleetQuestion(EXERCISE, 0.05, 20_000))

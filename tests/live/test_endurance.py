@@ -145,6 +145,7 @@ def test_memory_is_flat(tmp_path: Path, frontends: int, early: int, requests: in
         server.until_metric(sent[WRONG], "nv_inference_request_failure", model="same")
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("frontends", [ONE_PROCESS, 2])
 def test_idle_costs_less_than_one_percent_of_a_core(tmp_path: Path, frontends: int) -> None:
     """All its processes together, with a model of every mode, connections open, and work done before."""

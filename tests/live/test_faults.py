@@ -238,6 +238,7 @@ def test_kill_the_engine_under_load(tmp_path: Path) -> None:
         assert load.broken == 0, "the engine's end broke connections"
 
 
+@pytest.mark.conformance
 def test_an_engine_that_cannot_start_again_is_tried_until_it_can(tmp_path: Path) -> None:
     """Meanwhile the front ends live, and say what is the matter."""
     weights = tmp_path / "weights"
@@ -266,6 +267,7 @@ def test_an_engine_that_cannot_start_again_is_tried_until_it_can(tmp_path: Path)
         assert server.metric("carpool_up") == 1
 
 
+@pytest.mark.conformance
 def test_an_engine_that_hangs_is_told_of_and_replaced(tmp_path: Path) -> None:
     """Stopped, not dead: no link closes, and nobody but a watch can know."""
     go = tmp_path / "go"
@@ -295,6 +297,7 @@ def test_an_engine_that_hangs_is_told_of_and_replaced(tmp_path: Path) -> None:
         assert len(server.events("process-hangs")) == 1
 
 
+@pytest.mark.conformance
 def test_a_model_whose_instances_are_gone_is_not_ready_until_one_is_back(tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     weights.touch()
@@ -506,6 +509,7 @@ def test_while_it_drains_open_connections_hear_that_it_is_not_ready(tmp_path: Pa
         assert server.wait() == 0
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("frontends", LAYOUTS)
 def test_the_bound_on_draining_holds(tmp_path: Path, frontends: int) -> None:
     """A model that never comes back: the client hears of it, and the exit code says that it was cut off."""
@@ -520,6 +524,7 @@ def test_the_bound_on_draining_holds(tmp_path: Path, frontends: int) -> None:
         assert error is not None or held[0].result().status == 503
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("frontends", LAYOUTS)
 def test_a_second_signal_stops_at_once(tmp_path: Path, frontends: int) -> None:
     never = tmp_path / "never"

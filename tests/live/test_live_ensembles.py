@@ -96,6 +96,7 @@ def test_the_answer_says_where_each_step_spent_its_time(server: Live) -> None:
         assert part in told
 
 
+@pytest.mark.conformance
 def test_steps_may_run_in_the_runner(server: Live) -> None:
     with tritonclient.http.InferenceServerClient(server.url) as client:
         x = X[:, :2].copy()

@@ -135,6 +135,7 @@ def test_wrong_settings(client: InferenceServerClient) -> None:
     assert raised.value.status() == "404"
 
 
+@pytest.mark.conformance
 def test_without_a_file_for_traces(tmp_path: Path) -> None:
     onnx_models.arithmetic(tmp_path / "models" / "a" / "1" / "model.onnx")
     with (

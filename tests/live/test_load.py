@@ -89,6 +89,7 @@ def test_everything_that_is_sent_is_answered_and_counted(server: Live, protocol:
     server.until_metric(before + 200 + processes, "nv_inference_request_success", model="quick")
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_refusals_have_the_servers_reasons(server: Live, protocol: str) -> None:
     before = len(arrivals(server, "slow"))
@@ -135,6 +136,7 @@ def test_interrupted_it_still_reports(server: Live) -> None:
     assert 19 <= found["offered"] == found["answered"]
 
 
+@pytest.mark.conformance
 def test_a_server_without_such_a_model(server: Live) -> None:
     for protocol in ("http", "grpc"):
         with start(url_of(server, protocol), "--model none --rate 5") as process:
@@ -144,6 +146,7 @@ def test_a_server_without_such_a_model(server: Live) -> None:
         assert len(error.splitlines()) == 1
 
 
+@pytest.mark.conformance
 def test_pictures_are_uploaded(tmp_path: Path) -> None:
     demo = Path(carpool.demo.__file__).parent
     picture = demo / "pictures" / "coffee.jpg"

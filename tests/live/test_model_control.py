@@ -232,6 +232,7 @@ def _index(server: Live) -> Response:
         return client.post("/v2/repository/index", b"")
 
 
+@pytest.mark.conformance
 def test_memory_comes_back_when_models_go(tmp_path: Path) -> None:
     """Threads are counted: each instance has one, and they end with it."""
     home = tmp_path / "models"
@@ -256,6 +257,7 @@ def test_memory_comes_back_when_models_go(tmp_path: Path) -> None:
             assert client.response().status == 404
 
 
+@pytest.mark.conformance
 def test_an_engine_that_is_killed_comes_back_with_what_was_loaded_by_request(tmp_path: Path) -> None:
     home = tmp_path / "models"
     write_version(home, 1, 7.0)
@@ -275,6 +277,7 @@ def test_an_engine_that_is_killed_comes_back_with_what_was_loaded_by_request(tmp
         assert order(server, "unload").status == 200
 
 
+@pytest.mark.conformance
 def test_polling_with_several_front_ends(tmp_path: Path) -> None:
     home = tmp_path / "models"
     write_version(home, 1, 1.0)

@@ -6,12 +6,14 @@ import io
 from pathlib import Path
 
 import orjson
+import pytest
 from PIL import Image
 
 from backends import tflite_models
 from live.server import serving
 
 
+@pytest.mark.conformance
 def test_a_picture_reaches_a_tflite_model_that_wants_channels_last(tmp_path: Path) -> None:
     folder = tmp_path / "colours"
     (folder / "1").mkdir(parents=True)

@@ -206,6 +206,7 @@ def test_a_picture_with_something_behind_it_is_what_it_starts_as(server: Live) -
     assert answer_of(ask(server, "/detect", polyglot))["detections"][0]["label"] == "cat"
 
 
+@pytest.mark.conformance
 def test_damaged_photos_get_an_answer_or_a_clear_error_and_nothing_leaks(server: Live) -> None:
     chance = random.Random(20)
     originals = [file.read_bytes() for file in PHOTOS.values()]

@@ -72,6 +72,7 @@ def requests(server: Live) -> Iterator[None]:
     raise AssertionError("it never came true")
 
 
+@pytest.mark.conformance
 def test_a_machine_that_slows_down_is_told_of_once_and_when_it_is_over(model: Path, tmp_path: Path) -> None:
     with serving(model, folder=tmp_path) as server:
         assert server.metric("carpool_speed_ratio", model="model") == 1.0

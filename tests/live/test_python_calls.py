@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import tritonclient.grpc
 
@@ -69,6 +70,7 @@ def write_net(folder: Path) -> None:
     (folder / "net" / "model.toml").write_text(SETTINGS)
 
 
+@pytest.mark.conformance
 def test_a_model_hears_of_each_request_and_asks_models_in_the_runner(tmp_path: Path) -> None:
     models = tmp_path / "models"
     repositories.python(models, TOLD, name="told")

@@ -201,6 +201,7 @@ def test_what_breaks_the_process_is_mended(server: Live, mood: int, said: str) -
     assert server.metric("carpool_process_restarts_total", process="worker") == restarts + 1
 
 
+@pytest.mark.conformance
 def test_one_that_stands_by_takes_over_and_another_one_stands_by(server: Live) -> None:
     wait_until(lambda: len(standby_pids(server)) == 1, "one stands by", 3 * PATIENCE_S)
     (standby,), (runner,) = standby_pids(server), runner_pids(server)
@@ -215,6 +216,7 @@ def test_one_that_stands_by_takes_over_and_another_one_stands_by(server: Live) -
     assert outputs_of(ask(server, "calm", 1, 2))["y"] == [2, 4]
 
 
+@pytest.mark.conformance
 def test_a_runner_that_is_stopped_is_told_of_and_replaced(tmp_path: Path) -> None:
     write_model(tmp_path / "models" / "model", tmp_path / "go")
     with serving(tmp_path / "models", folder=tmp_path, environment={"CARPOOL_WATCHDOG_S": "4"}) as server:
@@ -283,6 +285,7 @@ def test_loading_again_under_load_fails_nobody(controlled: tuple[Live, Path]) ->
         load.until_more()
 
 
+@pytest.mark.conformance
 def test_log_settings_reach_the_process(controlled: tuple[Live, Path]) -> None:
     """Loading says what it chose, in the process where it happens; one that is started later knows it too."""
     server, model = controlled
@@ -314,6 +317,7 @@ def test_everything_in_one_process_needs_no_other(tmp_path: Path) -> None:
         assert runner_pids(server) == []
 
 
+@pytest.mark.conformance
 def test_the_process_ends_with_its_engine(server: Live) -> None:
     (runner,) = runner_pids(server)
     os.kill(server.engine_pid, signal.SIGKILL)

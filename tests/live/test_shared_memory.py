@@ -234,6 +234,7 @@ def test_nothing_stays_open(server: Live) -> None:
             wait_until(lambda: opened() == 0, "the files are closed")
 
 
+@pytest.mark.conformance
 def test_a_front_end_and_an_engine_that_die(tmp_path: Path) -> None:
     """A front end that comes later opens what is still there; an engine that comes later knows of nothing."""
     with (

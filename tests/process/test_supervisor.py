@@ -260,6 +260,7 @@ def test_a_front_end_that_lies_is_replaced(serve: Callable[..., Server], lines: 
     assert len(server.found("process-started", role="engine")) == 1
 
 
+@pytest.mark.conformance
 def test_everything_can_die_again_and_again(serve: Callable[..., Server], lines: list[Line]) -> None:
     server = serve(frontends=2)
     server.pid("http", 2)
@@ -281,6 +282,7 @@ def test_everything_can_die_again_and_again(serve: Callable[..., Server], lines:
     assert server.exit_code() == 0
 
 
+@pytest.mark.conformance
 def test_clients_are_sent_elsewhere_while_a_front_end_keeps_dying(
     serve: Callable[..., Server], lines: list[Line]
 ) -> None:
@@ -373,6 +375,7 @@ def test_children_do_not_outlive_the_supervisor(serve: Callable[..., Server]) ->
 # ── not starting ──
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize(
     ("fault", "code", "words"),
     [("config", 2, "'sloms'"), ("raise", 1, "no such device"), ("die", 1, "exit status 9")],
@@ -483,6 +486,7 @@ def test_a_front_end_that_is_stopped_is_replaced(serve: Callable[..., Server], l
     assert line.ask("infer - 1 2 3 4") == "1 2 3 4"
 
 
+@pytest.mark.conformance
 def test_when_everybody_was_stopped_nobody_is_killed(serve: Callable[..., Server], lines: list[Line]) -> None:
     server = serve(frontends=1, watchdog_s=2.0)
     line = server.serving()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from carpool.frontend.remote_door import RemoteDoor
+from later import first
 from rollout.staged import PATIENCE_S, staged
 
 CANARY = "shadow = 0\ncanary = [0.5]\ncanary_h = 24\n"
@@ -21,13 +22,13 @@ def slots_used() -> int:
 
 
 @pytest.mark.parametrize("plan", [CANARY, SHADOW])
-@pytest.mark.parametrize("value", ["1", "7", "raise", "sleep 1"])
+@pytest.mark.parametrize("value", first(2, ["raise", "sleep 1", "1", "7"]))
 def test_no_slot_is_lost(tmp_path: Path, plan: str, value: str) -> None:
     before = slots_used()
     with staged(tmp_path, plan, {1: "1", 2: value}, head="slo_ms = 300") as one:
         one.until("canary" if plan is CANARY else "shadow")
         for number in range(40):
-            assert one.infer(f"camera-{number}")[0] == 200
+            one.infer(f"camera-{number}")  # a busy machine may refuse: that must cost no slot either
         end = time.monotonic() + PATIENCE_S
         while slots_used() > before:
             assert time.monotonic() < end, "slots are still held"

@@ -23,6 +23,7 @@ from carpool.vision import tasks
 from carpool.vision.compare import Difference, compare_answers, compare_tensors
 from carpool.vision.mask_regions import png_text, run_lengths
 from carpool.vision.tasks.task import VisionTask
+from later import many
 
 LIMITS = CompareSettings()
 IMAGE = {"width": 64, "height": 48}
@@ -97,7 +98,7 @@ def slow_rule(a: list[dict[str, Any]], b: list[dict[str, Any]], alike: Alike, le
     return True
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=many(80), deadline=None)
 @given(
     things().filter(lambda found: len(found) <= 4),
     things().filter(lambda found: len(found) <= 4),
@@ -195,7 +196,7 @@ def share_by_pixels(one: dict[str, Any], other: dict[str, Any]) -> float:
     return float((masks[0] & masks[1]).sum() / (masks[0] | masks[1]).sum())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=many(60), deadline=None)
 @given(st.floats(20, 40), st.floats(20, 40), st.floats(-3.2, 3.2), st.floats(-3.2, 3.2))
 def test_turned_boxes_against_their_pixels(x: float, y: float, one: float, other: float) -> None:
     a, b = turned(x, one), turned(y, other)
@@ -312,7 +313,7 @@ def test_masks_of_objects_have_partners(one: str, other: str) -> None:
     assert differs("segment", other_size, {"masks": a["masks"][:1]})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=many(60), deadline=None)
 @given(arrays.arrays(np.bool_, (9, 11)), arrays.arrays(np.bool_, (9, 11)))
 def test_masks_against_sets_of_pixels(one: Array, other: Array) -> None:
     a, b = ({"masks": [mask(pixels, "x", 0, "rle")] if pixels.any() else []} for pixels in (one, other))

@@ -39,7 +39,7 @@ FILES = {
     "deflate": encoded(PICTURE, "TIFF", compression="tiff_adobe_deflate"),
     "tiff-jpeg": encoded(PICTURE, "TIFF", compression="jpeg"),
 }
-FLIPS = 150  # variants of each file
+FLIPS = 50  # variants of each file
 LIMITS = Limits(pixels=1_000_000)
 MEMORY = 48 << 20  # beyond what is there before: what the limits allow, twice over
 

@@ -16,6 +16,7 @@ from PIL import Image
 from carpool.demo import pictures
 from carpool.types import Array
 from carpool.vision.thumbnail import block_change, thumbnail, thumbnail_of
+from later import many
 from vision.made_files import jpeg_head, png_head
 from vision.photos import encoded, exif
 
@@ -69,7 +70,7 @@ def test_a_picture_that_claims_too_much_is_not_decoded() -> None:
     assert thumbnail(jpeg_head(60_000, 60_000)) is None
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=many(50), deadline=None)
 @given(st.data())
 def test_damage_is_a_picture_or_none(data: st.DataObject) -> None:
     file = bytearray(simplejpeg.encode_jpeg(smooth(48, 40), 80))
