@@ -131,7 +131,7 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
         engine=_ENGINE,
         frontends=[
             FrontendKind("http", _HTTP, settings.frontends, ports),
-            FrontendKind("grpc", _GRPC, settings.grpc_frontends, grpc, accepts=False),
+            FrontendKind("grpc", _GRPC, settings.grpc_frontends, grpc),
         ],
         ready=screen.show,
         loading=screen.progress.step,

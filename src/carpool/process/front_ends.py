@@ -109,7 +109,7 @@ async def http(parts: FrontendParts) -> Frontend:
 
 
 async def grpc(parts: FrontendParts) -> Frontend:
-    from carpool.frontend.grpc.grpc_server import GrpcServer  # those for HTTP do without grpcio
+    from carpool.frontend.grpc.grpc_server import GrpcServer  # those for HTTP do without
 
     parts.door.advise(Advice(parts.gates.read, parts.door.ask))
     recording = Recording(parts.settings, parts.began)

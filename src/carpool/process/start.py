@@ -132,7 +132,7 @@ async def serve(
     host = EngineHost(engine_for(paths, settings, table), gates.write)
     desk = add_questions(host, settings)
     sockets = _sockets(settings)
-    ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}  # gRPC closes its own
+    ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}
     side, door = await _joined(host, settings, stop)
     parts = FrontendParts(door, gates, settings, sockets, table, 0, time.monotonic(), apart=False)
     frontends = [await front_ends.http(parts)]
@@ -185,10 +185,10 @@ async def _joined(
 
 
 def _sockets(settings: ServerSettings) -> dict[str, list[socket.socket]]:
-    """Bound, by the name of their port. Those of gRPC only hold theirs."""
+    """Bound, by the name of their port."""
     wanted = {"http": settings.http_port, "metrics": settings.metrics_port}
     if settings.grpc_frontends:
         wanted["grpc"] = settings.grpc_port
     for port in filter(None, wanted.values()):
         check_free(settings.host, port)
-    return {name: listen(settings.host, port, accepting=name != "grpc") for name, port in wanted.items()}
+    return {name: listen(settings.host, port) for name, port in wanted.items()}

@@ -57,7 +57,6 @@ class FrontendKind:
     start: str  # module:function, a StartFrontend
     count: int
     ports: Mapping[str, int]
-    accepts: bool = True  # on our sockets; else they only hold the port, and the child makes its own
 
 
 @dataclass(slots=True, eq=False)
@@ -353,7 +352,7 @@ class Supervisor:
             known = self.ports.get(name)
             if known is None and port:
                 check_free(self._settings.host, port)
-            post.sockets[name] = listen(self._settings.host, known or port, accepting=post.kind.accepts)
+            post.sockets[name] = listen(self._settings.host, known or port)
             self.ports[name] = post.sockets[name][0].getsockname()[1]
 
     def _renew(self, post: Post) -> None:

@@ -91,7 +91,7 @@ class FrontEnd:
 def front_end(*given: FakeModel, slots: int = 64, **settings: Any) -> Iterator[FrontEnd]:
     table = Table(bytearray(table_bytes(1)))
     door = FakeDoor(*(given or models()), slots=slots, table=table)
-    sockets = listen("127.0.0.1", 0, accepting=False)
+    sockets = listen("127.0.0.1", 0)
     port = sockets[0].getsockname()[1]
 
     made = ServerSettings(**{"max_body_bytes": MAX_BODY, **settings})

@@ -9,15 +9,13 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from carpool.config.server import ServerSettings
-from carpool.frontend.grpc import grpc_server
 from carpool.frontend.grpc import grpc_service as service
-from carpool.frontend.grpc.grpc_server import largest_message
+from carpool.frontend.grpc.grpc_service import largest_message
 from carpool.link.door import Catalog
 from carpool.types import Datatype
 from frontend.fake_door import FakeDoor, FakeModel, echo
 from frontend.grpc.front_end import FrontEnd, channel, front_end, image_request, infer, refusal, send
 from frontend.http.front_end import image_model
-from frontend.http.harness import until
 from frontend.picture_models import classifier
 
 Code = grpc.StatusCode
@@ -41,11 +39,11 @@ def test_the_longest_message_is_what_some_model_takes() -> None:
     assert largest_message(catalog(small), explicit) == everything  # models come in messages, too
 
 
-def is_served(connected: grpc.Channel) -> bool:
-    try:
-        return bool(infer(connected, image_request()).model_name == "image")
-    except grpc.RpcError:
-        return False
+def renew(front: FrontEnd, *models: FakeModel) -> None:
+    """The catalogue of the server that runs has these models now."""
+    fresh = FakeDoor(*models, table=front.table).catalog
+    front.door.models.update({(one.name, one.version): one for one in models})
+    front.run(lambda: front.door.renew(entries=fresh.entries, newest=fresh.newest))
 
 
 def test_a_message_that_no_model_takes_is_refused_by_its_length_until_one_does() -> None:
@@ -53,45 +51,24 @@ def test_a_message_that_no_model_takes_is_refused_by_its_length_until_one_does()
     request.inputs.add(name="x", datatype="UINT8", shape=[1, 5 << 20])
     request.raw_input_contents.append(bytes(5 << 20))
     message = request.SerializeToString()
-    with front_end(image_model("image"), max_body_bytes=ROOM) as front:
-        with channel(front) as connected:
-            code, sentence, metadata = refusal(lambda: send(connected, message))
-            assert (code, metadata) == (Code.RESOURCE_EXHAUSTED, {})
-            assert "larger than max" in sentence
-            later = echo("later", Datatype.UINT8)
-            front.door.models["later", "1"] = later
-            fresh = FakeDoor(image_model("image"), later, table=front.table).catalog
-            front.run(lambda: front.door.renew(entries=fresh.entries, newest=fresh.newest))
-            until(lambda: front.server._largest > 5 << 20)
-            until(lambda: is_served(connected))  # a call that meets the change is cancelled
-        with channel(front, **{"grpc.max_receive_message_length": -1}) as connected:
-            until(lambda: not front.server._retiring)
-            assert len(infer(connected, request).raw_output_contents[0]) == 5 << 20
+    image, later = image_model("image"), echo("later", Datatype.UINT8)
+    unlimited = {"grpc.max_receive_message_length": -1}
+    with front_end(image, max_body_bytes=ROOM) as front, channel(front, **unlimited) as connected:
+        code, sentence, metadata = refusal(lambda: send(connected, message))
+        assert (code, metadata) == (Code.RESOURCE_EXHAUSTED, {})
+        assert sentence == f"SERVER: Received message larger than max ({len(message)} vs. {4 << 20})"
+        assert infer(connected, image_request()).model_name == "image"
+        renew(front, image, later)
+        assert len(infer(connected, request).raw_output_contents[0]) == 5 << 20  # on the same connection
+        renew(front, image)  # the engine starts again, say: nobody is told that the message is too long
+        assert refusal(lambda: send(connected, message))[0] is Code.NOT_FOUND
 
 
-def listeners(front: FrontEnd) -> int:
-    found = grpc_server.listening([front.url])
-    for sock in found:
-        sock.close()
-    return len(found)
-
-
-@pytest.mark.parametrize("heard_late", [1, 4])
-def test_no_call_fails_while_larger_messages_come_to_be_allowed(
-    heard_late: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor where connections last longer than they should, as on a machine that has too much to do."""
-    monkeypatch.setattr(grpc_server, "_AGE_S", 0.5)
-    monkeypatch.setattr(grpc_server, "_LOOK_S", 0.01)
-    as_meant = grpc_server.options
-
-    def options(settings: ServerSettings, largest: int) -> list[tuple[str, int]]:
-        late = {"grpc.max_connection_age_ms": heard_late * 500}
-        return [*({**dict(as_meant(settings, largest)), **late}).items()]
-
-    monkeypatch.setattr(grpc_server, "options", options)
+def test_no_call_fails_while_larger_messages_come_to_be_allowed() -> None:
+    """Not even one that is under way."""
     failed: list[str] = []
     over = threading.Event()
+    image = image_model("image")
 
     def ask_again_and_again() -> None:
         with channel(front) as connected:
@@ -101,33 +78,25 @@ def test_no_call_fails_while_larger_messages_come_to_be_allowed(
                 except grpc.RpcError as error:
                     failed.append(f"{error.code()}: {error.details()}")
 
-    with front_end(image_model("image"), max_body_bytes=ROOM, model_control_mode="poll") as front:
+    with front_end(image, max_body_bytes=ROOM, model_control_mode="poll") as front, channel(front) as held:
         clients = [threading.Thread(target=ask_again_and_again, daemon=True) for _ in range(4)]
         for client in clients:
             client.start()
         for elements in (200_000, 400_000, 800_000):
-            before = front.server._largest
-            larger = echo("later", Datatype.FP32, (elements,), max_batch=0)
-            fresh = FakeDoor(image_model("image"), larger, table=front.table).catalog
-            front.run(lambda given=fresh: front.door.renew(entries=given.entries, newest=given.newest))
-            until(lambda least=before: front.server._largest > least)
-            until(lambda: listeners(front) == 1)  # at once: its predecessor takes nobody new
-            until(lambda: len(front.server._servers) == 1)
+            before, calls = front.server.service.largest_message, len(front.door.calls)
+            renew(front, image, echo("later", Datatype.FP32, (elements,), max_batch=0))
+            assert front.server.service.largest_message > before
+            front.wait_for_calls(calls + 20)
         over.set()
         for client in clients:
             client.join()
         assert not failed
-
-
-def test_calls_outlive_the_server_that_took_them() -> None:
-    with front_end(image_model("image"), max_body_bytes=ROOM) as front, channel(front) as connected:
-        front.door.held = True
-        method = connected.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        waiting = method.future(image_request().SerializeToString(), timeout=30)
-        call = front.wait_for_calls()[0]
-        fresh = FakeDoor(image_model("image"), echo("later", Datatype.UINT8), table=front.table).catalog
-        front.run(lambda: front.door.renew(entries=fresh.entries, newest=fresh.newest))
-        until(lambda: front.server._largest > 5 << 20)
+        front.door.held, calls = True, len(front.door.calls)
+        waiting = held.unary_unary("/inference.GRPCInferenceService/ModelInfer").future(
+            image_request().SerializeToString(), timeout=30
+        )
+        call = front.wait_for_calls(calls + 1)[-1]
+        renew(front, image, echo("later", Datatype.UINT8))
         front.run(call.finish)
         assert pb.ModelInferResponse.FromString(waiting.result()).model_name == "image"
 

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from carpool.config.server import ServerSettings
-from carpool.errors import ConfigError
-from carpool.frontend.grpc.grpc_server import GrpcServer, addresses, largest_message, options
+from carpool.frontend.grpc.grpc_server import GrpcServer
+from carpool.frontend.grpc.grpc_service import largest_message
 from carpool.frontend.http.http_server import listen
 from carpool.link.door import Catalog
 from carpool.wire.proto import message_class
@@ -122,17 +122,17 @@ def test_what_does_not_finish_in_time_is_cut_off_and_counted() -> None:
 # ---- ports
 
 
-def test_two_servers_share_a_port_that_is_held_for_them() -> None:
-    held = listen("127.0.0.1", 0, accepting=False)
+def test_two_servers_share_a_port() -> None:
+    held = listen("127.0.0.1", 0)
     port = held[0].getsockname()[1]
     door = FakeDoor(*models())
 
-    async def start() -> GrpcServer:
+    async def start(sockets: list[socket.socket]) -> GrpcServer:
         server = GrpcServer(door, door.table.block(0), ServerSettings())
-        await server.start(listen("127.0.0.1", port, accepting=False))
+        await server.start(sockets)
         return server
 
-    first, second = wait_for(start()), wait_for(start())
+    first, second = wait_for(start(held)), wait_for(start(listen("127.0.0.1", port)))
     front = FrontEnd(first, door, door.table, port)
     with channel(front) as connected:
         assert floats(infer(connected, image_request())) == SUM
@@ -140,47 +140,10 @@ def test_two_servers_share_a_port_that_is_held_for_them() -> None:
     with channel(front) as connected:
         assert floats(infer(connected, image_request())) == SUM
     wait_for(second.stop(1.0))
-    third = wait_for(start())  # after the death of one, the next binds the same number
+    third = wait_for(start(listen("127.0.0.1", port)))  # after the death of one, the next has the same number
     with channel(front) as connected:
         assert floats(infer(connected, image_request())) == SUM
     wait_for(third.stop(1.0))
-    held[0].close()
-
-
-def test_a_held_port_takes_no_connections() -> None:
-    with (
-        listen("127.0.0.1", 0, accepting=False)[0] as held,
-        pytest.raises(OSError, match="refused"),
-        socket.create_connection(held.getsockname(), 1.0),
-    ):
-        pass
-
-
-def test_a_port_that_cannot_be_had_is_a_config_error() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        door = FakeDoor(*models())
-
-        async def start() -> None:
-            server = GrpcServer(door, door.table.block(0), ServerSettings())
-            try:
-                await server.start([taken])
-            finally:
-                await server.stop(0.0)
-
-        with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1"):
-            wait_for(start())
-
-
-def test_addresses_are_written_as_grpc_reads_them() -> None:
-    with socket.socket() as four, socket.socket(socket.AF_INET6) as six:
-        four.bind(("127.0.0.1", 0))
-        six.bind(("::1", 0))
-        assert addresses([four, six]) == [
-            f"127.0.0.1:{four.getsockname()[1]}",
-            f"[::1]:{six.getsockname()[1]}",
-        ]
 
 
 # ---- limits
@@ -188,8 +151,7 @@ def test_addresses_are_written_as_grpc_reads_them() -> None:
 
 def test_a_message_can_never_be_longer_than_its_length_can_say() -> None:
     settings = ServerSettings(max_body_bytes=1 << 40, model_control_mode="explicit")
-    given = dict(options(settings, largest_message(Catalog(), settings)))
-    assert given["grpc.max_receive_message_length"] == 2**31 - 1
+    assert largest_message(Catalog(), settings) == 2**31 - 1
 
 
 def test_the_head_of_a_call_is_bounded() -> None:

@@ -43,12 +43,16 @@ class Pair:
 
 
 class Tls:
-    """What new connections are met with. `pair` is replaced as a whole: gRPC's threads read it, too."""
+    """What new connections are met with."""
 
-    def __init__(self, cert_file: str, key_file: str, client_ca_file: str = "") -> None:
-        """Raises `ConfigError` for files that will not do."""
+    def __init__(
+        self, cert_file: str, key_file: str, client_ca_file: str = "", protocol: str = "http/1.1"
+    ) -> None:
+        """Raises `ConfigError` for files that will not do. `protocol` is spoken over it, by its name for
+        clients that ask (ALPN)."""
         self._files = cert_file, key_file, client_ca_file
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.set_alpn_protocols([protocol])
         self._read()
         if Path(key_file).stat().st_mode & stat.S_IROTH:
             log.warning("private-key-readable", file=key_file, why="everybody on this machine can read it")
@@ -61,8 +65,8 @@ class Tls:
             log.error("certificate-not-read", error=error.message, keeps="the one before")
 
     def _read(self) -> None:
-        self.pair, until = read_pair(*self._files)
-        _use(self.context, self.pair)
+        pair, until = read_pair(*self._files)
+        _use(self.context, pair)
         log.info("certificate-read", file=self._files[0], until=until)
 
 
@@ -93,7 +97,6 @@ def _use(context: ssl.SSLContext, pair: Pair) -> None:
     """For the handshakes from now on. The bytes were tried before: what is in the files may be newer."""
     with _file_of(pair.cert) as cert, _file_of(pair.key) as key:
         context.load_cert_chain(cert, key, password=_no_password)
-    context.set_alpn_protocols(["http/1.1"])
     if pair.client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=pair.client_ca.decode("ascii"))
@@ -199,7 +202,8 @@ class Access:
         )
         self.tls: Tls | None = None
         if settings.tls_cert:
-            self.tls = Tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+            protocol = "h2" if over_grpc else "http/1.1"
+            self.tls = Tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca, protocol)
 
     @property
     def context(self) -> ssl.SSLContext | None:

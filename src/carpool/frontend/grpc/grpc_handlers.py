@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-import grpc
 from google.protobuf.json_format import ParseDict
 
 from carpool import __version__
@@ -22,9 +21,10 @@ from carpool.frontend.access.keys import Principal, told
 from carpool.frontend.access.route_rules import Kind, rule_of
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import is_model_ready
-from carpool.frontend.grpc.grpc_infer import Metadata, Stream, UnaryInfer
+from carpool.frontend.grpc.grpc_infer import Stream, UnaryInfer
 from carpool.frontend.grpc.grpc_service import Service, log, refuse, too_many_messages
 from carpool.frontend.grpc.infer_messages import parse
+from carpool.frontend.grpc.rpc import Handler, InTask, Rpc
 from carpool.link.door import ModelEntry
 from carpool.wire.head import shorten
 from carpool.wire.proto import message_class
@@ -216,67 +216,68 @@ CALLS = (
 """With ModelInfer and ModelStreamInfer, all of the service."""
 
 
-class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+class Handlers:
     """Asked for a handler when the head of a call is here, and its message not yet."""
 
     def __init__(self, service: Service, guard: Guard | None = None) -> None:
         self._service = service
         self._guard = guard or Guard()
-        self._calls = {f"/{SERVICE}/{call.name}": call for call in CALLS}
-        self._handlers = {path: _handler(service, call, None) for path, call in self._calls.items()}
-        self._handlers[f"/{HEALTH}/Check"] = grpc.unary_unary_rpc_method_handler(self._check)
-        self._handlers[f"/{HEALTH}/Watch"] = grpc.unary_stream_rpc_method_handler(self._watch)
+        self._calls = {f"/{SERVICE}/{call.name}": _work(service, call) for call in CALLS}
+        self._others = {f"/{HEALTH}/Check": self._check, f"/{HEALTH}/Watch": self._watch}
 
-    def service(self, details: Any) -> grpc.RpcMethodHandler | None:
-        method = details.method
+    def find(self, rpc: Rpc) -> Handler | None:
+        """None if it was refused, or there is no such call."""
+        path = rpc.head.path
         who: Principal | None = None
         if self._guard.looks_at_fields:
             try:
-                who = self._holder(method, details.invocation_metadata)
+                who = self._holder(rpc)
             except CarpoolError as error:
-                return _refusing(error)
-        if method == _INFER and self._service.is_full():
-            return _refusing(too_many_messages())
-        if method == _INFER:
-            infer = UnaryInfer(self._service, details.invocation_metadata, who)
-            return grpc.unary_unary_rpc_method_handler(infer.run)
-        if method == _STREAM:
-            metadata = details.invocation_metadata
-            holder = partial(self._holder, method, metadata)
-            stream = Stream(self._service, metadata, who, self._guard, holder)
-            return grpc.stream_stream_rpc_method_handler(stream.run)
-        if who is not None and method in self._calls:
-            return _handler(self._service, self._calls[method], who)
-        return self._handlers.get(method)
+                refuse(rpc, error)
+                return None
+        if path == _INFER:
+            if self._service.is_full():
+                refuse(rpc, too_many_messages())
+                return None
+            return UnaryInfer(self._service, rpc, who)
+        if path == _STREAM:
+            stream = Stream(self._service, rpc, who, self._guard, partial(self._holder, rpc))
+            return InTask(rpc, stream.run, many=True)
+        if path in self._calls:
+            return InTask(rpc, partial(self._calls[path], rpc, who))
+        if path in self._others:
+            return InTask(rpc, partial(self._others[path], rpc))
+        return None
 
-    def _holder(self, method: str, metadata: Metadata) -> Principal | None:
+    def _holder(self, rpc: Rpc) -> Principal | None:
         """Whose key the call brings; raises `Unauthenticated` or `Forbidden`."""
-        name = method.rpartition("/")[2]
+        name = rpc.head.path.rpartition("/")[2]
         rule = rule_of(name)
-        found = dict(metadata)
+        found = dict(rpc.head.metadata)
         key = presented(_bytes(found.get(AUTHORIZATION)), _bytes(found.get(API_KEY)))
         who = self._guard.check(rule, key, name, model=None)
         self._guard.check_restricted(rule, lambda field: _bytes(found.get(field)), name)
         return who
 
-    async def _check(self, message: bytes, context: Any) -> bytes:
+    async def _check(self, rpc: Rpc, message: bytes) -> bytes | None:
         """gRPC's own health service, which Kubernetes and load balancers ask."""
-        name = _service_asked_for(message, context)
+        name = _service_asked_for(rpc, message)
         if name is None:
-            return b""
+            return None
         status = self._health(name)
         if status == _SERVICE_UNKNOWN:
-            return refuse(context, NotFound("this server has no service of that name", field="service"))
+            refuse(rpc, NotFound("this server has no service of that name", field="service"))
+            return None
         return bytes(_HealthCheckResponse(status=status).SerializeToString())
 
-    async def _watch(self, message: bytes, context: Any) -> None:
+    async def _watch(self, rpc: Rpc, message: bytes) -> None:
         """Tell the status now and whenever it changes, until the server stops."""
-        name = _service_asked_for(message, context)
+        name = _service_asked_for(rpc, message)
         sent = None
         while name is not None:
             status = self._health(name)
             if status != sent:
-                await context.write(_HealthCheckResponse(status=status).SerializeToString())
+                await rpc.write(_HealthCheckResponse(status=status).SerializeToString())
                 sent = status
             if self._service.stopping.is_set():
                 return
@@ -290,26 +291,17 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return _SERVING if self._service.ready else _NOT_SERVING
 
 
-def _service_asked_for(message: bytes, context: Any) -> str | None:
+def _service_asked_for(rpc: Rpc, message: bytes) -> str | None:
     """None if it was refused."""
     try:
         return str(parse(_HealthCheckRequest, message).service)
     except InvalidInput as error:
-        refuse(context, error)
+        refuse(rpc, error)
         return None
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:
     return value.encode(errors="replace") if isinstance(value, str) else value
-
-
-def _refusing(error: CarpoolError) -> grpc.RpcMethodHandler:
-    """As for a stream, whatever the call is: it ends before its message is read."""
-
-    async def run(_requests: object, context: Any) -> None:
-        refuse(context, error)
-
-    return grpc.stream_stream_rpc_method_handler(run)
 
 
 def _check_concerned(call: Call, request: Any, who: Principal | None) -> None:
@@ -322,11 +314,13 @@ def _check_concerned(call: Call, request: Any, who: Principal | None) -> None:
         tell_change(call.name, model, who)
 
 
-def _handler(service: Service, call: Call, who: Principal | None) -> grpc.RpcMethodHandler:
+def _work(
+    service: Service, call: Call
+) -> Callable[[Rpc, Principal | None, bytes], Coroutine[Any, Any, bytes | None]]:
     request_class = message_class(f"{call.name}Request")
     response_class = message_class(f"{call.name}Response")
 
-    async def answered(message: bytes) -> bytes:
+    async def answered(message: bytes, who: Principal | None) -> bytes:
         request = parse(request_class, message)
         _check_concerned(call, request, who)
         document = call.answer(service, request, *((who,) if call.told_who else ()))
@@ -334,16 +328,17 @@ def _handler(service: Service, call: Call, who: Principal | None) -> grpc.RpcMet
             document = await document
         return bytes(ParseDict(document, response_class()).SerializeToString())
 
-    async def handle(message: bytes, context: Any) -> bytes:
+    async def handle(rpc: Rpc, who: Principal | None, message: bytes) -> bytes | None:
         with service:
             try:
-                return await answered(message)
+                return await answered(message, who)
             except CarpoolError as known:
                 error = known
             except Exception as unknown:
                 log.exception("request-failed", call=call.name)
                 without_stack(unknown)
                 error = CarpoolError(f"the server failed on this request: {type(unknown).__name__}")
-            return refuse(context, error)
+            refuse(rpc, error)
+            return None
 
-    return grpc.unary_unary_rpc_method_handler(handle)
+    return handle

@@ -9,12 +9,10 @@ does not read cannot fill the server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any, NamedTuple
-
-import grpc
+from typing import NamedTuple
 
 from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import ANY, CACHE_CONTROL, Wish, read_cache_control
@@ -28,6 +26,8 @@ from carpool.frontend.front_service import not_serving
 from carpool.frontend.grpc import infer_messages as messages
 from carpool.frontend.grpc.grpc_service import Failure, Service, details_of, metadata_of, refuse
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Family, Parts
+from carpool.frontend.grpc.rpc import Ended, Message, Rpc, begin_now
+from carpool.frontend.grpc.rpc_heads import Metadata
 from carpool.frontend.pictures.sent_pictures import TensorPictures, check_pictures, sends_pictures
 from carpool.frontend.pictures.workers import stopping
 from carpool.link.door import (
@@ -60,13 +60,9 @@ _SOURCE = SOURCE.lower()
 _LATEST = LATEST.lower()
 _CACHE_CONTROL = CACHE_CONTROL.lower()
 _ROLLOUT = ROLLOUT.lower()
-_ALGORITHMS: dict[Any, Any] = {
-    "gzip": grpc.Compression.Gzip,
-    "deflate": grpc.Compression.Deflate,
-}
+_ALGORITHMS = ("identity", "gzip", "deflate")
 _ModelStreamInferResponse = message_class("ModelStreamInferResponse")
 
-Metadata = Iterable[tuple[str, str | bytes]]
 Reply = Callable[[bytes | Failure], None]
 
 
@@ -75,7 +71,7 @@ class Asked(NamedTuple):
 
     budget: float = INFINITY  # seconds from its head to the client's deadline
     sender: Sender = Sender()
-    compression: grpc.Compression | None = None  # of its answers
+    compression: str = ""  # of its answers
     wish: Wish = ANY  # what it says about caches
     side: str = ""  # of a rollout
     metadata: Metadata = ()
@@ -88,16 +84,14 @@ class Asked(NamedTuple):
             for key, value in self.metadata
         }
 
-    def deadline(self, context: Any, head_at: float) -> float:
+    def deadline(self, rpc: Rpc, head_at: float) -> float:
         """The client's: that of the call, or the one in its metadata, whichever comes first."""
-        remaining = context.time_remaining()
-        called = INFINITY if remaining is None else monotonic() + remaining
-        return float(min(called, head_at + self.budget))
+        return min(rpc.deadline, head_at + self.budget)
 
 
 def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
     """Raises `InvalidInput` that names the entry at fault. `who` is whose key is among them."""
-    budget, source, latest, compression = INFINITY, "", False, None
+    budget, source, latest, compression = INFINITY, "", False, ""
     wish, side = ANY, ""
     for key, value in metadata:
         if not key.startswith("x-carpool-"):
@@ -114,9 +108,9 @@ def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
         elif key == _ROLLOUT:
             side = read_side(field)
         elif key == COMPRESSION:
-            if value != "identity" and value not in _ALGORITHMS:
+            if value not in _ALGORITHMS:
                 raise InvalidInput(f"{COMPRESSION} must be gzip, deflate or identity", field=COMPRESSION)
-            compression = _ALGORITHMS.get(value)
+            compression = "" if value == "identity" else str(value)
     sender = Sender(source, latest)
     sender = sender if who is None else sender.with_key(who)
     return Asked(budget, sender, compression, wish, side, metadata)
@@ -148,7 +142,7 @@ class GrpcCall(ClientCall):
         self._reply = reply
         self._more = more  # parameters of the answer
 
-    async def begin(self, message: bytes) -> None:
+    async def begin(self, message: Message) -> None:
         """Understand the request and give it to the engine. Waits only for what is not done in the loop."""
         service = self.service
         service.server_row.add(BYTES_RECEIVED, len(message))
@@ -157,7 +151,7 @@ class GrpcCall(ClientCall):
                 raise not_serving()
             parts = messages.take_apart(message)
             if parts is None:
-                parts = await service.aside(len(message), messages.parse_whole, message)
+                parts = await service.aside(len(message), messages.parse_whole, bytes(message))
             try:
                 family = await self._understood(parts)
             except NotLoaded as missing:
@@ -285,49 +279,73 @@ class GrpcCall(ClientCall):
 class UnaryInfer:
     """One call of ModelInfer. It begins when its head is here, before its message."""
 
-    __slots__ = ("_head_at", "_metadata", "_service", "_who")
+    __slots__ = ("_call", "_rpc", "_service", "_task", "_who")
 
-    def __init__(self, service: Service, metadata: Metadata, who: Principal | None = None) -> None:
+    many = False
+
+    def __init__(self, service: Service, rpc: Rpc, who: Principal | None = None) -> None:
         self._service = service
-        self._metadata = metadata
+        self._rpc: Rpc | None = rpc
         self._who = who
-        self._head_at = monotonic()
+        self._call: GrpcCall | None = None
+        self._task: asyncio.Task[None] | None = None
 
-    async def run(self, message: bytes, context: Any) -> bytes:
-        with self._service, self._service.holding(message) as refusal:
-            if refusal is not None:
-                return refuse(context, refusal)
+    def take(self, message: Message, compressed: bool) -> None:
+        service, rpc, who = self._service, self._rpc, self._who
+        assert rpc is not None
+        asked = rpc.head.asked if who is None else None
+        if asked is None:
             try:
-                asked = read_metadata(self._metadata, self._who)
+                asked = read_metadata(rpc.head.metadata, who)
             except InvalidInput as error:
-                return refuse(context, error)
-            if asked.compression is not None:
-                context.set_compression(asked.compression)
-            result = await self._infer(message, asked, context)
-            if isinstance(result, Failure):
-                return refuse(context, result.error, result.times)
-            return result
-
-    async def _infer(self, message: bytes, asked: Asked, context: Any) -> bytes | Failure:
-        deadline = asked.deadline(context, self._head_at)
-        waiting: asyncio.Future[bytes | Failure] = asyncio.get_running_loop().create_future()
-
-        def reply(result: bytes | Failure) -> None:
-            if not waiting.done():  # cancelled, but the call has not heard of it yet
-                waiting.set_result(result)
-
-        call = GrpcCall(self._service, asked, deadline, self._who, reply)
+                refuse(rpc, error)
+                return
+            if who is None:
+                rpc.head.asked = asked
+        rpc.compress = asked.compression
+        service.__enter__()
+        call = self._call = GrpcCall(service, asked, asked.deadline(rpc, rpc.since), who, self._reply)
         call.wish = asked.wish
+        self._task = begin_now(self._inflate(message) if compressed else call.begin(message))
+
+    async def _inflate(self, message: Message) -> None:
+        rpc, call = self._rpc, self._call
+        assert rpc is not None
+        assert call is not None
         try:
-            await call.begin(message)
-            result = await waiting
-            if call.told is not None:
-                words = (CACHE_WORDS.replace("_", "-"), call.told.words)
-                context.set_trailing_metadata((words, ("cache-status", f"carpool; {call.told.status}")))
-            return result
-        except asyncio.CancelledError:
+            plain = await rpc.plain(message, compressed=True)
+        except Ended:
+            self.left()
+            return
+        call.arrived = monotonic()
+        await call.begin(plain)
+
+    def _reply(self, result: bytes | Failure) -> None:
+        rpc, call = self._rpc, self._call
+        if rpc is None or call is None:
+            return
+        told = call.told
+        self._over()
+        if isinstance(result, Failure):
+            refuse(rpc, result.error, result.times)
+        elif told is None:
+            rpc.answer(result)
+        else:
+            words = (CACHE_WORDS.replace("_", "-"), told.words)
+            rpc.answer(result, (words, ("cache-status", f"carpool; {told.status}")))
+
+    def left(self) -> None:
+        call, task = self._call, self._task
+        if call is not None:
+            self._over()
             call.leave()
-            raise
+        if task is not None:
+            task.cancel()
+
+    def _over(self) -> None:
+        """Once. It forgets the call, which knows it too."""
+        self._rpc = self._call = self._task = None
+        self._service.__exit__()
 
 
 class Stream:
@@ -337,13 +355,13 @@ class Stream:
     def __init__(
         self,
         service: Service,
-        metadata: Metadata,
+        rpc: Rpc,
         who: Principal | None,
         guard: Guard,
         holder: Callable[[], Principal | None],
     ) -> None:
         self._service = service
-        self._metadata = metadata
+        self._rpc = rpc
         self._who = who
         self._guard = guard
         self._keys = guard.generation
@@ -356,24 +374,24 @@ class Stream:
         self._answered.set()
         self._waiting: set[GrpcCall] = set()
 
-    async def run(self, _requests: object, context: Any) -> None:
+    async def run(self) -> None:
+        rpc = self._rpc
         with self._service:
             try:
-                asked = read_metadata(self._metadata, self._who)
+                asked = read_metadata(rpc.head.metadata, self._who)
             except InvalidInput as error:
-                refuse(context, error)
+                refuse(rpc, error)
                 return
-            if asked.compression is not None:
-                context.set_compression(asked.compression)
-            if not await self._serve(context, asked):
-                refuse(context, stopping())
+            rpc.compress = asked.compression
+            if not await self._serve(asked):
+                refuse(rpc, stopping())
             elif self._locked_out is not None:
-                refuse(context, self._locked_out)
+                refuse(rpc, self._locked_out)
 
-    async def _serve(self, context: Any, asked: Asked) -> bool:
+    async def _serve(self, asked: Asked) -> bool:
         """Answer everything that is read; False when the server stops before the client is done."""
-        reading = asyncio.create_task(self._read(context, asked))
-        writing = asyncio.create_task(self._write(context))
+        reading = asyncio.create_task(self._read(asked))
+        writing = asyncio.create_task(self._write())
         stop = asyncio.create_task(self._service.stopping.wait())
         tasks = {reading, writing, stop}
         try:
@@ -391,11 +409,11 @@ class Stream:
                 call.leave()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self, context: Any, asked: Asked) -> None:
+    async def _read(self, asked: Asked) -> None:
         while True:
             await self._room.acquire()
-            message = await context.read()
-            if message is grpc.aio.EOF:
+            message = await self._rpc.read()
+            if message is None:
                 return
             if self._guard.generation != self._keys:
                 try:
@@ -404,10 +422,10 @@ class Stream:
                     self._locked_out = error
                     return
                 self._keys = self._guard.generation
-                asked = read_metadata(self._metadata, self._who)
+                asked = read_metadata(self._rpc.head.metadata, self._who)
             self._unanswered += 1
             self._answered.clear()
-            await self._begin(message, asked, asked.deadline(context, monotonic()))
+            await self._begin(message, asked, asked.deadline(self._rpc, monotonic()))
 
     async def _begin(self, message: bytes, asked: Asked, deadline: float) -> None:
         def reply(result: bytes | Failure) -> None:
@@ -420,9 +438,9 @@ class Stream:
         self._waiting.add(call)
         await call.begin(message)
 
-    async def _write(self, context: Any) -> None:
+    async def _write(self) -> None:
         while True:
-            await context.write(await self._answers.get())
+            await self._rpc.write(await self._answers.get())
             self._room.release()
             self._unanswered -= 1
             if not self._unanswered:

@@ -1,24 +1,25 @@
-"""What all calls of the gRPC front end share, besides what every front end has: what is under way, and errors
-as statuses."""
+"""What all calls of the gRPC front end share, besides what every front end has: what is under way, how long
+messages may be, and errors as statuses."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 from urllib.parse import quote
 
-from grpc import StatusCode
-
 from carpool import errors
+from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, Unavailable, retry_after, without_stack
 from carpool.frontend.call import Times
 from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.grpc.infer_messages import Families
+from carpool.frontend.grpc.rpc import Rpc
+from carpool.frontend.grpc.rpc_heads import PRINTABLE, Status
+from carpool.frontend.http.infer_route import LargestBody
 from carpool.frontend.packing import AT_ONCE
-from carpool.link.door import Door
+from carpool.link.door import Catalog, Door
 from carpool.memory.spare_memory import SpareMemory
 from carpool.observe.counters import Block
 from carpool.observe.logs import logger
@@ -30,6 +31,22 @@ log = logger("grpc")
 MOST_BYTES_IN_FLIGHT = 512 << 20
 """Of messages whose calls are under way: more are refused, those that are known by then before they come."""
 
+_SHORT_MESSAGE = 4 << 20  # gRPC's own default
+_LONGEST_MESSAGE = 2**31 - 1  # what clients' libraries take for the length of a message
+
+
+def largest_message(catalog: Catalog, settings: ServerSettings) -> int:
+    """How long a message may be: no more than the models that are loaded can take, and what stands around
+    tensors in a message: a power of two, or the limit of all bodies."""
+    limit = min(settings.max_body_bytes + settings.max_header_bytes, _LONGEST_MESSAGE)
+    if settings.model_control_mode == "explicit":
+        return limit  # models come with a request, too
+    entries = (*catalog.entries.values(), *catalog.leaving)
+    needed = max((LargestBody(entry, settings.max_body_bytes).gathered() for entry in entries), default=0)
+    if needed >= settings.max_body_bytes:
+        return limit
+    return min(limit, 1 << (max(needed, _SHORT_MESSAGE) - 1).bit_length())
+
 
 class Service(FrontService):
     """`with` it, every call is counted while it lasts."""
@@ -38,11 +55,14 @@ class Service(FrontService):
         self,
         door: Door,
         block: Block,
-        max_body_bytes: int,
+        settings: ServerSettings,
         picture_threads: int = 1,
         cache: CacheParts | None = None,
     ) -> None:
-        super().__init__("grpc", door, block, max_body_bytes, picture_threads, cache)
+        super().__init__("grpc", door, block, settings.max_body_bytes, picture_threads, cache)
+        self.largest_message = 0  # what a model took that is gone now stays allowed: it may come back
+        door.watch(lambda catalog: self._allow(largest_message(catalog, settings)))
+        self._allow(largest_message(door.catalog, settings))
         self.families = Families()
         self._spare_memory = SpareMemory(self.threads)
         self.stopping = asyncio.Event()
@@ -50,6 +70,9 @@ class Service(FrontService):
         self.idle.set()
         self.running = 0
         self.in_flight = 0  # bytes of messages
+
+    def _allow(self, size: int) -> None:
+        self.largest_message = max(self.largest_message, size)
 
     @property
     def ready(self) -> bool:
@@ -62,20 +85,23 @@ class Service(FrontService):
             return function(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
 
-    @contextlib.contextmanager
-    def holding(self, message: bytes) -> Iterator[CarpoolError | None]:
-        """Count a message while its call lasts; gives the refusal if there are too many."""
-        size = len(message)
-        full = self.is_full(size)
-        self.in_flight += size
-        try:
-            yield too_many_messages() if full else None
-        finally:
-            self.in_flight -= size
-            self._spare_memory.freed(size)
+    def freed(self, size: int) -> None:
+        """The call is over whose messages had so many bytes."""
+        self.in_flight -= size
+        self._spare_memory.freed(size)
 
     def is_full(self, more: int = 0) -> bool:
         return self.in_flight > 0 and self.in_flight + more > MOST_BYTES_IN_FLIGHT
+
+    def refuse_full(self, rpc: Rpc) -> None:
+        error = too_many_messages()
+        rpc.cut(status_of(error), details_of(error), metadata_of(error))
+
+    def failed(self, rpc: Rpc, error: Exception) -> None:
+        """A bug: it must not reach whoever called, which serves others too."""
+        log.exception("request-failed", call=rpc.head.path[:80], exc_info=error)
+        refuse(rpc, CarpoolError(f"the server failed on this request: {type(error).__name__}"))
+        without_stack(error)
 
     def __enter__(self) -> None:
         """A call begins, which is to be finished before the server stops."""
@@ -98,23 +124,22 @@ def too_many_messages() -> Unavailable:
 
 # ---- errors as gRPC statuses: the one table, and the metadata that goes with them -------------------------
 
-STATUSES: dict[type[CarpoolError], StatusCode] = {
-    errors.InvalidInput: StatusCode.INVALID_ARGUMENT,
-    errors.ConfigError: StatusCode.INVALID_ARGUMENT,
-    errors.TooLarge: StatusCode.INVALID_ARGUMENT,
-    errors.Cancelled: StatusCode.CANCELLED,
-    errors.Unauthenticated: StatusCode.UNAUTHENTICATED,
-    errors.Forbidden: StatusCode.PERMISSION_DENIED,
-    errors.NotFound: StatusCode.NOT_FOUND,
-    errors.Replaced: StatusCode.ABORTED,
-    errors.Refused: StatusCode.RESOURCE_EXHAUSTED,
-    errors.Unsupported: StatusCode.UNIMPLEMENTED,
-    errors.Unavailable: StatusCode.UNAVAILABLE,
-    errors.DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
+STATUSES: dict[type[CarpoolError], Status] = {
+    errors.InvalidInput: Status.INVALID_ARGUMENT,
+    errors.ConfigError: Status.INVALID_ARGUMENT,
+    errors.TooLarge: Status.INVALID_ARGUMENT,
+    errors.Cancelled: Status.CANCELLED,
+    errors.Unauthenticated: Status.UNAUTHENTICATED,
+    errors.Forbidden: Status.PERMISSION_DENIED,
+    errors.NotFound: Status.NOT_FOUND,
+    errors.Replaced: Status.ABORTED,
+    errors.Refused: Status.RESOURCE_EXHAUSTED,
+    errors.Unsupported: Status.UNIMPLEMENTED,
+    errors.Unavailable: Status.UNAVAILABLE,
+    errors.DeadlineExceeded: Status.DEADLINE_EXCEEDED,
 }
 """Everything else is the server's or the model's fault: INTERNAL."""
 
-_PRINTABLE = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _LONGEST = 1024  # bytes: everything but the data of a call must fit some KiB
 _TIMING = 'decode;dur={:.3f}, queue;dur={:.3f}, infer;dur={:.3f}, post;dur={:.3f}, batch;desc="{}"'
 
@@ -128,9 +153,9 @@ class Failure(Exception):
         self.times = times
 
 
-def status_of(error: CarpoolError) -> StatusCode:
+def status_of(error: CarpoolError) -> Status:
     known = (STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
-    return next(known, StatusCode.INTERNAL)
+    return next(known, Status.INTERNAL)
 
 
 def details_of(error: CarpoolError) -> str:
@@ -142,7 +167,7 @@ def metadata_of(error: CarpoolError, times: Times | None = None) -> tuple[tuple[
     found = [("carpool-reason", error.reason)]
     if error.field is not None:
         # Metadata is printable ASCII: the rest is escaped as gRPC escapes its own messages.
-        found.append(("carpool-field", quote(error.field[:256], _PRINTABLE, errors="replace")))
+        found.append(("carpool-field", quote(error.field[:256], PRINTABLE, errors="replace")))
     predicted = getattr(error, "predicted_ms", None)
     if predicted is not None:
         found.append(("carpool-predicted-ms", f"{predicted:.3f}"))
@@ -155,14 +180,7 @@ def metadata_of(error: CarpoolError, times: Times | None = None) -> tuple[tuple[
     return tuple(found)
 
 
-def refuse(context: Any, error: CarpoolError, times: Times | None = None) -> bytes:
-    """End the call with this error; returns what its handler has to return, which is not sent.
-
-    Not by `context.abort`: it raises an error that the context keeps, whose stack leads to the message and
-    back to the context, and so messages would stay until the collector comes.
-    """
-    context.set_code(status_of(error))
-    context.set_details(details_of(error))
-    context.set_trailing_metadata(metadata_of(error, times))
+def refuse(rpc: Rpc, error: CarpoolError, times: Times | None = None) -> None:
+    """End the call with this error."""
+    rpc.end(status_of(error), details_of(error), metadata_of(error, times))
     without_stack(error)
-    return b""

@@ -72,13 +72,13 @@ class Parts(NamedTuple):
     contents: Sequence[Buffer]
 
 
-def take_apart(message: bytes) -> Parts | None:
+def take_apart(message: bytes | bytearray) -> Parts | None:
     """One look at the top level of the message, which is cheap however long its contents are.
 
     None for what only a real parser can judge: other fields, other wire types, lengths that cannot be.
     """
     view = memoryview(message)
-    rest: list[bytes] = []
+    rest: list[Buffer] = []
     contents: list[Buffer] = []
     request_id = b""
     position, end = 0, len(message)
@@ -98,9 +98,9 @@ def take_apart(message: bytes) -> Parts | None:
             if tag == _RAW:
                 contents.append(view[position:stop])
             elif tag == _ID:
-                request_id = message[position:stop]
+                request_id = bytes(view[position:stop])
             else:
-                rest.append(message[start:stop])
+                rest.append(view[start:stop])
             position = stop
     except IndexError:
         return None

@@ -17,15 +17,14 @@ from carpool.frontend.http.protocol import Connection
 from carpool.frontend.http.shared import Charge, Shared
 from carpool.observe.descriptors import Descriptors
 
-_BACKLOG = 1024
+BACKLOG = 1024
 _ATTEMPTS = 16
 
 
-def listen(host: str, port: int, *, accepting: bool = True) -> list[socket.socket]:
+def listen(host: str, port: int) -> list[socket.socket]:
     """Sockets bound to every address of `host`, all on one port, which other processes can share.
 
     Port 0 picks a free one. `::` takes IPv4 as well. Raises `ConfigError` when an address cannot be had.
-    Those that are not `accepting` only hold the port, for a library that makes its own sockets.
     """
     for attempt in range(_ATTEMPTS):
         sockets: list[socket.socket] = []
@@ -33,7 +32,7 @@ def listen(host: str, port: int, *, accepting: bool = True) -> list[socket.socke
             for family, address in _addresses(host, port):
                 if port == 0 and sockets:
                     address = (address[0], sockets[0].getsockname()[1], *address[2:])
-                sockets.append(_bound(family, address, shared=True, accepting=accepting))
+                sockets.append(_bound(family, address, shared=True))
             return sockets
         except OSError as error:
             for opened in sockets:
@@ -77,9 +76,7 @@ def _has_ipv6() -> bool:
     return True
 
 
-def _bound(
-    family: int, address: tuple[object, ...], *, shared: bool, accepting: bool = True
-) -> socket.socket:
+def _bound(family: int, address: tuple[object, ...], *, shared: bool) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -90,8 +87,7 @@ def _bound(
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
         bound.setblocking(False)
         bound.bind(address)
-        if accepting:
-            bound.listen(_BACKLOG)
+        bound.listen(BACKLOG)
     except BaseException:
         bound.close()
         raise
@@ -133,7 +129,7 @@ class HttpServer:
             listener = await loop.create_server(
                 accepted,
                 sock=listening,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 ssl=tls,
                 ssl_handshake_timeout=None if tls is None else self._limits.header_timeout_s,
                 ssl_shutdown_timeout=None if tls is None else self._limits.linger_timeout_s,

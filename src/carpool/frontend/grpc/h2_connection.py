@@ -1,0 +1,648 @@
+"""One client connection of gRPC: frames are read, calls are opened, fed and answered, all at once.
+
+    PREFACE ──► OPEN ──► LEAVING ──► CLOSED     leaving: it takes no new calls, and goes after the last
+
+What a frame says is checked as RFC 9113 has it: a breach ends the connection with a word why. Clients that
+keep a server busy with nothing are known by it: each frame that asks for work and brings none costs credit,
+which time and calls that are answered give back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+from typing import cast
+
+from carpool.frontend.grpc import h2_frames as h2
+from carpool.frontend.grpc.h2_frames import FRAME, FRAME_BYTES, Breach, Code
+from carpool.frontend.grpc.h2_outgoing import Outgoing
+from carpool.frontend.grpc.h2_shared import CONNECTION_WINDOW, LARGEST_FRAME, MOST_CALLS, H2Shared
+from carpool.frontend.grpc.rpc import Rpc
+from carpool.frontend.grpc.rpc_heads import CallHead, HeadReader, Status, refused_head
+
+PREFACE, OPEN, LEAVING, CLOSED = range(4)
+
+_MUCH = 16 * 1024  # what is read at once beyond this counts as work of the turn
+_DIRECT = 4096  # bytes of a message that are worth a read of their own
+_UNSENT = 256 * 1024  # what may wait in the transport before calls wait, too
+_SECONDS_PER_TURN = 0.001
+_MOST_CREDIT = 1000
+_CREDIT_PER_S = 100
+_SMALL = 16  # bytes of a frame that is hardly worth its head
+_MOST_EARLY = 1024
+_MOST_SETTINGS = 64
+_KEEPALIVE_S = 60.0  # a client that is gone is noticed within this and the next
+_KEEPALIVE_WAIT_S = 20.0
+_WINDOW_WAIT_S = 60.0  # for a client to take an answer that it asked for
+_OURS, _ALIVE = b"carpool1", b"carpool2"
+
+
+class H2Connection(asyncio.BufferedProtocol):
+    """The hot path: `get_buffer`, `buffer_updated`, `_parse`, `_head_complete` and `send_whole`."""
+
+    __slots__ = (
+        *("_ahead", "_ahead_since", "_block", "_block_ends", "_block_number", "_busy", "_credit"),
+        *("_data_bytes", "_direct", "_early", "_ends", "_final", "_heads", "_heard", "_last", "_left"),
+        *("_mark", "_mark_at", "_owed", "_pad", "_phase", "_pinged_at", "_quiet_since"),
+        *("_receiver", "_rpcs", "_settled", "_shared", "_since", "_swept_at", "_transport"),
+        *("_window", "outgoing"),
+    )
+
+    def __init__(self, shared: H2Shared) -> None:
+        self._shared = shared
+        self._transport: asyncio.Transport
+        self._phase = PREFACE
+        self._final = False  # no call after the last one counts
+        self._since = self._swept_at = self._quiet_since = monotonic()
+        self._settled = False  # the client's first settings are here
+        self._credit = _MOST_CREDIT
+        # what is read
+        self._heads = HeadReader(shared.limits.max_header_bytes)
+        self._ahead = b""  # read, but not used yet
+        self._ahead_since = 0.0
+        self._busy = False  # frames are being taken out of what was read, further up the stack
+        self._heard = False  # anything, since the last look
+        self._block = b""  # of a head that goes on in the next frame
+        self._block_number = 0
+        self._block_ends = False
+        self._last = 0  # the highest number of a call
+        self._rpcs: dict[int, Rpc] = {}
+        self._early: dict[int, None] = {}  # calls that ended before their client had said all
+        # the frame of data that is being read
+        self._receiver: Rpc | None = None
+        self._left = 0  # of its content
+        self._pad = 0  # behind that
+        self._ends = False
+        self._direct = False  # the loop reads straight into a message
+        self._window = CONNECTION_WINDOW
+        self._owed = 0  # of the window, used and not given back yet
+        self._data_bytes = 0
+        self._mark = 0  # how much data there was when the window of time began
+        self._mark_at = 0.0
+        # what is sent
+        self.outgoing = Outgoing(shared.loop, self._sent, self._earn)
+        self._pinged_at = 0.0
+
+    # ── what the loop calls ──
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.outgoing.connect(self._transport)
+        self._transport.set_write_buffer_limits(high=_UNSENT)
+        self.outgoing.send(self._shared.greeting)
+        if not self._shared.enter(self):
+            self._breach(Breach(Code.ENHANCE_YOUR_CALM, "too many connections"))
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._phase = CLOSED
+        self._shared.leave(self)
+        self._abandon()
+
+    def get_buffer(self, _sizehint: int) -> bytearray | memoryview:
+        receiver = self._receiver
+        if receiver is not None and self._left >= _DIRECT:
+            room = receiver.room()
+            if room is not None and len(room) >= _DIRECT:
+                self._direct = True
+                return room[: self._left]
+        self._direct = False
+        return self._shared.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._heard = True
+        if self._phase == CLOSED:
+            return
+        turns = self._shared.turns
+        if nbytes >= _MUCH:
+            turns.spend(nbytes)
+        if self._direct:
+            self._received_directly(nbytes)
+        elif self._ahead:
+            data, self._ahead = self._ahead + self._shared.buffer[:nbytes], b""
+            self._work(data, len(data))
+        else:
+            self._work(self._shared.buffer, nbytes)
+        if nbytes >= _MUCH and turns.left <= 0:
+            self._let_others_run()
+
+    def eof_received(self) -> bool:
+        """A client that says no more hears no more, either: HTTP/2 has no half-closed connections."""
+        return False
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as we answer: then we do not read either."""
+        self.outgoing.stall(monotonic())
+        self._transport.pause_reading()
+        stalled = self._shared.stalled
+        stalled.add(self.outgoing)
+        if sum(outgoing.unsent for outgoing in stalled) > self._shared.limits.max_unsent_bytes:
+            self._transport.abort()
+
+    def resume_writing(self) -> None:
+        self.outgoing.stalled = False
+        self._shared.stalled.discard(self.outgoing)
+        if self._phase != CLOSED:
+            self.outgoing.pump_all()
+            self._continue()
+
+    # ── what the server calls ──
+
+    def check_time(self, now: float) -> None:
+        """Called every sweep: end what has taken too long."""
+        limits = self._shared.limits
+        self._earn(int(_CREDIT_PER_S * (now - self._swept_at)))
+        self._swept_at = now
+        if self._phase == CLOSED:
+            if now - self._since > limits.write_timeout_s:
+                self._transport.abort()
+        elif not self._settled:
+            if now - self._since > limits.header_timeout_s:
+                self._breach(Breach(Code.SETTINGS_TIMEOUT, "no settings came"))
+        elif self.outgoing.stalled:
+            if self.outgoing.is_read_too_slowly(now, limits):
+                self._transport.abort()
+        elif self._ahead_since and now - self._ahead_since > limits.header_timeout_s:
+            self._breach(Breach(Code.ENHANCE_YOUR_CALM, "a frame took too long"))
+        else:
+            self._check_alive(now)
+            self._check_calls(now)
+
+    def _check_alive(self, now: float) -> None:
+        if self._heard:
+            self._heard = False
+            self._quiet_since = now
+            self._pinged_at = 0.0
+        elif self._pinged_at:
+            if now - self._pinged_at > _KEEPALIVE_WAIT_S:
+                self._transport.abort()
+        elif now - self._quiet_since > _KEEPALIVE_S:
+            self._pinged_at = now
+            self.outgoing.send(h2.frame(h2.PING, 0, 0, _ALIVE))
+
+    def _check_calls(self, now: float) -> None:
+        """Messages that come too slowly, and answers that nobody takes."""
+        limits = self._shared.limits
+        for rpc in list(self.outgoing.blocked):
+            if rpc.over and now - rpc.queued_at > _WINDOW_WAIT_S:
+                self._reset(rpc, Code.CANCEL)
+        if now - self._mark_at <= limits.body_timeout_s:
+            return
+        if self._data_bytes - self._mark < limits.min_body_rate * (now - self._mark_at):
+            for rpc in list(self._rpcs.values()):
+                if rpc.incomplete and now - rpc.since > limits.body_timeout_s:
+                    rpc.cut(Status.DEADLINE_EXCEEDED, "the message came too slowly")
+        self._mark, self._mark_at = self._data_bytes, now
+
+    def retire(self) -> None:
+        """The server stops. First the client is told to bring no more calls; those that are on their way
+        still count, until it has answered."""
+        if self._phase == OPEN:
+            self._phase = LEAVING
+            self.outgoing.send(h2.goaway(h2.LARGEST_WINDOW, Code.NO_ERROR) + h2.frame(h2.PING, 0, 0, _OURS))
+        elif self._phase == PREFACE:
+            self._close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # ── reading ──
+
+    def _work(self, data: bytes | bytearray, end: int) -> None:
+        position = 0
+        self._busy = True
+        over = False
+        try:
+            if self._phase == PREFACE:
+                position = self._take_preface(data, end)
+            if self._phase != PREFACE:
+                position, over = self._parse(data, position, end)
+        except Breach as breach:
+            self._breach(breach)
+            return
+        finally:
+            self._busy = False
+        if position < end and self._phase != CLOSED:
+            if not self._ahead_since or position:
+                self._ahead_since = monotonic()
+            self._ahead = bytes(memoryview(data)[position:end])
+        elif not self._block_number:
+            self._ahead_since = 0.0
+        if self._final and not self._rpcs:
+            self._close()
+        elif over:
+            self._let_others_run()
+
+    def _take_preface(self, data: bytes | bytearray, end: int) -> int:
+        wanted = h2.PREFACE
+        if not wanted.startswith(bytes(data[: min(end, len(wanted))])):
+            raise Breach(Code.PROTOCOL_ERROR, "this port speaks gRPC, over HTTP/2")
+        if end < len(wanted):
+            return 0
+        self._phase = OPEN
+        return len(wanted)
+
+    def _continue(self) -> None:
+        """Go on with what was read ahead: after a turn of the others, or a write that got through."""
+        if self._phase == CLOSED or self._busy or self.outgoing.stalled or self._transport.is_closing():
+            return
+        data, self._ahead = self._ahead, b""
+        self._transport.resume_reading()
+        if data:
+            self._work(data, len(data))
+
+    def _let_others_run(self) -> None:
+        """A client with much to say takes turns: the loop would read on from it as long as there is more."""
+        if self._phase != CLOSED and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._shared.turns.wait(self._continue, first=self._left > 0)
+
+    def _parse(self, data: bytes | bytearray, position: int, end: int) -> tuple[int, bool]:
+        """Use what is complete; returns where the rest begins, and whether that has to wait for others."""
+        view = memoryview(data)
+        ends = monotonic() + _SECONDS_PER_TURN
+        while position < end and self._phase != CLOSED:
+            if self._left or self._pad:
+                position += self._take_payload(view[position:end])
+                continue
+            start = position + FRAME_BYTES
+            if start > end:
+                break
+            high, low, kind, flags, number = FRAME.unpack_from(data, position)
+            length = high << 8 | low
+            number &= h2.LARGEST_WINDOW
+            self._check_frame(kind, length)
+            if kind == h2.DATA:
+                padded = flags & h2.PADDED and length
+                if padded and start == end:
+                    break
+                self._begin_data(flags, number, length, data[start] if padded else -1)
+                position = start + bool(padded)
+            elif kind > h2.CONTINUATION:
+                self._spend(1)
+                self._left = length
+                position = start
+            elif start + length > end:
+                break
+            else:
+                position = start + length
+                self._frames[kind](self, flags, number, view[start:position])
+                if kind == h2.HEADERS and monotonic() >= ends:
+                    return position, position < end
+        return position, False
+
+    def _check_frame(self, kind: int, length: int) -> None:
+        """Whether it can come now, before it is waited for."""
+        if length > LARGEST_FRAME:
+            raise Breach(Code.FRAME_SIZE_ERROR, "a frame is too long")
+        if not self._settled and kind != h2.SETTINGS:
+            raise Breach(Code.PROTOCOL_ERROR, "settings come first")
+        if self._block_number and kind != h2.CONTINUATION:
+            raise Breach(Code.PROTOCOL_ERROR, "a head goes on in CONTINUATION, and in nothing else")
+        if kind in (h2.HEADERS, h2.CONTINUATION):
+            if len(self._block) + length > self._shared.longest_block:
+                raise Breach(Code.ENHANCE_YOUR_CALM, "a head is too long")
+        elif h2.CONTINUATION > kind > h2.DATA and length > h2.SMALLEST_FRAME:
+            raise Breach(Code.ENHANCE_YOUR_CALM, "a frame is too long for what it says")
+
+    # ── data ──
+
+    def _begin_data(self, flags: int, number: int, length: int, pad: int) -> None:
+        if (pad >= length and pad >= 0) or (flags & h2.PADDED and not length):
+            raise Breach(Code.PROTOCOL_ERROR, "a frame has more padding than bytes")
+        self._window -= length
+        self._owed += length
+        if self._window < 0:
+            raise Breach(Code.FLOW_CONTROL_ERROR, "more data than the window of the connection")
+        if self._owed >= CONNECTION_WINDOW // 2:
+            self.outgoing.send(h2.window_update(0, self._owed))
+            self._window += self._owed
+            self._owed = 0
+        self._left, self._pad = (length, 0) if pad < 0 else (length - 1 - pad, pad)
+        self._ends = bool(flags & h2.END_STREAM)
+        rpc = self._rpcs.get(number)
+        if rpc is not None and rpc.ended:
+            self._reset(rpc, Code.STREAM_CLOSED)
+            rpc = None
+        elif rpc is None:
+            self._data_for_nobody(number, length)
+        else:
+            rpc.window -= length
+            rpc.received += self._left
+            if rpc.window < 0:
+                self._reset(rpc, Code.FLOW_CONTROL_ERROR)
+                rpc = None
+            elif length < _SMALL and not self._ends:
+                self._spend(1)
+        self._receiver = rpc
+        if not self._left and not self._pad:
+            self._data_done()
+
+    def _data_for_nobody(self, number: int, length: int) -> None:
+        if not number & 1 or number > self._last:
+            raise Breach(Code.PROTOCOL_ERROR, "data of a stream that was never opened")
+        if number in self._early:
+            self._spend(1 if length < _SMALL else 0)
+            if self._ends:
+                del self._early[number]
+        else:
+            self._spend(5)
+            self.outgoing.send(h2.reset(number, Code.STREAM_CLOSED))
+
+    def _take_payload(self, data: memoryview) -> int:
+        """Some of the frame of data, or of its padding; returns how much of it."""
+        count = min(self._left, len(data))
+        if not count:
+            count = min(self._pad, len(data))
+            self._pad -= count
+            if not self._pad:
+                self._data_done()
+            return count
+        self._left -= count
+        self._data_bytes += count
+        rpc = self._receiver
+        done = not self._left and not self._pad
+        if rpc is not None and not rpc.over:
+            if done and self._ends:
+                rpc.ended = True
+            rpc.take(data[:count])
+        if done:
+            self._data_done()
+        return count
+
+    def _received_directly(self, count: int) -> None:
+        """Into a message, by the loop."""
+        rpc = self._receiver
+        assert rpc is not None
+        self._left -= count
+        self._data_bytes += count
+        if self._left or self._pad:
+            rpc.filled(count)
+        else:
+            rpc.ended = self._ends  # before it is answered
+            rpc.filled(count)
+            self._data_done()
+
+    def _data_done(self) -> None:
+        rpc, self._receiver = self._receiver, None
+        if not self._ends or rpc is None:
+            return
+        if rpc.head.length not in (None, rpc.received):
+            self._reset(rpc, Code.PROTOCOL_ERROR)
+        else:
+            rpc.said_all()
+
+    # ── heads ──
+
+    def _on_headers(self, flags: int, number: int, payload: memoryview) -> None:
+        start, end = 0, len(payload)
+        if flags & h2.PADDED:
+            if not end or payload[0] >= end:
+                raise Breach(Code.PROTOCOL_ERROR, "a frame has more padding than bytes")
+            start, end = 1, end - payload[0]
+        if flags & h2.HAS_PRIORITY:
+            if end - start < 5:
+                raise Breach(Code.FRAME_SIZE_ERROR, "a priority is cut off")
+            if _number(payload[start : start + 4]) == number:
+                raise Breach(Code.PROTOCOL_ERROR, "a stream depends on itself")
+            start += 5
+        if not number & 1:
+            raise Breach(Code.PROTOCOL_ERROR, "clients open streams of odd numbers")
+        block = bytes(payload[start:end])
+        ends = bool(flags & h2.END_STREAM)
+        if flags & h2.END_HEADERS:
+            self._head_complete(number, block, ends)
+        else:
+            self._block, self._block_number, self._block_ends = block, number, ends
+            self._ahead_since = monotonic()
+
+    def _on_continuation(self, flags: int, number: int, payload: memoryview) -> None:
+        if not number or number != self._block_number:
+            raise Breach(Code.PROTOCOL_ERROR, "there is nothing to continue")
+        self._spend(1 if len(payload) >= _SMALL else 4)
+        self._block += payload
+        if flags & h2.END_HEADERS:
+            block, self._block, self._block_number = self._block, b"", 0
+            self._head_complete(number, block, self._block_ends)
+
+    def _head_complete(self, number: int, block: bytes, ends: bool) -> None:
+        if number <= self._last:
+            self._trailers_complete(number, block, ends)
+            return
+        if len(block) > _MUCH // 4:  # text in Huffman's code takes a while
+            self._shared.turns.spend(8 * len(block))
+            if len(block) > self._shared.limits.max_header_bytes:
+                self._spend(len(block) >> 8)
+        head = self._heads.read(block)
+        self._last = number
+        if head.fault:
+            self._refuse_stream(number, Code.PROTOCOL_ERROR, ends)
+        elif self._final or len(self._rpcs) >= MOST_CALLS:
+            self._refuse_stream(number, Code.REFUSED_STREAM, ends)
+        elif head.http_status != 200:
+            self._spend(5)
+            last = refused_head(head.http_status)
+            self.outgoing.send_block(number, h2.END_HEADERS | h2.END_STREAM, last)
+            self._over_early(number, ends)
+        else:
+            self._open(number, head, ends)
+
+    def _open(self, number: int, head: CallHead, ends: bool) -> None:
+        shared = self._shared
+        rpc = Rpc(self.outgoing, number, head, shared.service)
+        rpc.ended = ends
+        self._rpcs[number] = rpc
+        shared.calls += 1
+        if not self._mark_at or len(self._rpcs) == 1:
+            self._mark, self._mark_at = self._data_bytes, rpc.since
+        shared.begin(rpc)
+        if ends and not rpc.over:
+            rpc.said_all()
+
+    def _trailers_complete(self, number: int, block: bytes, ends: bool) -> None:
+        fault = self._heads.read_trailers(block)
+        rpc = self._rpcs.get(number)
+        if rpc is None:
+            if number not in self._early:
+                raise Breach(Code.STREAM_CLOSED, "a head for a stream that is closed")
+            self._spend(1)
+            return
+        if rpc.ended:
+            self._reset(rpc, Code.STREAM_CLOSED)
+        elif fault or not ends or rpc.head.length not in (None, rpc.received):
+            self._reset(rpc, Code.PROTOCOL_ERROR)
+        else:
+            rpc.said_all()
+
+    def _refuse_stream(self, number: int, code: Code, ended: bool) -> None:
+        self._spend(5)
+        self.outgoing.send(h2.reset(number, code))
+        self._remember(number, ended)
+
+    # ── the other frames ──
+
+    def _on_priority(self, _flags: int, number: int, payload: memoryview) -> None:
+        self._spend(1)
+        if not number:
+            raise Breach(Code.PROTOCOL_ERROR, "a priority of no stream")
+        if len(payload) != 5:
+            raise Breach(Code.FRAME_SIZE_ERROR, "a priority has five bytes")
+        if _number(payload[:4]) == number:
+            raise Breach(Code.PROTOCOL_ERROR, "a stream depends on itself")
+
+    def _on_reset(self, _flags: int, number: int, payload: memoryview) -> None:
+        if len(payload) != 4:
+            raise Breach(Code.FRAME_SIZE_ERROR, "RST_STREAM has four bytes")
+        self._check_opened(number)
+        rpc = self._rpcs.pop(number, None)
+        self._early.pop(number, None)
+        if rpc is None:
+            self._spend(1)
+            return
+        self._spend(4 if rpc.incomplete else 1)
+        self._gone(rpc)
+
+    def _on_settings(self, flags: int, number: int, payload: memoryview) -> None:
+        if number:
+            raise Breach(Code.PROTOCOL_ERROR, "settings of a stream")
+        if len(payload) % h2.SETTING.size or (flags & h2.ACK and len(payload)):
+            raise Breach(Code.FRAME_SIZE_ERROR, "settings have six bytes each")
+        if flags & h2.ACK:
+            self._spend(1)
+            return
+        if len(payload) > _MOST_SETTINGS * h2.SETTING.size:
+            raise Breach(Code.ENHANCE_YOUR_CALM, "too many settings")
+        self._spend(4 if self._settled else 0)
+        self._settled = True
+        for name, value in h2.SETTING.iter_unpack(payload):
+            self.outgoing.set(name, value, self._rpcs.values())
+        self.outgoing.send(_SETTINGS_SEEN)
+        self.outgoing.pump_all()
+
+    def _on_push(self, _flags: int, _number: int, _payload: memoryview) -> None:
+        raise Breach(Code.PROTOCOL_ERROR, "clients do not push")
+
+    def _on_ping(self, flags: int, number: int, payload: memoryview) -> None:
+        if number:
+            raise Breach(Code.PROTOCOL_ERROR, "a ping of a stream")
+        if len(payload) != 8:
+            raise Breach(Code.FRAME_SIZE_ERROR, "a ping has eight bytes")
+        self._spend(1)
+        if not flags & h2.ACK:
+            self.outgoing.send(h2.frame(h2.PING, h2.ACK, 0, bytes(payload)))
+        elif payload == _OURS and self._phase == LEAVING:
+            self.outgoing.send(h2.goaway(self._last, Code.NO_ERROR))
+            self._final = True
+
+    def _on_goaway(self, _flags: int, number: int, payload: memoryview) -> None:
+        if number:
+            raise Breach(Code.PROTOCOL_ERROR, "GOAWAY of a stream")
+        if len(payload) < 8:
+            raise Breach(Code.FRAME_SIZE_ERROR, "GOAWAY has eight bytes or more")
+        self._spend(1)
+        self._phase = LEAVING
+        self._final = True
+
+    def _on_window(self, _flags: int, number: int, payload: memoryview) -> None:
+        if len(payload) != 4:
+            raise Breach(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE has four bytes")
+        more = _number(payload)
+        self._spend(1)
+        if not number:
+            self.outgoing.widen(more)
+            return
+        self._check_opened(number)
+        rpc = self._rpcs.get(number)
+        if rpc is None:
+            return
+        rpc.send_window += more
+        if not more:
+            self._reset(rpc, Code.PROTOCOL_ERROR)
+        elif rpc.send_window > h2.LARGEST_WINDOW:
+            self._reset(rpc, Code.FLOW_CONTROL_ERROR)
+        elif rpc in self.outgoing.blocked:
+            self.outgoing.pump(rpc)
+
+    def _check_opened(self, number: int) -> None:
+        if not number & 1 or number > self._last:
+            raise Breach(Code.PROTOCOL_ERROR, "a frame for a stream that was never opened")
+
+    def _spend(self, credit: int) -> None:
+        self._credit -= credit
+        if self._credit < 0:
+            raise Breach(Code.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
+
+    def _earn(self, credit: int) -> None:
+        self._credit = min(_MOST_CREDIT, self._credit + credit)
+
+    _frames: tuple[Callable[[H2Connection, int, int, memoryview], None], ...] = (
+        *(_on_push, _on_headers, _on_priority, _on_reset, _on_settings),
+        *(_on_push, _on_ping, _on_goaway, _on_window, _on_continuation),
+    )
+
+    # ── the ends of calls ──
+
+    def _sent(self, rpc: Rpc) -> None:
+        """The last of a call is on its way."""
+        self._earn(8)
+        self._rpcs.pop(rpc.number, None)
+        self._over_early(rpc.number, rpc.ended)
+        self._gone(rpc)
+
+    def _over_early(self, number: int, ended: bool) -> None:
+        """A client that is not done saying something need not go on."""
+        if not ended:
+            self.outgoing.send(h2.reset(number, Code.NO_ERROR))
+        self._remember(number, ended)
+
+    def _remember(self, number: int, ended: bool) -> None:
+        if not ended:
+            self._early[number] = None
+            if len(self._early) > _MOST_EARLY:
+                del self._early[next(iter(self._early))]
+
+    def _reset(self, rpc: Rpc, code: Code) -> None:
+        self._credit -= 5
+        self.outgoing.send(h2.reset(rpc.number, code))
+        self._rpcs.pop(rpc.number, None)
+        self._remember(rpc.number, rpc.ended)
+        self._gone(rpc)
+
+    def _gone(self, rpc: Rpc) -> None:
+        self._shared.calls -= 1
+        self.outgoing.blocked.pop(rpc, None)
+        rpc.leave()
+        if self._final and not self._rpcs and not self._busy:
+            self._close()
+
+    # ── the end ──
+
+    def _breach(self, breach: Breach) -> None:
+        if self._phase != CLOSED:
+            self.outgoing.send(h2.goaway(self._last, breach.code, str(breach)))
+            self._shared.told(breach)
+            self._close()
+
+    def _close(self) -> None:
+        """As soon as what was sent is out."""
+        self._phase = CLOSED
+        self._since = monotonic()
+        self._ahead = self._block = b""
+        self._receiver = None
+        self._abandon()
+        self.outgoing.flush()
+        self._transport.close()
+
+    def _abandon(self) -> None:
+        rpcs, self._rpcs = self._rpcs, {}
+        self.outgoing.blocked.clear()
+        for rpc in rpcs.values():
+            self._shared.calls -= 1
+            rpc.leave()
+
+
+def _number(payload: memoryview) -> int:
+    return int(h2.NUMBER.unpack(payload)[0]) & h2.LARGEST_WINDOW
+
+
+_SETTINGS_SEEN = h2.frame(h2.SETTINGS, h2.ACK, 0)

@@ -1,0 +1,214 @@
+"""Frames of HTTP/2 (RFC 9113): their names, how they are written, and what a peer may do wrong.
+
+And the header blocks within them (RFC 7541), read with the tables of the `hpack` library. What we write never
+uses the dynamic table: our heads are constant bytes, and there is no state that could be lost.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import lru_cache
+from struct import Struct
+
+from hpack.exceptions import HPACKError
+from hpack.huffman_table import decode_huffman
+from hpack.table import HeaderTable
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
+    range(10)
+)
+END_STREAM = ACK = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+HAS_PRIORITY = 0x20
+
+(
+    HEADER_TABLE_SIZE,
+    ENABLE_PUSH,
+    MAX_CONCURRENT_STREAMS,
+    INITIAL_WINDOW_SIZE,
+    MAX_FRAME_SIZE,
+    MAX_HEADER_LIST,
+) = range(1, 7)
+
+FRAME_BYTES = 9
+FRAME = Struct(">HBBBL")  # two parts of the length, kind, flags, stream
+SETTING = Struct(">HL")
+NUMBER = Struct(">L")
+DEFAULT_WINDOW = 65_535
+LARGEST_WINDOW = 2**31 - 1
+SMALLEST_FRAME, LARGEST_FRAME = 1 << 14, (1 << 24) - 1
+
+NO_TABLE = b"\x20"
+"""At the start of a block: the writer uses no dynamic table. Needed once, if a peer has changed its size."""
+
+_TABLE_BYTES = HeaderTable.DEFAULT_SIZE
+_FIELD_BYTES = 32  # what a field counts beside its name and value
+_MOST_FIELDS = 512
+_LONGEST_SHIFT = 28
+_CANNOT_BE_KEPT = 4 * _TABLE_BYTES  # a code in Huffman's table has up to 30 bits
+
+
+class Code(IntEnum):
+    """Of RST_STREAM and GOAWAY."""
+
+    NO_ERROR = 0x0
+    PROTOCOL_ERROR = 0x1
+    INTERNAL_ERROR = 0x2
+    FLOW_CONTROL_ERROR = 0x3
+    SETTINGS_TIMEOUT = 0x4
+    STREAM_CLOSED = 0x5
+    FRAME_SIZE_ERROR = 0x6
+    REFUSED_STREAM = 0x7
+    CANCEL = 0x8
+    COMPRESSION_ERROR = 0x9
+    ENHANCE_YOUR_CALM = 0xB
+
+
+class Breach(Exception):
+    """What a peer did that ends its connection."""
+
+    def __init__(self, code: Code, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    size = len(payload)
+    return FRAME.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
+
+
+def reset(stream: int, code: Code) -> bytes:
+    return frame(RST_STREAM, 0, stream, NUMBER.pack(code))
+
+
+def window_update(stream: int, more: int) -> bytes:
+    return frame(WINDOW_UPDATE, 0, stream, NUMBER.pack(more))
+
+
+def settings(values: dict[int, int]) -> bytes:
+    return frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*pair) for pair in values.items()))
+
+
+def goaway(last: int, code: Code, words: str = "") -> bytes:
+    return frame(GOAWAY, 0, 0, NUMBER.pack(last) + NUMBER.pack(code) + words.encode()[:256])
+
+
+# ── header blocks ──
+
+
+def field(name: bytes, value: bytes) -> bytes:
+    """As it is, for nobody to remember."""
+    return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
+
+
+def _length(size: int) -> bytes:
+    if size < 0x7F:
+        return bytes((size,))
+    out = bytearray(b"\x7f")
+    size -= 0x7F
+    while size > 0x7F:
+        out.append(size & 0x7F | 0x80)
+        size >>= 7
+    out.append(size)
+    return bytes(out)
+
+
+Fields = list[tuple[bytes, bytes]]
+
+
+class BlockReader:
+    """One per connection, for its header blocks in their order. A `Breach` leaves it unusable."""
+
+    __slots__ = ("_limit", "_table", "changes")
+
+    def __init__(self, limit: int) -> None:
+        self._table = HeaderTable()
+        self._limit = limit  # bytes of a list that somebody will look at
+        self.changes = 0  # of the dynamic table: between two equal numbers, equal blocks mean the same
+
+    def read(self, block: bytes) -> tuple[Fields, int]:
+        """The fields, and the size that they count. Of what is longer than the limit, only as much is read as
+        others may refer to."""
+        try:
+            return self._read(block)
+        except (HPACKError, IndexError) as error:
+            raise Breach(Code.COMPRESSION_ERROR, "a header block cannot be read") from error
+
+    def _read(self, block: bytes) -> tuple[Fields, int]:
+        fields: Fields = []
+        table = self._table
+        size = position = 0
+        end = len(block)
+        most_read = _CANNOT_BE_KEPT if end > self._limit else end
+        while position < end:
+            first = block[position]
+            if first & 0x80:
+                index, position = _number(block, position, 0x7F)
+                found = table.get_by_index(index)
+            elif first & 0x60 == 0x20:
+                position = self._resize(block, position, bool(fields))
+                continue
+            else:
+                indexed = first & 0x40
+                index, position = _number(block, position, 0x3F if indexed else 0x0F)
+                if index:
+                    name = table.get_by_index(index)[0]
+                else:
+                    name, position = _text(block, position, most_read)
+                value, position = _text(block, position, most_read)
+                found = name, value
+                if indexed:
+                    table.add(name, value)
+                    self.changes += 1
+            fields.append(found)
+            size += _FIELD_BYTES + len(found[0]) + len(found[1])
+            if len(fields) > _MOST_FIELDS:
+                raise Breach(Code.ENHANCE_YOUR_CALM, "the header list is too long")
+        return fields, size
+
+    def _resize(self, block: bytes, position: int, late: bool) -> int:
+        size, position = _number(block, position, 0x1F)
+        if late or size > _TABLE_BYTES:
+            raise Breach(Code.COMPRESSION_ERROR, "the header table cannot be resized like that")
+        self._table.maxsize = size
+        self.changes += 1
+        return position
+
+
+def _number(block: bytes, position: int, mask: int) -> tuple[int, int]:
+    """With where it ends. Raises IndexError if the block ends before."""
+    number = block[position] & mask
+    position += 1
+    if number < mask:
+        return number, position
+    shift = 0
+    while True:
+        more = block[position]
+        position += 1
+        number += (more & 0x7F) << shift
+        if more < 0x80:
+            return number, position
+        shift += 7
+        if shift > _LONGEST_SHIFT:
+            raise Breach(Code.COMPRESSION_ERROR, "a number in a header block is too long")
+
+
+def _text(block: bytes, position: int, most: int) -> tuple[bytes, int]:
+    """With where it ends; as it is in the block, if it is longer than `most`."""
+    coded = block[position] & 0x80
+    size, position = _number(block, position, 0x7F)
+    end = position + size
+    if end > len(block):
+        raise IndexError
+    text = block[position:end]
+    if not coded or size > most:
+        return text, end
+    return _known_text(text) if size <= 64 else bytes(decode_huffman(text)), end
+
+
+@lru_cache(maxsize=256)
+def _known_text(coded: bytes) -> bytes:
+    return bytes(decode_huffman(coded))

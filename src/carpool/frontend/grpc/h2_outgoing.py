@@ -1,0 +1,195 @@
+"""What goes out on a connection of HTTP/2: answers as far as the windows allow, the rest when they open, and
+all that was said in one turn of the loop in one write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from time import monotonic
+
+from carpool.frontend.grpc import h2_frames as h2
+from carpool.frontend.grpc.h2_frames import FRAME, Breach, Code
+from carpool.frontend.grpc.rpc import Rpc
+from carpool.frontend.http.limits import Limits
+
+_WRITTEN_TOGETHER = 64 * 1024
+_LAST_BLOCK = h2.END_HEADERS | h2.END_STREAM
+
+
+class Outgoing:
+    """`sent` is told of each call whose last block went out, and `credit` of each frame of data."""
+
+    __slots__ = (
+        *("_bytes", "_credit", "_loop", "_out", "_scheduled", "_sent", "_stalled_at", "_transport"),
+        *("_unsent", "blocked", "call_window", "largest", "no_table", "stalled", "window"),
+    )
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sent: Callable[[Rpc], None], credit: Callable[[int], None]
+    ) -> None:
+        self._loop = loop
+        self._sent = sent
+        self._credit = credit
+        self._transport: asyncio.Transport
+        self._out: list[bytes] = []
+        self._bytes = 0
+        self._scheduled = False
+        self.window = self.call_window = h2.DEFAULT_WINDOW  # of the connection, and of each new call
+        self.largest = h2.SMALLEST_FRAME  # that the client takes
+        self.no_table = False  # to be said before the next header block
+        self.blocked: dict[Rpc, None] = {}  # calls with data that waits for a window
+        self.stalled = False  # the client does not read as fast as we answer
+        self._stalled_at = 0.0
+        self._unsent = 0  # then
+
+    def connect(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def stall(self, now: float) -> None:
+        self.stalled = True
+        self._stalled_at, self._unsent = now, self.unsent
+
+    def is_read_too_slowly(self, now: float, limits: Limits) -> bool:
+        if now - self._stalled_at < limits.write_timeout_s:
+            return False
+        before, self._unsent = self._unsent, self.unsent
+        self._stalled_at = now
+        return before - self._unsent < limits.min_progress_bytes
+
+    @property
+    def unsent(self) -> int:
+        waiting = sum(len(piece) for rpc in self.blocked for piece in rpc.pending)
+        return self._transport.get_write_buffer_size() + self._bytes + waiting
+
+    # ── calls ──
+
+    def send_whole(self, rpc: Rpc, head: bytes, prefix: bytes, message: bytes, last: bytes) -> None:
+        """An answer and its end: mostly there is room for all of it."""
+        number, size = rpc.number, len(message) + len(prefix)
+        fits = size <= rpc.send_window and size <= self.window and size <= self.largest
+        if not fits or self.stalled or self.no_table:
+            self.send_head(rpc, head)
+            rpc.pending.append(memoryview(prefix + message))
+            self.send_end(rpc, last)
+            return
+        self.window -= size
+        start = FRAME.pack(0, len(head), h2.HEADERS, h2.END_HEADERS, number) + head
+        data = FRAME.pack(size >> 8, size & 0xFF, h2.DATA, 0, number) + prefix
+        end = FRAME.pack(len(last) >> 8, len(last) & 0xFF, h2.HEADERS, _LAST_BLOCK, number) + last
+        if size <= _WRITTEN_TOGETHER:
+            self.send(b"".join((start, data, message, end)))
+        else:
+            self.send(start + data)
+            self.send(message)
+            self.send(end)
+        self._sent(rpc)
+
+    def send_head(self, rpc: Rpc, head: bytes) -> None:
+        self.send_block(rpc.number, h2.END_HEADERS, head)
+
+    def send_data(self, rpc: Rpc, data: bytes) -> None:
+        rpc.pending.append(memoryview(data))
+        self.pump(rpc)
+
+    def send_end(self, rpc: Rpc, last: bytes) -> None:
+        """Behind its data."""
+        rpc.last_block = last
+        self.pump(rpc)
+
+    def grant(self, number: int, more: int) -> None:
+        """The client may send so much more."""
+        self.send(h2.window_update(number, more))
+
+    # ── windows ──
+
+    def pump(self, rpc: Rpc) -> None:
+        """Send what the windows allow."""
+        pending = rpc.pending
+        while pending and not self.stalled:
+            piece = pending[0]
+            count = min(len(piece), rpc.send_window, self.window, self.largest)
+            if count <= 0:
+                break
+            if count == len(piece):
+                pending.popleft()
+            else:
+                pending[0] = piece[count:]
+            rpc.send_window -= count
+            self.window -= count
+            self._credit(2)
+            self.send(FRAME.pack(count >> 8, count & 0xFF, h2.DATA, 0, rpc.number) + piece[:count])
+        if pending:
+            if rpc not in self.blocked:
+                self.blocked[rpc] = None
+                rpc.queued_at = monotonic()
+            return
+        self.blocked.pop(rpc, None)
+        if rpc.last_block is None:
+            rpc.drained()
+        else:
+            self.send_block(rpc.number, _LAST_BLOCK, rpc.last_block)
+            self._sent(rpc)
+
+    def pump_all(self) -> None:
+        for rpc in list(self.blocked):
+            if self.stalled:
+                return
+            self.pump(rpc)
+
+    def set(self, name: int, value: int, rpcs: Iterable[Rpc]) -> None:
+        """What the client wants, also of the calls that are under way."""
+        if name == h2.INITIAL_WINDOW_SIZE:
+            if value > h2.LARGEST_WINDOW:
+                raise Breach(Code.FLOW_CONTROL_ERROR, "a window is too large")
+            more, self.call_window = value - self.call_window, value
+            for rpc in rpcs:
+                rpc.send_window += more
+                if rpc.send_window > h2.LARGEST_WINDOW:
+                    raise Breach(Code.FLOW_CONTROL_ERROR, "a window is too large")
+        elif name == h2.MAX_FRAME_SIZE:
+            if not h2.SMALLEST_FRAME <= value <= h2.LARGEST_FRAME:
+                raise Breach(Code.PROTOCOL_ERROR, "frames cannot have that size")
+            self.largest = value
+        elif name == h2.HEADER_TABLE_SIZE:
+            self.no_table = True
+        elif name == h2.ENABLE_PUSH and value > 1:
+            raise Breach(Code.PROTOCOL_ERROR, "push is on or off")
+
+    def widen(self, more: int) -> None:
+        """The window of the connection."""
+        if not more:
+            raise Breach(Code.PROTOCOL_ERROR, "a window is opened by nothing")
+        self.window += more
+        if self.window > h2.LARGEST_WINDOW:
+            raise Breach(Code.FLOW_CONTROL_ERROR, "a window is too large")
+        if self.blocked:
+            self.pump_all()
+
+    # ── bytes ──
+
+    def send_block(self, number: int, flags: int, block: bytes) -> None:
+        if self.no_table:
+            self.no_table = False
+            block = h2.NO_TABLE + block
+        self.send(h2.frame(h2.HEADERS, flags, number, block))
+
+    def send(self, data: bytes) -> None:
+        self._out.append(data)
+        self._bytes += len(data)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        out, self._out = self._out, []
+        size, self._bytes = self._bytes, 0
+        self._scheduled = False
+        if not out or self._transport.is_closing():
+            return
+        try:
+            if size <= _WRITTEN_TOGETHER:
+                self._transport.write(b"".join(out))
+            else:
+                self._transport.writelines(out)
+        except RuntimeError:
+            self._transport.abort()  # uvloop raises when the handle is closed already

@@ -1,0 +1,109 @@
+"""What the connections of one gRPC server share: its handlers and its limits, buffers and turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from carpool.errors import without_stack
+from carpool.frontend.grpc import h2_frames as h2
+from carpool.frontend.grpc.grpc_service import Service, log
+from carpool.frontend.grpc.h2_frames import Breach
+from carpool.frontend.grpc.h2_outgoing import Outgoing
+from carpool.frontend.grpc.rpc import WINDOW, Handler, Rpc
+from carpool.frontend.grpc.rpc_heads import ENCODINGS, Status
+from carpool.frontend.http.limits import KIB, MIB, Limits
+from carpool.frontend.http.shared import Turns
+
+if TYPE_CHECKING:
+    from carpool.frontend.grpc.h2_connection import H2Connection
+
+MOST_CALLS = 256
+"""Of one connection, at once."""
+CONNECTION_WINDOW = 64 * MIB
+LARGEST_FRAME = MIB
+"""A tensor comes in one piece: about a tenth less work."""
+
+_LONGEST_BLOCK = 256 * KIB  # a head up to this is refused, and its connection goes on
+_TELL_EVERY_S = 1.0
+
+
+class H2Shared:
+    def __init__(self, service: Service, find: Callable[[Rpc], Handler | None], limits: Limits) -> None:
+        self.service = service
+        self._find = find
+        self.limits = limits
+        self.loop = loop = asyncio.get_running_loop()
+        self.turns = Turns(loop)
+        self.buffer = bytearray(16 * KIB)
+        self.connections: set[H2Connection] = set()
+        self.stalled: set[Outgoing] = set()
+        self.calls = 0  # under way, on all connections
+        self.stopping = False
+        self.emptied = asyncio.Event()
+        self.emptied.set()
+        self.longest_block = max(2 * limits.max_header_bytes, _LONGEST_BLOCK)
+        wanted = {
+            h2.MAX_CONCURRENT_STREAMS: MOST_CALLS,
+            h2.INITIAL_WINDOW_SIZE: WINDOW,
+            h2.MAX_FRAME_SIZE: LARGEST_FRAME,
+            h2.MAX_HEADER_LIST: limits.max_header_bytes,
+        }
+        self.greeting = h2.settings(wanted) + h2.window_update(0, CONNECTION_WINDOW - h2.DEFAULT_WINDOW)
+        self._untold = 0
+        self._tell_at = 0.0
+
+    def enter(self, connection: H2Connection) -> bool:
+        """Count it in; False if it is to be turned away."""
+        self.connections.add(connection)
+        self.emptied.clear()
+        return not self.stopping and len(self.connections) <= self.limits.max_connections
+
+    def leave(self, connection: H2Connection) -> None:
+        self.connections.discard(connection)
+        self.stalled.discard(connection.outgoing)
+        if not self.connections:
+            self.emptied.set()
+
+    def begin(self, rpc: Rpc) -> None:
+        """The head of a call is here: find who answers it, or refuse it."""
+        head = rpc.head
+        if self.calls > self.limits.max_connections:
+            rpc.end(Status.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
+        elif head.size > self.limits.max_header_bytes:
+            most = self.limits.max_header_bytes
+            rpc.end(
+                Status.RESOURCE_EXHAUSTED, f"received metadata size exceeds limit ({head.size} vs. {most})"
+            )
+        elif head.timeout_fault:
+            rpc.end(Status.INTERNAL, "grpc-timeout is no time")
+        elif head.encoding not in ENCODINGS:
+            rpc.end(Status.UNIMPLEMENTED, f"messages may be {', '.join(ENCODINGS)}")
+        else:
+            try:
+                handler = self._find(rpc)
+            except Exception as error:
+                log.exception("request-failed", call=head.path[:80])
+                rpc.end(Status.INTERNAL, "the server failed on this request")
+                without_stack(error)
+                return
+            if handler is not None:
+                rpc.start(handler)
+            elif not rpc.over:
+                rpc.end(Status.UNIMPLEMENTED, "Method not found!")
+
+    def told(self, breach: Breach) -> None:
+        """Not once for each: whoever breaks the rules must not fill the disk."""
+        self._untold += 1
+        now = monotonic()
+        if now >= self._tell_at:
+            self._tell_at = now + _TELL_EVERY_S
+            count, self._untold = self._untold, 0
+            log.info("connection-ended", code=breach.code.name, why=str(breach), count=count)
+
+    def sweep(self) -> None:
+        now = monotonic()
+        for connection in list(self.connections):
+            connection.check_time(now)

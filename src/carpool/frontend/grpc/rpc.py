@@ -1,0 +1,448 @@
+"""One call on the wire, as its handler sees it: the messages that come, the answers that go, and its end.
+
+    a head ──► messages ──► answers ──► a status
+                  │            │
+                  └────────────┴──► it is refused, its time is up, or its client leaves
+
+A message has five bytes before it, and may come in frames that are cut anywhere. It is counted from its first
+byte until its call is over, and refused at the fifth if it is longer than what any model takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import types
+import zlib
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+
+from carpool.core.job import INFINITY
+from carpool.frontend.grpc.h2_frames import LARGEST_WINDOW
+from carpool.frontend.grpc.rpc_heads import HEAD, HEADS, CallHead, Metadata, Status, trailers
+from carpool.frontend.packing import AT_ONCE
+
+if TYPE_CHECKING:
+    from carpool.frontend.grpc.grpc_service import Service
+    from carpool.frontend.grpc.h2_outgoing import Outgoing
+
+WINDOW = 4 << 20
+"""What a call may send before its messages are looked at. A longer message gets more when it is announced."""
+
+_PREFIX = 5
+_INFLATED_AT_ONCE = 1 << 10  # bytes of a compressed message; what comes out may be a thousand times that
+_LEVEL = 6
+
+Message = bytes | bytearray
+
+
+class Ended(Exception):
+    """The call is over; whoever still works for it need not go on."""
+
+
+class Handler(Protocol):
+    """Does what a call asks for. Called in the loop's thread, and must not block it."""
+
+    many: bool
+    """Its client may send any number of messages: they are read with `Rpc.read`, and `take` is not called."""
+
+    def take(self, message: Message, compressed: bool) -> None:
+        """The one message is here."""
+
+    def left(self) -> None:
+        """No answer is wanted any more. Not called after an answer."""
+
+
+class Rpc:
+    __slots__ = (
+        *("_buffer", "_compressed", "_counted", "_drained", "_got", "_head_sent", "_messages", "_outgoing"),
+        *("_prefix", "_queue", "_reader", "_size", "_timer", "_unread", "body", "compress"),
+        *("deadline", "ended", "handler", "head", "number", "over", "pending", "last_block", "queued_at"),
+        *("received", "send_window", "service", "since", "window"),
+    )
+
+    def __init__(self, outgoing: Outgoing, number: int, head: CallHead, service: Service) -> None:
+        self._outgoing: Outgoing | None = outgoing
+        self.number = number
+        self.head = head
+        self.service = service
+        self.since = now = monotonic()
+        self.deadline = now + head.timeout
+        self.handler: Handler | None = None
+        self.compress = ""  # how its answers are encoded, where its client takes that
+        self._timer: asyncio.TimerHandle | None = None
+        # what comes
+        self.window = WINDOW  # bytes that the client may still send
+        self.received = 0  # bytes of data
+        self.ended = False  # the client has said all
+        self._prefix = b""  # of the next message, in part
+        self._buffer: bytearray | None = None  # of the message that is coming
+        self.body: memoryview | None = None  # the same, to write to
+        self._size = self._got = 0
+        self._compressed = False
+        self._messages = 0
+        self._counted = 0
+        self._queue: deque[tuple[bytearray, bool]] = deque()  # messages that nobody has read yet
+        self._unread = 0  # bytes of them
+        self._reader: asyncio.Future[None] | None = None
+        # what goes
+        self.over = False  # its status is on its way, or its client has left
+        self.send_window = outgoing.call_window
+        self._head_sent = False
+        self.pending: deque[memoryview] = deque()  # data for which there is no window
+        self.last_block: bytes | None = None  # the last block, behind them
+        self.queued_at = 0.0
+        self._drained: asyncio.Future[None] | None = None
+
+    def start(self, handler: Handler) -> None:
+        self.handler = handler
+        if self.deadline != INFINITY:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, self.deadline - monotonic()), self._too_late)
+
+    @property
+    def incomplete(self) -> bool:
+        """Its one message is not all here."""
+        return not self.over and not self._messages and self.handler is not None and not self.handler.many
+
+    # ── messages that come ──
+
+    def take(self, data: memoryview) -> None:
+        """Some of its data: of a message, of several, or of a prefix."""
+        position, end = 0, len(data)
+        while position < end and not self.over:
+            if self.body is None:
+                position = self._take_prefix(data, position)
+                continue
+            got = self._got
+            count = min(end - position, self._size - got)
+            self.body[got : got + count] = data[position : position + count]
+            position += count
+            self.filled(count)
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes of its data belong, if that is known."""
+        return None if self.body is None else self.body[self._got :]
+
+    def filled(self, count: int) -> None:
+        """So many bytes of the message were put there."""
+        self._got += count
+        self._counted += count
+        self.service.in_flight += count
+        if self._got == self._size:
+            self._complete()
+        elif self.service.is_full():
+            self.service.refuse_full(self)
+
+    def _take_prefix(self, data: memoryview, position: int) -> int:
+        if self._prefix or len(data) - position < _PREFIX:
+            end = position + _PREFIX - len(self._prefix)
+            self._prefix += data[position:end]
+            if len(self._prefix) < _PREFIX:
+                return len(data)
+            prefix, self._prefix = self._prefix, b""
+        else:
+            end = position + _PREFIX
+            prefix = bytes(data[position:end])
+        self._announced(prefix[0], int.from_bytes(prefix[1:], "big"))
+        return end
+
+    def _announced(self, flags: int, size: int) -> None:
+        service, handler = self.service, self.handler
+        if handler is None:
+            return
+        if self._messages and not handler.many:
+            self.cut(Status.INTERNAL, "this call takes one message, and another one came")
+        elif flags > 1 or (flags and self.head.encoding == "identity"):
+            self.cut(Status.INTERNAL, "a message is marked as compressed in no way that was named")
+        elif size > service.largest_message:
+            self.cut(Status.RESOURCE_EXHAUSTED, too_long(size, service.largest_message))
+        elif service.is_full(size):
+            service.refuse_full(self)
+        else:
+            self._compressed = bool(flags)
+            self._size, self._got = size, 0
+            self._buffer = bytearray(size)
+            self.body = memoryview(self._buffer)
+            if size == 0:
+                self._complete()
+            elif size > self.window:
+                self._open_window()
+
+    def _complete(self) -> None:
+        message, compressed = self._buffer, self._compressed
+        assert message is not None
+        self._buffer = self.body = None
+        self._messages += 1
+        handler = self.handler
+        if handler is None:
+            return
+        if not handler.many:
+            handler.take(message, compressed)
+            return
+        self._queue.append((message, compressed))
+        self._unread += len(message) + _PREFIX
+        self._wake()
+
+    def said_all(self) -> None:
+        """The client ends its side."""
+        self.ended = True
+        if self.over or self.handler is None:
+            return
+        if self.body is not None or self._prefix:
+            self.cut(Status.INTERNAL, "the call ended within a message")
+        elif self.handler.many:
+            self._wake()
+        elif not self._messages:
+            self.cut(Status.INTERNAL, "the call ended without its message")
+
+    async def read(self) -> bytes | None:
+        """The next message; None after the last."""
+        while not self._queue:
+            if self.ended or self.over:
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        message, compressed = self._queue.popleft()
+        size = len(message)
+        self._unread -= size + _PREFIX
+        self._counted -= size
+        self.service.in_flight -= size
+        self._open_window()
+        return bytes(await self.plain(message, compressed))
+
+    def _wake(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+    def _open_window(self) -> None:
+        """As much as the message that is coming takes, and for more of them unless they lie unread."""
+        outgoing, handler = self._outgoing, self.handler
+        if outgoing is None or self.ended or handler is None:
+            return
+        left = self._size - self._got if self.body is not None else 0
+        wanted = left + (max(0, WINDOW - self._unread) if handler.many else 0)
+        more = min(wanted, LARGEST_WINDOW) - self.window
+        if more >= WINDOW // 2 or (more > 0 and left > self.window):
+            self.window += more
+            outgoing.grant(self.number, more)
+
+    async def plain(self, message: Message, compressed: bool) -> Message:
+        """The message as it was before its client compressed it. Ends the call if it cannot be had."""
+        if not compressed:
+            return message
+        encoding, most = self.head.encoding, self.service.largest_message
+        inflated = await self.service.aside(
+            AT_ONCE + 1 if len(message) > _INFLATED_AT_ONCE else 0, inflate, message, encoding, most
+        )
+        if self.over:
+            raise Ended
+        if inflated is None:
+            self.end(Status.INTERNAL, f"a message cannot be decompressed as {encoding}")
+            raise Ended
+        if len(inflated) > most:
+            self.end(Status.RESOURCE_EXHAUSTED, too_long(len(inflated), most))
+            raise Ended
+        return inflated
+
+    # ── answers that go ──
+
+    def answer(self, message: bytes, metadata: Metadata = ()) -> None:
+        """The one answer, and the end of the call."""
+        if self.over:
+            return
+        if self.compress and self.compress in self.head.accepts:
+            if len(message) > AT_ONCE:
+                work = self.service.threads.submit(compressed, message, self.compress)
+                asyncio.wrap_future(work).add_done_callback(
+                    lambda done: self._compressed_aside(done, metadata)
+                )
+                return
+            self._answer(b"\x01", compressed(message, self.compress), metadata)
+        else:
+            self._answer(b"\x00", message, metadata)
+
+    def _compressed_aside(self, done: asyncio.Future[bytes], metadata: Metadata) -> None:
+        if not self.over and not done.cancelled():
+            self._answer(b"\x01", done.result(), metadata)
+
+    def _answer(self, flag: bytes, message: bytes, metadata: Metadata) -> None:
+        outgoing = self._outgoing
+        assert outgoing is not None
+        last = trailers(Status.OK, "", metadata)
+        head = HEADS[self.compress] if flag == b"\x01" else HEAD
+        self._head_sent = True
+        self._finish()
+        outgoing.send_whole(self, head, flag + len(message).to_bytes(4, "big"), message, last)
+
+    async def write(self, message: bytes) -> None:
+        """One of several answers. Returns when there was room for it."""
+        outgoing = self._outgoing
+        if self.over or outgoing is None:
+            raise Ended
+        flag, head = b"\x00", HEAD
+        if self.compress and self.compress in self.head.accepts:
+            message = await self.service.aside(len(message), compressed, message, self.compress)
+            flag, head = b"\x01", HEADS[self.compress]
+            if self.over:
+                raise Ended
+        if not self._head_sent:
+            self._head_sent = True
+            outgoing.send_head(self, head)
+        outgoing.send_data(self, flag + len(message).to_bytes(4, "big") + message)
+        if self.pending:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+
+    def end(self, status: Status = Status.OK, details: str = "", metadata: Metadata = ()) -> None:
+        """For its handler, which has nothing more to say."""
+        outgoing = self._outgoing
+        if self.over or outgoing is None:
+            return
+        last = trailers(status, details, metadata)
+        self._finish()
+        outgoing.send_end(self, last if self._head_sent else HEAD + last)
+
+    # ── ends that its handler has not chosen ──
+
+    def cut(self, status: Status, details: str, metadata: Metadata = ()) -> None:
+        """The client is told, and the handler that nobody listens any more."""
+        handler, self.handler = self.handler, None
+        self.end(status, details, metadata)
+        if handler is not None:
+            handler.left()
+
+    def leave(self) -> None:
+        """The client has gone, or what it sent cannot be followed."""
+        handler, self.handler = self.handler, None
+        over, self._outgoing = self.over, None
+        self._finish()
+        self.pending.clear()
+        if handler is not None and not over:
+            handler.left()
+        self.drained()
+
+    def drained(self) -> None:
+        """All that was written is on its way."""
+        waiting, self._drained = self._drained, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    def _finish(self) -> None:
+        """Nothing but what is written already belongs to it any more."""
+        if self.over:
+            return
+        self.over = True
+        self.handler = self._buffer = self.body = None
+        self._queue.clear()
+        self._wake()
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        self.service.freed(self._counted)
+        self._counted = 0
+
+    def _too_late(self) -> None:
+        self._timer = None
+        self.cut(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+
+# ── messages that are compressed ──
+
+
+def too_long(size: int, most: int) -> str:
+    """In the words that clients know."""
+    return f"SERVER: Received message larger than max ({size} vs. {most})"
+
+
+def inflate(message: Message, encoding: str, most: int) -> bytes | None:
+    """None for what was not compressed like that. No more than a byte longer than `most`."""
+    inflater = zlib.decompressobj(zlib.MAX_WBITS + (16 if encoding == "gzip" else 0))
+    try:
+        found = inflater.decompress(message, most + 1)
+    except zlib.error:
+        return None
+    whole = inflater.eof and not inflater.unused_data
+    return found if whole or len(found) > most else None
+
+
+def compressed(message: bytes, encoding: str) -> bytes:
+    wbits = zlib.MAX_WBITS + (16 if encoding == "gzip" else 0)
+    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, wbits)
+    return compressor.compress(message) + compressor.flush()
+
+
+# ── work for a call ──
+
+
+def begin_now(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+    """Do it as far as it goes without waiting: mostly that is all. Else a task does the rest."""
+    try:
+        waits_for = work.send(None)
+    except StopIteration:
+        return None
+    return asyncio.get_running_loop().create_task(_go_on(work, waits_for))
+
+
+async def _go_on(work: Coroutine[Any, Any, None], waits_for: Any) -> None:
+    await _rest(work, waits_for)
+
+
+@types.coroutine
+def _rest(work: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    while True:
+        try:
+            sent = yield waits_for
+        except BaseException as error:  # also that the task is cancelled
+            step, given = work.throw, error
+        else:
+            step, given = work.send, sent
+        try:
+            waits_for = step(given)
+        except StopIteration:
+            return
+
+
+class InTask:
+    """A handler whose work is a coroutine. It gets the message, if there is one to wait for, and returns the
+    answer, or nothing if it has answered or refused itself."""
+
+    __slots__ = ("_rpc", "_task", "_work", "many")
+
+    def __init__(self, rpc: Rpc, work: Callable[..., Coroutine[Any, Any, bytes | None]], many: bool = False):
+        self._rpc = rpc
+        self._work = work
+        self._task: asyncio.Task[None] | None = None
+        self.many = many
+        if many:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def take(self, message: Message, compressed: bool) -> None:
+        self._task = begin_now(self._run_with(message, compressed))
+
+    async def _run_with(self, message: Message, compressed: bool) -> None:
+        try:
+            plain = await self._rpc.plain(message, compressed)
+        except Ended:
+            return
+        await self._run(bytes(plain))
+
+    async def _run(self, *given: bytes) -> None:
+        rpc = self._rpc
+        try:
+            answer = await self._work(*given)
+        except Ended:
+            return
+        except Exception as error:
+            rpc.service.failed(rpc, error)
+            return
+        if answer is None:
+            rpc.end()
+        else:
+            rpc.answer(answer)
+
+    def left(self) -> None:
+        if self._task is not None:
+            self._task.cancel()

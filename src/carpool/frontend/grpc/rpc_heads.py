@@ -1,0 +1,207 @@
+"""Heads of calls: what a client says before its message, read once for all calls that say the same; and what
+stands before and behind an answer."""
+
+from __future__ import annotations
+
+import binascii
+import re
+from base64 import b64decode
+from enum import IntEnum
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from carpool.core.job import INFINITY
+from carpool.frontend.grpc.h2_frames import BlockReader, Fields, field
+
+if TYPE_CHECKING:
+    from carpool.frontend.grpc.grpc_infer import Asked
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+class Status(IntEnum):
+    """How a call ended, by gRPC's numbers."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+PRINTABLE = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+"""What is not escaped in gRPC's messages: printable ASCII without the percent sign."""
+
+ENCODINGS = ("identity", "deflate", "gzip")
+
+_KNOWN_BLOCKS = 64
+_LONGEST_KNOWN = 2048  # bytes of a block
+_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_NOT_IN_A_VALUE = re.compile(rb"[\x00\r\n]")
+_PSEUDO = (b":method", b":scheme", b":path", b":authority")
+_OF_ONE_HOP = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
+_NOT_SHOWN = frozenset((b"te", b"content-type"))
+
+_CONTENT_TYPE = b"\x0f\x10\x10application/grpc"
+HEAD = b"\x88" + _CONTENT_TYPE + field(b"grpc-accept-encoding", b", ".join(map(str.encode, ENCODINGS)))
+"""Before an answer: 200, and what it is."""
+HEADS = {name: HEAD + field(b"grpc-encoding", name.encode()) for name in ENCODINGS[1:]}
+FINE = field(b"grpc-status", b"0")
+
+
+class CallHead:
+    """What the head of a call says. `fault`: it is no request of HTTP; `http_status`: it is none of gRPC."""
+
+    __slots__ = (
+        *("accepts", "asked", "encoding", "fault", "http_status", "length", "metadata", "path", "size"),
+        *("timeout", "timeout_fault"),
+    )
+
+    def __init__(self, fields: Fields, size: int) -> None:
+        self.size = size  # as it counts against the limit
+        self.asked: Asked | None = None  # what its metadata ask for, once somebody has looked
+        self.path = ""
+        self.metadata: Metadata = ()
+        self.timeout = INFINITY  # seconds
+        self.timeout_fault = False
+        self.encoding = "identity"  # of the messages that are marked as compressed
+        self.accepts: tuple[str, ...] = ()  # encodings of answers
+        self.length: int | None = None  # of all its data, if it says so
+        self.http_status = 200
+        self.fault = self._read(fields)
+
+    def _read(self, fields: Fields) -> str:
+        special: dict[bytes, bytes] = {}
+        found: dict[bytes, bytes] = {}
+        metadata: list[tuple[str, str | bytes]] = []
+        for name, value in fields:
+            if name.startswith(b":"):
+                if found or name in special or name not in _PSEUDO:
+                    return "a pseudo-header that cannot be here"
+                special[name] = value
+                continue
+            fault = wrong_field(name, value)
+            if fault:
+                return fault
+            found[name] = value
+            if name not in _NOT_SHOWN and not name.startswith(b"grpc-"):
+                metadata.append((name.decode(), _shown(name, value)))
+        if not special.get(b":path") or b":method" not in special or b":scheme" not in special:
+            return "a pseudo-header is missing"
+        self.path = special[b":path"].decode(errors="replace")
+        self.metadata = tuple(metadata)
+        if special[b":method"] != b"POST":
+            self.http_status = 405
+        elif not _is_grpc(found.get(b"content-type", b"")):
+            self.http_status = 415
+        return self._read_grpc(found)
+
+    def _read_grpc(self, found: dict[bytes, bytes]) -> str:
+        timeout = found.get(b"grpc-timeout")
+        if timeout is not None:
+            parts = _TIMEOUT.fullmatch(timeout)
+            self.timeout_fault = parts is None
+            if parts is not None:
+                self.timeout = int(parts[1]) * _UNITS[parts[2]]
+        self.encoding = found.get(b"grpc-encoding", b"identity").decode(errors="replace")
+        accepted = found.get(b"grpc-accept-encoding", b"").decode(errors="replace")
+        self.accepts = tuple(part.strip() for part in accepted.split(","))
+        length = found.get(b"content-length")
+        if length is not None:
+            if not length.isdigit() or len(length) > 18:
+                return "a content-length that is no number"
+            self.length = int(length)
+        return ""
+
+
+def wrong_field(name: bytes, value: bytes) -> str:
+    """What is wrong with a header field that is not special; nothing, mostly."""
+    if not _NAME.fullmatch(name) or name in _OF_ONE_HOP:
+        return "a header field that HTTP/2 does not have"
+    if name == b"te" and value != b"trailers":
+        return "a transfer encoding"
+    if _NOT_IN_A_VALUE.search(value):
+        return "a header field that breaks off"
+    return ""
+
+
+def _is_grpc(content_type: bytes) -> bool:
+    kind = content_type.partition(b";")[0].strip().lower()
+    return kind == b"application/grpc" or kind.startswith(b"application/grpc+")
+
+
+def _shown(name: bytes, value: bytes) -> str | bytes:
+    if name.endswith(b"-bin"):
+        try:
+            return b64decode(value + b"=" * (-len(value) % 4))
+        except binascii.Error:
+            return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+class HeadReader:
+    """One per connection. A client says the same again and again: a block is found by its bytes, while the
+    table that it may refer to stays as it is."""
+
+    __slots__ = ("_blocks", "_known")
+
+    def __init__(self, limit: int) -> None:
+        self._blocks = BlockReader(limit)
+        self._known: dict[bytes, CallHead] = {}
+
+    def read(self, block: bytes) -> CallHead:
+        """Raises `Breach`."""
+        known = self._known.get(block)
+        if known is not None:
+            return known
+        before = self._blocks.changes
+        head = CallHead(*self._blocks.read(block))
+        if self._blocks.changes != before:
+            self._known.clear()
+        elif len(block) <= _LONGEST_KNOWN:
+            if len(self._known) >= _KNOWN_BLOCKS:
+                self._known.clear()
+            self._known[block] = head
+        return head
+
+    def read_trailers(self, block: bytes) -> str:
+        """What is wrong with them: else they say nothing to us. Raises `Breach`."""
+        before = self._blocks.changes
+        fields, _ = self._blocks.read(block)
+        if self._blocks.changes != before:
+            self._known.clear()
+        if any(name.startswith(b":") for name, _ in fields):
+            return "a pseudo-header in trailers"
+        return next(filter(None, (wrong_field(*one) for one in fields)), "")
+
+
+def trailers(status: Status, details: str, metadata: Metadata = ()) -> bytes:
+    """The last block of a call."""
+    out = [FINE if status is Status.OK else field(b"grpc-status", b"%d" % status)]
+    if details:
+        out.append(field(b"grpc-message", quote(details, PRINTABLE, errors="replace").encode()))
+    for name, value in metadata:
+        out.append(field(name.encode(), value.encode() if isinstance(value, str) else value))
+    return b"".join(out)
+
+
+def refused_head(http_status: int) -> bytes:
+    """Of an answer to what is no call of gRPC: all of it."""
+    return field(b":status", b"%d" % http_status)
