@@ -151,9 +151,9 @@ class ModelCache:
 class Caches:
     """One per front end. What looks is made when the first model comes that keeps answers.
 
-    What is shared has its model's mark in the key: a word that whoever clears a model's answers renews, for all
-    servers. While it is not known, nothing of that model is shared. To delete what there is instead, a server
-    would have to walk through all that Redis holds, and could not reach what the others keep themselves.
+    What is shared has its model's mark in the key: a word that whoever clears a model's answers renews, for
+    all servers. While it is not known, nothing of that model is shared. To delete what there is instead, a
+    server would have to walk through all that Redis holds, and could not reach what others keep themselves.
     """
 
     digests: Digests
