@@ -57,8 +57,11 @@ class Entry:
         mine = self.asked
         if mine is None or said != mine[0] or len(mine) != len(pieces) + 1:
             return False
-        # Copied to be compared: views of memory are compared byte by byte, in twenty times the time.
-        return all(one == bytes(other) for one, other in zip(mine[1:], pieces, strict=True))
+        for one, other in zip(mine[1:], pieces, strict=True):
+            # Views that are compared by == are, byte by byte, in twenty times the time.
+            if len(one) != len(other) or not one.startswith(other):
+                return False
+        return True
 
 
 class Doorkeeper:

@@ -22,7 +22,7 @@ from carpool.errors import InvalidInput
 from carpool.vision.picture_answers import Options
 from carpool.wire.head import Buffer, RequestHead
 
-FORMAT = 1
+FORMAT = 2
 """Of keys and kept answers: another one shares nothing."""
 
 IN_KEY = {
@@ -162,4 +162,4 @@ class Digests:
         return digest.digest()
 
     def sure(self, said: bytes, pieces: Sequence[Buffer]) -> bytes:
-        return self._keyed(self._key, said, pieces)
+        return self._keyed(self._key, b"%d %b" % (len(said), said), pieces)

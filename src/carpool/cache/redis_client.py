@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -28,12 +29,14 @@ from carpool.config.redis_url import RedisUrl, read_redis_url
 from carpool.errors import ConfigError
 from carpool.observe.logs import logger
 
-Then = Callable[[bytes | None], None]
+Then = Callable[[Any], None]
+"""Gets what was asked for; None if nothing came in time, or nothing that was written here."""
 
 _PROBE_S = 1.0  # for a connection, TLS and the server's welcome
 _MOST_UNSENT = 1 << 20  # bytes; what comes on top is not written
 _MOST_WAITING = 4096  # commands without a reply
 _MOST_REPLY = 16 << 20  # bytes: nobody wrote that here
+_MOST_MARK = 64  # bytes
 _FORMAT = b"cpl1"
 _HEAD = struct.Struct(">4s16sQ")  # the format, the digest, and when it ends: seconds since 1970
 _CLOCKS_DIFFER_S = 3600  # between two machines, at most: what ended earlier was put back by somebody
@@ -84,12 +87,27 @@ class SharedStore:
     def get(self, key: bytes, then: Then) -> None:
         """`then` gets the value, or None, in a later turn of the loop: exactly once, and when the wait is
         over at the latest."""
+        self._ask(then, partial(self._open, key), b"GET", self._name(key))
+
+    def lasts(self, key: bytes, then: Then) -> None:
+        """How many seconds it still lives there, by the server's clock, so that others' need not agree."""
+        self._ask(then, _seconds, b"PTTL", self._name(key))
+
+    def mark(self, name: str, then: Then) -> None:
+        """The word that was last said for this name; empty if none was."""
+        self._ask(then, _word, b"GET", self._mark_name(name))
+
+    def set_mark(self, name: str, word: bytes, then: Then) -> None:
+        """`then` gets the word if the server has it now."""
+        self._ask(then, lambda reply: word if reply == b"OK" else None, b"SET", self._mark_name(name), word)
+
+    def _ask(self, then: Then, read: Callable[[Any], Any], *command: bytes) -> None:
         if self._link is not None and self._link.is_full:
             self._link.drop("too many commands without a reply")
         if self._link is None:
             self.begin().call_soon(then, None)
             return
-        self._link.ask(Asked(key, then, now() + self._wait_s), (b"GET", self._name(key)))
+        self._link.ask(Asked(read, then, now() + self._wait_s), command)
 
     def put(self, key: bytes, value: bytes, ttl_s: float) -> None:
         """Whether it is kept is never known. What would have to wait behind a megabyte is not written."""
@@ -99,7 +117,7 @@ class SharedStore:
         elif link.unsent + len(value) <= _MOST_UNSENT and not link.is_full:
             sealed = self._seal(key, value, round(time.time() + ttl_s))
             lasts = b"%d" % max(1, round(ttl_s * 1e3))
-            link.ask(Asked(key, None, 0.0), (b"SET", self._name(key), sealed, b"PX", lasts))
+            link.ask(Asked(None, None, 0.0), (b"SET", self._name(key), sealed, b"PX", lasts))
 
     def close(self) -> None:
         """Whoever waits is told None."""
@@ -163,9 +181,8 @@ class SharedStore:
 
     # ---- told by the connection
 
-    def answered(self, asked: Asked, reply: object) -> bytes | None:
+    def answered(self) -> None:
         self._breaker.answered()
-        return self._open(asked.key, reply) if isinstance(reply, bytes) else None
 
     def timed_out(self, asked: Asked) -> bool:
         """Whether it is enough. Those who were under way while another one was given up met the same silence,
@@ -186,6 +203,9 @@ class SharedStore:
     def _name(self, key: bytes) -> bytes:
         return b"carpool:" + blake2b(key, digest_size=16, key=self._key, person=b"name").hexdigest().encode()
 
+    def _mark_name(self, name: str) -> bytes:
+        return b"carpool:mark:" + blake2b(name.encode(), digest_size=16, key=self._key).hexdigest().encode()
+
     def _digest(self, key: bytes, value: bytes | memoryview, ends: int) -> bytes:
         made = blake2b(b"%d %d " % (ends, len(key)), digest_size=16, key=self._key, person=b"value")
         made.update(key)
@@ -195,9 +215,9 @@ class SharedStore:
     def _seal(self, key: bytes, value: bytes, ends: int) -> bytes:
         return _HEAD.pack(_FORMAT, self._digest(key, value, ends), ends) + value
 
-    def _open(self, key: bytes, sealed: bytes) -> bytes | None:
+    def _open(self, key: bytes, sealed: Any) -> bytes | None:
         """Whatever was not written here, for this key, is a miss."""
-        if len(sealed) < _HEAD.size:
+        if not isinstance(sealed, bytes) or len(sealed) < _HEAD.size:
             return None
         form, digest, ends = _HEAD.unpack_from(sealed)
         if form != _FORMAT or time.time() > ends + _CLOCKS_DIFFER_S:
@@ -209,14 +229,14 @@ class SharedStore:
 class Asked:
     """A command whose reply somebody waits for until `due`; nobody any more, or ever, without `then`."""
 
-    __slots__ = ("due", "key", "then")
+    __slots__ = ("due", "read", "then")
 
-    def __init__(self, key: bytes, then: Then | None, due: float) -> None:
-        self.key = key
+    def __init__(self, read: Callable[[Any], Any] | None, then: Then | None, due: float) -> None:
+        self.read = read  # makes of a reply what is told
         self.then = then
         self.due = due
 
-    def told(self, loop: asyncio.AbstractEventLoop, value: bytes | None) -> None:
+    def told(self, loop: asyncio.AbstractEventLoop, value: Any) -> None:
         then, self.then = self.then, None
         if then is not None:
             try:
@@ -341,8 +361,9 @@ class _Link(asyncio.Protocol):
                 welcomed.set_result(None)
             return
         asked = self._replies.popleft()
-        if asked.then is not None:
-            asked.told(self._loop, self._store.answered(asked, reply))
+        if asked.then is not None and asked.read is not None:
+            self._store.answered()
+            asked.told(self._loop, asked.read(reply))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self.drop("connection lost")
@@ -363,6 +384,17 @@ class _Link(asyncio.Protocol):
         self._replies.clear()
         for asked in waiting:
             asked.told(self._loop, None)
+
+
+def _seconds(reply: Any) -> float | None:
+    """Of PTTL: what is not there, or never ends, is less than nothing."""
+    return reply / 1e3 if isinstance(reply, int) and reply > 0 else None
+
+
+def _word(reply: Any) -> bytes | None:
+    if reply is None:
+        return b""
+    return reply if isinstance(reply, bytes) and len(reply) <= _MOST_MARK else None
 
 
 def _welcome(address: RedisUrl) -> list[tuple[bytes, ...]]:

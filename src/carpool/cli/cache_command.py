@@ -32,7 +32,7 @@ class CacheVerb(o.AsksServer):
 
         carpool cache status detector
 
-    Forget all of them, in every front end:
+    Forget all of them, in every front end, and in those of all servers that share answers:
 
         carpool cache clear detector
     """
@@ -42,17 +42,18 @@ class CacheVerb(o.AsksServer):
     url: o.ServerUrl = "http://localhost:8000"
 
     def run(self) -> None:
-        from carpool.lab.load.facts import RunningServer
+        from carpool.lab.load.facts import Failed, RunningServer
 
         server = RunningServer(self.url, self.trust())
         path = f"/v2/models/{quote(self.name, safe='')}/cache"
-        if self.action is Action.clear:
-            server.delete(path)
+        reached = server.delete(path).get("shared") if self.action is Action.clear else None
         document = server.get(path)
         if self.as_json:
             print(json.dumps(document, indent=2))
         else:
             _print(document)
+        if reached is False:
+            raise Failed("what servers share is not cleared: Redis does not answer now")
 
 
 def _print(document: dict[str, Any]) -> None:
@@ -81,5 +82,9 @@ def _print(document: dict[str, Any]) -> None:
             f"of {trials} similar hits that were computed all the same {audits.get('differs', 0)} differed: "
             f"{low:.1%} to {high:.1%} of all would (99 % sure)"
         )
+    shared = document["shared"]
+    if shared is not None:
+        up, timeouts = shared["front_ends_up"], shared["timeouts"]
+        print(f"shared with other servers: {up} front ends reach Redis, which was too slow {timeouts} times")
     if document["sources_off"]:
         print(f"{document['sources_off']} sources differed too often: theirs are computed for now")

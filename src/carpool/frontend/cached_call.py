@@ -20,13 +20,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool.cache.answer_store import Entry, Kept
-from carpool.cache.cache_key import FORMAT, describe
+from carpool.cache.cache_key import FORMAT
 from carpool.cache.similar import Frame, Seen, Source, seen_of
 from carpool.cache.twins import Computed
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput
 from carpool.frontend.cache_audit import Audit, wants_audit
-from carpool.frontend.front_caches import JOINED, MISS, OFF, STORED, Told, hit
+from carpool.frontend.front_caches import JOINED, MISS, OFF, SHARED, STORED, Told, hit
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.link.door import Answer, Slot
 from carpool.observe import columns
@@ -41,6 +41,7 @@ MOST_BYTES = 16 << 20
 """Of a request that is looked up: what takes longer to read twice is not worth it."""
 
 _AT_ONCE = 256 * 1024  # bytes whose keyed digest is made in the loop: a quarter of a millisecond
+_LOOKED_AT_ONCE = 64 * 1024  # bytes of a picture that is seen in the loop: about what a thread costs, too
 _PROMISE_PART = 0.02  # of the promise, that tensors wait for other servers at most
 _VALUE = struct.Struct(">Bq")  # of what other servers read: format, length of the JSON or -1
 
@@ -56,6 +57,7 @@ class Asked(NamedTuple):
     options: Options | None = None
     drawn: str | None = None
     is_picture: bool = False
+    is_decoded: bool = False  # here, once it is offered
     audited: RoutePicture | None = None  # what can be computed again and compared
 
     @classmethod
@@ -63,7 +65,7 @@ class Asked(NamedTuple):
         """One of them may lie in the call's slot."""
         said, files = (pictures.options, pictures.drawn), pictures.files_in(slot)
         audited = pictures if isinstance(pictures, RoutePicture) and pictures.drawn is None else None
-        return cls(pictures.asked, form, files, slot is not None, *said, True, audited)
+        return cls(pictures.asked, form, files, slot is not None, *said, True, not pictures.is_file, audited)
 
 
 class Lookup:
@@ -101,15 +103,15 @@ class Lookup:
         call, asked, model = self._call, self._asked, self._model
         said = model.describe(asked.form, asked.head, asked.options, asked.drawn)
         wish = call.wish
-        lengths = [len(piece) for piece in asked.pieces]
-        self._size = sum(lengths)
+        pieces = asked.pieces
+        self._size = sum(map(len, pieces))
         if said is None or not (wish.look or wish.keep) or self._size > MOST_BYTES:
             self._bypass()
             return False
         sender = call.sender
         whose = sender.source if model.settings.scope == "source" else sender.holder
-        if len(lengths) > 1 and asked.is_picture:  # tensors' are known by what is said of them
-            said += repr(lengths).encode()
+        if len(pieces) > 1 and asked.is_picture:  # tensors' lengths are known by what is said of them
+            said += repr(list(map(len, pieces))).encode()
         self._said = b"%b%b\0%b" % (model.prefix, whose.encode(), said)
         if not model.settings.exact:
             return self._look_at_scene()
@@ -194,27 +196,30 @@ class Lookup:
     def _look_at_scene(self) -> bool:
         call, asked, settings = self._call, self._asked, self._model.settings
         wanted = settings.similar and asked.is_picture and len(asked.pieces) == 1 and asked.drawn is None
-        if not wanted or not call.sender.source:
+        if not wanted or not call.sender.named:
             return self._ask_others()
-        key = b"%b\0%b\0%b" % (self._model.prefix, call.sender.source.encode(), self._way_of_asking())
+        way = self._model.describe(asked.form, asked.head, asked.options, None, sizes=False) or b""
+        key = b"%b\0%b\0%b" % (self._model.prefix, call.sender.source.encode(), way)
         source = self._caches.similar.source(key)
         if not source.wants_a_look(monotonic()):
             return self._ask_others()
         self._source = source
+        if self._size <= _LOOKED_AT_ONCE:
+            return self._saw(self._see(asked.pieces[0]))
         slot = call._slot if asked.in_slot else None
-        call._aside(True, partial(self._see, asked.pieces[0]), self._saw, slot)
+        call._aside(True, partial(self._see, asked.pieces[0]), self._saw_later, slot)
         return True
 
-    def _way_of_asking(self) -> bytes:
-        asked = self._asked
-        return describe(asked.form, asked.head, (), asked.options, sizes=False) or b""
-
     def _see(self, picture: Buffer) -> Seen | None:
-        """In a thread."""
+        """In a thread, if it takes long."""
         small = thumbnail(picture if isinstance(picture, memoryview) else bytes(picture))
         return None if small is None else seen_of(small, self._model.settings)
 
-    def _saw(self, seen: Seen | None) -> None:
+    def _saw_later(self, seen: Seen | None) -> None:
+        if not self._saw(seen):
+            self._again()
+
+    def _saw(self, seen: Seen | None) -> bool:
         call, settings, source = self._call, self._model.settings, self._source
         assert source is not None
         self._seen = seen
@@ -228,9 +233,8 @@ class Lookup:
                 audit = self._audit(found.frame.kept, source, found.change, now)
                 self._answer(found.frame.kept, told)
                 audit()
-                return
-        if not self._ask_others():
-            self._again()
+                return True
+        return self._ask_others()
 
     def _audit(self, kept: Kept, source: Source | None, change: float, now: float) -> Callable[[], None]:
         """To be begun when the answer is away, which may give back the memory of the picture."""
@@ -243,12 +247,16 @@ class Lookup:
     # ── other servers ──
 
     def _ask_others(self) -> bool:
-        """Pictures are decoded meanwhile: an answer counts while they are. Tensors wait, but not for long."""
-        shared = self._caches.shared
-        if shared is None or not self._sure or not self._call.wish.look:
+        """Pictures are decoded meanwhile: an answer counts while they are. Tensors wait, but not for long.
+        How old an answer is, nobody says: whoever wants a newer one than they all are does not ask."""
+        shared, wish = self._caches.shared, self._call.wish
+        if shared is None or not self._sure or not wish.look or wish.max_age < self._model.settings.ttl_s:
             return False
-        shared.get(self._sure, self._others_said)
-        if self._asked.is_picture:
+        name = self._shared_name()
+        if name is None:
+            return False
+        shared.get(name, self._others_said)
+        if self._asked.is_decoded:
             return False
         slo = self._call.entry.slo
         if slo is not None:
@@ -256,6 +264,10 @@ class Lookup:
         else:
             self._timer = _later(1.0, self._waited)  # it has its own limit, and this is for a bug in it
         return True
+
+    def _shared_name(self) -> bytes | None:
+        mark = self._caches.marks.get(self._model.entry.name)
+        return None if mark is None else self._sure + mark
 
     def _waited(self) -> None:
         self._timer = None
@@ -266,20 +278,39 @@ class Lookup:
         if waits is not None:
             waits.cancel()
         kept = None if value is None else _read_value(value)
-        if kept is not None and (waits is not None or self._asked.is_picture):
-            self._answer(kept, Told("hit; kind=shared", "hit; detail=shared", "shared"))
+        if kept is not None and (waits is not None or self._asked.is_decoded):
+            self._answer_shared(kept)
         elif waits is not None:
             self._call._resume(self._again)
 
+    def _answer_shared(self, kept: Kept) -> None:
+        """And have it here, too, from now on, for as long as it lives there."""
+        shared, name = self._caches.shared, self._shared_name()
+        if self._bytes is None and self._size <= _AT_ONCE:
+            self._bytes = [self._said, *map(bytes, self._asked.pieces)]
+        if self._answer(kept, SHARED) and self._call.wish.keep and shared is not None and name is not None:
+            shared.lasts(name, partial(self._keep_shared, kept))
+
+    def _keep_shared(self, kept: Kept, seconds: float | None) -> None:
+        model, caches, now = self._model, self._caches, monotonic()
+        if seconds is None or not caches.is_current(model) or len(kept.body) > model.settings.entry_kb << 10:
+            return
+        ttl = model.settings.ttl_s
+        rest = min(seconds, ttl)
+        entry = Entry(model, self._sure, kept, now + rest - ttl, now + rest, self._bytes)
+        caches.store.put(self._fast, entry)
+
     # ── the answer ──
 
-    def _answer(self, kept: Kept, told: Told) -> None:
-        """It was there; whoever waits for this request has it, too."""
+    def _answer(self, kept: Kept, told: Told) -> bool:
+        """It was there; whoever waits for this request has it, too. False: its own client has it not."""
         others = self._end()
-        if not self.abandoned and self._call._answer_kept(kept, told):
+        answered = not self.abandoned and self._call._answer_kept(kept, told)
+        if answered:
             self._model.count(told.kind, monotonic() - self._began)
         for other in others:
             other._answer_joined(kept)
+        return answered
 
     def _answer_joined(self, kept: Kept) -> None:
         self._stop_following()
@@ -293,7 +324,7 @@ class Lookup:
         others = self._end()
         now = monotonic()
         stored = False
-        if len(kept.body) <= model.settings.entry_kb << 10 and caches.is_current(model.entry):
+        if len(kept.body) <= model.settings.entry_kb << 10 and caches.is_current(model):
             stored = self._store(kept, now)
         call.told = STORED if stored else call.told or MISS
         if call.told is not OFF:
@@ -313,9 +344,10 @@ class Lookup:
             return False
         ttl = model.settings.ttl_s
         caches.store.put(self._fast, Entry(model, self._sure, kept, now, now + ttl, self._bytes))
-        if caches.shared is not None:
+        name = self._shared_name()
+        if caches.shared is not None and name is not None:
             length = -1 if kept.header_length is None else kept.header_length
-            caches.shared.put(self._sure, _VALUE.pack(FORMAT, length) + kept.body, ttl)
+            caches.shared.put(name, _VALUE.pack(FORMAT, length) + kept.body, ttl)
         return True
 
     def failed(self, error: CarpoolError) -> bool:

@@ -18,7 +18,7 @@ from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.link.door import ON_DEMAND, UNLOADED, Catalog, Door, IndexEntry, ModelEntry
 from carpool.observe.counters import MODEL_ROWS, Table
 from carpool.observe.counters import Slot as CounterRow
-from carpool.observe.statistics import BOUNDS, cache_counts, model_counts, server_counts
+from carpool.observe.statistics import BOUNDS, cache_counts, model_counts, server_counts, shared_cache_counts
 from carpool.types import TensorSpec
 from carpool.wire.head import shorten
 
@@ -98,10 +98,11 @@ def served_versions(catalog: Catalog, name: str) -> list[str]:
     return sorted(versions, key=lambda version: (len(version), version))  # numbers in their order
 
 
-def cache_status(entry: ModelEntry, table: Table) -> Document:
-    """`settings` is None for a model whose answers are not kept."""
+def cache_status(entry: ModelEntry, table: Table, *, is_shared: bool) -> Document:
+    """`settings` is None for a model whose answers are not kept, `shared` where servers share none."""
     counts = cache_counts(table.cells(CounterRow(*entry.row)))
-    return {"name": entry.name, "version": entry.version, "settings": entry.cache, **counts}
+    shared = shared_cache_counts(table.server()) if is_shared else None
+    return {"name": entry.name, "version": entry.version, "settings": entry.cache, **counts, "shared": shared}
 
 
 def region_status(catalog: Catalog, name: str = "") -> list[Document]:

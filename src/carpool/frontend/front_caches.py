@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from carpool.cache.answer_store import AnswerStore, Doorkeeper, Room
@@ -26,6 +29,7 @@ MIB = 1 << 20
 _RECENT = 256
 _MOST_DESCRIBED = 256
 _NOTED_EVERY_S = 1.0
+_SOON_S = 0.1
 _WORTH_READING = 20  # one of so many hits: then bodies are read although the gate says no
 
 
@@ -45,6 +49,7 @@ MISS = Told("miss", "fwd=miss", "miss")
 STORED = Told("miss", "fwd=miss; stored", "miss")
 JOINED = Told("joined", "fwd=miss; collapsed", "joined")
 OFF = Told("off", "fwd=bypass", "bypass")
+SHARED = Told("hit; kind=shared", "hit; detail=shared", "shared")
 
 
 def hit(kind: str, age: float, ttl: float, more: str = "") -> Told:
@@ -54,6 +59,8 @@ def hit(kind: str, age: float, ttl: float, more: str = "") -> Told:
 
 def told_of_all(each: Sequence[Told | None]) -> bytes:
     """Of the pictures of one request, in their order; an error says nothing here."""
+    if len(each) == 1:
+        return b"" if each[0] is None else each[0].fields
     known = [told for told in each if told is not None]
     if not known:
         return b""
@@ -71,6 +78,9 @@ class Shared(Protocol):
 
     def get(self, key: bytes, then: Callable[[bytes | None], None]) -> None: ...
     def put(self, key: bytes, value: bytes, ttl_s: float) -> None: ...
+    def lasts(self, key: bytes, then: Callable[[float | None], None]) -> None: ...
+    def mark(self, name: str, then: Callable[[bytes | None], None]) -> None: ...
+    def set_mark(self, name: str, word: bytes, then: Callable[[bytes | None], None]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -91,22 +101,25 @@ class ModelCache:
         self.row = row
         self.settings = CacheSettings(**entry.cache)
         self.prefix = f"{FORMAT}\0{entry.name}\0{entry.digest}\0".encode()
-        self._described: dict[tuple[object, ...], tuple[bytes | None, object, object]] = {}
+        self._described: dict[tuple[object, ...], tuple[object, ...]] = {}
         self._recent: deque[bool] = deque(maxlen=_RECENT)
         self._hits = 0
 
     def describe(
-        self, form: str, head: RequestHead, options: Options | None, drawn: str | None
+        self, form: str, head: RequestHead, options: Options | None, drawn: str | None, *, sizes: bool = True
     ) -> bytes | None:
         """As `cache_key.describe`, of heads and options that come again and again, the very objects."""
-        key = form, id(head), id(options), drawn
+        key = form, id(head), id(options), drawn, sizes
         known = self._described.get(key)
-        if known is None:
+        if known is not None:
+            return known[0]  # type: ignore[return-value]
+        said = describe(form, head, (), options, drawn, sizes=sizes)
+        if head.plain or not head.inputs:  # others may hold what was sent, as long as they are kept
             if len(self._described) >= _MOST_DESCRIBED:
                 self._described.clear()
             # Both are kept, so that nothing else can get their numbers.
-            self._described[key] = known = describe(form, head, (), options, drawn), head, options
-        return known[0]
+            self._described[key] = said, head, options
+        return said
 
     def entered(self, size: int) -> None:
         self.row.add(columns.CACHE_ENTRIES)
@@ -136,7 +149,12 @@ class ModelCache:
 
 
 class Caches:
-    """One per front end. What looks is made when the first model comes that keeps answers."""
+    """One per front end. What looks is made when the first model comes that keeps answers.
+
+    What is shared has its model's mark in the key: a word that whoever clears a model's answers renews, for
+    all servers. While it is not known, nothing of that model is shared. To delete what there is instead, a
+    server would have to walk through all that Redis holds, and could not reach what others keep themselves.
+    """
 
     digests: Digests
     doorkeeper: Doorkeeper
@@ -152,6 +170,8 @@ class Caches:
         self.similar = SimilarFrames(room)
         self.twins: Twins[Lookup] = Twins()
         self.shared = parts.shared
+        self.marks: dict[str, bytes] = {}  # by model
+        self._timeouts = 0  # of `shared`, that were counted
         self._noting: asyncio.TimerHandle | None = None
         door.watch(self._renewed)
 
@@ -161,8 +181,8 @@ class Caches:
             self._forget(entry.key, "reload")
             if self._parts is not None:  # the first that keeps answers
                 self.digests, self.doorkeeper, self._parts = Digests(self._parts.secret), Doorkeeper(), None
-                if self.shared is not None:
-                    self._note_shared(self.shared)
+                if self._noting is None and self.shared is not None:
+                    self._follow(self.shared)
             row = self._block.row(CounterRow(*entry.row))
             found = self._models[entry.key] = ModelCache(entry, row)
         return found
@@ -175,6 +195,12 @@ class Caches:
                 self._forget(key, "reload")
             elif catalog.cleared.get(model.entry.name, 0) != self._cleared.get(model.entry.name, 0):
                 self._forget(key, "cleared")
+        if self.shared is not None and any(entry.cache is not None for entry in known.values()):
+            for name in catalog.cleared:
+                if catalog.cleared[name] != self._cleared.get(name, 0):
+                    self.marks.pop(name, None)
+            with suppress(RuntimeError):  # no loop runs yet
+                self._follow(self.shared)
         self._cleared = catalog.cleared
 
     def _forget(self, key: int, why: str) -> None:
@@ -183,17 +209,50 @@ class Caches:
             self.store.clear(lambda owner: owner is model, why)
             self.similar.clear(model.prefix)
 
-    def is_current(self, entry: ModelEntry) -> bool:
-        """An answer that another version may have computed must not be kept for this one."""
-        return self._door.catalog.entries.get((entry.name, entry.version)) is entry
+    def is_current(self, model: ModelCache) -> bool:
+        """An answer that another version may have computed must not be kept for this one, nor one to what was
+        asked before all were cleared."""
+        entry = model.entry
+        known = self._door.catalog.entries.get((entry.name, entry.version)) is entry
+        return known and self._models.get(entry.key) is model
 
-    def _note_shared(self, shared: Shared, told: int = 0) -> None:
-        """For the metrics, once a second."""
-        row, timeouts = self._block.server, shared.timeouts
+    async def clear_shared(self, name: str) -> bool | None:
+        """For all servers, those that look once a second. None: nothing is shared."""
+        if self.shared is None:
+            return None
+        done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self.shared.set_mark(name, token_hex(8).encode(), done.set_result)
+        return await done is not None
+
+    def _follow(self, shared: Shared) -> None:
+        """Once a second: for the metrics, and whether somebody cleared something."""
+        loop, row = asyncio.get_running_loop(), self._block.server
+        if self._noting is not None:
+            self._noting.cancel()
+        self._noting = loop.call_later(_NOTED_EVERY_S if shared.up else _SOON_S, self._follow, shared)
         row.set(columns.CACHE_SHARED_UP, float(shared.up))
-        row.add(columns.CACHE_SHARED_TIMEOUTS, timeouts - told)
-        again = asyncio.get_running_loop().call_later(_NOTED_EVERY_S, self._note_shared, shared, timeouts)
-        self._noting = again
+        row.add(columns.CACHE_SHARED_TIMEOUTS, shared.timeouts - self._timeouts)
+        self._timeouts = shared.timeouts
+        if not shared.up:
+            self.marks.clear()
+        for name in {
+            name for (name, _), entry in self._door.catalog.entries.items() if entry.cache is not None
+        }:
+            shared.mark(name, partial(self._marked, shared, name))
+
+    def _marked(self, shared: Shared, name: str, word: bytes | None) -> None:
+        """A server with little memory may have dropped a mark. Then it is told again: without one, what was
+        cleared would be back."""
+        known = self.marks.get(name)
+        if word is None or word == known:
+            return
+        if known and not word:
+            shared.set_mark(name, known, lambda _word: None)
+            return
+        self.marks[name] = word
+        if known is not None:
+            for key in [key for key, model in self._models.items() if model.entry.name == name]:
+                self._forget(key, "cleared")
 
     def close(self) -> None:
         if self._noting is not None:

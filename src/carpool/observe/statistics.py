@@ -137,6 +137,14 @@ def cache_counts(cells: Cells) -> Document:
     }
 
 
+def shared_cache_counts(cells: Cells) -> Document:
+    """Of all front ends: how many reach the server with which they share answers, and what they gave up."""
+    return {
+        "front_ends_up": int(cells[columns.CACHE_SHARED_UP]),
+        "timeouts": int(cells[columns.CACHE_SHARED_TIMEOUTS]),
+    }
+
+
 def server_counts(cells: Cells) -> Document:
     return {
         "connections": int(cells[columns.CONNECTIONS]),

@@ -85,6 +85,10 @@ class LatestFrame:
             frame, self._frame = self._frame, None
             return frame
 
+    @property
+    def is_empty(self) -> bool:
+        return self._frame is None
+
     def close(self) -> None:
         """Nobody will take what is there, or what comes: the numbers stay as they are now."""
         with self._lock:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from carpool.client import questions
@@ -29,6 +30,7 @@ from carpool.errors import (
 )
 from carpool.lab.load.tally import Histogram
 from carpool.video.camera_address import CameraAddress
+from carpool.video.turns import Turns
 from carpool.video.video_reader import CannotRead, Frame, LatestFrame, VideoReader, jpeg_of
 from carpool.video.watch_output import Output
 from carpool.vision.python_pictures import Answer
@@ -129,6 +131,7 @@ class Watching:
         self._failure: CarpoolError | None = None
         self._stop = asyncio.Event()
         self._began = now()
+        self.turns = Turns(len(cameras) * wish.at_once)
 
     async def run(self, stop: asyncio.Event, tell: Callable[[WatchReport], None]) -> WatchReport:
         """Until every video ended, `stop` is set, or the time is over. An error is what concerns all cameras:
@@ -222,7 +225,7 @@ class _LiveCamera:
         self.address = address
         self.outputs = outputs
         self.latency = Histogram()
-        self.under_way: set[asyncio.Task[None]] = set()
+        self.under_way: set[asyncio.Task[str]] = set()
         self.done = asyncio.Event()
         self.latest = LatestFrame(self._wake)
         self._loop = asyncio.get_running_loop()
@@ -253,41 +256,49 @@ class _LiveCamera:
     def _wake(self, *, ended: bool = False) -> None:
         """From the reader's thread; where the loop is gone, nobody wants to know."""
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._read_all if ended else self._send_newest)
+            self._loop.call_soon_threadsafe(self._read_all if ended else self._want)
 
     # ---- on the loop
 
     def _read_all(self) -> None:
         self._read_to_end = True
-        self._send_newest()
+        self._want()
         self._settle()
 
+    def _want(self) -> None:
+        self._watching.turns.want(self._send_newest)
+
     def _settle(self) -> None:
-        if self._read_to_end and not self.under_way:
+        if self._read_to_end and not self.under_way and (self.stopped or self.latest.is_empty):
             self._ended = now()
             self.done.set()
 
-    def _send_newest(self) -> None:
-        while not self.stopped and len(self.under_way) < self._watching.wish.at_once:
-            frame = self.latest.take()
-            if frame is None:
-                return
-            self._counts.sent += 1
-            task = self._loop.create_task(self._send(frame))
-            self.under_way.add(task)
-            task.add_done_callback(self._sent)
+    def _send_newest(self) -> bool:
+        if self.stopped or len(self.under_way) >= self._watching.wish.at_once:
+            return False
+        frame = self.latest.take()
+        if frame is None:
+            return False
+        self._counts.sent += 1
+        task = self._loop.create_task(self._send(frame))
+        self.under_way.add(task)
+        task.add_done_callback(partial(self._sent, now()))
+        return True
 
-    def _sent(self, task: asyncio.Task[None]) -> None:
+    def _sent(self, sent_at: float, task: asyncio.Task[str]) -> None:
         self.under_way.discard(task)
+        became = "" if task.cancelled() or task.exception() is not None else task.result()
+        self._watching.turns.over(self._send_newest, sent_at, now(), became)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._watching.fail(
                 error if isinstance(error, CarpoolError) else CarpoolError(f"{type(error).__name__}: {error}")
             )
-        self._send_newest()
+        self._want()
         self._settle()
 
-    async def _send(self, frame: Frame) -> None:
-        """Counted exactly once. What is raised ends everything, and the frame has been counted before."""
+    async def _send(self, frame: Frame) -> str:
+        """What became of it. Counted exactly once. What is raised ends everything, and the frame has been
+        counted before."""
         counts, wish = self._counts, self._watching.wish
         try:
             assert frame.image is not None
@@ -302,17 +313,17 @@ class _LiveCamera:
             raise
         except Replaced:
             counts.replaced += 1
-            return
+            return "replaced"
         except _REFUSALS as error:
             counts.refused += 1
             self._why = error.reason
-            return
+            return "refused"
         except (CarpoolError, CannotRead) as error:
             counts.failed += 1
             self._why = str(error)
             if isinstance(error, _HOPELESS) and not self._watching.answered_any:
                 raise  # nobody was answered so far: it is what is asked, not this frame
-            return
+            return "failed"
         self._watching.answered_any = True
         took = now() - frame.read
         cache = reply.fields.get("x-carpool-cache", "")
@@ -326,6 +337,7 @@ class _LiveCamera:
             more = {"latency_ms": round(took * 1e3, 1)} | ({"cache": cache} if cache else {})
             async with self._writing:  # frames of one camera, one after the other
                 await asyncio.to_thread(self._write, frame, picture, answer, more)
+        return "answered"
 
     def _write(self, frame: Frame, picture: bytes, answer: Answer, more: Mapping[str, Any]) -> None:
         for output in self.outputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gc
 import gzip
@@ -20,6 +21,7 @@ from carpool.cache import similar
 from carpool.cache.answer_store import AnswerStore
 from carpool.config.server import ServerSettings
 from carpool.errors import ModelError, Refused, Unavailable
+from carpool.frontend import cached_call
 from carpool.frontend.access.access import Access
 from carpool.frontend.cached_call import Lookup
 from carpool.types import Datatype, TensorSpec
@@ -414,7 +416,10 @@ def noisy(seed: int, figure: bool = False, quality: int = 80) -> bytes:
 
 
 @pytest.mark.parametrize("path", ["/detect", "/models/chip/predict"])
-def test_the_same_scene(front: FrontEnd, path: str) -> None:
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_the_same_scene(front: FrontEnd, path: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked at in a thread, or at once."""
+    monkeypatch.setattr(cached_call, "_LOOKED_AT_ONCE", most)
     source = b"X-Carpool-Source: door\r\n"
     with front.connect() as client:
         first = client.post(path, noisy(1), source)
@@ -546,3 +551,29 @@ def test_nothing_of_a_request_is_left_for_the_collector(front: FrontEnd) -> None
             until(lambda: front.run(lambda: not [one for one in gc.get_objects() if type(one) is Lookup]))
     finally:
         gc.enable()
+
+
+def test_who_names_no_source_has_no_scene(tmp_path: Path) -> None:
+    """A key's holder alone is none: it may have many cameras."""
+    access = Access(ServerSettings(api_key_file=api_keys(tmp_path)), loopback=True)
+    with front_end(detector(cache=SIMILAR), guard=access.guard) as front, front.connect() as client:
+        still = [noisy(seed) for seed in range(3)]
+        alice = b"Authorization: Bearer %b\r\n" % ALICE.encode()
+        answers = [client.post("/detect", data, alice) for data in still]
+        assert [word(answer) for answer in answers] == ["miss"] * 3
+        named = alice + b"X-Carpool-Source: gate\r\n"
+        answers = [client.post("/detect", data, named) for data in still]
+        assert [word(answer) for answer in answers] == ["miss", "hit", "hit"]
+
+
+def test_what_was_sent_is_not_held_by_what_is_known_of_it(front: FrontEnd) -> None:
+    """Pictures in JSON are part of their head."""
+    with front.connect() as client:
+        for number in range(5):
+            data = base64.b64encode(picture((number, 0, 0))).decode()
+            given = {"name": "image", "datatype": "BYTES", "shape": [1, 1], "data": [data]}
+            answer = client.post("/v2/models/namer/infer", orjson.dumps({"inputs": [given]}))
+            assert word(answer) == "miss"
+        caches = front.app._service.caches
+        model = caches.of(front.door.catalog.newest["namer"])
+        assert not model._described

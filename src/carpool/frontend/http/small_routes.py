@@ -169,12 +169,21 @@ def change_drift(service: Service, exchange: Exchange, variables: Variables) -> 
 def cache_status(service: Service, exchange: Exchange, variables: Variables) -> None:
     """What all front ends keep of a model's answers, and what became of the requests for it."""
     entry = service.look_up(variables["model"], variables.get("version", ""))
-    answer_document(exchange, documents.cache_status(entry, service.table))
+    is_shared = service.caches.shared is not None
+    answer_document(exchange, documents.cache_status(entry, service.table, is_shared=is_shared))
 
 
 def clear_cache(service: Service, exchange: Exchange, variables: Variables) -> None:
+    """`shared` says whether what servers share is cleared too: false when Redis does not answer now, null
+    where nothing is shared."""
     entry = service.look_up(variables["model"])
-    service.answer_later(exchange, service.door.ask("clear-cache", {"name": entry.name}))
+
+    async def clear() -> dict[str, Any]:
+        reached = await service.caches.clear_shared(entry.name)  # before the front ends look there again
+        await service.door.ask("clear-cache", {"name": entry.name})
+        return {"shared": reached}
+
+    service.answer_later(exchange, clear())
 
 
 def repository_index(service: Service, exchange: Exchange, _variables: Variables) -> Collect:
