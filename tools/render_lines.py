@@ -24,29 +24,30 @@ Pixels = NDArray[np.uint8]
 FONT_FOLDERS = (Path("/usr/share/fonts"), Path("/usr/local/share/fonts"))
 _NOT_FOR_TEXT = ("math", "symbol", "emoji", "extralight", "dingbat")
 _SIZES = (22, 26, 30, 36)
-WORDS = tuple(
-    "about above across after again against almost along always among animal answer area around arrive away "
-    "back balance basket because before begin behind better between beyond board bottle bridge bring brother "
-    "build butter camera carry castle centre change chapter circle city clear clock close cloud coffee colour "
-    "common company copper corner cotton country course cover credit cross danger daughter decide deep degree "
-    "detail device different dinner direct distance doctor double dream drive early earth east edge effect "
-    "eight either electric engine enough entry equal evening every example except explain family farmer fashion "
-    "father figure final finger first flower follow forest forward fresh friend front garden general gentle "
-    "given glass ground group grow guard half hammer happen harbour heart heavy height history holiday hotel "
-    "hundred idea imagine inside instead invoice island join journey judge jump kettle kitchen knife known "
-    "ladder language large later laugh leather length letter level library light listen little local long "
-    "machine market matter measure member method middle minute mirror moment money month morning mother "
-    "mountain music narrow nature nearly number object ocean offer office often open orange order other paper "
-    "parcel parent particular people perhaps person picture pilot place plain planet plenty pocket point "
-    "possible power present price private problem product profit public purple quarter question quick quiet "
-    "railway reach ready reason record region remember repeat report result return river round salt sample "
-    "school science season second secret serial service seven shadow sheet shoulder signal silver simple single "
-    "sister sleep small smooth soldier south space special spring square station steel still stone store story "
-    "straight street strong sudden sugar summer supply surface system table taste teacher thank their thing "
-    "third thousand through ticket together tomorrow total touch toward travel treaty under until usual valley "
-    "value various village visit voice volume walk warm watch water weather weight western window winter wonder "
-    "wooden world yellow young zero".split()
-)
+_WORDS = """
+about above across after again against almost along always among animal answer area around arrive away
+back balance basket because before begin behind better between beyond board bottle bridge bring brother
+build butter camera carry castle centre change chapter circle city clear clock close cloud coffee colour
+common company copper corner cotton country course cover credit cross danger daughter decide deep degree
+detail device different dinner direct distance doctor double dream drive early earth east edge effect
+eight either electric engine enough entry equal evening every example except explain family farmer
+fashion father figure final finger first flower follow forest forward fresh friend front garden general
+gentle given glass ground group grow guard half hammer happen harbour heart heavy height history holiday
+hotel hundred idea imagine inside instead invoice island join journey judge jump kettle kitchen knife
+known ladder language large later laugh leather length letter level library light listen little local
+long machine market matter measure member method middle minute mirror moment money month morning mother
+mountain music narrow nature nearly number object ocean offer office often open orange order other paper
+parcel parent particular people perhaps person picture pilot place plain planet plenty pocket point
+possible power present price private problem product profit public purple quarter question quick quiet
+railway reach ready reason record region remember repeat report result return river round salt sample
+school science season second secret serial service seven shadow sheet shoulder signal silver simple
+single sister sleep small smooth soldier south space special spring square station steel still stone
+store story straight street strong sudden sugar summer supply surface system table taste teacher thank
+their thing third thousand through ticket together tomorrow total touch toward travel treaty under until
+usual valley value various village visit voice volume walk warm watch water weather weight western
+window winter wonder wooden world yellow young zero
+"""
+WORDS = tuple(_WORDS.split())
 
 
 class Line(NamedTuple):
