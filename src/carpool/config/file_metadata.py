@@ -22,7 +22,8 @@ _LONGEST_PAIR = 1 << 20
 _LONGEST_JSON = 4 << 20
 _METADATA_PROPS = 14  # of ModelProto; of a pair, the key is field 1 and the value field 2
 _VARINT, _EIGHT, _LENGTH, _FOUR = 0, 1, 2, 5  # protobuf's wire types
-_SETTINGS = ("config.json", "preprocessor_config.json")
+_SETTINGS = ("config.json", "preprocessor_config.json", "meta.json")
+_SAYS_NOTHING = ("model", "inference")  # of a file's name: then its folder's counts, which may be a version's
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class FileMetadata:
     entries: Mapping[str, str] = field(default_factory=dict)  # in the model's file
     config: Mapping[str, Any] = field(default_factory=dict)  # config.json beside it
     preprocessor: Mapping[str, Any] = field(default_factory=dict)  # preprocessor_config.json
+    meta: Mapping[str, Any] = field(default_factory=dict)  # meta.json: alphabets of readers
+    name: str = ""  # of the file, or of the model's folder
 
 
 def read_metadata(file: Path | None) -> FileMetadata:
@@ -40,8 +43,15 @@ def read_metadata(file: Path | None) -> FileMetadata:
         entries = _onnx(file) if file.suffix == ".onnx" else _extra_files(file)
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError):
         entries = {}
-    config, preprocessor = (_json(file.parent / name) for name in _SETTINGS)
-    return FileMetadata(entries, config, preprocessor)
+    config, preprocessor, meta = (_json(file.parent / name) for name in _SETTINGS)
+    return FileMetadata(entries, config, preprocessor, meta, _name(file))
+
+
+def _name(file: Path) -> str:
+    if file.stem not in _SAYS_NOTHING:
+        return file.stem
+    folder = file.absolute().parent
+    return folder.parent.name if folder.name.isdigit() else folder.name
 
 
 def _onnx(file: Path) -> dict[str, str]:

@@ -43,6 +43,8 @@ class Task(enum.StrEnum):
     OBB = "obb"
     DEPTH = "depth"
     EMBED = "embed"
+    TEXT_REGIONS = "text_regions"
+    READ = "read"
     RAW = "raw"
 
 
@@ -107,7 +109,7 @@ VersionPolicy = LatestVersions | AllVersions | SpecificVersions
 
 
 def _key(default: Any, *choices: str, **said: Any) -> Any:
-    """`within`: the least, which `above` leaves out itself, and the most; `resize`: the only way to resize
+    """`within`: the least, which `above` leaves out itself, and the most; `resize`: the only ways to resize
     that it goes with; `pattern` and `form`: of a text, and how a message names that."""
     return field(default=default, metadata={"choices": choices, **said})
 
@@ -116,6 +118,7 @@ INFINITY = float("inf")
 LAYOUTS = ("nchw", "nhwc")
 MAX_SIDE = 16384
 MAX_DETECTIONS = 1000
+MAX_REGIONS = 1000
 MAX_CLASSES = 1 << 15
 MAX_KEYPOINTS = 1024
 _WHERE = ("auto", "cpu", "device")
@@ -133,7 +136,7 @@ class ImageSettings:
     size: tuple[int, int] | None = _key(
         None, within=(1, MAX_SIDE)
     )  # height, width; None: as the model's input
-    resize: str = _key("letterbox", "letterbox", "stretch", "crop")
+    resize: str = _key("letterbox", "letterbox", "line", "stretch", "crop")
     mean: tuple[float, ...] = _key((0.0,), within=(-INFINITY, INFINITY))
     std: tuple[float, ...] = _key((1.0,), within=(0, INFINITY), above=True)
     # None: 1, or 1/255 for a float input when mean and std are left alone too
@@ -141,9 +144,9 @@ class ImageSettings:
     channels: str = _key("rgb", "rgb", "bgr")
     layout: str | None = _key(None, *LAYOUTS)
     kernel: str = _key("auto", "auto", "area", "bilinear", "bicubic")
-    pad: int = _key(114, within=(0, 255), resize="letterbox")  # grey level around a letterboxed picture
-    anchor: str = _key("center", "center", "top_left", resize="letterbox")  # where such a picture lies
-    crop: float = _key(1.0, within=(0, 1), above=True, resize="crop")  # share of the shorter side to keep
+    pad: int = _key(114, within=(0, 255), resize=("letterbox", "line"))  # grey level of what a picture leaves
+    anchor: str = _key("center", "center", "top_left", resize=("letterbox",))  # where such a picture lies
+    crop: float = _key(1.0, within=(0, 1), above=True, resize=("crop",))  # share of the shorter side to keep
     decode: str = _key("auto", *_WHERE)  # where pictures are decoded: auto is the device, on a GPU
 
 
@@ -217,6 +220,28 @@ class DepthSettings:
 @dataclass(frozen=True, slots=True)
 class EmbedSettings:
     normalize: bool = True  # to length 1
+
+
+@dataclass(frozen=True, slots=True)
+class TextRegionsSettings:
+    """How maps of text become quadrilaterals. Format "db": one map of probabilities, whose regions are
+    smaller than the text. Format "lines": the middle of each line, and how far its top and its bottom are."""
+
+    format: str | None = _key(None, "db", "lines")
+    threshold: float = _key(0.3, within=(0, 1))  # of a pixel
+    score: float = _key(0.5, within=(0, 1))  # of a region: the mean of its pixels
+    unclip: float = _key(1.6, within=(0, 10))  # db: grows by so much of area ÷ circumference on all sides
+    margin: float = _key(0.0, within=(0, 1))  # lines: grows by so much of its height on all sides
+    max_regions: int = _key(300, within=(1, MAX_REGIONS))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How a row of character values becomes text (CTC)."""
+
+    alphabet: str | None = _key(None)  # the characters in order; None: the labels, or what the file says
+    blank: str = _key("first", "first", "last")  # where the class stands that is no character
+    activation: str | None = _key(None, "softmax", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +338,8 @@ class ModelConfig:
     obb: ObbSettings | None = None
     depth: DepthSettings | None = None
     embed: EmbedSettings | None = None
+    text_regions: TextRegionsSettings | None = None
+    read: ReadSettings | None = None
     fake: FakeSettings | None = None
     drift: DriftSettings | None = None  # None: nothing of the traffic is looked at
     registry: RegistrySettings | None = None

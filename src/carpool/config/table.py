@@ -19,6 +19,8 @@ SECTIONS: Mapping[str, type[Any]] = {
     "obb": model.ObbSettings,
     "depth": model.DepthSettings,
     "embed": model.EmbedSettings,
+    "text_regions": model.TextRegionsSettings,
+    "read": model.ReadSettings,
     "fake": model.FakeSettings,
     "onnxruntime": model.OnnxruntimeSettings,
     "pytorch": model.PytorchSettings,
@@ -34,8 +36,8 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "": (
             "name backend file task slo_ms slo_may_grow max_batch instances versions labels "
             "execution_timeout_ms response_cache device_weight batching image detect classify segment "
-            "pose obb depth embed fake onnxruntime pytorch cache drift registry rollout parameters "
-            "input output"
+            "pose obb depth embed text_regions read fake onnxruntime pytorch cache drift registry rollout "
+            "parameters input output"
         ),
         "instances": "count kind gpus",
         "versions": "latest",

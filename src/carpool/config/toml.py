@@ -279,8 +279,9 @@ def _section(table: Table) -> Any:
     for key in fields(SECTIONS[table.section]):
         said = key.metadata
         resize = table.data.get("resize", ImageSettings().resize)
-        if table.has(key.name) and resize != said.get("resize", resize):
-            raise table.error(key.name, f'goes with resize = "{said["resize"]}", not with "{resize}"')
+        if table.has(key.name) and resize not in said.get("resize", [resize]):
+            ways = " or ".join(f'"{way}"' for way in said["resize"])
+            raise table.error(key.name, f'goes with resize = {ways}, not with "{resize}"')
         kind = str(key.type).removesuffix(" | None")
         read = _OWN_WAYS.get(f"{table.section}.{key.name}") or _BY_TYPE[kind]
         values[key.name] = read(table, key.name, said)

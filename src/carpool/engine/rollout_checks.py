@@ -29,7 +29,7 @@ from carpool.rollout.rollout_guards import Guard
 from carpool.rollout.rollout_states import Rollout
 from carpool.types import TensorSpec
 
-_SCALES_WITH_THE_PICTURE = ("detect", "segment", "pose", "obb", "depth")
+_SCALES_WITH_THE_PICTURE = ("detect", "segment", "pose", "obb", "depth", "text_regions")
 
 
 def pinned(

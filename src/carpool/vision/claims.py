@@ -1,12 +1,14 @@
 """What a model's own metadata claims: its task, classes, size and pixel values.
 
-Three writers are understood: Ultralytics (in the file), transformers and timm (JSON beside it). Their texts
-are read as literals within bounds, never evaluated. A claim is believed only where the outputs fit it.
+Four writers are understood: Ultralytics and PP-OCR (in the file), transformers and timm (JSON beside it).
+Their texts are read as literals within bounds, never evaluated. A claim is believed only where the outputs
+fit it.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +28,9 @@ _ARCHITECTURES = {  # how names of transformers' classes end
     "VisionModelWithProjection": "embed",
 }
 _SOFTMAX_DETECTORS = ("Detr", "Yolos", "TableTransformer")  # with a last class for nothing; others: sigmoids
+_FINDS_TEXT = re.compile(r"(?i).{0,60}(?:pp-?ocr|text)[a-z0-9._-]{0,20}[_-]det(?:[_-].{0,60})?")
+_PPOCR: Mapping[str, Any] = {"channels": "bgr", "scale": 1 / 255, "mean": (0.5,), "std": (0.5,)}
+_PPOCR_LINE, _PPOCR_PAGE = (48, 640), (960, 960)
 _KERNELS = {2: "bilinear", 3: "bicubic", "bilinear": "bilinear", "bicubic": "bicubic"}
 
 
@@ -52,6 +57,10 @@ def read_claims(metadata: FileMetadata) -> Claims:
     entries, config = metadata.entries, metadata.config
     if "names" in entries or ("task" in entries and "stride" in entries):
         return _ultralytics(entries)
+    if "character" in entries or isinstance(metadata.meta.get("charset"), list):
+        return _reader(entries, metadata.meta)
+    if _FINDS_TEXT.fullmatch(metadata.name):
+        return _text_finder(metadata.name)
     if isinstance(config.get("architectures"), list):
         return _transformers(config, metadata.preprocessor)
     if isinstance(config.get("architecture"), str):
@@ -230,4 +239,36 @@ def _timm(config: Mapping[str, Any]) -> Claims:
         image=image,
         activation="softmax",
         lines=(f"config.json of timm: {architecture}, {classes} classes; {words}",),
+    )
+
+
+# ---- PP-OCR: the alphabet of a reader stands in its file; a finder has nothing but its name
+
+
+def _reader(entries: Mapping[str, str], meta: Mapping[str, Any]) -> Claims:
+    """A line for each character, or a list of them in a file beside it."""
+    listed = entries["character"].split("\n") if "character" in entries else meta["charset"]
+    if listed and listed[-1] == "":  # the last line ends, too
+        listed = listed[:-1]
+    if len(listed) > MAX_CLASSES:
+        return NO_CLAIMS
+    where = '"character" in the file' if "character" in entries else "meta.json"
+    ours = "character" in entries
+    return Claims(
+        source="PP-OCR" if ours else "meta.json",
+        task="read",
+        labels=tuple(str(one)[:_LONGEST_LABEL].rstrip("\r") for one in listed),
+        size=_PPOCR_LINE if ours else None,
+        image={"resize": "line", "pad": 128, **_PPOCR} if ours else {"resize": "line"},
+        lines=(f"an alphabet of {len(listed)} characters: {where}",),
+    )
+
+
+def _text_finder(name: str) -> Claims:
+    return Claims(
+        source="PP-OCR",
+        task="text_regions",
+        size=_PPOCR_PAGE,
+        image={"anchor": "top_left", **_PPOCR},
+        lines=(f"its name {name[:60]} says that it finds text",),
     )

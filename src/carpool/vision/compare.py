@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ _MAP_AREA = 0.01  # of the picture: smaller regions of a map of classes come and
 _DEPTH = 0.1  # of all distances, and of all pixels
 _NEAR, _FAR = 1e-3, 1e-2  # raw numbers: so much apart, and so much of the larger one
 _LEAST = 1e-6  # whatever differs does so by something
+_LONGEST_TEXT = 1000  # characters that are looked at for how alike two texts are
 _MOST_NAMED = 3  # things in a sentence
 
 
@@ -257,6 +259,27 @@ def _compare_rotated(a: Answer, b: Answer, limits: CompareSettings) -> Differenc
     return _partners(one, other, close, limits.iou, limits)
 
 
+def _compare_regions(a: Answer, b: Answer, limits: CompareSettings) -> Difference:
+    """Quadrilaterals around text, which are all of one class."""
+    one, other = ({"detections": _as_boxes(answer["regions"])} for answer in (a, b))
+    return _compare_rotated(one, other, limits)
+
+
+def _as_boxes(regions: Sequence[Answer]) -> list[dict[str, Any]]:
+    return [{**one, "label": "text", "class_id": 0, "corners": one["polygon"]} for one in regions]
+
+
+def _compare_texts(a: Answer, b: Answer, limits: CompareSettings) -> Difference:  # noqa: ARG001
+    """Of one line, or of all lines of a page: what is read must be the same, however it is spaced."""
+    one, other = (" ".join(str(answer["text"]).split()) for answer in (a, b))
+    if "".join(one.split()) == "".join(other.split()):
+        return Difference(False, 0.0, "the same text", {"alike": 1.0})
+    alike = SequenceMatcher(None, one[:_LONGEST_TEXT], other[:_LONGEST_TEXT], autojunk=False).ratio()
+    said = [f'"{text[:40]}"' for text in (one, other)]
+    why = f"{said[0]} here, {said[1]} there"
+    return Difference(True, max(1.0 - alike, _LEAST), why, {"alike": alike})
+
+
 def _may_be_partners(one: _Things, other: _Things, limits: CompareSettings) -> Array:
     """Of one class, and nearly sure both."""
     numbers = {key: number for number, key in enumerate({*one.classes, *other.classes})}
@@ -426,5 +449,7 @@ _RULES: Mapping[str, Callable[[Answer, Answer, CompareSettings], Difference]] = 
     "obb": _compare_rotated,
     "depth": _compare_depths,
     "embed": _compare_embeddings,
+    "text_regions": _compare_regions,
+    "read": _compare_texts,
     "raw": _compare_raw,
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import cv2
 import numpy as np
@@ -208,6 +209,7 @@ _TINT, _LIGHT_TINT = 0.45, 0.15  # how much of a mask is colour; one alone needs
 _SHADE = 0.45  # how bright the rest stays
 _FASTEST_PNG = 1
 _MOST_ROWS = 10
+_MOST_LINES = 500
 _MOST_TAGS = 100  # more could not be read, and finding places for them takes time
 _UNSURE = 0.3  # keypoints below this are not drawn
 _PERSON = 17  # keypoints of a person in COCO, and which of them are joined:
@@ -284,6 +286,28 @@ def rotated(pixels: Array, found: Sequence[RotatedBox], size: tuple[int, int]) -
         canvas.polyline([*corners, corners[0]], colour(one["class_id"]))
     _tag(canvas, found, boxes)
     return canvas.pixels
+
+
+def text(pixels: Array, found: Sequence[Mapping[str, Any]], size: tuple[int, int]) -> Array:
+    """Regions or lines of text in their frames; beside them what they say, where that is known, each at its
+    place on a white page."""
+    canvas = Canvas(pixels)
+    for number, one in reversed(list(enumerate(found))):
+        corners = [_scaled(canvas, size, corner) for corner in one["polygon"]]
+        canvas.polyline([*corners, corners[0]], colour(number))
+    if not any("text" in one for one in found):
+        return canvas.pixels
+    page = Image.new("RGB", (canvas.width, canvas.height), PAPER)
+    pen = ImageDraw.Draw(page)
+    for number, one in list(enumerate(found))[:_MOST_LINES]:
+        left, top, right, bottom = _scaled(canvas, size, one["box"]).tolist()
+        line = _line(one["text"])
+        letters = min(max(8.0, 0.7 * (bottom - top)), float(canvas.height))
+        letters *= min(1.0, (right - left) / max(1.0, ImageFont.load_default(letters).getlength(line)))
+        font = ImageFont.load_default(max(8.0, letters))
+        pen.rectangle((left, top, left + canvas.line, bottom), fill=colour(number))
+        pen.text((left + 2 * canvas.line, (top + bottom) / 2), line, INK, font, "lm")
+    return np.concatenate((canvas.pixels, np.asarray(page)), axis=1)
 
 
 def objects(pixels: Array, found: Iterable[tuple[Mask, Array]], size: tuple[int, int]) -> Array:

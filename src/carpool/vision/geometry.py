@@ -101,8 +101,10 @@ def place(width: int, height: int, size: tuple[int, int], settings: ImageSetting
     if settings.resize == "letterbox":
         scale = min(columns / width, rows / height)
         into = (_side(width * scale, columns), _side(height * scale, rows))
+    elif settings.resize == "line":  # as high as the input, from its left; what is too long is squeezed
+        into = (_side(width * rows / height, columns), rows)
     corner = (0, 0)
-    if settings.anchor == "center":
+    if settings.resize == "letterbox" and settings.anchor == "center":
         corner = ((columns - into[0]) // 2, (rows - into[1]) // 2)
     grid = _grid((width, height), (width, height), into, settings.kernel)
     return Placement(0, 0, width, height, *corner, *into, grid)

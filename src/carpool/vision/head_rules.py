@@ -17,8 +17,10 @@ from carpool.config.model import (
     EmbedSettings,
     ObbSettings,
     PoseSettings,
+    ReadSettings,
     SegmentSettings,
     Task,
+    TextRegionsSettings,
 )
 from carpool.types import Array
 from carpool.vision.recognition import FLOATS, Facts, OutputFact, Reading
@@ -346,6 +348,37 @@ def _single_map(first: OutputFact) -> Iterator[Reading]:
     yield Reading(Task.SEGMENT, settings, (first.spec,), why, 1, certain=masks)
 
 
+def _text_maps(facts: Facts) -> Iterator[Reading]:
+    """Nothing in them tells text from anything else: somebody must say so."""
+    if Task.TEXT_REGIONS not in (facts.task, facts.claims.task):
+        return
+    for one in facts.floats(3, 2):
+        maps = 1 if len(one.shape) == 2 else one.shape[0]
+        if maps == 3 and facts.form != "db":
+            why = f"{one} are the middles of lines, and how far their edges are"
+            yield Reading(Task.TEXT_REGIONS, TextRegionsSettings("lines"), (one.spec,), why)
+            continue
+        likely = one.sample is None or _fractions(one.sample)
+        if maps in (1, DYNAMIC) and likely and facts.form != "lines":
+            why = f"{one} is one map of probabilities"
+            yield Reading(Task.TEXT_REGIONS, TextRegionsSettings("db"), (one.spec,), why)
+
+
+def _characters(facts: Facts) -> Iterator[Reading]:
+    """Steps from left to right, and a value for each character and the blank, perhaps also for the space."""
+    known = len(facts.labels)
+    if not known and not facts.insist:
+        return
+    for one in facts.floats(2):
+        steps, classes = one.shape
+        if not facts.insist and (steps <= 1 or classes - known not in (1, 2)):
+            continue
+        shares = _sum_to_one(one.sample, 1)
+        settings = ReadSettings(activation="none" if shares or one.called("softmax", "prob") else "softmax")
+        why = f"{one} has {classes} values for each step along a line, for {known} characters"
+        yield Reading(Task.READ, settings, (one.spec,), why, known or None, certain=shares)
+
+
 def _is_map(facts: Facts, one: OutputFact) -> bool:
     """In the picture's proportions, and not much smaller."""
     if DYNAMIC in (facts.height, facts.width):
@@ -411,5 +444,7 @@ _RULES: tuple[Callable[[Facts], Iterator[Reading]], ...] = (
     _chosen,
     _rtdetr,
     _maps,
+    _text_maps,
+    _characters,
     _vectors,
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
-from carpool.config.model import MAX_DETECTIONS
+from carpool.config.model import MAX_DETECTIONS, MAX_REGIONS
 from carpool.config.rules import shown
 from carpool.errors import InvalidInput
 
@@ -114,6 +114,39 @@ class Masks(Answer):
 
 class Embedding(Answer):
     embedding: Annotated[list[float], "the picture as a vector"]
+
+
+Polygon = Annotated[
+    list[list[float]],
+    "four points x, y in pixels of the picture, in turn, from where reading begins; also beyond its edges",
+]
+
+
+class TextRegion(TypedDict):
+    polygon: Polygon
+    box: Box
+    score: Score
+
+
+class TextRegions(Answer):
+    regions: Annotated[list[TextRegion], "the best first"]
+
+
+class ReadText(Answer):
+    text: Annotated[str, "the line; empty where nothing can be read"]
+    score: Annotated[float, "the mean probability of its characters, from 0 to 1"]
+
+
+class TextLine(TypedDict):
+    text: Annotated[str, "what the line says"]
+    score: Annotated[float, "the mean probability of its characters, from 0 to 1"]
+    polygon: Polygon
+    box: Box
+
+
+class Page(Answer):
+    text: Annotated[str, "all of it: rows in the order of reading, one below the other"]
+    lines: Annotated[list[TextLine], "in the order of reading"]
 
 
 class Outputs(Answer):
@@ -230,6 +263,11 @@ MOST_BOXES = Option(
     _whole(MAX_DETECTIONS),
     {"type": "integer", "minimum": 1, "maximum": MAX_DETECTIONS},
     "How many boxes to answer at most, the best ones.",
+)
+MOST_REGIONS = Option(
+    _whole(MAX_REGIONS),
+    {"type": "integer", "minimum": 1, "maximum": MAX_REGIONS},
+    "How many regions to answer at most, the best ones.",
 )
 THRESHOLD = Option(
     fraction, _FRACTION, "Lowest probability of a pixel inside a mask, instead of the model's own setting."

@@ -20,8 +20,10 @@ from carpool.config.model import (
     EmbedSettings,
     ObbSettings,
     PoseSettings,
+    ReadSettings,
     SegmentSettings,
     Task,
+    TextRegionsSettings,
 )
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.claims import NO_CLAIMS, Claims
@@ -37,6 +39,8 @@ TaskTable: TypeAlias = (
     | ObbSettings
     | DepthSettings
     | EmbedSettings
+    | TextRegionsSettings
+    | ReadSettings
 )
 
 

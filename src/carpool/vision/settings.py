@@ -161,8 +161,10 @@ def image_settings(config: ModelConfig, picture: Picture, claims: Claims) -> Ima
     image = config.image or ImageSettings()
     if image == ImageSettings(size=image.size):
         image = replace(claims.settings(), size=image.size)
-    if image.size is None and DYNAMIC in (picture.height, picture.width):
-        image = replace(image, size=claims.size)
+    if image.size is None and claims.size and DYNAMIC in (picture.height, picture.width):
+        known, claimed = (picture.height, picture.width), claims.size
+        sides = [said if side == DYNAMIC else side for side, said in zip(known, claimed, strict=True)]
+        image = replace(image, size=(sides[0], sides[1]))
     return replace(image, layout=picture.layout)
 
 

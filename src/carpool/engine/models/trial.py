@@ -31,7 +31,8 @@ log = logger("engine")
 _LARGEST_FILE = 4 << 20
 _SEED = 1
 _OPEN = {Task.DETECT: "format", Task.POSE: "format", Task.OBB: "format"}
-_OPEN |= {Task.CLASSIFY: "activation", Task.SEGMENT: "activation"}
+_OPEN |= {Task.CLASSIFY: "activation", Task.SEGMENT: "activation", Task.READ: "activation"}
+_OPEN |= {Task.TEXT_REGIONS: "format"}
 """What a declared task leaves to be told: where it is said, nothing need be tried."""
 
 

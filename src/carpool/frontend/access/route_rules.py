@@ -39,7 +39,7 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
     Rule(Kind.INFERENCE, False, "inference"): (
         *(f"POST {_MODEL}/infer", f"POST {_MODEL}/generate", f"POST {_MODEL}/generate_stream"),
         *("POST /detect", "POST /classify", "POST /segment", "POST /pose", "POST /obb", "POST /depth"),
-        *("POST /embed", "POST /models/{model}/predict"),
+        *("POST /embed", "POST /text_regions", "POST /read", "POST /models/{model}/predict"),
         *("ModelInfer", "ModelStreamInfer"),
     ),
     Rule(Kind.INFERENCE, False, "metadata"): (

@@ -19,10 +19,23 @@ from carpool.vision.tasks.detect import Detect
 from carpool.vision.tasks.obb import ObbTask
 from carpool.vision.tasks.plain_numbers import Embed, Raw
 from carpool.vision.tasks.pose import PoseTask
+from carpool.vision.tasks.read import Read
 from carpool.vision.tasks.segment import Segment
 from carpool.vision.tasks.task import VisionSettings, VisionTask
+from carpool.vision.tasks.text_regions import FindText
 
-_OWN: tuple[type[VisionTask], ...] = (Detect, Classify, Segment, PoseTask, ObbTask, Depth, Embed, Raw)
+_OWN: tuple[type[VisionTask], ...] = (
+    Detect,
+    Classify,
+    Segment,
+    PoseTask,
+    ObbTask,
+    Depth,
+    Embed,
+    FindText,
+    Read,
+    Raw,
+)
 _STANDARD = {field.name for field in fields(Options)} - {"extra"}
 
 
