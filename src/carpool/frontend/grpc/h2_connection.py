@@ -494,13 +494,12 @@ class H2Connection(asyncio.BufferedProtocol):
         if len(payload) != 4:
             raise Breach(Code.FRAME_SIZE_ERROR, "RST_STREAM has four bytes")
         self._check_opened(number)
-        rpc = self._rpcs.pop(number, None)
+        rpc = self._rpcs.get(number)
         self._early.pop(number, None)
-        if rpc is None:
-            self._spend(1)
-            return
-        self._spend(4 if rpc.incomplete else 1)
-        self._gone(rpc)
+        self._spend(4 if rpc is not None and rpc.incomplete else 1)
+        if rpc is not None:
+            del self._rpcs[number]
+            self._gone(rpc)
 
     def _on_settings(self, flags: int, number: int, payload: memoryview) -> None:
         if number:
