@@ -28,7 +28,7 @@ from carpool.types import Datatype, TensorSpec
 from frontend.access.key_files import ALICE, BOB, api_keys
 from frontend.fake_door import FakeModel
 from frontend.http.front_end import FrontEnd, front_end, image_body, image_model, infer
-from frontend.http.harness import Client, Response, chunked, until
+from frontend.http.harness import Client, Response, chunked, post, until
 from frontend.picture_models import RED, classifier, detector, device_classifier, picture
 
 EXACT: Mapping[str, Any] = {"exact": True}
@@ -435,6 +435,33 @@ def test_the_same_scene(front: FrontEnd, path: str, most: int, monkeypatch: pyte
             client.post(f"{path}?{'score=0.9' if path == '/detect' else 'top_k=1'}", noisy(7), source)
         ) == ("miss")
         assert word(client.post(path, noisy(8), source)) == "hit"
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_same_scene_while_it_is_computed(exact: bool) -> None:
+    """Others wait for that answer; what shows something else does not; who leaves or fails holds up nobody."""
+    source = b"X-Carpool-Source: door\r\n"
+    models = [detector(cache={**SIMILAR, "exact": exact})]
+    with front_end(*models) as front, connected(front, 5) as clients:
+        front.door.held = True
+        clients[0].send(post("/detect", noisy(1), source))
+        until(lambda: len(front.door.calls) == 1 and front.door.calls[0].is_ready)
+        for number, client in enumerate(clients[1:4], 2):
+            client.send(post("/detect", noisy(number), source))
+        clients[4].send(post("/detect", noisy(9, figure=True), source))
+        until(lambda: len(front.door.calls) == 2 and front.door.calls[1].is_ready)
+        clients[3].reset()
+        clients[0].reset()
+        front.run(front.door.calls[0].finish)
+        joined = [client.response() for client in clients[1:3]]
+        assert [word(answer) for answer in joined] == ["joined", "joined"]
+        front.run(lambda: front.door.calls[1].finish(ModelError("no")))
+        assert clients[4].response().status == 500
+        front.door.held = False
+        assert word(clients[1].post("/detect", noisy(7), source)) == "hit"
+        counted = results(front, "finder")
+        assert counted.pop("joined") in (2, 3), "whoever leaves may be late"
+        assert counted == {"similar": 1, "miss": 1}
 
 
 @pytest.mark.parametrize("path", ["/detect", "/models/chip/predict"])
