@@ -7,6 +7,8 @@ import contextlib
 import gc
 import gzip
 import io
+import tracemalloc
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -604,3 +606,66 @@ def test_what_was_sent_is_not_held_by_what_is_known_of_it(front: FrontEnd) -> No
         caches = front.app._service.caches
         model = caches.of(front.door.catalog.newest["namer"])
         assert not model._described
+
+
+def test_three_times_the_load_of_which_most_is_repeated(
+    front: FrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine takes 10 of 30, and 18 of them are known: those are answered, and 10 of the others."""
+    windows, capacity = 10, 10
+    door, let_in = front.door, 0
+    monkeypatch.setattr(
+        door,
+        "refuses",
+        lambda *_args, **_more: Refused("too much", reason="overload") if len(door.calls) >= let_in else None,
+    )
+    statuses: Counter[tuple[bool, int]] = Counter()
+    with front.connect() as client:
+        let_in = 2
+        thrice(client, "image", image_body())
+        number = 0
+        for _ in range(windows):
+            let_in += capacity
+            for place in range(30):
+                repeated = place % 5 < 3
+                number += 1
+                sent = image_body() if repeated else image_body(number.to_bytes(6, "big"))
+                statuses[repeated, infer(client, "image", sent).status] += 1
+    assert statuses == {(True, 200): 18 * windows, (False, 200): 10 * windows, (False, 429): 2 * windows}
+    assert len(door.calls) == 2 + capacity * windows, "no hit was offered to the engine"
+    assert len(door.turned) == 2 * windows
+
+
+@pytest.mark.conformance
+def test_hours_of_unique_inputs_take_no_memory(front: FrontEnd) -> None:
+    """As many as a camera sends in half an hour, of as many sources, once they are more than are remembered."""
+    number = 0
+
+    def some(count: int) -> None:
+        nonlocal number
+        with front.connect() as client:
+            for _ in range(count // 10):
+                sent = b""
+                for _ in range(10):
+                    number += 1
+                    body, field = image_body(number.to_bytes(6, "big"))
+                    sent += _post("image", body, field + b"X-Carpool-Source: %d\r\n" % number)
+                client.send(sent)
+                assert {word(client.response()) for _ in range(10)} == {"miss"}
+                door = front.door
+                front.run(door.calls.clear)
+        gc.collect()
+
+    some(3000)
+    tracemalloc.start()
+    try:
+        some(2000)
+        before, _ = tracemalloc.get_traced_memory()
+        some(8000)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 100_000, "what 8,000 left is less than 13 bytes each"
+    caches = front.app._service.caches
+    assert len(caches.store) == 0
+    assert not caches.twins._computed
