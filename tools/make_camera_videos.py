@@ -42,29 +42,42 @@ def main() -> int:
     parser.add_argument("--fps", type=int, default=5)
     parser.add_argument("--size", default="640x480", metavar="WIDTHxHEIGHT")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--still", action="store_true", help="nobody walks through")
     args = parser.parse_args()
     try:
         width, height = (int(side) for side in args.size.split("x"))
     except ValueError:
         parser.error("--size must be like 640x480")
-    for path in make_videos(args.folder, args.cameras, args.seconds, args.fps, (width, height), args.seed):
+    size, people = (width, height), not args.still
+    for path in make_videos(
+        args.folder, args.cameras, args.seconds, args.fps, size, args.seed, people=people
+    ):
         print(path)
     return 0
 
 
 def make_videos(
-    folder: Path, cameras: int, seconds: float, fps: int, size: tuple[int, int] = (640, 480), seed: int = 1
+    folder: Path,
+    cameras: int,
+    seconds: float,
+    fps: int,
+    size: tuple[int, int] = (640, 480),
+    seed: int = 1,
+    *,
+    people: bool = True,
 ) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for number in range(cameras):
         path = folder / f"camera-{number + 1:02}.mp4"
-        write_video(path, frames(number, round(seconds * fps), fps, size, seed), fps)
+        write_video(path, frames(number, round(seconds * fps), fps, size, seed, people=people), fps)
         made.append(path)
     return made
 
 
-def frames(number: int, count: int, fps: int, size: tuple[int, int], seed: int) -> Iterator[Pixels]:
+def frames(
+    number: int, count: int, fps: int, size: tuple[int, int], seed: int, *, people: bool = True
+) -> Iterator[Pixels]:
     """Of one camera; people come to each at another time."""
     random = np.random.default_rng((seed, number))
     background = scene(number, size, random)
@@ -76,7 +89,7 @@ def frames(number: int, count: int, fps: int, size: tuple[int, int], seed: int) 
     for index in range(count):
         pixels = background.astype(np.float32)
         at = (start + index / fps / ROUND_S) % 1.0
-        if WALKS[0] <= at < WALKS[1]:
+        if people and WALKS[0] <= at < WALKS[1]:
             share = (at - WALKS[0]) / (WALKS[1] - WALKS[0])
             paste(pixels, figure, share if heading > 0 else 1.0 - share)
         field = noise[index % len(noise)]

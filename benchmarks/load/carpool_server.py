@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,20 +68,28 @@ class CarpoolServer:
 
 @contextlib.contextmanager
 def carpool_server(
-    *paths: Path, record: bool = False, options: Sequence[str] = (), program: Path | None = None
+    *paths: Path,
+    record: bool = False,
+    options: Sequence[str] = (),
+    program: Path | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[CarpoolServer]:
     """A server with its defaults, but without gRPC, until the end of the block."""
-    with starting(*paths, record=record, options=options, program=program) as server:
+    with starting(*paths, record=record, options=options, program=program, settings=settings) as server:
         wait_ready(server)
         yield server
 
 
 @contextlib.contextmanager
 def starting(
-    *paths: Path, record: bool = False, options: Sequence[str] = (), program: Path | None = None
+    *paths: Path,
+    record: bool = False,
+    options: Sequence[str] = (),
+    program: Path | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[CarpoolServer]:
     """As `carpool_server`, but perhaps not ready yet: several can start at the same time. `program` is the
-    `carpool` to start, that of this environment if there is none."""
+    `carpool` to start, that of this environment if there is none; `settings` are variables for it."""
     with tempfile.TemporaryDirectory(prefix="carpool-bench-") as name:
         folder = Path(name)
         arrivals = folder / "arrivals.jsonl" if record else None
@@ -93,7 +101,11 @@ def starting(
         log = folder / "log.txt"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                command, env=_environment(folder), stdin=subprocess.DEVNULL, stdout=file, stderr=file
+                command,
+                env=_environment(folder) | dict(settings or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
             )
         try:
             yield CarpoolServer(f"http://127.0.0.1:{port}", process, arrivals, log)

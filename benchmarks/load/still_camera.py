@@ -41,7 +41,7 @@ def figure(height: int) -> Pixels:
     return cv2.resize(person, (width, height), interpolation=cv2.INTER_AREA).astype(np.uint8)
 
 
-def frame(kind: str, seed: int, height: int = 0, left: int = 0) -> bytes:
+def frame(kind: str, seed: int, height: int = 0, left: int = 0, light: float = 1.0) -> bytes:
     """As a JPEG; with a figure of this height, at the bottom, whose left edge is there."""
     pixels = scene(kind).copy()
     if height:
@@ -50,7 +50,7 @@ def frame(kind: str, seed: int, height: int = 0, left: int = 0) -> bytes:
         if begin < end:
             pixels[HEIGHT - height :, begin:end] = person[:, begin - left : end - left]
     noise = np.random.default_rng(seed).normal(0.0, NOISE, pixels.shape)
-    noisy = np.clip(pixels + noise, 0, 255).astype(np.uint8)
+    noisy = np.clip(pixels * light + noise, 0, 255).astype(np.uint8)
     return bytes(cv2.imencode(".jpg", noisy, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1])
 
 

@@ -33,7 +33,9 @@ class Server:
         return ends
 
 
-def watch(cameras: int, server: Server, seconds: float, seed: int) -> tuple[Counter[int], Counter[str], Turns]:
+def watch(
+    cameras: int, server: Server, seconds: float, seed: int
+) -> tuple[Counter[int], Counter[str], Turns]:
     """Answers by camera, what became of all that was sent, and the turns."""
     turns, chance = Turns(cameras * AT_ONCE), Random(seed)
     answers: Counter[int] = Counter(dict.fromkeys(range(cameras), 0))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from random import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -69,9 +69,10 @@ class Likeness(NamedTuple):
 
 @dataclass(slots=True)
 class Source:
-    """What was computed for one source lately, for one way of asking."""
+    """What was computed for one source lately, for one way of asking; and what is, by whose work it is."""
 
     frames: deque[Frame] = field(default_factory=deque)
+    computing: dict[Any, Seen] = field(default_factory=dict)
     in_vain: int = 0
     every: int = 1  # 1: each frame is looked at
     left_out: int = 0
@@ -147,6 +148,13 @@ class SimilarFrames:
         if compared:
             source.looked(found=best is not None)
         return best
+
+    def look_at_computing(self, source: Source, seen: Seen, settings: CacheSettings) -> Any | None:
+        """What shows the same and will be there soon: to compute it twice would be for nothing."""
+        for work, other in reversed(source.computing.items()):
+            if _change(other, seen, settings) <= _allowed(settings):
+                return work
+        return None
 
     def keep(self, source: Source, frame: Frame) -> None:
         """A picture of it was computed."""

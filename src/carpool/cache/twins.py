@@ -36,6 +36,10 @@ class Computed(Generic[Caller]):
                 return False
         return True
 
+    @property
+    def has_room(self) -> bool:
+        return len(self.joined) < MOST_JOINED - 1
+
     def forget_bytes(self) -> None:
         """Their memory is used for something else from here on: nobody can join any more."""
         self._pieces = None
@@ -50,7 +54,7 @@ class Twins(Generic[Caller]):
     def find(self, digest: bytes, said: bytes, pieces: Sequence[Buffer]) -> Computed[Caller] | None:
         """One that can be joined."""
         found = self._computed.get(digest)
-        if found is None or len(found.joined) >= MOST_JOINED - 1 or not found.is_same(said, pieces):
+        if found is None or not found.has_room or not found.is_same(said, pieces):
             return None
         return found
 

@@ -2,7 +2,7 @@
 
     known? ──► answered
       │ no: is it being computed? ──► waits for that answer
-      │ no: a picture of this source that shows the same? ──► answered
+      │ no: a picture of this source that shows the same? ──► answered, or waits for that one's answer
       │ no: do other servers know it? ──► answered, if they say so in time
       └ no: it goes its way, and its answer is kept
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool.cache.answer_store import Entry, Kept
 from carpool.cache.cache_key import FORMAT
-from carpool.cache.similar import Frame, Seen, Source, seen_of
+from carpool.cache.similar import MOST_FRAMES, Frame, Seen, Source, seen_of
 from carpool.cache.twins import Computed
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput
@@ -168,11 +168,14 @@ class Lookup:
         found = self._caches.twins.find(self._fast, self._said, self._asked.pieces)
         if found is None:
             return False
+        self._follow(found)
+        return True
+
+    def _follow(self, found: Computed[Lookup]) -> None:
         found.joined[self] = None
         self.follows = found
         if self._until < INFINITY:
             self._timer = _later(self._until - monotonic(), self._too_late)
-        return True
 
     def _too_late(self) -> None:
         self._timer = None
@@ -234,7 +237,25 @@ class Lookup:
                 self._answer(found.frame.kept, told)
                 audit()
                 return True
+            if self._join_scene(source, seen):
+                return True
         return self._ask_others()
+
+    def _join_scene(self, source: Source, seen: Seen) -> bool:
+        """Another computes what shows the same now; else this one does, and others may wait for it."""
+        mine = self.computed
+        if mine is None or not mine.joined:
+            found = self._caches.similar.look_at_computing(source, seen, self._model.settings)
+            if found is not None and found.has_room:
+                self._end()
+                self._follow(found)
+                return True
+        if mine is None:
+            self.computed = mine = Computed(self, b"", ())
+            mine.forget_bytes()
+        if len(source.computing) < MOST_FRAMES:
+            source.computing[mine] = seen
+        return False
 
     def _audit(self, kept: Kept, source: Source | None, change: float, now: float) -> Callable[[], None]:
         """To be begun when the answer is away, which may give back the memory of the picture."""
@@ -383,6 +404,8 @@ class Lookup:
         if computed is None:
             return []
         self._caches.twins.end(self._fast, computed)
+        if self._source is not None:
+            self._source.computing.pop(computed, None)
         return list(computed.joined)
 
     def _stop_following(self) -> None:

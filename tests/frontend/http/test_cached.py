@@ -7,6 +7,8 @@ import contextlib
 import gc
 import gzip
 import io
+import tracemalloc
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +30,7 @@ from carpool.types import Datatype, TensorSpec
 from frontend.access.key_files import ALICE, BOB, api_keys
 from frontend.fake_door import FakeModel
 from frontend.http.front_end import FrontEnd, front_end, image_body, image_model, infer
-from frontend.http.harness import Client, Response, chunked, until
+from frontend.http.harness import Client, Response, chunked, post, until
 from frontend.picture_models import RED, classifier, detector, device_classifier, picture
 
 EXACT: Mapping[str, Any] = {"exact": True}
@@ -437,6 +439,33 @@ def test_the_same_scene(front: FrontEnd, path: str, most: int, monkeypatch: pyte
         assert word(client.post(path, noisy(8), source)) == "hit"
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_same_scene_while_it_is_computed(exact: bool) -> None:
+    """Others wait for that answer; what shows something else does not; who leaves or fails holds up nobody."""
+    source = b"X-Carpool-Source: door\r\n"
+    models = [detector(cache={**SIMILAR, "exact": exact})]
+    with front_end(*models) as front, connected(front, 5) as clients:
+        front.door.held = True
+        clients[0].send(post("/detect", noisy(1), source))
+        until(lambda: len(front.door.calls) == 1 and front.door.calls[0].is_ready)
+        for number, client in enumerate(clients[1:4], 2):
+            client.send(post("/detect", noisy(number), source))
+        clients[4].send(post("/detect", noisy(9, figure=True), source))
+        until(lambda: len(front.door.calls) == 2 and front.door.calls[1].is_ready)
+        clients[3].reset()
+        clients[0].reset()
+        front.run(front.door.calls[0].finish)
+        joined = [client.response() for client in clients[1:3]]
+        assert [word(answer) for answer in joined] == ["joined", "joined"]
+        front.run(lambda: front.door.calls[1].finish(ModelError("no")))
+        assert clients[4].response().status == 500
+        front.door.held = False
+        assert word(clients[1].post("/detect", noisy(7), source)) == "hit"
+        counted = results(front, "finder")
+        assert counted.pop("joined") in (2, 3), "whoever leaves may be late"
+        assert counted == {"similar": 1, "miss": 1}
+
+
 @pytest.mark.parametrize("path", ["/detect", "/models/chip/predict"])
 def test_the_audit_computes_what_was_answered(path: str) -> None:
     """Nothing differs: the models answer with the mean colour, which the noise does not move."""
@@ -577,3 +606,66 @@ def test_what_was_sent_is_not_held_by_what_is_known_of_it(front: FrontEnd) -> No
         caches = front.app._service.caches
         model = caches.of(front.door.catalog.newest["namer"])
         assert not model._described
+
+
+def test_three_times_the_load_of_which_most_is_repeated(
+    front: FrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine takes 10 of 30, and 18 of them are known: those are answered, and 10 of the others."""
+    windows, capacity = 10, 10
+    door, let_in = front.door, 0
+    monkeypatch.setattr(
+        door,
+        "refuses",
+        lambda *_args, **_more: Refused("too much", reason="overload") if len(door.calls) >= let_in else None,
+    )
+    statuses: Counter[tuple[bool, int]] = Counter()
+    with front.connect() as client:
+        let_in = 2
+        thrice(client, "image", image_body())
+        number = 0
+        for _ in range(windows):
+            let_in += capacity
+            for place in range(30):
+                repeated = place % 5 < 3
+                number += 1
+                sent = image_body() if repeated else image_body(number.to_bytes(6, "big"))
+                statuses[repeated, infer(client, "image", sent).status] += 1
+    assert statuses == {(True, 200): 18 * windows, (False, 200): 10 * windows, (False, 429): 2 * windows}
+    assert len(door.calls) == 2 + capacity * windows, "no hit was offered to the engine"
+    assert len(door.turned) == 2 * windows
+
+
+@pytest.mark.conformance
+def test_hours_of_unique_inputs_take_no_memory(front: FrontEnd) -> None:
+    """As many as a camera sends in half an hour, of as many sources, once they are more than are remembered."""
+    number = 0
+
+    def some(count: int) -> None:
+        nonlocal number
+        with front.connect() as client:
+            for _ in range(count // 10):
+                sent = b""
+                for _ in range(10):
+                    number += 1
+                    body, field = image_body(number.to_bytes(6, "big"))
+                    sent += _post("image", body, field + b"X-Carpool-Source: %d\r\n" % number)
+                client.send(sent)
+                assert {word(client.response()) for _ in range(10)} == {"miss"}
+                door = front.door
+                front.run(door.calls.clear)
+        gc.collect()
+
+    some(3000)
+    tracemalloc.start()
+    try:
+        some(2000)
+        before, _ = tracemalloc.get_traced_memory()
+        some(8000)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 100_000, "what 8,000 left is less than 13 bytes each"
+    caches = front.app._service.caches
+    assert len(caches.store) == 0
+    assert not caches.twins._computed
