@@ -272,7 +272,10 @@ class ClientCall:
         self._offered_at = monotonic()
         if self.entry.signature.told:
             head = self._named(head)
-        self._call = self.service.door.infer(
+        infer, pictures = self.service.door.infer, self._pictures
+        if pictures is not None and pictures.through is not None:
+            infer = partial(pictures.through.infer, pictures)
+        self._call = infer(
             self.entry,
             head,
             slot,
