@@ -18,7 +18,7 @@ from carpool.types import Array
 from carpool.vision.decode import Decoded
 from carpool.vision.picture_answers import DEFAULT, Options
 from carpool.vision.picture_plan import PicturePlan
-from carpool.vision.rectify import bucket, rectify
+from carpool.vision.rectify import rectify
 from carpool.vision.settings import describe
 from carpool.vision.text_lines import as_lines
 from carpool.vision.transforms import Transform
@@ -89,6 +89,11 @@ def read_page(
     lines = [rectify(pixels, region["polygon"], height, widths[-1]) for region in regions]
     read = [reader.ask(line, (height, bucket(line.shape[1], widths))) for line in lines]
     return as_lines(regions, read)
+
+
+def bucket(width: int, widths: Sequence[int]) -> int:
+    """The smallest that holds it; else the largest."""
+    return next((one for one in widths if width <= one), widths[-1])
 
 
 def unspaced(text: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.types import Array
-from carpool.vision.rectify import bucket, rectify
+from carpool.vision.rectify import rectify
 from carpool.vision.text_lines import as_lines, reading_order
 
 Box = tuple[float, float, float, float]
@@ -136,7 +136,3 @@ def test_any_quadrilateral_is_a_picture(quad: list[list[float]]) -> None:
         assert cut.shape[0] == 48
         assert 1 <= cut.shape[1] <= longest
         assert cut.dtype == np.uint8
-
-
-def test_buckets() -> None:
-    assert [bucket(width, (160, 320)) for width in (1, 160, 161, 320, 999)] == [160, 160, 320, 320, 320]

@@ -34,11 +34,6 @@ def rectify(pixels: Array, polygon: Sequence[Sequence[float]] | Array, height: i
     return resized
 
 
-def bucket(width: int, widths: Sequence[int]) -> int:
-    """The smallest that holds it, of those that the reader is asked with; else the largest."""
-    return next((one for one in widths if width <= one), widths[-1])
-
-
 def _sides(corners: Array) -> tuple[float, float]:
     along = np.linalg.norm(corners - np.roll(corners, -1, axis=0), axis=1)
     return float(max(along[0], along[2])), float(max(along[1], along[3]))

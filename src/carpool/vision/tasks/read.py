@@ -26,7 +26,7 @@ MOST_VALUES = 1 << 26  # of one line: a thousand steps, each with all of Unicode
 class Read(VisionTask):
     name = Task.READ
     route, summary = "/read", "Read the text in a picture"
-    form, title = ReadText, "What the line says"
+    form, title = ReadText, "What a line or a page says"
     example: ClassVar[Mapping[str, Any]] = {"text": "Invoice 2041", "score": 0.987104}
     options: ClassVar[Mapping[str, Option]] = {"overlay": OVERLAY}
     table = ReadSettings
