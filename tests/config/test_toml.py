@@ -284,7 +284,7 @@ def test_curves() -> None:
         ("[image]\npad = 0.5", "image.pad must be a whole number"),
         (
             '[image]\nresize = "stretch"\npad = 0',
-            'image.pad goes with resize = "letterbox", not with "stretch"',
+            'image.pad goes with resize = "letterbox" or "line", not with "stretch"',
         ),
         ('[image]\nresize = "crop"\nanchor = "center"', "image.anchor goes with"),
         ("[image]\ncrop = 0.875", 'image.crop goes with resize = "crop", not with "letterbox"'),

@@ -432,6 +432,8 @@ def test_every_task_has_its_rule(task: str) -> None:
         "embed": {"embedding": [0.0, 0.0, 1.0]},
         "raw": raw("FP32", [0.5, -1.5]),
         "segment": {"masks": []},
+        "text_regions": {"regions": []},
+        "read": {"text": "Invoice 2042"},
     }
     assert differs(task, answer, other.get(task, {"detections": []}))
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 _MOST_SHOWN = 4
 _PATIENCE_S = 60.0  # for a picture that is refused, and told to come back
-Task = StrEnum("Task", ["detect", "classify", "segment", "pose", "obb", "depth", "embed"])
+Task = StrEnum(
+    "Task", ["detect", "classify", "segment", "pose", "obb", "depth", "embed", "text_regions", "read"]
+)
 Format = StrEnum("Format", ["table", "jsonl", "csv", "coco"])
 
 
@@ -248,6 +250,10 @@ def in_words(answer: dict[str, Any]) -> str:
             things = [f"{one['label']} {one['score']:.2f}" for one in answer[key]]
             more = f" and {len(things) - _MOST_SHOWN} more" if len(things) > _MOST_SHOWN else ""
             return (", ".join(things[:_MOST_SHOWN]) or "nothing") + more
+    if "text" in answer:
+        return " / ".join(answer["text"].split("\n")) or "nothing"
+    if "regions" in answer:
+        return f"{len(answer['regions'])} regions of text"
     if "depth" in answer:
         return f"from {answer['depth']['low']:g} to {answer['depth']['high']:g}"
     if "embedding" in answer:

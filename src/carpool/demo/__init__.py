@@ -13,6 +13,11 @@ def bundled_models() -> Path:
     return _HERE / "models"
 
 
+def ocr_models() -> Path:
+    """Another repository: a finder of text, a reader of lines, and the pipeline of both."""
+    return _HERE / "ocr"
+
+
 def demo_models() -> list[Path]:
     """The folder of each model, the detector first."""
     return [bundled_models() / name for name in _MODELS]

@@ -13,6 +13,7 @@ from math import ceil, floor, hypot
 from typing import Any, NamedTuple
 
 from carpool.config import rules
+from carpool.config.model import Task
 from carpool.config.pipeline_settings import (
     BOXES,
     MOST_CROPS,
@@ -91,6 +92,13 @@ class PictureGraph:
             listed.append(ready)
             waiting.remove(ready)
         return listed
+
+    def reader(self, tasks: Sequence[str | None]) -> str | None:
+        """The step that reads every region of text in the answer, of steps with these tasks. With one, all of
+        it is for reading, and answers text and lines."""
+        base = (self.steps[self.base].name, REGIONS)
+        listed = zip(self.steps, tasks, strict=True)
+        return next((step.name for step, task in listed if task == Task.READ and step.each == base), None)
 
     def following(self, number: int) -> list[int]:
         return [other for other, after in enumerate(self.after) if after == number]
@@ -230,11 +238,6 @@ def natural_width(place: Place, height: int) -> int:
     if high >= _TURNED * wide:  # it runs downwards, and is turned
         wide, high = high, wide
     return max(1, ceil(height * wide / high))
-
-
-def is_turned(place: Place) -> bool:
-    wide, high = place.size
-    return high >= _TURNED * wide
 
 
 def moved(answer: Document, place: Place, scale: tuple[float, float]) -> Document:

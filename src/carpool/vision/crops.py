@@ -9,6 +9,7 @@ import numpy as np
 
 from carpool.types import Array
 from carpool.vision.decode import Decoded, Reduction
+from carpool.vision.rectify import rectify
 
 _FACTORS = (8, 4, 2)
 
@@ -47,20 +48,9 @@ def crop(picture: Decoded, left: int, top: int, right: int, bottom: int) -> Deco
     return Decoded(part, part.shape[1], part.shape[0])
 
 
-def rectified(
-    picture: Decoded, corners: Sequence[tuple[float, float]], size: tuple[int, int], *, turned: bool
-) -> Decoded:
-    """A quadrilateral as an upright picture of this width and height. `turned`: it runs downwards, and its
-    right side becomes the top."""
+def rectified(picture: Decoded, corners: Sequence[Sequence[float]], height: int, longest: int) -> Decoded:
+    """A quadrilateral of the whole picture's pixels as an upright picture of this height."""
     rows, columns = picture.pixels.shape[:2]
     scale = np.array([columns / picture.width, rows / picture.height], np.float32)
-    source = np.array(corners, np.float32) * scale
-    if turned:
-        source = np.roll(source, -1, axis=0)
-    width, height = size
-    target = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)
-    matrix = cv2.getPerspectiveTransform(source, target)
-    upright: Array = cv2.warpPerspective(
-        picture.pixels, matrix, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
-    )
-    return Decoded(upright, width, height)
+    upright = rectify(picture.pixels, np.array(corners, np.float32) * scale, height, longest)
+    return Decoded(upright, upright.shape[1], upright.shape[0])

@@ -132,11 +132,6 @@ class TextRegions(Answer):
     regions: Annotated[list[TextRegion], "the best first"]
 
 
-class ReadText(Answer):
-    text: Annotated[str, "the line; empty where nothing can be read"]
-    score: Annotated[float, "the mean probability of its characters, from 0 to 1"]
-
-
 class TextLine(TypedDict):
     text: Annotated[str, "what the line says"]
     score: Annotated[float, "the mean probability of its characters, from 0 to 1"]
@@ -144,9 +139,10 @@ class TextLine(TypedDict):
     box: Box
 
 
-class Page(Answer):
-    text: Annotated[str, "all of it: rows in the order of reading, one below the other"]
-    lines: Annotated[list[TextLine], "in the order of reading"]
+class ReadText(Answer):
+    text: Annotated[str, "of a line, or of a page: rows in the order of reading, one below the other"]
+    score: NotRequired[Annotated[float, "of a line: the mean probability of its characters, from 0 to 1"]]
+    lines: NotRequired[Annotated[list[TextLine], "of a page, in the order of reading"]]
 
 
 class Outputs(Answer):

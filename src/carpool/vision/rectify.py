@@ -23,7 +23,7 @@ def rectify(pixels: Array, polygon: Sequence[Sequence[float]] | Array, height: i
     corners = np.clip(corners, -limit, 2 * limit)
     wide, high = _sides(corners)
     if high >= _UPRIGHT * wide and high > 2:
-        corners, (wide, high) = np.roll(corners, 1, axis=0), (high, wide)
+        corners, (wide, high) = np.roll(corners, -1, axis=0), (high, wide)
     wide, high = min(max(wide, 1.0), _MOST_SIDE), min(max(high, 1.0), _MOST_SIDE)
     width = min(max(round(wide * height / high), 1), longest)
     first = (round(wide), round(high)) if high > height else (width, height)
@@ -32,11 +32,6 @@ def rectify(pixels: Array, polygon: Sequence[Sequence[float]] | Array, height: i
         return cut
     resized: Array = cv2.resize(cut, (width, height), interpolation=cv2.INTER_AREA)
     return resized
-
-
-def bucket(width: int, widths: Sequence[int]) -> int:
-    """The smallest that holds it, of those that the reader is asked with; else the largest."""
-    return next((one for one in widths if width <= one), widths[-1])
 
 
 def _sides(corners: Array) -> tuple[float, float]:

@@ -126,6 +126,7 @@ def describe(
     if not (declared and _answered(config, task)):
         told += verdict.evidence
     vision = VisionSettings(task, image, picture.spec, outputs, table, names)
+    tasks.build(vision)  # what is wrong with it is said now, not where it is used
     return Described(vision, [*told, *model.notes])
 
 

@@ -14,7 +14,8 @@ const scoreOf = (item) => (Number.isFinite(item.score) ? item.score : null);
 
 /** What can be drawn over the picture, surest first, each with its colour and caption. */
 export function drawable(answer) {
-  const found = [...list(answer.detections), ...list(answer.masks)];
+  const texts = [...list(answer.lines), ...list(answer.regions)].map((item) => ({ ...item, label: item.text ?? "text" }));
+  const found = [...list(answer.detections), ...list(answer.masks), ...texts];
   const labels = [];
   const sorted = found.sort((a, b) => (scoreOf(b) ?? 0) - (scoreOf(a) ?? 0));
   return sorted.map((item) => {
@@ -31,6 +32,8 @@ export function drawable(answer) {
 export function summary(answer, things) {
   if (Array.isArray(answer.detections)) return things.length ? found(things, "object") : "Nothing found in this picture.";
   if (Array.isArray(answer.masks)) return things.length ? found(things, "mask") : "No part of this picture stands out.";
+  if (typeof answer.text === "string") return answer.text ? `“${answer.text.slice(0, 120)}”` : "Nothing to read in this picture.";
+  if (Array.isArray(answer.regions)) return things.length ? `${count(things.length, "region")} of text` : "No text in this picture.";
   const [best] = list(answer.classes);
   if (best) return `${nameOf(best)}, ${percent(scoreOf(best))}`;
   if (answer.depth) return `Depth from ${number2(answer.depth.low)} to ${number2(answer.depth.high)}, in the model's own unit`;

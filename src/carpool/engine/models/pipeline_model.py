@@ -13,7 +13,7 @@ from dataclasses import asdict
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from carpool.config.model import EnsembleStep
+from carpool.config.model import EnsembleStep, Task
 from carpool.config.pipeline_settings import WITHOUT
 from carpool.core.job import GONE, INFINITY, Job
 from carpool.core.policy import Promise
@@ -97,7 +97,9 @@ class Pipeline(Ensemble):
             raise ConfigError(error.message, field="step") from None
         vision = binding.models[self.place[self.graph.base]].vision
         assert vision is not None  # `check` saw to it
-        self._task = str(vision.task)
+        placed = [binding.models[self.place[number]] for number in range(len(self.place))]
+        reads = self.graph.reader([_facts(served).task for served in placed]) is not None
+        self._task = str(Task.READ if reads else vision.task)
         listed = [self.settings.steps[number] for number in self.graph.order]
         words = " → ".join(f"{step.name} ({step.model})" for step in listed)
         self.choices = (f"{len(listed)} steps: {words}.",)

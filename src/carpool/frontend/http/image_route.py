@@ -15,6 +15,7 @@ from time import monotonic
 from typing import NamedTuple, cast
 
 from carpool.cache.answer_store import Kept
+from carpool.config.model import Task
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, Unavailable, without_stack
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
@@ -149,6 +150,8 @@ class ImageRoute(ModelRoute[ImageTarget]):
 def default_model(catalog: Catalog, task: str, who: Principal | None = None) -> ModelEntry:
     """The first that was configured for a task, of those that the key is for; failing that, the first."""
     found = [entry for entry in in_order(catalog) if task_of(entry) == task]
+    if task == Task.READ:  # a model reads one line, a pipeline a page: who names neither has a page
+        found.sort(key=lambda entry: entry.vision is None or "pipeline" not in entry.vision)
     for entry in found:
         if who is None or who.may_use(entry.name):
             return entry

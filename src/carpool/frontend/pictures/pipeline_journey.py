@@ -325,10 +325,11 @@ class PipelineJourney:
         graph, steps = self._graph, self._steps
         there = {number: state for number, state in steps.items() if state.answers is not None}
         document: dict[str, Any] = {"model": self._model.entry.name, "version": self._model.entry.version}
-        document |= graph.answer(
+        answer = graph.answer(
             {number: state.items for number, state in there.items()},
             {number: state.answers or [] for number, state in there.items()},
         )
+        document |= self._model.worded(answer)
         if self._late:
             document["late"] = sorted(graph.steps[number].name for number in self._late)
         timing = self._timing(monotonic() - started)

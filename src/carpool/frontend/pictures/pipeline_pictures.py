@@ -14,13 +14,14 @@ from carpool.errors import Unavailable
 from carpool.frontend.pictures.pipeline_journey import PipelineJourney
 from carpool.frontend.pictures.sent_pictures import PictureModel, SentPictures
 from carpool.link.door import Answer, Call, Catalog, ModelEntry, Sender, Slot
-from carpool.pipelines.picture_graph import Item, PictureGraph, is_turned, natural_width
+from carpool.pipelines.picture_graph import Document, Item, PictureGraph
 from carpool.types import Array, RequestedOutput, RequestOptions, Tensor
 from carpool.vision import crops, draw
 from carpool.vision.decode import Decoded, decode
 from carpool.vision.geometry import Geometry
 from carpool.vision.heads import Buffer
 from carpool.vision.picture_answers import DEFAULT, Option, Options, flag
+from carpool.vision.text_lines import as_lines
 from carpool.vision.transforms import Transform
 from carpool.wire.head import DEFAULT_OPTIONS
 from carpool.wire.v2 import RequestHead
@@ -63,9 +64,7 @@ class StepModel:
         place, crop = item.place, self.step.crop
         part = picture
         if place is not None and place.corners:
-            width = min(natural_width(place, crop.height), item.width)
-            size = (width, crop.height)
-            part = crops.rectified(picture, place.corners, size, turned=is_turned(place))
+            part = crops.rectified(picture, place.corners, crop.height, item.width)
         elif place is not None:
             part = crops.crop(picture, *place[:4])
         transform = self._transforms[item.width]
@@ -88,6 +87,7 @@ class PipelineModel(PictureModel):
         self.service = service
         self.graph = PictureGraph(read_document(entry.vision["pipeline"]))
         self.steps = steps
+        self._reader = self.graph.reader([at.model.task for at in steps])
         self.first = first = steps[self.graph.base].model
         super().__init__(first.entry)
         self.entry = entry
@@ -151,6 +151,13 @@ class PipelineModel(PictureModel):
         assert isinstance(found, bytes)
         return found
 
+    def worded(self, answer: Document) -> Document:
+        """The answer of all steps, as it is sent: lines in the order of reading, where they were read."""
+        if self._reader is None:
+            return answer
+        regions = answer["regions"]
+        return {"image": answer["image"], **as_lines(regions, [one.get(self._reader) for one in regions])}
+
     def drawn(
         self,
         data: Buffer,
@@ -161,10 +168,12 @@ class PipelineModel(PictureModel):
     ) -> bytes:
         """The objects of the first step, each with what the later ones say about it."""
         answer = orjson.loads(outputs["answer"].reshape(-1)[0])
-        pixels = decode(data).pixels
+        pixels, size = decode(data).pixels, (geometry.width, geometry.height)
+        texts = answer.get("lines", answer.get("regions"))
+        if texts is not None:
+            return draw.encode(draw.text(pixels, texts, size), format)
         found: Any = [{**one, "label": self._words(one)} for one in answer.get("detections", ())]
-        drawn = draw.detections(pixels, found, (geometry.width, geometry.height))
-        return draw.encode(drawn, format)
+        return draw.encode(draw.detections(pixels, found, size), format)
 
     def _words(self, one: Mapping[str, Any]) -> str:
         words = [str(one["label"])]

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from carpool.config.model import ReadSettings, Task
-from carpool.errors import ModelError
+from carpool.config.model import DYNAMIC, ReadSettings, Task
+from carpool.errors import ConfigError, ModelError
 from carpool.types import Array
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import OVERLAY, Option, Options, ReadText
@@ -26,7 +26,7 @@ MOST_VALUES = 1 << 26  # of one line: a thousand steps, each with all of Unicode
 class Read(VisionTask):
     name = Task.READ
     route, summary = "/read", "Read the text in a picture"
-    form, title = ReadText, "What the line says"
+    form, title = ReadText, "What a line or a page says"
     example: ClassVar[Mapping[str, Any]] = {"text": "Invoice 2041", "score": 0.987104}
     options: ClassVar[Mapping[str, Option]] = {"overlay": OVERLAY}
     table = ReadSettings
@@ -37,6 +37,13 @@ class Read(VisionTask):
         self._output = settings.outputs[0]
         self._softmax = settings.table.activation == "softmax"
         self._characters = characters_of(settings)
+        classes = self._output.shape[-1] if self._output.shape else DYNAMIC
+        if classes not in (DYNAMIC, len(self._characters)):
+            raise ConfigError(
+                f'task = "read": the output "{self._output.name}" has {classes} values for each step, and '
+                f"{len(self._characters)} characters are known, with the blank: give labels, a character a "
+                "line, or alphabet in [read]"
+            )
         self._blank = 0 if settings.table.blank == "first" else len(self._characters) - 1
 
     def answer(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> dict[str, Any]:
