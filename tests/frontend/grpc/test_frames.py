@@ -302,7 +302,7 @@ def test_what_breaks_a_stream_leaves_the_others(client: Wire, kind: str) -> None
 
 def test_more_than_a_calls_window(monkeypatch: pytest.MonkeyPatch, client: Wire) -> None:
     assert client.is_alive()
-    monkeypatch.setattr(rpc, "WINDOW", 50)  # not what was offered
+    monkeypatch.setattr(rpc, "WINDOW", 10)  # not what was offered
     client.send(head(1), data(1, MESSAGE))
     assert client.answer(1).reset is Code.FLOW_CONTROL_ERROR
     monkeypatch.undo()
@@ -310,7 +310,7 @@ def test_more_than_a_calls_window(monkeypatch: pytest.MonkeyPatch, client: Wire)
 
 
 def test_more_than_the_connections_window(monkeypatch: pytest.MonkeyPatch, front: FrontEnd) -> None:
-    monkeypatch.setattr(h2_connection, "CONNECTION_WINDOW", 50)
+    monkeypatch.setattr(h2_connection, "CONNECTION_WINDOW", 10)
     with wire(front) as client:
         client.send(head(1), data(1, MESSAGE))
         assert client.goaway() is Code.FLOW_CONTROL_ERROR
