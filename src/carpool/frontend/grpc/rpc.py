@@ -31,6 +31,8 @@ WINDOW = 4 << 20
 """What a call may send before its messages are looked at. A longer message gets more when it is announced."""
 
 _PREFIX = 5
+_FIRST_BYTES = 64 * 1024  # of a message that was announced
+_GROWTH = 4  # bytes copied per byte of a message: at most a third
 _INFLATED_AT_ONCE = 1 << 10  # bytes of a compressed message; what comes out may be a thousand times that
 _LEVEL = 6
 
@@ -118,7 +120,7 @@ class Rpc:
                 position = self._take_prefix(data, position)
                 continue
             got = self._got
-            count = min(end - position, self._size - got)
+            count = min(end - position, len(self.body) - got)
             self.body[got : got + count] = data[position : position + count]
             position += count
             self.filled(count)
@@ -136,6 +138,10 @@ class Rpc:
             self._complete()
         elif self.service.is_full():
             self.service.refuse_full(self)
+        elif self.body is not None and self._got == len(self.body):
+            longer = bytearray(min(_GROWTH * self._got, self._size))
+            longer[: self._got] = self.body
+            self.body = memoryview(longer)
 
     def _take_prefix(self, data: memoryview, position: int) -> int:
         if self._prefix or len(data) - position < _PREFIX:
@@ -167,7 +173,7 @@ class Rpc:
             self._size, self._got = size, 0
             self.body = None if flags else handler.memory(size)
             if self.body is None:
-                self.body = memoryview(bytearray(size))
+                self.body = memoryview(bytearray(min(size, _FIRST_BYTES)))  # more when more is here
             if size == 0:
                 self._complete()
             elif size > self.window:
@@ -396,14 +402,13 @@ async def _go_on(work: Coroutine[Any, Any, None], waits_for: Any) -> None:
 @types.coroutine
 def _rest(work: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
     while True:
+        raised: BaseException | None = None
         try:
-            sent = yield waits_for
+            yield waits_for
         except BaseException as error:  # also that the task is cancelled
-            step, given = work.throw, error
-        else:
-            step, given = work.send, sent
+            raised = error
         try:
-            waits_for = step(given)
+            waits_for = work.send(None) if raised is None else work.throw(raised)
         except StopIteration:
             return
 
