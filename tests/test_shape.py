@@ -218,7 +218,7 @@ def test_importing_carpool_stays_light() -> None:
     [
         ("carpool.process.front_ends", ENGINE),
         ("carpool.frontend.http.app", f"{ENGINE} grpc"),
-        ("carpool.frontend.grpc.grpc_server", ENGINE),
+        ("carpool.frontend.grpc.grpc_server", f"{ENGINE} grpc"),
         ("carpool.process.start", "carpool.frontend.http.app carpool.frontend.grpc cv2 torch"),
         (
             "carpool.process.supervisor",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tritonclient.grpc import service_pb2 as pb
@@ -69,7 +69,7 @@ def is_unharmed(front: FrontEnd) -> bool:
 
 
 def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def survives(front: FrontEnd, frames: int, first_seed: int) -> None:

@@ -6,6 +6,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator
+from time import monotonic
 
 import pytest
 from tritonclient.grpc import service_pb2 as pb
@@ -302,7 +303,7 @@ def test_what_breaks_a_stream_leaves_the_others(client: Wire, kind: str) -> None
 
 def test_more_than_a_calls_window(monkeypatch: pytest.MonkeyPatch, client: Wire) -> None:
     assert client.is_alive()
-    monkeypatch.setattr(rpc, "WINDOW", 50)  # not what was offered
+    monkeypatch.setattr(rpc, "WINDOW", 10)  # not what was offered
     client.send(head(1), data(1, MESSAGE))
     assert client.answer(1).reset is Code.FLOW_CONTROL_ERROR
     monkeypatch.undo()
@@ -310,7 +311,7 @@ def test_more_than_a_calls_window(monkeypatch: pytest.MonkeyPatch, client: Wire)
 
 
 def test_more_than_the_connections_window(monkeypatch: pytest.MonkeyPatch, front: FrontEnd) -> None:
-    monkeypatch.setattr(h2_connection, "CONNECTION_WINDOW", 50)
+    monkeypatch.setattr(h2_connection, "CONNECTION_WINDOW", 10)
     with wire(front) as client:
         client.send(head(1), data(1, MESSAGE))
         assert client.goaway() is Code.FLOW_CONTROL_ERROR
@@ -556,3 +557,99 @@ def test_a_thousand_clients_that_leave_anywhere_leave_nothing(front: FrontEnd) -
     assert (shared.calls, service.running, service.in_flight, shared.stalled) == (0, 0, 0, set())
     with wire(front) as client:
         assert is_good(ask(client))
+
+
+# ── time ──
+
+
+def later(front: FrontEnd, seconds: float) -> None:
+    """As if so much time had passed: what looks at the clock is told."""
+    shared = front.server._shared
+    assert shared is not None
+    now = monotonic() + seconds
+    front.run(lambda: [connection.check_time(now) for connection in list(shared.connections)])
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (b"", Code.SETTINGS_TIMEOUT),
+        (h2.PREFACE, Code.SETTINGS_TIMEOUT),
+        (OPENING + head(1)[:-1], Code.ENHANCE_YOUR_CALM),
+        (OPENING + frame(h2.HEADERS, 0, 1, block()), Code.ENHANCE_YOUR_CALM),
+        (OPENING + PING[:4], Code.ENHANCE_YOUR_CALM),
+    ],
+)
+def test_what_takes_too_long_to_say_ends_the_connection(sent: bytes, code: Code) -> None:
+    with front_end() as front, wire(front, sent) as client:
+        client.until(h2.SETTINGS)
+        until(lambda: front.run(lambda: seen(front)))
+        later(front, 11.0)
+        assert client.goaway() is code
+
+
+def seen(front: FrontEnd) -> bool:
+    """Whether the one client's bytes were read, or there were none."""
+    (connection,) = front.server._shared.connections
+    return not connection._settled or bool(connection._ahead_since)
+
+
+def test_a_message_that_comes_too_slowly_is_given_up() -> None:
+    with front_end() as front, wire(front) as client:
+        stream = {"path": SERVICE + "ModelStreamInfer"}
+        client.send(head(1), data(1, MESSAGE[:20], 0), head(3, **stream), data(3, MESSAGE[:20], 0))
+        until(lambda: front.server.service.in_flight == 30)
+        later(front, 6.0)
+        said = client.answer(1)
+        assert (said.status, said.fields["grpc-message"]) == (
+            Status.DEADLINE_EXCEEDED,
+            "the message came too slowly",
+        )
+        client.send(data(3, MESSAGE[20:]))  # a stream has time
+        assert client.answer(3).status == Status.OK
+
+
+def test_a_client_that_is_gone_is_noticed() -> None:
+    with front_end() as front, wire(front) as client:
+        assert client.is_alive()
+        later(front, 0.0)
+        later(front, 61.0)
+        ping = client.until(h2.PING)
+        assert not ping.flags
+        later(front, 61.0 + 21.0)
+        assert client.receive() is None
+
+
+def test_an_answer_for_which_no_window_comes_is_given_up(front: FrontEnd) -> None:
+    with wire(front, h2.PREFACE + h2.settings({h2.INITIAL_WINDOW_SIZE: 10})) as client:
+        client.send(head(1), data(1, MESSAGE))
+        client.until(h2.DATA)
+        later(front, 1.0)
+        later(front, 62.0)
+        assert client.answer(1).reset is Code.CANCEL
+
+
+def test_a_client_that_does_not_read_is_cut_off() -> None:
+    """Its answers stay bounded, and nothing more is read from it."""
+    size = 1 << 20
+    request = pb.ModelInferRequest(model_name="long")
+    request.inputs.add(name="x", datatype="UINT8", shape=[1, size])
+    request.raw_input_contents.append(bytes(size))
+    message = framed(request.SerializeToString())
+    wide = h2.PREFACE + h2.settings({h2.INITIAL_WINDOW_SIZE: 1 << 30}) + window_update(0, 1 << 30)
+    with (
+        front_end(echo("long", Datatype.UINT8), max_body_bytes=2 * size) as front,
+        wire(front, wide) as client,
+    ):
+        shared = front.server._shared
+        assert shared is not None
+        half = len(message) // 2
+        calls = [head(n) + data(n, message[:half], 0) + data(n, message[half:]) for n in range(1, 401, 2)]
+        sender = threading.Thread(target=client.send, args=calls, daemon=True)
+        sender.start()
+        until(lambda: bool(shared.stalled))
+        later(front, 11.0)
+        until(lambda: not shared.connections)
+        sender.join(PATIENCE)
+        assert not sender.is_alive()
+        assert len(front.door.calls) < 200

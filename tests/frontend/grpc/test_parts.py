@@ -93,4 +93,4 @@ def test_the_last_id_counts_as_the_protocol_says() -> None:
 def test_unknown_fields_are_dropped_by_the_parser() -> None:
     request = pb.ModelInferRequest(model_name="m", id="i")
     parts = parse_whole(request.SerializeToString() + b"\xa2\x06\x03abc")
-    assert parts == (b"\x0a\x01m", b"i", [])
+    assert parts == Parts(b"\x0a\x01m", b"i", [])

@@ -24,7 +24,7 @@ from carpool.frontend.call import ClientCall, Times
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.grpc import infer_messages as messages
-from carpool.frontend.grpc.grpc_service import Failure, Service, details_of, metadata_of, refuse
+from carpool.frontend.grpc.grpc_service import Failure, Service, failed_in_stream, refuse
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Family, Parts
 from carpool.frontend.grpc.rpc import Ended, Message, Rpc, begin_now
 from carpool.frontend.grpc.rpc_heads import Metadata
@@ -38,6 +38,7 @@ from carpool.link.door import (
     Answer,
     ModelEntry,
     Sender,
+    Slot,
     read_budget,
     read_latest,
     read_side,
@@ -47,7 +48,6 @@ from carpool.link.step_times import there
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.types import StepTiming
-from carpool.wire.proto import message_class
 from carpool.wire.v2 import Buffer, Placed, RequestHead, check_head
 
 COMPRESSION = "x-carpool-compression"
@@ -60,8 +60,8 @@ _SOURCE = SOURCE.lower()
 _LATEST = LATEST.lower()
 _CACHE_CONTROL = CACHE_CONTROL.lower()
 _ROLLOUT = ROLLOUT.lower()
+_WORTH_A_SLOT = 16 * 1024
 _ALGORITHMS = ("identity", "gzip", "deflate")
-_ModelStreamInferResponse = message_class("ModelStreamInferResponse")
 
 Reply = Callable[[bytes | Failure], None]
 
@@ -132,8 +132,10 @@ class GrpcCall(ClientCall):
         who: Principal | None,
         reply: Reply,
         more: bytes = b"",
+        slot: Slot | None = None,
     ) -> None:
         super().__init__(service, asked.sender, deadline, monotonic())
+        self._slot = slot  # that the message is in
         self._asked = asked
         self.row = None
         self.id = b""
@@ -151,35 +153,55 @@ class GrpcCall(ClientCall):
                 raise not_serving()
             parts = messages.take_apart(message)
             if parts is None:
-                parts = await service.aside(len(message), messages.parse_whole, bytes(message))
+                message = bytes(message)
+                self._let_go()
+                parts = await service.aside(len(message), messages.parse_whole, message)
             try:
                 family = await self._understood(parts)
             except NotLoaded as missing:
                 check_model(self._who, missing.model)
+                parts = self._moved(message, parts)
                 await service.demands.loaded(missing.model, self.deadline, len(message))
                 self.arrived = self._offered_at = monotonic()  # the promise begins now
                 family = await self._understood(parts)
             self._family = family
             check_model(self._who, family.model)
-            head = family.head
-            if head.tail_size > service.max_body_bytes:
-                raise TooLarge(
-                    f"the inputs take {head.tail_size} bytes, more than the {service.max_body_bytes} allowed"
-                )
-            if sends_pictures(self.entry, head):
-                model = service.pictures.model(self.entry)
-                tail = b"".join(family.tensor_bytes(parts))
-                pictures = await service.aside(len(tail), TensorPictures, model, head, tail)
-                self._renew()
-                self._offer_pictures(pictures)
-                return
-            work = self._offer_pieces(head, family.tensor_bytes(parts), checked=False)
-            if work is not None:
-                await asyncio.wait([work])  # so that the requests of a stream keep their order
+            await self._offer_message(family, message, parts)
         except CarpoolError as error:
             self._fail(error)
         except Exception as error:
             self._fail_unexpectedly(error)
+
+    async def _offer_message(self, family: Family, message: Message, parts: Parts) -> None:
+        service, head = self.service, family.head
+        if head.tail_size > service.max_body_bytes:
+            raise TooLarge(
+                f"the inputs take {head.tail_size} bytes, more than the {service.max_body_bytes} allowed"
+            )
+        pictures = sends_pictures(self.entry, head)
+        if self._slot is not None:
+            if len(parts.contents) == 1 and head.plain and not pictures:
+                self._offer_in_place(head, parts.tail)
+                return
+            parts = self._moved(message, parts)
+        if pictures:
+            model = service.pictures.model(self.entry)
+            tail = b"".join(family.tensor_bytes(parts))
+            read = await service.aside(len(tail), TensorPictures, model, head, tail)
+            self._renew()
+            self._offer_pictures(read)
+            return
+        work = self._offer_pieces(head, family.tensor_bytes(parts), checked=False)
+        if work is not None:
+            await asyncio.wait([work])  # so that the requests of a stream keep their order
+
+    def _moved(self, message: Message, parts: Parts) -> Parts:
+        """The same in other memory, if they came into a slot and cannot stay there."""
+        if self._slot is None:
+            return parts
+        copied = bytes(message)
+        self._let_go()
+        return messages.take_apart(copied) or parts
 
     async def _understood(self, parts: Parts) -> Family:
         """What it asks for, of which model. From here on this is its model, whatever is loaded meanwhile."""
@@ -279,7 +301,7 @@ class GrpcCall(ClientCall):
 class UnaryInfer:
     """One call of ModelInfer. It begins when its head is here, before its message."""
 
-    __slots__ = ("_call", "_rpc", "_service", "_task", "_who")
+    __slots__ = ("_call", "_rpc", "_service", "_slot", "_task", "_who")
 
     many = False
 
@@ -289,6 +311,21 @@ class UnaryInfer:
         self._who = who
         self._call: GrpcCall | None = None
         self._task: asyncio.Task[None] | None = None
+        self._slot: Slot | None = None  # while the message comes
+
+    def memory(self, size: int) -> memoryview | None:
+        """A slot, if there are plenty: mostly the one tensor stays where it is in the message."""
+        if size < _WORTH_A_SLOT:
+            return None
+        try:
+            slot = self._service.door.first_slot(size, lambda: False)
+        except CarpoolError:
+            return None  # its tensors may still find one when they are here
+        if len(slot.view) < size:
+            slot.release()
+            return None
+        self._slot = slot
+        return slot.view[:size]
 
     def take(self, message: Message, compressed: bool) -> None:
         service, rpc, who = self._service, self._rpc, self._who
@@ -298,13 +335,16 @@ class UnaryInfer:
             try:
                 asked = read_metadata(rpc.head.metadata, who)
             except InvalidInput as error:
+                self.left()
                 refuse(rpc, error)
                 return
             if who is None:
                 rpc.head.asked = asked
         rpc.compress = asked.compression
         service.__enter__()
-        call = self._call = GrpcCall(service, asked, asked.deadline(rpc, rpc.since), who, self._reply)
+        slot, self._slot = self._slot, None
+        deadline = asked.deadline(rpc, rpc.since)
+        call = self._call = GrpcCall(service, asked, deadline, who, self._reply, slot=slot)
         call.wish = asked.wish
         self._task = begin_now(self._inflate(message) if compressed else call.begin(message))
 
@@ -336,6 +376,9 @@ class UnaryInfer:
 
     def left(self) -> None:
         call, task = self._call, self._task
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            slot.release()
         if call is not None:
             self._over()
             call.leave()
@@ -430,7 +473,11 @@ class Stream:
     async def _begin(self, message: bytes, asked: Asked, deadline: float) -> None:
         def reply(result: bytes | Failure) -> None:
             self._waiting.discard(call)
-            answer = _failed(result, call.id) if isinstance(result, Failure) else messages.in_stream(result)
+            answer = (
+                failed_in_stream(result, call.id)
+                if isinstance(result, Failure)
+                else messages.in_stream(result)
+            )
             self._answers.put_nowait(answer)
 
         call = GrpcCall(self._service, asked, deadline, self._who, reply, FINAL_PARAMETER)
@@ -445,14 +492,3 @@ class Stream:
             self._unanswered -= 1
             if not self._unanswered:
                 self._answered.set()
-
-
-def _failed(failure: Failure, request_id: bytes) -> bytes:
-    """The sentence where clients look for it; whose it was, and the stable words, where there is room."""
-    message = _ModelStreamInferResponse(error_message=details_of(failure.error))
-    response = message.infer_response
-    response.id = request_id.decode(errors="replace")
-    for name, value in metadata_of(failure.error, failure.times):
-        response.parameters[name.replace("-", "_")].string_param = value
-    response.MergeFromString(FINAL_PARAMETER)
-    return bytes(message.SerializeToString())

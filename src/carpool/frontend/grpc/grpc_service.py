@@ -14,7 +14,7 @@ from carpool.errors import CarpoolError, Unavailable, retry_after, without_stack
 from carpool.frontend.call import Times
 from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.front_service import FrontService
-from carpool.frontend.grpc.infer_messages import Families
+from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Families
 from carpool.frontend.grpc.rpc import Rpc
 from carpool.frontend.grpc.rpc_heads import PRINTABLE, Status
 from carpool.frontend.http.infer_route import LargestBody
@@ -23,6 +23,7 @@ from carpool.link.door import Catalog, Door
 from carpool.memory.spare_memory import SpareMemory
 from carpool.observe.counters import Block
 from carpool.observe.logs import logger
+from carpool.wire.proto import message_class
 
 T = TypeVar("T")
 
@@ -140,6 +141,7 @@ STATUSES: dict[type[CarpoolError], Status] = {
 }
 """Everything else is the server's or the model's fault: INTERNAL."""
 
+_ModelStreamInferResponse = message_class("ModelStreamInferResponse")
 _LONGEST = 1024  # bytes: everything but the data of a call must fit some KiB
 _TIMING = 'decode;dur={:.3f}, queue;dur={:.3f}, infer;dur={:.3f}, post;dur={:.3f}, batch;desc="{}"'
 
@@ -184,3 +186,14 @@ def refuse(rpc: Rpc, error: CarpoolError, times: Times | None = None) -> None:
     """End the call with this error."""
     rpc.end(status_of(error), details_of(error), metadata_of(error, times))
     without_stack(error)
+
+
+def failed_in_stream(failure: Failure, request_id: bytes) -> bytes:
+    """The sentence where clients look for it; whose it was, and the stable words, where there is room."""
+    message = _ModelStreamInferResponse(error_message=details_of(failure.error))
+    response = message.infer_response
+    response.id = request_id.decode(errors="replace")
+    for name, value in metadata_of(failure.error, failure.times):
+        response.parameters[name.replace("-", "_")].string_param = value
+    response.MergeFromString(FINAL_PARAMETER)
+    return bytes(message.SerializeToString())

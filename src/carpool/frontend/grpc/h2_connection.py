@@ -91,8 +91,9 @@ class H2Connection(asyncio.BufferedProtocol):
         self.outgoing.connect(self._transport)
         self._transport.set_write_buffer_limits(high=_UNSENT)
         self.outgoing.send(self._shared.greeting)
-        if not self._shared.enter(self):
-            self._breach(Breach(Code.ENHANCE_YOUR_CALM, "too many connections"))
+        refusal = self._shared.enter(self)
+        if refusal is not None:
+            self._breach(refusal)
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._phase = CLOSED
@@ -143,6 +144,7 @@ class H2Connection(asyncio.BufferedProtocol):
         self.outgoing.stalled = False
         self._shared.stalled.discard(self.outgoing)
         if self._phase != CLOSED:
+            self._mark, self._mark_at = self._data_bytes, monotonic()  # meanwhile nothing could come
             self.outgoing.pump_all()
             self._continue()
 
@@ -496,7 +498,7 @@ class H2Connection(asyncio.BufferedProtocol):
         self._check_opened(number)
         rpc = self._rpcs.get(number)
         self._early.pop(number, None)
-        self._spend(4 if rpc is not None and rpc.incomplete else 1)
+        self._spend(8 if rpc is not None and rpc.incomplete else 1)
         if rpc is not None:
             del self._rpcs[number]
             self._gone(rpc)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from carpool.errors import without_stack
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.grpc_service import Service, log
-from carpool.frontend.grpc.h2_frames import Breach
+from carpool.frontend.grpc.h2_frames import Breach, Code
 from carpool.frontend.grpc.h2_outgoing import Outgoing
 from carpool.frontend.grpc.rpc import WINDOW, Handler, Rpc
 from carpool.frontend.grpc.rpc_heads import ENCODINGS, Status
@@ -55,11 +55,15 @@ class H2Shared:
         self._untold = 0
         self._tell_at = 0.0
 
-    def enter(self, connection: H2Connection) -> bool:
-        """Count it in; False if it is to be turned away."""
+    def enter(self, connection: H2Connection) -> Breach | None:
+        """Count it in; returns why it is to be turned away, if it is."""
         self.connections.add(connection)
         self.emptied.clear()
-        return not self.stopping and len(self.connections) <= self.limits.max_connections
+        if self.stopping:
+            return Breach(Code.NO_ERROR, "the server is stopping")
+        if len(self.connections) > self.limits.max_connections:
+            return Breach(Code.ENHANCE_YOUR_CALM, "too many connections")
+        return None
 
     def leave(self, connection: H2Connection) -> None:
         self.connections.discard(connection)

@@ -70,9 +70,10 @@ class Parts(NamedTuple):
     rest: bytes
     id: bytes
     contents: Sequence[Buffer]
+    tail: int = 0  # where in the message the last of the contents begins
 
 
-def take_apart(message: bytes | bytearray) -> Parts | None:
+def take_apart(message: Buffer) -> Parts | None:
     """One look at the top level of the message, which is cheap however long its contents are.
 
     None for what only a real parser can judge: other fields, other wire types, lengths that cannot be.
@@ -81,7 +82,7 @@ def take_apart(message: bytes | bytearray) -> Parts | None:
     rest: list[Buffer] = []
     contents: list[Buffer] = []
     request_id = b""
-    position, end = 0, len(message)
+    position, end, tail = 0, len(message), 0
     try:
         while position < end:
             start = position
@@ -97,6 +98,7 @@ def take_apart(message: bytes | bytearray) -> Parts | None:
                 return None
             if tag == _RAW:
                 contents.append(view[position:stop])
+                tail = position
             elif tag == _ID:
                 request_id = bytes(view[position:stop])
             else:
@@ -104,7 +106,7 @@ def take_apart(message: bytes | bytearray) -> Parts | None:
             position = stop
     except IndexError:
         return None
-    return Parts(b"".join(rest), request_id, contents)
+    return Parts(b"".join(rest), request_id, contents, tail)
 
 
 def parse_whole(message: bytes) -> Parts:

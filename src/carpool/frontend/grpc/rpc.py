@@ -31,10 +31,12 @@ WINDOW = 4 << 20
 """What a call may send before its messages are looked at. A longer message gets more when it is announced."""
 
 _PREFIX = 5
+_FIRST_BYTES = 64 * 1024  # of a message that was announced
+_GROWTH = 4  # bytes copied per byte of a message: at most a third
 _INFLATED_AT_ONCE = 1 << 10  # bytes of a compressed message; what comes out may be a thousand times that
 _LEVEL = 6
 
-Message = bytes | bytearray
+Message = bytes | bytearray | memoryview
 
 
 class Ended(Exception):
@@ -47,6 +49,9 @@ class Handler(Protocol):
     many: bool
     """Its client may send any number of messages: they are read with `Rpc.read`, and `take` is not called."""
 
+    def memory(self, size: int) -> memoryview | None:
+        """Where the message, of so many bytes, is to be put; None if that does not matter."""
+
     def take(self, message: Message, compressed: bool) -> None:
         """The one message is here."""
 
@@ -56,7 +61,7 @@ class Handler(Protocol):
 
 class Rpc:
     __slots__ = (
-        *("_buffer", "_compressed", "_counted", "_drained", "_got", "_head_sent", "_messages", "_outgoing"),
+        *("_compressed", "_counted", "_drained", "_got", "_head_sent", "_messages", "_outgoing"),
         *("_prefix", "_queue", "_reader", "_size", "_timer", "_unread", "body", "compress"),
         *("deadline", "ended", "handler", "head", "number", "over", "pending", "last_block", "queued_at"),
         *("received", "send_window", "service", "since", "window"),
@@ -77,13 +82,12 @@ class Rpc:
         self.received = 0  # bytes of data
         self.ended = False  # the client has said all
         self._prefix = b""  # of the next message, in part
-        self._buffer: bytearray | None = None  # of the message that is coming
-        self.body: memoryview | None = None  # the same, to write to
+        self.body: memoryview | None = None  # of the message that is coming
         self._size = self._got = 0
         self._compressed = False
         self._messages = 0
         self._counted = 0
-        self._queue: deque[tuple[bytearray, bool]] = deque()  # messages that nobody has read yet
+        self._queue: deque[tuple[memoryview, bool]] = deque()  # messages that nobody has read yet
         self._unread = 0  # bytes of them
         self._reader: asyncio.Future[None] | None = None
         # what goes
@@ -116,7 +120,7 @@ class Rpc:
                 position = self._take_prefix(data, position)
                 continue
             got = self._got
-            count = min(end - position, self._size - got)
+            count = min(end - position, len(self.body) - got)
             self.body[got : got + count] = data[position : position + count]
             position += count
             self.filled(count)
@@ -134,6 +138,10 @@ class Rpc:
             self._complete()
         elif self.service.is_full():
             self.service.refuse_full(self)
+        elif self.body is not None and self._got == len(self.body):
+            longer = bytearray(min(_GROWTH * self._got, self._size))
+            longer[: self._got] = self.body
+            self.body = memoryview(longer)
 
     def _take_prefix(self, data: memoryview, position: int) -> int:
         if self._prefix or len(data) - position < _PREFIX:
@@ -163,17 +171,18 @@ class Rpc:
         else:
             self._compressed = bool(flags)
             self._size, self._got = size, 0
-            self._buffer = bytearray(size)
-            self.body = memoryview(self._buffer)
+            self.body = None if flags else handler.memory(size)
+            if self.body is None:
+                self.body = memoryview(bytearray(min(size, _FIRST_BYTES)))  # more when more is here
             if size == 0:
                 self._complete()
             elif size > self.window:
                 self._open_window()
 
     def _complete(self) -> None:
-        message, compressed = self._buffer, self._compressed
+        message, compressed = self.body, self._compressed
         assert message is not None
-        self._buffer = self.body = None
+        self.body = None
         self._messages += 1
         handler = self.handler
         if handler is None:
@@ -335,7 +344,7 @@ class Rpc:
         if self.over:
             return
         self.over = True
-        self.handler = self._buffer = self.body = None
+        self.handler = self.body = None
         self._queue.clear()
         self._wake()
         timer, self._timer = self._timer, None
@@ -393,14 +402,13 @@ async def _go_on(work: Coroutine[Any, Any, None], waits_for: Any) -> None:
 @types.coroutine
 def _rest(work: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
     while True:
+        raised: BaseException | None = None
         try:
-            sent = yield waits_for
+            yield waits_for
         except BaseException as error:  # also that the task is cancelled
-            step, given = work.throw, error
-        else:
-            step, given = work.send, sent
+            raised = error
         try:
-            waits_for = step(given)
+            waits_for = work.send(None) if raised is None else work.throw(raised)
         except StopIteration:
             return
 
@@ -418,6 +426,9 @@ class InTask:
         self.many = many
         if many:
             self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def memory(self, size: int) -> memoryview | None:
+        return None
 
     def take(self, message: Message, compressed: bool) -> None:
         self._task = begin_now(self._run_with(message, compressed))
