@@ -35,13 +35,15 @@ def rows(seeds: int) -> list[Row]:
     for case, changes in cases.items():
         row: Row = {"part": "rules", "what": case}
         for kind in KINDS:
-            empty = {name: look(frame(kind, 0)) for name, (look, _) in ways.items()}
+            empty = frame(kind, 0)
+            others = [
+                frame(kind, 1 + seed, **change)  # type: ignore[arg-type]
+                for change in changes
+                for seed in range(seeds)
+            ]
             for name, (look, distance) in ways.items():
-                seen = [
-                    distance(empty[name], look(frame(kind, 1 + seed, **change)))  # type: ignore[arg-type]
-                    for change in changes
-                    for seed in range(seeds)
-                ]
+                before = look(empty)
+                seen = [distance(before, look(other)) for other in others]
                 short = kind.partition(".")[0]
                 row[f"{name}, {short}"] = f"{median(seen):.3g} [{min(seen):.3g}-{max(seen):.3g}]"
         found.append(row)

@@ -1,10 +1,10 @@
-"""Whose frame goes next, where a server says no to many: it is asked for little more than it answers, in turns.
+"""Whose frame goes next, where a server says no to many: it is asked for little more than it answers.
 
-A server that is far over its capacity takes whoever comes at the right moment. Cameras send at fixed times, so
-that some always come right and others never: of twenty, four had all answers. So those of one command share as
-many places as the server has lately had answers for: one more for each round that is answered, a third fewer
-when it refuses, and then nobody asks before there is an answer. Who had no turn for the longest goes first.
-While nothing is refused, there are places for all.
+A server that is far over its capacity takes whoever comes at the right moment. Cameras send at fixed times,
+so that some always come right and others never: of twenty, four had all answers. So those of one command
+share as many places as the server has lately had answers for: one more for each round that is answered, a
+third fewer when it refuses, and then nobody asks before there is an answer. Who had no turn for the longest
+goes first. While nothing is refused, there are places for all.
 """
 
 from __future__ import annotations

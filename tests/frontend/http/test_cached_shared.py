@@ -60,7 +60,7 @@ class FakeStore:
 
 def sharing(store: FakeStore, secret: str = SECRET) -> AbstractContextManager[FrontEnd]:
     models: list[FakeModel] = [
-        image_model("image", cache=EXACT),
+        image_model("image", mode="eager", cache=EXACT),  # a promise would wait for a millisecond alone
         classifier(cache=EXACT),
         device_classifier(cache=EXACT),
     ]
