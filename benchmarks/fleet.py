@@ -73,6 +73,7 @@ class Row:
     goodput: float  # answered in time, per second
     of_three: float | None = None  # goodput over three times that of one
     least_part: float | None = None  # the smallest part that one of three servers has of what was answered
+    counted: float | None = None  # images that the servers counted as asked for, over those that were
     why: str = ""  # the failures, by reason
 
     @property
@@ -154,9 +155,9 @@ def write_models(folder: Path, curve: str = "40+8", size: int = 64) -> Path:
 class Load:
     """`carpool load` in a process of its own, for as long as a block takes, or so many seconds."""
 
-    def __init__(self, to: Address, rate: float, seconds: float, seed: int = 1) -> None:
+    def __init__(self, to: Address, rate: float, seconds: float, seed: int = 1, warmup: float = 1.0) -> None:
         command = [str(Path(sys.executable).with_name("carpool")), "load", f"http://{to}", "--json"]
-        command += ["--rate", f"{rate:g}", "--duration", f"{seconds:g}", "--warmup", "1"]
+        command += ["--rate", f"{rate:g}", "--duration", f"{seconds:g}", "--warmup", f"{warmup:g}"]
         command += ["--slo-ms", f"{SLO_MS:g}", "--seed", str(seed), "--model", "fake"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -171,7 +172,7 @@ class Load:
             raise LoadError("the load generator does not come to an end") from None
         if self._process.returncode:
             raise LoadError(f"carpool load: {said.decode(errors='replace')[-2000:]}")
-        found: dict[str, Any] = json.loads(out)["total"]
+        found: dict[str, Any] = json.loads(out)
         return found
 
     def stop(self) -> None:
@@ -230,14 +231,26 @@ def overload(kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
     with fleet(folder) as three:
         for kind in kinds:
             with balancer(kind, three, folder / kind) as address:
-                before = [replica.metric("nv_inference_count") for replica in three]
-                counts = Load(address, 3 * OVERLOAD * CAPACITY, length.overload).result()
-                did = [
-                    replica.metric("nv_inference_count") - old
-                    for replica, old in zip(three, before, strict=True)
-                ]
-                rows.append(row("overload", kind, counts, least_part=round(min(did) / max(1.0, sum(did)), 3)))
+                before = _did(three)
+                counts = Load(address, 3 * OVERLOAD * CAPACITY, length.overload, warmup=0.0).result()
+                time.sleep(1.0)  # what was asked for is counted twice a second
+                parts = [now - old for now, old in zip(_did(three)[0], before[0], strict=True)]
+                rows.append(
+                    row(
+                        "overload",
+                        kind,
+                        counts,
+                        least_part=round(min(parts) / max(1.0, sum(parts)), 3),
+                        counted=round((_did(three)[1] - before[1]) / max(1, counts["sent"]), 3),
+                    )
+                )
     return rows
+
+
+def _did(three: Sequence[Replica]) -> tuple[list[float], float]:
+    """What each has answered, and what all were asked for."""
+    asked = sum(replica.metric("carpool_offered_images_total") for replica in three)
+    return [replica.metric("nv_inference_count") for replica in three], asked
 
 
 def kill(kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
@@ -330,6 +343,7 @@ def as_text(rows: Sequence[Row]) -> str:
     for each in rows:
         notes = [] if each.of_three is None else [f"{each.of_three:.3f} × three of one"]
         notes += [] if each.least_part is None else [f"least part {each.least_part:.3f}"]
+        notes += [] if each.counted is None else [f"counted {each.counted:.2f} times"]
         notes += [each.why] if each.why else []
         notes += [] if each.as_wished else ["NOT as wished"]
         lines.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,13 @@ from carpool.deploying.kubernetes_overlay import Deployment, overlay
 from carpool.errors import InvalidInput
 from deploying.manifests import problems
 
-ASKED = ["deploy", "kubernetes", "--curve", "4+1", "--rate", "20", "--slo-ms", "50"]  # quickly planned
+ASKED = ["deploy", "kubernetes", "--curve", "4+1", "--rate", "500", "--slo-ms", "50"]
+
+
+@pytest.fixture(autouse=True)
+def planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `carpool plan` finds in seconds of simulation, which has tests of its own."""
+    monkeypatch.setattr("carpool.lab.fleet_plan.plan", lambda _question, _tell: SimpleNamespace(replicas=2))
 
 
 def wanted(**given: Any) -> Deployment:
@@ -104,7 +111,7 @@ def test_gpus_are_asked_for() -> None:
 def test_printed_or_written(tmp_path: Path) -> None:
     printed = CliRunner().invoke(app, [*ASKED, "--dry-run"])
     assert printed.exit_code == 0, printed.output
-    assert "# ---- kustomization.yaml\n# 20/s at 50 ms: " in printed.stdout
+    assert "# ---- kustomization.yaml\n# 500/s at 50 ms: " in printed.stdout
     folder = tmp_path / "overlay"
     assert CliRunner().invoke(app, [*ASKED, "--output", str(folder), "--autoscaler", "hpa"]).exit_code == 0
     named = yaml.safe_load((folder / "kustomization.yaml").read_text())

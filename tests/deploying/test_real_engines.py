@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -71,9 +72,13 @@ def test_overlays_render_and_fit_the_schemas(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("autoscaler", ["keda", "hpa", "none"])
-def test_what_deploy_writes_renders_and_fits(tmp_path: Path, autoscaler: str) -> None:
+def test_what_deploy_writes_renders_and_fits(
+    tmp_path: Path, autoscaler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if autoscaler != "keda":  # once is enough to plan
+        monkeypatch.setattr("carpool.lab.fleet_plan.plan", lambda _q, _tell: SimpleNamespace(replicas=3))
     folder = tmp_path / "overlay"
-    asked = ["deploy", "kubernetes", "--curve", "4+1", "--rate", "20", "--slo-ms", "50", "--gpus", "1"]
+    asked = ["deploy", "kubernetes", "--curve", "4+1", "--rate", "900", "--slo-ms", "50", "--gpus", "1"]
     written = CliRunner().invoke(app, [*asked, "--autoscaler", autoscaler, "--output", str(folder)])
     assert written.exit_code == 0, written.output
     rendered = run("kubectl", "kustomize", folder)
