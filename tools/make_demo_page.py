@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Renders the page of text that the demo `ocr` reads: src/carpool/demo/pictures/page.jpg.
+"""Renders the page of text that the demo `ocr` reads: src/carpool/demo/ocr/ocr/page.jpg.
 
     python tools/make_demo_page.py
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-INTO = Path(__file__).parents[1] / "src" / "carpool" / "demo" / "pictures" / "page.jpg"
+INTO = Path(__file__).parents[1] / "src" / "carpool" / "demo" / "ocr" / "ocr" / "page.jpg"
 FONTS = Path("/usr/share/fonts/truetype/dejavu")
 SIZE = (760, 560)
 PAPER, INK, BAND = (250, 249, 245), (28, 30, 36), (32, 74, 110)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from carpool.demo import ocr_models
+from carpool.demo.ocr_repository import write_repository
 from carpool.types import Array
 from vision.ocr_models import ByHand, read_page, render, unspaced
 
@@ -88,15 +90,30 @@ def test_a_single_pixel_is_a_picture(finder: ByHand, reader: ByHand) -> None:
 
 # ---- PP-OCRv4, from the wheel that carries it
 
-_PACKAGE = find_spec("rapidocr_onnxruntime")
-_PPOCR = Path(_PACKAGE.origin).parent / "models" if _PACKAGE and _PACKAGE.origin else None
+_WHEEL = "rapidocr-onnxruntime==1.4.4"
+_KEPT = Path(__file__).parents[2] / ".venv" / "conformance" / "ocr"
 
 
 @pytest.fixture(scope="module")
-def ppocr() -> dict[str, ByHand]:
-    if _PPOCR is None:
-        pytest.skip("carpool[ocr] is not installed")
-    return {part: ByHand(_PPOCR / f"ch_PP-OCRv4_{part}_infer.onnx") for part in ("det", "rec")}
+def ppocr(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ByHand]:
+    """The wheel is fetched once, and opened as an archive."""
+    if not list(_KEPT.glob("*.whl")):
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            _WHEEL,
+            "--no-deps",
+            "--quiet",
+            "--dest",
+            str(_KEPT),
+        ]
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip(f"{_WHEEL} cannot be fetched")
+    folder = tmp_path_factory.mktemp("ppocr") / "models"
+    write_repository(folder, list(_KEPT.glob("*.whl")))
+    return {part: ByHand(folder / f"ppocr4_{part}") for part in ("det", "rec")}
 
 
 @pytest.mark.conformance

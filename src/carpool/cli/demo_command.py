@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from carpool.demo.demo_cameras import Traffic
     from carpool.lab.load.facts import RunningServer
 
-What = StrEnum("What", ["rollout"])
+What = StrEnum("What", ["rollout", "ocr"])
 
 _MODEL = "classifier"
 _PATH = f"/v2/models/{_MODEL}/rollout"
@@ -49,7 +49,7 @@ _GOOD, _BAD = ("standby", "done"), ("rolled-back", "failed")
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Roll a new version out, in minutes instead of days, and watch it.
+    """Roll a new version out, in minutes instead of days, and watch it; or read a page of text.
 
     A server of its own on this machine rolls EfficientNet-Lite0 over to Lite1 while cameras ask it about the
     demo's photos; its console shows it:
@@ -59,12 +59,20 @@ class Demo:
     Then a version that is wrong, which goes back by itself within seconds:
 
         carpool demo rollout --broken
+
+    A page is read, line by line, by a pipeline of two models:
+
+        carpool demo ocr
     """
 
     what: Annotated[What, typer.Argument(metavar="|".join(What), help="What to show.", show_default=False)]
     port: int = o.option(0, "Of the server and its console; 0 takes any that is free.")
     seconds: float = o.option(20.0, "That each step lasts at least.")
     broken: bool = o.option(False, "At the end, roll out a version that is wrong.", name="--broken")
+    wheels: list[Path] | None = o.option(
+        None, "ocr: a wheel of rapidocr-onnxruntime or rapidocr, whose models read it as well.", name="--with"
+    )
+    into: Path | None = o.option(None, "ocr: write the models and pipelines into this new folder, and end.")
     stay: bool = o.option(False, "At the end, leave the server running until Ctrl-C.", name="--stay")
 
     def run(self) -> int:
@@ -76,6 +84,8 @@ class Demo:
         from carpool.lab.sweep.conduct import OwnServer
 
         o.whole("--port", self.port, least=0, most=65535)
+        if self.what == What.ocr:
+            return self._read_page()
         hours = o.number("--seconds", self.seconds, least=1, most=86400) / 3600
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # its server is not left behind
         with TemporaryDirectory(prefix="carpool-demo-") as scratch:
@@ -87,6 +97,45 @@ class Demo:
             try:
                 url = asyncio.run(server.address())
                 return self._show(url, RunningServer(url, TRUSTING), folder)
+            except KeyboardInterrupt:
+                return 130
+            finally:
+                server.ask_to_end()
+                server.end()
+
+    def _read_page(self) -> int:
+        import asyncio
+        import signal
+        from threading import Event
+
+        from carpool.client.client import Client
+        from carpool.demo.ocr_repository import ocr_page, write_repository
+        from carpool.lab.sweep.conduct import OwnServer
+
+        with TemporaryDirectory(prefix="carpool-demo-") as scratch:
+            folder = self.into or Path(scratch) / "models"
+            try:
+                pipelines = write_repository(folder, self.wheels or ())
+            except (ValueError, FileExistsError) as error:
+                raise CarpoolError(str(error)) from None
+            if self.into is not None:
+                show.paragraph(f"{folder} has {', '.join(pipelines)}: carpool serve {folder}")
+                return 0
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # its server is not left behind
+            environ = {"CARPOOL_STATE_DIR": str(Path(scratch) / "state")}
+            server = OwnServer(folder, Path(scratch) / "log", ["--http-port", str(self.port)], environ)
+            try:
+                url = asyncio.run(server.address())
+                print(f"curl -F file=@{ocr_page()} {url}/read", flush=True)
+                with Client(url) as client:
+                    for name in pipelines:
+                        answer = client.predict(ocr_page(), task="read", model=name)
+                        show.paragraph(f"{name}:")
+                        print(answer["text"], flush=True)
+                if self.stay:
+                    show.paragraph(f"{url} goes on. Ctrl-C ends it.")
+                    Event().wait()
+                return 0
             except KeyboardInterrupt:
                 return 130
             finally:

@@ -305,9 +305,12 @@ class _Screen:
 def _line_to_try(address: str, tasks: Mapping[str, str]) -> str:
     """A picture for the first model that says something about pictures; it works as it is."""
     from carpool.demo import pictures
+    from carpool.demo.ocr_repository import ocr_page
 
     for task in tasks.values():
         photo = next((file for file in pictures() if file.stem == _PHOTOS.get(task)), None)
+        if task == "read":
+            photo = ocr_page()
         if photo is not None:
             return f"curl -s -F file=@{shlex.quote(str(photo))} {address}/{task}"
     return ""
