@@ -98,9 +98,9 @@ class Family:
     milliseconds: tuple[float, ...] = ()  # of a histogram: only these of its bounds, and not in seconds
 
     @property
-    def rolled_out(self) -> bool:
-        """It is about versions that are rolled out, and nothing is told of others."""
-        return self.name.startswith(("carpool_rollout_", "carpool_feedback_"))
+    def of_some_models(self) -> bool:
+        """It is about versions that are rolled out, or cascades, and nothing is told of others."""
+        return self.name.startswith(("carpool_rollout_", "carpool_feedback_", "carpool_cascade_"))
 
 
 _TABLE = """
@@ -164,6 +164,9 @@ carpool_rollout_bound                    gauge     model  guard,end:BOUND       
 carpool_rollout_fallbacks_total          counter   model  cell:FALLBACKS        Requests that this candidate failed and the stable version was asked instead.
 carpool_rollout_rollbacks_total          counter   model  guard:ROLLBACKS       Rollouts of this version that a guard ended.
 carpool_feedback_total                   counter   model  verdict:FEEDBACK      What clients said about answers of this version.
+carpool_cascade_total                    counter   model  by:CASCADE            Answers of a cascade, by who gave them: its cheap model, its big one, or the cheap one because the big one had no time.
+carpool_cascade_agreement                gauge     model  share:CASCADE_AUDITS  Share of the cheap model's answers that the big one, asked all the same, agreed with; absent before any was.
+carpool_cascade_saved_seconds_total      counter   model  cell:CASCADE_SAVED    Time of the big model that the cascade spared, less what the cheap one took.
 carpool_connections                      gauge     server cell:CONNECTIONS      Open client connections.
 carpool_bytes_received_total             counter   server cell:BYTES_RECEIVED   Bytes read from clients.
 carpool_bytes_sent_total                 counter   server cell:BYTES_SENT       Bytes written to clients.
@@ -185,7 +188,7 @@ def _read(line: str) -> Family:
     if how == "all":
         coarse = (100.0, 500.0, 2000.0, 5000.0) if name == _FIRST_RESPONSE else ()
         return replace(family, histogram=column, milliseconds=coarse)
-    if isinstance(column, Mapping) and how not in ("hits", "misses"):
+    if isinstance(column, Mapping) and how not in ("hits", "misses", "share"):
         read = _one_less if how == "what" else _cell
         return replace(family, values={_words(how, word): read(found) for word, found in column.items()})
     values: Mapping[str, Value] = {
@@ -195,6 +198,7 @@ def _read(line: str) -> Family:
         "cell": lambda read: read[column],
         "seen": lambda read: read[column] - 1.0 if read[column] else nan,
         "age": lambda read: max(0.0, now() - read[column]) if read[column] else nan,
+        "share": lambda read: _share(read[column["same"]], read[column["differs"]]),
         "hits": lambda read: float(cache_hits(read)),
         "misses": lambda read: read[column["miss"]],
     }
@@ -217,6 +221,10 @@ def _cell(column: int) -> Value:
 def _one_less(column: int) -> Value:
     """Of cells where 0 is for what is not known."""
     return lambda cells: cells[column] - 1.0 if cells[column] else nan
+
+
+def _share(same: float, differs: float) -> float:
+    return same / (same + differs) if same + differs else nan
 
 
 _KNOWN = tuple(map(_read, _TABLE.strip().splitlines()))
@@ -294,7 +302,7 @@ def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[list[str]]:
             lines = _histogram(family, histogram, labels, [*ends, ("+Inf", -1)], cells)
         else:
             numbers = [(more, value(cells)) for more, value in family.values.items()]
-            if family.rolled_out and not any(number for _, number in numbers):
+            if family.of_some_models and not any(number for _, number in numbers):
                 continue  # most models are not
             lines = [_line(family.name, labels, more, each) for more, each in numbers if not isnan(each)]
         if lines:
