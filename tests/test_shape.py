@@ -51,7 +51,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "memory observe wire wire/proto",
     "frontend/http": "cache config console core frontend frontend/access frontend/pictures link memory "
     "observe vision vision/tasks wire",
-    "frontend/pictures": "core link memory observe quality vision vision/tasks wire",
+    "frontend/pictures": "config core link memory observe pipelines quality vision vision/tasks wire",
     "lab": "backends config core engine engine/models engine/profile sim vision",
     "lab/cascade": "client config core engine lab/evaluate vision",
     "lab/evaluate": "client config engine vision",

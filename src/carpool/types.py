@@ -170,6 +170,14 @@ class Timing:
 
 
 @dataclass(slots=True, unsafe_hash=True)
+class PartTiming(Timing):
+    """Of a step that was asked about so many parts of a picture, and how long it took to cut them out."""
+
+    images: int = 0
+    cut: float = 0.0
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class StepTiming(Timing):
     """Of a request that went through several models: the sums, and each model's own by its name."""
 

@@ -72,7 +72,7 @@ def test_folders_without_a_model_are_named_once(tmp_path: Path) -> None:
 
 
 def test_nothing_to_serve(tmp_path: Path) -> None:
-    assert "no models: looked for config.pbtxt, model.toml, model.onnx" in refused(tmp_path)
+    assert "no models: looked for config.pbtxt, model.toml, pipeline.toml, model.onnx" in refused(tmp_path)
     assert "no such file or folder" in refused(tmp_path / "missing")
     touch(tmp_path, "x.txt")
     assert "not a model file" in refused(tmp_path / "x.txt")

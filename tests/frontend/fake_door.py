@@ -25,6 +25,7 @@ from carpool.link.door import (
     ModelEntry,
     Sender,
     Slot,
+    Trip,
     nobody_ahead,
 )
 from carpool.memory.layout import bind_file
@@ -90,6 +91,24 @@ def echo(name: str, datatype: Datatype, shape: tuple[int, ...] = (-1,), **settin
     """Gives its input `x` back as its output `y`."""
     given, wanted = TensorSpec("x", datatype, shape), TensorSpec("y", datatype, shape)
     return FakeModel(name, [given], [wanted], lambda inputs: {"y": inputs["x"]}, **settings)
+
+
+@dataclass(eq=False)
+class FakeTrip:
+    """What was said of a way through a pipeline."""
+
+    entry: ModelEntry
+    begun: bool = False
+    reached: list[tuple[int, int]] = field(default_factory=list)  # steps, and with how many images
+    ended: list[bool] = field(default_factory=list)  # whether it was answered: at most one of these
+
+    def reaches(self, step: int, images: int) -> None:
+        if not self.ended:
+            self.reached.append((step, images))
+
+    def over(self, *, answered: bool) -> None:
+        if not self.ended:
+            self.ended.append(answered)
 
 
 @dataclass(eq=False)
@@ -210,6 +229,7 @@ class FakeDoor(BodySlots):
         self.left = 1.0  # of all memory
         self.slots_in_use: list[FakeSlot] = []
         self.calls: list[FakeCall] = []
+        self.trips: list[FakeTrip] = []
         self.gate_deadlines: list[float] = []
         self.late_refusal: CarpoolError | None = None  # of who has sent everything
         self.outside = Outside()
@@ -277,7 +297,11 @@ class FakeDoor(BodySlots):
         ready_in: float | None = None,
         admitted: Callable[[], None] | None = None,
         spare: bool = False,
+        trip: Trip | None = None,
+        step: int = 0,
     ) -> FakeCall:
+        if trip is not None:
+            trip.begun = True
         call = FakeCall(
             self, entry, head, slot, tail, done, arrived, deadline, sender, ready_in, admitted, spare
         )
@@ -289,6 +313,10 @@ class FakeDoor(BodySlots):
         elif not self.held:
             asyncio.get_running_loop().call_soon(call.finish)
         return call
+
+    def begin_trip(self, entry: ModelEntry) -> FakeTrip:
+        self.trips.append(trip := FakeTrip(entry))
+        return trip
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         answer = self.answers[what](arguments)

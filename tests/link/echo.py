@@ -77,6 +77,9 @@ class EchoEngine:
         self.drained = False
         self._listeners: list[Callable[[Catalog], None]] = []
 
+    def pipeline(self, _key: int) -> None:
+        """It has none."""
+
     def submit(self, key: int, works: Sequence[Work]) -> None:
         self.together.append((key, len(works)))
         for work in works:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
+from carpool.config.pipeline_toml import PIPELINE_TOML
 from carpool.config.repository import PBTXT, TOML, version_folders
 from carpool.config.rollout_table import ROLLOUT_TOML
 from carpool.errors import ConfigError
@@ -38,7 +39,7 @@ def take_fingerprint(place: Path) -> Fingerprint:
     """Of the model in this folder or file; an empty one where there is none. Links are followed."""
     if place.is_dir():
         numbered = _versions(place)
-        settings = [place / name for name in (PBTXT, TOML, ROLLOUT_TOML)]
+        settings = [place / name for name in (PBTXT, TOML, PIPELINE_TOML, ROLLOUT_TOML)]
         return Fingerprint(
             _stamps(place, settings),
             _stamps(place, _files(place, leave_out={*numbered.values(), *settings})),

@@ -12,6 +12,7 @@ from typing import Any
 from carpool.config.backend_kinds import kind_of
 from carpool.config.cache_settings import CacheSettings
 from carpool.config.drift_settings import DriftSettings
+from carpool.config.pipeline_settings import PipelineSettings
 from carpool.config.registry_settings import RegistrySettings
 from carpool.config.rollout_settings import RolloutSettings
 from carpool.core.policy import Knobs, Promise
@@ -318,6 +319,13 @@ class ModelConfig:
     registry: RegistrySettings | None = None
     rollout: RolloutSettings | None = None
     ensemble: EnsembleSettings | None = None  # it runs nothing itself: other models are its steps
+    pipeline: PipelineSettings | None = None  # so is this
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The models that are its steps, in their order."""
+        steps = self.ensemble or self.pipeline
+        return () if steps is None else tuple(step.model for step in steps.steps)
 
     @property
     def caching(self) -> CacheSettings | None:

@@ -19,6 +19,7 @@ from carpool.config.model import (
     ModelConfig,
     SpecificVersions,
 )
+from carpool.config.pipeline_toml import PIPELINE_TOML, read_pipeline
 from carpool.config.registry_settings import served_versions
 from carpool.config.rollout_table import ROLLOUT_TOML, read_rollout_toml
 from carpool.config.toml import read_toml
@@ -110,7 +111,7 @@ def find_places(
                 strays = ", ".join(f.name for f in _folders(path) if not is_model_folder(f))
                 warnings += [f"{path}: ignored, since no model is in them: {strays}"] if strays else []
         if some and not under:
-            looked = ", ".join((PBTXT, TOML, *files_of(None)))
+            looked = ", ".join((PBTXT, TOML, PIPELINE_TOML, *files_of(None)))
             raise ConfigError(f"{path}: no models: looked for {looked} and numbered version folders")
         for name, place in under.items():
             found[name] = tuple(dict.fromkeys((*found.get(name, ()), place)))
@@ -158,7 +159,7 @@ def _full(path: Path) -> Path:
 
 def is_model_folder(path: Path) -> bool:
     """True for a folder with settings, a model file or numbered versions directly inside."""
-    if any((path / name).exists() for name in (PBTXT, TOML, *files_of(None))):
+    if any((path / name).exists() for name in (PBTXT, TOML, PIPELINE_TOML, *files_of(None))):
         return True
     return any(VERSION.fullmatch(folder.name) for folder in _folders(path))
 
@@ -222,9 +223,12 @@ def _reading(path: Path) -> Iterator[None]:
 
 def folder_settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
     """Those of the files in a model's folder, and the warnings."""
-    pbtxt, toml = folder / PBTXT, folder / TOML
-    if pbtxt.exists() and toml.exists():
-        raise ConfigError(f"{folder}: both {PBTXT} and {TOML} are here; keep the one you mean")
+    pbtxt, toml, pipeline = folder / PBTXT, folder / TOML, folder / PIPELINE_TOML
+    there = [file.name for file in (pbtxt, toml, pipeline) if file.exists()]
+    if len(there) > 1:
+        raise ConfigError(f"{folder}: both {' and '.join(there)} are here; keep the one you mean")
+    if pipeline.exists():
+        return read_pipeline(pipeline, name), []
     if pbtxt.exists():
         config, warnings = read_pbtxt(pbtxt, name)
         rollout = read_rollout_toml(folder)
@@ -331,7 +335,7 @@ def is_model_file(path: Path) -> bool:
 
 def _find_file(folder: Path, config: ModelConfig) -> tuple[Path | None, str]:
     """The model file in one version's folder and the backend for it; no file for a fake model."""
-    if config.backend is not None and (config.ensemble or not kind_of(config.backend).needs_file):
+    if config.backend is not None and (config.needs or not kind_of(config.backend).needs_file):
         return None, config.backend
     asked = config.file or config.pytorch.weights
     if asked is not None and not _is_foreign(asked):

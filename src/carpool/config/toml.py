@@ -77,7 +77,7 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         policy=policy,
         slo_may_grow=top.flag("slo_may_grow"),
         instances=_instances(top),
-        versions=_versions(top),
+        versions=read_versions(top),
         file=_inside(top, "file"),
         labels=_inside(top, "labels"),
         execution_timeout=None if timeout_ms is None else timeout_ms / 1e3,
@@ -218,7 +218,7 @@ def _instance(table: Table) -> InstanceGroup:
     return InstanceGroup(table.integer("count", 1, rules.MAX_INSTANCES) or 1, kind, gpus)
 
 
-def _versions(top: Table) -> VersionPolicy:
+def read_versions(top: Table) -> VersionPolicy:
     value = top.data.get("versions")
     if value is None:
         return LatestVersions()

@@ -23,6 +23,7 @@ from carpool.config.model import (
     VersionPolicy,
     eager_policy,
 )
+from carpool.config.pipeline_toml import PIPELINE, pipeline_document
 from carpool.config.triton_ensemble import ENSEMBLE, SLO, ensemble_document, read_ensemble, read_promise
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
@@ -345,10 +346,10 @@ Document = dict[str, object]
 
 def config_document(config: ModelConfig) -> Document:
     """Triton's field names and defaults; whole numbers stay numbers, as in Triton's own answer."""
-    backend = "" if config.ensemble is not None else config.backend or ""
+    backend = "" if config.needs else config.backend or ""
     document: Document = {
         "name": config.name,
-        "platform": next(iter(kind_of(backend).platforms), "") if config.ensemble is None else ENSEMBLE,
+        "platform": next(iter(kind_of(backend).platforms), "") if not config.needs else config.backend,
         "backend": backend,
         "runtime": "",
         "version_policy": _versions_document(config.versions),
@@ -385,12 +386,12 @@ def config_document(config: ModelConfig) -> Document:
                 "passive": False,
                 "host_policy": "",
             }
-            for n, group in enumerate(config.instances if config.ensemble is None else ())
+            for n, group in enumerate(config.instances if not config.needs else ())
         ],
         "default_model_filename": config.file or "",
         "cc_model_filenames": {},
         "metric_tags": {},
-        "parameters": {key: {"string_value": value} for key, value in config.parameters.items()},
+        "parameters": {key: {"string_value": value} for key, value in _parameters_shown(config).items()},
         "model_warmup": [],
         "model_transaction_policy": {"decoupled": False},
         "response_cache": {"enable": config.caching is not None},
@@ -400,6 +401,13 @@ def config_document(config: ModelConfig) -> Document:
     elif config.max_batch:
         document["dynamic_batching"] = _batching(config)
     return document
+
+
+def _parameters_shown(config: ModelConfig) -> Mapping[str, str]:
+    """Triton's settings have no words for a pipeline: it is a parameter, in JSON."""
+    if config.pipeline is None:
+        return config.parameters
+    return {**config.parameters, PIPELINE: json.dumps(pipeline_document(config.pipeline))}
 
 
 def _versions_document(policy: VersionPolicy) -> Document:

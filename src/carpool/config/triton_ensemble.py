@@ -6,10 +6,10 @@ What can be wrong beside the models that they name is for whoever loads those (p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from carpool.config.model import EnsembleSettings, EnsembleStep
+from carpool.config.model import EnsembleSettings, EnsembleStep, ModelConfig
 from carpool.config.rules import shown
 from carpool.core.policy import Promise
 from carpool.errors import ConfigError
@@ -176,20 +176,26 @@ def ensemble_document(settings: EnsembleSettings) -> dict[str, object]:
     }
 
 
-def circle(name: str, steps_of: Mapping[str, EnsembleSettings | None]) -> ConfigError | None:
+def step_at(config: ModelConfig, number: int) -> str:
+    """Where a step of an ensemble or a pipeline names its model."""
+    if config.pipeline is not None:
+        return config.pipeline.at(number)
+    return f"{config.name}: {_AT}.step[{number}].model_name"
+
+
+def circle(name: str, steps_of: Mapping[str, Sequence[str]]) -> ConfigError | None:
     """What is wrong with an ensemble that needs itself, by way of the others that are known."""
     chain: list[str] = [name]
     seen: set[str] = set()
 
     def look(at: str) -> bool:
-        settings = steps_of.get(at)
-        for step in settings.steps if settings is not None else ():
-            if step.model == name:
+        for step in steps_of.get(at, ()):
+            if step == name:
                 return True
-            if step.model not in seen:
-                seen.add(step.model)
-                chain.append(step.model)
-                if look(step.model):
+            if step not in seen:
+                seen.add(step)
+                chain.append(step)
+                if look(step):
                     return True
                 chain.pop()
         return False

@@ -18,6 +18,7 @@ from carpool.config.triton import config_document
 from carpool.core.job import Reason
 from carpool.core.policy import Promise
 from carpool.engine.engine import Engine
+from carpool.engine.models.pipeline_model import Pipeline
 from carpool.engine.models.served import Served, State
 from carpool.engine.route import newest
 from carpool.errors import CarpoolError, NotFound, Unsupported
@@ -25,7 +26,6 @@ from carpool.link.advice import WriteGate, publish
 from carpool.link.door import Catalog, IndexEntry, ModelEntry
 from carpool.link.step_memory import StepMemory
 from carpool.observe.statistics import model_statistics, statistics
-from carpool.vision.settings import write as write_vision
 
 if TYPE_CHECKING:
     from carpool.engine.engine_link import EngineSide
@@ -156,7 +156,7 @@ class EngineHost:
         if known is not None and known.config == document:
             return known
         served.gate = partial(publish, self._write_gate, key)
-        vision = None if served.vision is None else write_vision(served.vision)
+        vision = served.picture_document()
         caching, digest = config.caching, ""
         if caching is not None:
             made_of = orjson.dumps([served.made_of, document, vision, served.labels], default=list)
@@ -179,6 +179,11 @@ class EngineHost:
             cache=None if caching is None else asdict(caching),
             digest=digest,
         )
+
+    def pipeline(self, key: int) -> Pipeline | None:
+        fleet = self.engine.fleet
+        found = fleet.offered.get(key) or fleet.leaving.get(key)
+        return found if isinstance(found, Pipeline) else None
 
     # ---- inference and questions ------------------------------------------------------------------------
 

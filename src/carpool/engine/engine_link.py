@@ -16,6 +16,7 @@ import orjson
 
 from carpool.core.job import NEW, OFFERED
 from carpool.engine.batch import NO_INPUTS, Outcome, Work
+from carpool.engine.pipeline_trips import LinkTrips
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
 from carpool.link import records
 from carpool.link.door import Catalog, ModelEntry, write_catalog
@@ -63,6 +64,7 @@ class Calls:
         self._outbox = outbox
         self._loop = loop
         self.sources = HeardSources()
+        self.trips = LinkTrips(engine.pipeline, self._most)
         self._works: dict[int, Work] = {}
         self._cancelled: set[int] = set()
         self._taken: list[Work] = []  # not submitted yet, all for one model:
@@ -71,7 +73,7 @@ class Calls:
     def __len__(self) -> int:
         return len(self._works)
 
-    def take(self, fields: Fields, template: ServedTemplate | None, now: float, details: bytes) -> None:
+    def take(self, fields: Fields, template: ServedTemplate | None, now: float, payload: bytes) -> None:
         """A request: it is submitted with those that came at once with it."""
         _, _, call, number, offset, output, capacity, arrived, deadline, sent, outside = fields[:11]
         timeout, coming, priority, source, flags = fields[11:]
@@ -80,8 +82,7 @@ class Calls:
         if offset + template.extent > self._size or output + capacity > self._size:
             raise ProtocolError(f"call {call} reaches beyond the arena")
         _check_options(call, template, deadline, timeout, flags, coming)
-        if not arrived <= now:  # NaN too
-            arrived = now
+        arrived = arrived if arrived <= now else now  # NaN too
         entry = template.entry
         if entry is None:
             self._refuse(call, NotFound("the model is not loaded any more"))
@@ -105,7 +106,8 @@ class Calls:
         work.latest = bool(flags & records.LATEST)
         if flags & records.COMING:
             work.ready_at = now + coming
-        work.details = details
+        if payload and not self._hears(work, flags, payload, now):
+            return
         self._works[call] = work
         if flags & records.SPARE:
             self._engine.submit_spare(template.key, work)
@@ -114,6 +116,20 @@ class Calls:
             self.submit()
         self._key = template.key
         self._taken.append(work)
+
+    def _hears(self, work: Work, flags: int, payload: bytes, now: float) -> bool:
+        """What a request says of itself: of which trip it is a step, and its own words. False: refused."""
+        if flags & records.STEP:
+            self.submit()  # the gate is to count those who came before
+            try:
+                payload = self.trips.join(work, payload, now)
+            except CarpoolError as error:
+                assert work.place is not None
+                self._refuse(work.place.call, error)
+                return False
+        if payload:
+            work.details = checked_details(payload)
+        return True
 
     def submit(self) -> None:
         """What was taken, which is all for one model."""
@@ -127,7 +143,7 @@ class Calls:
             _log.exception("submit-failed", key=self._key)
             for work in works:
                 if work.state is NEW and work in self._works.values():  # else the engine has it
-                    self._done(work, Outcome(error=ModelError(f"the engine failed: {error}")))
+                    work.done(work, Outcome(error=ModelError(f"the engine failed: {error}")))
         for work in works:
             if work.state is OFFERED and work.place is not None:
                 self._outbox.put(to_frontend(records.ADMITTED, work.place.call, records.OK))
@@ -148,6 +164,7 @@ class Calls:
     def end(self) -> None:
         """Nothing more will come. Those that are left have the memory for as long as they need it."""
         del self._memory
+        self.trips.end()
         for call in list(self._works):
             self.cancel(call)
 
@@ -335,7 +352,7 @@ class EngineLink(asyncio.Protocol):
         try:
             for fields, payload in said[:_AT_ONCE]:
                 if fields[0] == records.SUBMIT:
-                    take(fields, templates.get(fields[3]), now, payload and checked_details(payload))
+                    take(fields, templates.get(fields[3]), now, payload)
                 else:
                     self.calls.submit()
                     self._obey(fields, payload)
@@ -375,6 +392,8 @@ class EngineLink(asyncio.Protocol):
             self._side.acknowledged()
         elif kind == records.ASK:
             self._ask(number, payload)
+        elif kind == records.TRIP:
+            self.calls.trips.hear(number, payload, monotonic())
         elif kind == records.RESET:
             self._templates.clear()
         else:

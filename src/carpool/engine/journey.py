@@ -23,6 +23,7 @@ from carpool.core.remaining import Remaining, Step, Trip
 from carpool.core.scheduler import Scheduler
 from carpool.engine.batch import NO_INPUTS, Outcome, Route, Work
 from carpool.engine.model_inputs import shape_key
+from carpool.engine.pipeline_trips import plan_step
 from carpool.errors import Cancelled, CarpoolError, InvalidInput, ModelError, Refused, Unavailable
 from carpool.link.step_memory import Lent, StepMemory
 from carpool.observe.logs import logger
@@ -322,9 +323,8 @@ class Journey:
             child.arrived = work.arrived
             child.payload = self._whole._replace(first=number)
         elif served.promises:
-            if served.slo >= work.deadline - work.arrived:  # its own promise, if that is shorter, begins now
-                child.arrived = work.arrived
-            child.later = self._whole.remaining.planned(number, now)
+            later = self._whole.remaining.planned(number, now)
+            plan_step(child, served, work.arrived, work.deadline, later, now)
         return child
 
     def _given_back(self, lent: Lent, child: Work, outcome: Outcome) -> None:

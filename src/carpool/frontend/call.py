@@ -275,7 +275,10 @@ class ClientCall:
         self._offered_at = monotonic()
         if self.entry.signature.told:
             head = self._named(head)
-        self._call = self.service.door.infer(
+        infer, pictures = self.service.door.infer, self._pictures
+        if pictures is not None and pictures.through is not None:
+            infer = partial(pictures.through.infer, pictures)
+        self._call = infer(
             self.entry,
             head,
             slot,
@@ -612,7 +615,7 @@ class ClientCall:
             self._lookup = None
         if (
             state != ANSWERING and not waited_for
-        ):  # else a thread works with the outputs, and `_finish` releases them
+        ):  # else a thread has the outputs, and `_finish` releases them
             self._let_go()
             call, self._call = self._call, None
             if call is not None:

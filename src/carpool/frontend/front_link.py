@@ -12,29 +12,36 @@ import orjson
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
-from carpool.link.door import Answer, Sender, Slot, read_catalog
+from carpool.link.door import Answer, ModelEntry, Sender, Slot, read_catalog
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,
     ANSWER,
+    ANSWERED,
     AS_DECLARED,
     ASK,
     CANCEL,
     CATALOG,
     COMING,
     DONE,
+    GIVEN_UP,
     INLINE,
     LATEST,
     MAX_ASK_BYTES,
     MAX_ASKS,
     MAX_PRIORITY,
     OK,
+    REACHES,
     READY,
     SEEN,
     SPARE,
+    STEP,
+    STEP_PART,
     SUBMIT,
     TO_ENGINE,
     TO_FRONTEND,
+    TRIP,
+    TRIP_NEWS,
     WITH_STEPS,
     Fields,
     Outbox,
@@ -140,6 +147,34 @@ class RemoteCall:
             self.release()
 
 
+class RemoteTrip:
+    """Implements `Trip`, over the link that it began on."""
+
+    __slots__ = ("_link", "_number", "begun", "entry")
+
+    def __init__(self, link: FrontLink | None, number: int, entry: ModelEntry) -> None:
+        self._link = link
+        self._number = number
+        self.entry = entry
+        self.begun = False
+
+    def part(self, link: FrontLink, step: int) -> bytes:
+        """What goes before a step's request, on the link that has the rest of it."""
+        if link is not self._link:
+            raise Unavailable(_LOST, reason="engine-restarted")
+        self.begun = True
+        return STEP_PART.pack(self._number, self.entry.key, step)
+
+    def reaches(self, step: int, images: int) -> None:
+        if self._link is not None:
+            self._link.say_of_trip(self._number, REACHES, step, images)
+
+    def over(self, *, answered: bool) -> None:
+        link, self._link = self._link, None
+        if link is not None and self.begun:
+            link.say_of_trip(self._number, ANSWERED if answered else GIVEN_UP)
+
+
 class FrontLink(asyncio.Protocol):
     """Lives as long as the engine at its other end."""
 
@@ -171,8 +206,9 @@ class FrontLink(asyncio.Protocol):
         ready_in: float | None = None,
         spare: bool = False,
         details: bytes = b"",
+        part: bytes = b"",
     ) -> None:
-        """Nothing has happened if this raises."""
+        """Nothing has happened if this raises. `part` says of which trip it is a step."""
         self._number = number = self._number + 1
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
@@ -186,6 +222,9 @@ class FrontLink(asyncio.Protocol):
         if spare:
             flags |= SPARE
             call.expires = INFINITY  # the engine has a time for it
+        if part:
+            flags |= STEP
+            details = part + details
         timeout, priority = options.timeout, max(options.priority, sender.priority)
         record = _pack(
             SUBMIT,
@@ -209,6 +248,14 @@ class FrontLink(asyncio.Protocol):
         call.number = number
         call.link = self
         self._calls[number] = call
+
+    def begin_trip(self, entry: ModelEntry) -> RemoteTrip:
+        self._number += 1
+        return RemoteTrip(self, self._number, entry)
+
+    def say_of_trip(self, number: int, what: int, step: int = 0, images: int = 0) -> None:
+        if self._transport is not None:
+            self._outbox.put(to_engine(TRIP, number, TRIP_NEWS.pack(what, step, images)))
 
     def say(self, kind: int, call: RemoteCall) -> None:
         try:

@@ -14,16 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
 from carpool.core.job import INFINITY
 from carpool.core.refusal_words import SPARE, skipped
 from carpool.errors import CarpoolError, NotFound, TooLarge, Unavailable
-from carpool.frontend.front_link import FrontLink, RemoteCall, stalled
+from carpool.frontend.front_link import FrontLink, RemoteCall, RemoteTrip, expiry, stalled
 from carpool.link.advice import Gate, open_gate
-from carpool.link.door import NOBODY, Answer, Catalog, MakeRoom, ModelEntry, Sender, Slot
+from carpool.link.door import NOBODY, Answer, Catalog, MakeRoom, ModelEntry, Sender, Slot, Trip
 from carpool.link.records import MAX_DETAILS_BYTES
 from carpool.link.templates import Template
 from carpool.memory.arena import Arena, ArenaSlot, check_fits
@@ -169,6 +169,8 @@ class RemoteDoor(BodySlots):
         ready_in: float | None = None,
         admitted: Callable[[], None] | None = None,
         spare: bool = False,
+        trip: Trip | None = None,
+        step: int = 0,
     ) -> RemoteCall:
         link = self._link
         if spare:
@@ -183,6 +185,7 @@ class RemoteDoor(BodySlots):
                 entry = self._current(entry)
             template = link.templates.find(entry, head) or self._learn(link, entry, head)
             details = _details(head) if entry.signature.told else b""
+            part = b"" if trip is None else cast(RemoteTrip, trip).part(link, step)
         except CarpoolError as error:
             return self._fail(call, error)
         if type(slot) is not ArenaSlot or template.extent > len(slot.view) - tail:
@@ -193,13 +196,18 @@ class RemoteDoor(BodySlots):
         try:
             options = head.options
             link.submit(
-                call, slot.offset + tail, arrived, deadline, options, sender, ready_in, spare, details
+                call, slot.offset + tail, arrived, deadline, options, sender, ready_in, spare, details, part
             )
+            if trip is not None:  # whose promise holds
+                call.expires = expiry(trip.entry.slo, arrived, deadline)
         except BaseException:
             if call.output is not None:
                 call.output.release()
             raise
         return call
+
+    def begin_trip(self, entry: ModelEntry) -> RemoteTrip:
+        return RemoteTrip(None, 0, entry) if self._link is None else self._link.begin_trip(entry)
 
     def _may_spare(self, entry: ModelEntry, call: RemoteCall) -> bool:
         """Unless the engine has just skipped one, or those that it has hold too much memory."""

@@ -257,6 +257,20 @@ class Answer:
     )
 
 
+class Trip(Protocol):
+    """One request on its way through the steps of a pipeline, as the engine knows it: its gate lets all of it
+    in or none, and it learns what the later steps take. Whoever carries the request says where it is."""
+
+    entry: ModelEntry  # the pipeline's
+    begun: bool  # the engine has heard of it
+
+    def reaches(self, step: int, images: int) -> None:
+        """The step, which is not the first, is about to be asked so much; nothing: it is over."""
+
+    def over(self, *, answered: bool) -> None:
+        """The last that is said of it; what comes after that is not heard."""
+
+
 class Call(Protocol):
     """One inference under way."""
 
@@ -339,6 +353,8 @@ class Door(Protocol):
         ready_in: float | None = None,
         admitted: Callable[[], None] | None = None,
         spare: bool = False,
+        trip: Trip | None = None,
+        step: int = 0,
     ) -> Call:
         """Run a request whose tensors lie in `slot.view[tail:]` at the offsets of `head`.
 
@@ -353,7 +369,13 @@ class Door(Protocol):
         leave over, counts nowhere as a request, and ends with an error of the reason `spare` if there was no
         slack for it, or no memory: its slot may be shared with the request that it repeats. `deadline`,
         `sender` and the request's own options mean nothing then.
+
+        With a `trip` it is one step of that: the pipeline's promise holds for it, counted from `arrived`,
+        less what the later steps take; the first that comes with a trip is what the gate decides about.
         """
+
+    def begin_trip(self, entry: ModelEntry) -> Trip:
+        """Through this pipeline; the engine hears of it with its first step."""
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         """A question to the engine that is not an inference (statistics, load, unload …): JSON in and out."""

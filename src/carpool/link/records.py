@@ -28,6 +28,7 @@ READY: Final = 11
 ADMITTED: Final = 12
 RUN: Final = 13
 RAN: Final = 14
+TRIP: Final = 15
 
 TO_ENGINE = struct.Struct("<IIQQQQQdddddfIII")
 """Kind, payload bytes, number, template, offsets of input and output, capacity; times of arrival, deadline
@@ -37,6 +38,16 @@ until its inputs are there, in seconds; priority, the number of its source (0: n
 LATEST: Final = 1  # a newer frame of its source takes its place while it waits
 COMING: Final = 2  # its inputs are still to come
 SPARE: Final = 4  # nobody waits for it: it runs if there is slack
+STEP: Final = 8  # it is part of a trip through a pipeline: its payload begins with which
+
+STEP_PART = struct.Struct("<QQI")
+"""The number of its trip, the pipeline's key and the number of the step."""
+
+TRIP_NEWS = struct.Struct("<III")
+"""What a front end says of a trip: one of these, of which step, and with how many images."""
+REACHES: Final = 0  # the step will be asked about so many images; none: it is over
+ANSWERED: Final = 1
+GIVEN_UP: Final = 2
 
 TO_FRONTEND = struct.Struct("<IIQHHIffffd")
 """Kind, payload bytes, number, status, form of the outputs, batch; seconds of queue, input, infer, output;

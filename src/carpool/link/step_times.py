@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import orjson
 
 from carpool.link.records import ProtocolError
-from carpool.types import RequestedOutput, StepTiming, Tensor, Timing
+from carpool.types import PartTiming, RequestedOutput, StepTiming, Tensor, Timing
 
 _MOST = 4096  # steps, of ensembles in ensembles
 _LENGTH = 4
@@ -43,6 +43,11 @@ def in_words(timing: Timing) -> str:
     assert isinstance(timing, StepTiming)
     parts = []
     for name, each in timing.steps:
+        if isinstance(each, PartTiming):
+            if not each.images and not each.batch:
+                parts.append(f"{name};dur={each.output * 1e3:.3f}")  # of the answers, and of no model
+                continue
+            parts += [f'{name}.images;desc="{each.images}"', f"{name}.cut;dur={each.cut * 1e3:.3f}"]
         parts += [
             f"{name}.queue;dur={each.queue * 1e3:.3f}",
             f"{name}.infer;dur={(each.input + each.infer + each.output) * 1e3:.3f}",

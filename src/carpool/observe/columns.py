@@ -93,6 +93,7 @@ EVICTED_WORDS = ("ttl", "room", "replaced", "reload", "cleared")
 CASCADE_WORDS = ("cheap", "big", "degraded")
 CASCADE_AUDIT_WORDS = ("same", "differs", "skipped")
 AUDIT_WORDS = ("same", "differs", "skipped", "exact-same", "exact-differs")
+FAN_OUT_BOUNDS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 100.0)
 AGE_BOUNDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 
 _layout = _Layout()
@@ -138,6 +139,17 @@ DRIFT_ALARM: Mapping[str, Column] = _layout.by_word(DRIFT_WORDS, gauges=True)
 """Both are one more than what they say: 0 is for a model whose drift is not known."""
 UNCERTAIN_KEPT = _layout.counter()
 REGISTRY_MOVES = _layout.counter()
+
+# A step of a pipeline, which has a row of its own. Its phases are counted as those of a model: the queue, the
+# batch, and in POST_SECONDS what its front end does between its source's end and its own beginning.
+FAN_OUT = _layout.histogram(FAN_OUT_BOUNDS)
+STEP_LATER = _layout.gauge(largest=True)
+STEP_WASTED = _layout.counter()
+STEP_PHASES: Mapping[str, Histogram] = {
+    "between": POST_SECONDS,
+    "queue": QUEUE_SECONDS,
+    "infer": INFER_SECONDS,
+}
 
 # A cascade: who answered, what it spared, and what the big model says to what the cheap one answered.
 CASCADE: Mapping[str, Column] = _layout.by_word(CASCADE_WORDS)

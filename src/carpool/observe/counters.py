@@ -210,6 +210,7 @@ class ModelCells:
     model: str
     version: str
     cells: Cells
+    step: str = ""  # of a pipeline
 
 
 class Table:
@@ -242,9 +243,20 @@ class Table:
         return self._merged([Slot(0, 0)])[0]
 
     def models(self) -> list[ModelCells]:
-        live = self.directory.live()
+        return self._rows(steps=False)
+
+    def steps(self) -> list[ModelCells]:
+        """Of pipelines: their rows have the step's name behind the version."""
+        return self._rows(steps=True)
+
+    def _rows(self, *, steps: bool) -> list[ModelCells]:
+        live = {slot: name for slot, name in self.directory.live().items() if ("\0" in name[1]) is steps}
         merged = self._merged(list(live))
-        return [ModelCells(*name, cells) for name, cells in zip(live.values(), merged, strict=True)]
+        found = []
+        for (model, version), cells in zip(live.values(), merged, strict=True):
+            number, _, step = version.partition("\0")
+            found.append(ModelCells(model, number, cells, step))
+        return found
 
     def cells(self, slot: Slot) -> Cells:
         return self._merged([slot])[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import isnan, nan
 from pathlib import Path
@@ -78,6 +78,7 @@ class Scope(enum.Enum):
     """Whose cells a family is read from, which also says what labels it has."""
 
     MODEL = "model"  # model, version
+    STEP = "step"  # pipeline, version, step
     SERVER = "server"
     HOST = "host"
     GPU = "gpu"  # gpu_uuid
@@ -96,6 +97,7 @@ class Family:
     values: Mapping[str, Value]
     histogram: Histogram | None = None
     milliseconds: tuple[float, ...] = ()  # of a histogram: only these of its bounds, and not in seconds
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)  # with labels beyond those of the scope
 
     @property
     def of_some_models(self) -> bool:
@@ -164,6 +166,11 @@ carpool_rollout_bound                    gauge     model  guard,end:BOUND       
 carpool_rollout_fallbacks_total          counter   model  cell:FALLBACKS        Requests that this candidate failed and the stable version was asked instead.
 carpool_rollout_rollbacks_total          counter   model  guard:ROLLBACKS       Rollouts of this version that a guard ended.
 carpool_feedback_total                   counter   model  verdict:FEEDBACK      What clients said about answers of this version.
+carpool_pipeline_step_duration_seconds   histogram step   phase:STEP_PHASES     What requests spent in a step of a pipeline: waiting for a batch, in the batch, and before it where its crops are cut.
+carpool_pipeline_fan_out                 histogram step   all:FAN_OUT           Images that one request became in a step.
+carpool_pipeline_later_seconds           gauge     step   cell:STEP_LATER       What requests in this step leave of their promise to the later ones, just now.
+carpool_pipeline_shed_total              counter   step   reason:SHED           Requests that the scheduler chose not to run in this step, by reason.
+carpool_pipeline_wasted_total            counter   step   cell:STEP_WASTED      Requests that this step ran for, and that were given up after it.
 carpool_cascade_total                    counter   model  by:CASCADE            Answers of a cascade, by who gave them: its cheap model, its big one, or the cheap one because the big one had no time.
 carpool_cascade_agreement                gauge     model  share:CASCADE_AUDITS  Share of the cheap model's answers that the big one, asked all the same, agreed with; absent before any was.
 carpool_cascade_saved_seconds_total      counter   model  cell:CASCADE_SAVED    Time of the big model that the cascade spared, less what the cheap one took.
@@ -188,6 +195,8 @@ def _read(line: str) -> Family:
     if how == "all":
         coarse = (100.0, 500.0, 2000.0, 5000.0) if name == _FIRST_RESPONSE else ()
         return replace(family, histogram=column, milliseconds=coarse)
+    if how == "phase":
+        return replace(family, histograms={_words(how, word): found for word, found in column.items()})
     if isinstance(column, Mapping) and how not in ("hits", "misses", "share"):
         read = _one_less if how == "what" else _cell
         return replace(family, values={_words(how, word): read(found) for word, found in column.items()})
@@ -273,6 +282,10 @@ class Exposition:
             Scope.MODEL: [
                 (_labels(model=row.model, version=row.version), row.cells) for row in self._table.models()
             ],
+            Scope.STEP: [
+                (_labels(pipeline=row.model, version=row.version, step=row.step), row.cells)
+                for row in self._table.steps()
+            ],
             Scope.SERVER: [("", self._table.server())],
             Scope.HOST: [("", self._host.read())],
             Scope.GPU: [(_labels(gpu_uuid=uuid), reading) for uuid, reading in self._gpus.read()],
@@ -291,14 +304,22 @@ class Exposition:
 def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[list[str]]:
     """Nothing, not even its name, where none of the rows has a number."""
     head = [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
-    histogram = family.histogram
+    histogram = next(iter(family.histograms.values()), family.histogram)
     ends: list[tuple[str, int]] = []
     if histogram is not None:
         ends = [(str(bound), place) for place, bound in enumerate(histogram.bounds)]
         if family.milliseconds:
             ends = [(f"{bound:g}", histogram.bounds.index(bound / 1e3)) for bound in family.milliseconds]
     for labels, cells in rows:
-        if histogram is not None:
+        if family.histograms:
+            ended = [*ends, ("+Inf", -1)]
+            listed = family.histograms.items()
+            lines = [
+                line
+                for more, one in listed
+                for line in _histogram(family, one, f"{labels},{more}", ended, cells)
+            ]
+        elif histogram is not None:
             lines = _histogram(family, histogram, labels, [*ends, ("+Inf", -1)], cells)
         else:
             numbers = [(more, value(cells)) for more, value in family.values.items()]

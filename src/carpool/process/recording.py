@@ -19,7 +19,7 @@ import orjson
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError, DeadlineExceeded, Refused, Unavailable
-from carpool.link.door import NOBODY, Answer, Call, Catalog, Door, ModelEntry, Sender, Slot
+from carpool.link.door import NOBODY, Answer, Call, Catalog, Door, ModelEntry, Sender, Slot, Trip
 from carpool.observe.logs import logger
 from carpool.process.children import Frontend
 from carpool.wire.v2 import RequestHead
@@ -142,6 +142,7 @@ class RecordingDoor:
         self.first_slot = door.first_slot
         self.larger_slot = door.larger_slot
         self.ask = door.ask
+        self.begin_trip = door.begin_trip
 
     @property
     def catalog(self) -> Catalog:
@@ -169,12 +170,16 @@ class RecordingDoor:
         arrived: float,
         sender: Sender = NOBODY,
         spare: bool = False,
+        trip: Trip | None = None,
         **more: Any,
     ) -> Call:
-        if not spare:
+        if trip is not None:  # who came is who asked for the whole of it
+            if not trip.begun:
+                self._recorder.note(trip.entry, arrived, 1, sender.source or head.options.source)
+        elif not spare:
             images = head.batch if entry.signature.max_batch else 1
             self._recorder.note(entry, arrived, images, sender.source or head.options.source)
-        more |= {"arrived": arrived, "sender": sender, "spare": spare}
+        more |= {"arrived": arrived, "sender": sender, "spare": spare, "trip": trip}
         return self._door.infer(entry, head, slot, tail, done, **more)
 
 

@@ -382,8 +382,8 @@ class ModelControl:
             await checks.of_all(model.name)
             for version in fresh:
                 await self._load_first(model.name, *callees(config, version.file))
-            if config.ensemble is not None:
-                await self.steps.load(config, config.ensemble)
+            if config.needs:
+                await self.steps.load(config)
             async with self._in_the_runner if in_the_runner else self._few:
                 for served in new:
                     at_fault = [int(served.version)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from carpool.config.model import EnsembleStep
+from carpool.config.triton_ensemble import step_at
 from carpool.core.job import Reason
 from carpool.core.policy import Promise
 from carpool.core.remaining import Step
@@ -19,6 +20,7 @@ from carpool.engine.route import Spare
 from carpool.errors import ConfigError, Unavailable
 from carpool.link.step_memory import StepMemory
 from carpool.observe import columns
+from carpool.observe.counters import Row
 from carpool.observe.logs import logger
 from carpool.pipelines.ensemble_graph import EnsembleGraph, check_models
 from carpool.types import Timing
@@ -28,13 +30,15 @@ if TYPE_CHECKING:
     from carpool.engine.driver import Driver
 
 _log = logger("engine")
-_AT = "ensemble_scheduling.step"
 
 
 class Models(Protocol):
     """All that is served, by name and version (-1: the newest): the key, the model and its route."""
 
     memory: StepMemory | None
+
+    def step_row(self, name: str, version: str, step: str) -> Row:
+        """Where a step of a pipeline is counted."""
 
     def find(self, name: str, version: int = -1) -> tuple[int, Served, Route] | None: ...
 
@@ -49,8 +53,8 @@ class Ensemble(Served):
         self._models = fleet
         self._journeys: Journeys | None = None
         self._turns: list[Turn] = []
-        assert self.config.ensemble is not None
-        self._listed: Sequence[EnsembleStep] = self.config.ensemble.steps
+        ensemble = self.config.ensemble
+        self._listed: Sequence[EnsembleStep] = () if ensemble is None else ensemble.steps
 
     @property
     def driver(self) -> Driver:
@@ -99,7 +103,7 @@ class Ensemble(Served):
         try:
             binding = self.journeys.binding
         except Unavailable as error:
-            raise ConfigError(error.message, field=_AT) from None
+            raise ConfigError(error.message, field="ensemble_scheduling.step") from None
         self.labels = self._labels_of(binding)
         self.choices = tuple(_words(config.ensemble.steps, binding, self.slo))
         self.row.set(columns.LOAD_SECONDS, monotonic() - began)
@@ -151,17 +155,17 @@ class Ensemble(Served):
         ]
 
     def _found(self, number: int, step: EnsembleStep) -> tuple[int, Served, Route]:
-        at = f"{self.name}: {_AT}[{number}]"
+        at = step_at(self.config, number)
         found = self._models.find(step.model, step.version)
         if found is None and step.version != -1:
+            at = at.replace("model_name", "model_version")
             raise Unavailable(
-                f"{at}.model_version: version {step.version} of {step.model} is not loaded",
-                reason="not-ready",
+                f"{at}: version {step.version} of {step.model} is not loaded", reason="not-ready"
             )
         if found is None:
-            raise Unavailable(f"{at}.model_name: {step.model} is not loaded", reason="not-ready")
+            raise Unavailable(f"{at}: {step.model} is not loaded", reason="not-ready")
         if found[1].hosted and self._models.memory is None:
-            raise ConfigError(f"{at}.model_name: {step.model} runs in a process that only a server reaches")
+            raise ConfigError(f"{at}: {step.model} runs in a process that only a server reaches")
         return found
 
     def _labels_of(self, binding: Binding) -> Mapping[str, Sequence[str]]:
@@ -182,9 +186,15 @@ class Ensemble(Served):
 
     def holds(self, served: Served) -> bool:
         """One of its requests is on its way to this model."""
-        return self._journeys is not None and any(
-            served in journey.binding.models for journey in self._journeys.open.values()
-        )
+        return any(served in binding.models for binding in self._under_way())
+
+    def _under_way(self) -> Iterable[Binding]:
+        """The models of each request that it has."""
+        return () if self._journeys is None else (one.binding for one in self._journeys.open.values())
+
+    def _current(self) -> Binding | None:
+        """None before it was loaded. Raises what is missing."""
+        return None if self._journeys is None else self._journeys.binding
 
     @property
     def able(self) -> bool:
@@ -193,13 +203,14 @@ class Ensemble(Served):
 
     @property
     def why_not(self) -> str:
-        if self._journeys is None:
-            return "it is not loaded"
         try:
-            models = self._journeys.binding.models
+            binding = self._current()
         except (Unavailable, ConfigError) as error:
             return error.message
-        return next((f"{one.name}, which it needs: {one.why_not}" for one in models if not one.able), "")
+        if binding is None:
+            return "it is not loaded"
+        found = (f"{one.name}, which it needs: {one.why_not}" for one in binding.models if not one.able)
+        return next(found, "")
 
     def look_at_instances(self) -> None:
         """It has none."""
@@ -229,17 +240,20 @@ class Ensemble(Served):
 
     async def unload(self, timeout: float) -> None:
         self.withdraw()
-        if self._journeys is not None:
-            self.journeys.closed = f"{self.name} is being unloaded"
-            if not await self._drained(timeout):
-                _log.warning("drain-timeout", model=self.name, waiting=len(self.journeys.open))
+        self._close_gate(f"{self.name} is being unloaded")
+        if not await self._drained(timeout):
+            _log.warning("drain-timeout", model=self.name, waiting=len(list(self._under_way())))
         self._order_turns(None)
         await self._close()
+
+    def _close_gate(self, why: str) -> None:
+        if self._journeys is not None:
+            self._journeys.closed = why
 
     async def _drained(self, timeout: float | None) -> bool:
         """Its requests are its steps' as well, which have alarms: looking now and then will do."""
         end = None if timeout is None else monotonic() + timeout
-        while self._journeys is not None and self._journeys.open:
+        while any(True for _ in self._under_way()):
             if end is not None and monotonic() >= end:
                 return False
             await asyncio.sleep(_LOOK_S)

@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from carpool.config import rules
-from carpool.config.model import EnsembleSettings, Mode, ModelConfig
+from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import read_place
-from carpool.config.triton_ensemble import circle
+from carpool.config.triton_ensemble import circle, step_at
 from carpool.core.policy import Promise
 from carpool.engine.models.ensemble_model import Ensemble
 from carpool.errors import CarpoolError, ConfigError
@@ -27,53 +27,50 @@ class EnsembleSteps:
     def expect(self, configs: Iterable[ModelConfig]) -> None:
         """Of those that are about to be loaded: what an ensemble promises, its steps have to keep."""
         for config in configs:
-            if config.ensemble is not None and isinstance(config.policy, Promise):
-                for step in config.ensemble.steps:
-                    self._promised[step.model] = max(config.policy.slo, self._promised.get(step.model, 0.0))
+            if isinstance(config.policy, Promise):
+                for step in config.needs:
+                    self._promised[step] = max(config.policy.slo, self._promised.get(step, 0.0))
 
     def promised(self, config: ModelConfig) -> float | None:
         """Seconds, for a step that says nothing itself about when its batches leave."""
-        return self._promised.get(config.name) if config.mode is Mode.EAGER and not config.ensemble else None
+        return self._promised.get(config.name) if config.mode is Mode.EAGER and not config.needs else None
 
-    async def load(self, config: ModelConfig, ensemble: EnsembleSettings) -> None:
-        """Before the ensemble itself, and only those that are not there."""
+    async def load(self, config: ModelConfig) -> None:
+        """Before the ensemble or the pipeline itself, and only those that are not there."""
         known = await asyncio.to_thread(self._below, config)
         circular = circle(config.name, known)
         if circular is not None:
             raise circular
         self.expect([config])
-        for number, step in enumerate(ensemble.steps):
-            at = f"{config.name}: ensemble_scheduling.step[{number}].model_name"
-            model = self._control.models.get(step.model)
+        for number, step in enumerate(config.needs):
+            at = step_at(config, number)
+            model = self._control.models.get(step)
             if model is None:
-                there = rules.nearest(step.model, self._control.models)
-                raise ConfigError(f"{at}: there is no model {rules.shown(step.model)}; {there}", field=at)
-            under_way = self._control.under_way.get(step.model)
+                there = rules.nearest(step, self._control.models)
+                raise ConfigError(f"{at}: there is no model {rules.shown(step)}; {there}", field=_field(at))
+            under_way = self._control.under_way.get(step)
             if not model.serving and under_way is not None:
                 await asyncio.wait([under_way])
             elif not model.serving:
                 with suppress(CarpoolError):  # the index has it
-                    await self._control.load(step.model)
+                    await self._control.load(step)
             if not model.serving:
                 why = next((line.reason for line in model.lines(()) if line.reason), "")
-                raise ConfigError(f"{at}: {step.model} is not loaded{why and ': '}{why}", field=at)
+                raise ConfigError(f"{at}: {step} is not loaded{why and ': '}{why}", field=_field(at))
 
-    def _below(self, config: ModelConfig) -> dict[str, EnsembleSettings | None]:
-        """Of the ensembles that it needs, and those that they need, as their settings are now."""
-        found = {config.name: config.ensemble}
-        waiting = [config.ensemble]
+    def _below(self, config: ModelConfig) -> dict[str, tuple[str, ...]]:
+        """What the models that it needs need, and so on, as their settings are now."""
+        found = {config.name: config.needs}
+        waiting = list(config.needs)
         while waiting:
-            settings = waiting.pop()
-            for step in settings.steps if settings is not None else ():
-                model = self._control.models.get(step.model)
-                if step.model in found or model is None or not model.places:
-                    continue
-                try:
-                    below = read_place(model.places[0])[0].config.ensemble
-                except CarpoolError:
-                    below = None  # its own load says what is wrong
-                found[step.model] = below
-                waiting.append(below)
+            model = self._control.models.get(name := waiting.pop())
+            if name in found or model is None or not model.places:
+                continue
+            try:
+                found[name] = read_place(model.places[0])[0].config.needs
+            except CarpoolError:
+                found[name] = ()  # its own load says what is wrong
+            waiting += found[name]
         return found
 
     def of(self, name: str) -> list[str]:
@@ -89,3 +86,8 @@ class EnsembleSteps:
             if name in self.of(model.name):
                 found = [*self.needing(model.name), model, *found]
         return list(dict.fromkeys(found))
+
+
+def _field(at: str) -> str:
+    """Without the file."""
+    return at.rpartition(": ")[2]

@@ -14,6 +14,7 @@ from carpool.config.repository import ModelVersion
 from carpool.engine.batch import Route
 from carpool.engine.models.candidate import Upload
 from carpool.engine.models.ensemble_model import Ensemble
+from carpool.engine.models.pipeline_model import Pipeline
 from carpool.engine.models.served import Callers, Served
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
@@ -76,7 +77,9 @@ class Fleet:
         """A version that is to be loaded, then swapped in or dropped. It counts where its like counted."""
         slot = self._table.directory.assign(config.name, str(version.number))
         row, server_row = self._block.row(slot), self._block.server
-        kind = Served if config.ensemble is None else partial(Ensemble, fleet=self)
+        kind: Callable[..., Served] = Served
+        if config.needs:
+            kind = partial(Ensemble if config.pipeline is None else Pipeline, fleet=self)
         served = kind(
             config,
             version,
@@ -101,6 +104,9 @@ class Fleet:
         """This process's counters of a version that is there."""
         slot = self._table.directory.find(name, version)
         return None if slot is None else self._block.row(slot)
+
+    def step_row(self, name: str, version: str, step: str) -> Row:
+        return self._block.row(self._table.directory.assign(name, f"{version}\0{step}"))
 
     async def drop(self, served: Served) -> None:
         """It was not needed after all, or did not load."""
@@ -179,7 +185,9 @@ class Fleet:
         """Its counters stay as long as anything of its name and version is there."""
         others = (*self.offered.values(), *self.leaving.values(), *self._loading)
         if not any(o.name == served.name and o.version == served.version for o in others):
-            self._table.directory.retire(served.name, served.version)
+            steps = () if served.config.pipeline is None else served.config.pipeline.steps
+            for version in (served.version, *(f"{served.version}\0{step.name}" for step in steps)):
+                self._table.directory.retire(served.name, version)
 
     async def stop(self, timeout: float) -> None:
         """Finish what was accepted, within this time, and free everything."""

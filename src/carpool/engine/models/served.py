@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 from time import monotonic, time
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from carpool.backends.backend import AnswersEach, AsksModels, Backend
 from carpool.config.backend_kinds import kind_of
@@ -41,6 +41,7 @@ from carpool.observe.logs import logger
 from carpool.observe.statistics import BatchStatistics
 from carpool.types import Signature
 from carpool.vision.settings import VisionSettings
+from carpool.vision.settings import write as write_vision
 
 if TYPE_CHECKING:
     from carpool.engine.runner_client import Runner
@@ -183,6 +184,10 @@ class Served(Watcher):
     def route(self) -> Route:
         """How its requests are answered."""
         return Direct(self.driver, eager=self.config.mode is Mode.EAGER)
+
+    def picture_document(self) -> Mapping[str, Any] | None:
+        """How it answers pictures, for front ends; None: it takes only tensors."""
+        return None if self.vision is None else write_vision(self.vision)
 
     @property
     def driver(self) -> Driver:

@@ -32,13 +32,15 @@ from carpool.frontend.packing import AT_ONCE
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
 from carpool.frontend.pictures.workers import stopping
 from carpool.link.door import LATEST, Answer, Catalog, ModelEntry, Slot
+from carpool.link.step_times import in_words
 from carpool.memory.layout import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row, count_failure
+from carpool.types import StepTiming
 from carpool.vision.geometry import Geometry
 from carpool.vision.heads import MOST_PIXELS_AT_ONCE, Buffer, pixels_of_request
 from carpool.vision.picture_answers import Options
-from carpool.vision.tasks import kinds, options_of, read_options
+from carpool.vision.tasks import kinds, options_of
 from carpool.vision.tasks.task import cannot_draw
 from carpool.wire.v2 import Placed, encode_error
 
@@ -138,7 +140,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
         return self._wanted({**self.asked.options, **fields}, model)
 
     def _wanted(self, given: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:
-        options = read_options(given, model.task)
+        options = model.read_options(given)
         if not (options.overlay or self.asked.wants_drawn):
             return options, None
         return replace(options, overlay=True), self.asked.drawn
@@ -177,6 +179,7 @@ class Outcome(NamedTuple):
     times: Times
     told: Told | None = None
     version: str = ""  # who answered, where that is a question
+    steps: bytes = b""  # where the time went in each, as `Server-Timing` has it
 
 
 class ImageCall(ClientCall):
@@ -223,7 +226,10 @@ class ImageCall(ClientCall):
             answer.outside = None  # who wants a drawing waits for that: it says nothing of the others
         body = (kept or self._encode(answer, placed)).body
         version = "" if self.split is None else self.entry.version
-        self._request.ended(self._number, Outcome(body, None, self._times(answer.timing), self.told, version))
+        timing, steps = answer.timing, b""
+        if timing.__class__ is StepTiming:
+            steps = in_words(timing).encode()
+        self._request.ended(self._number, Outcome(body, None, self._times(timing), self.told, version, steps))
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
         self._request.ended(self._number, Outcome(b"", without_stack(error), times or Times()))
@@ -407,6 +413,8 @@ class ImageRequest:
         more = b"" if self.target.entry.cache is None else told_of_all([one.told for one in outcomes])
         if slowest.version:
             more += _version_fields(slowest.version)
+        if slowest.steps:
+            more += b"Server-Timing: %b\r\n" % slowest.steps
         if self._several:
             listed = [_listed(outcome) for outcome in outcomes]
             self._send(_JSON_ANSWER % slowest.times + more, b'{"results":[%b]}' % b",".join(listed))

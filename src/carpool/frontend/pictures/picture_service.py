@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from contextlib import suppress
 
 import cv2
 
-from carpool.errors import CarpoolError, InvalidInput
+from carpool.errors import CarpoolError, InvalidInput, Unavailable
+from carpool.frontend.pictures.pipeline_pictures import PipelineModel
 from carpool.frontend.pictures.sent_pictures import PictureModel, weight_of_size
 from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import Catalog, Door, ModelEntry, Sender
@@ -14,6 +16,7 @@ from carpool.types import Timing
 from carpool.vision.heads import MOST_PIXELS_WAITING
 
 _MOST_HELD_BYTES = 512 << 20
+_MOST_KEPT_BYTES = 512 << 20
 _LEARNING = 0.2  # how much the newest batch counts in what they take
 _SLOW_S = 0.05  # whose body takes longer is not waited for: it is judged again when it is here
 _MOST_COUNTED = 256
@@ -63,11 +66,19 @@ class PictureService:
         self._models: dict[int, PictureModel] = {}  # by the entry's key
         self._held = 0
         self._pixels = 0
+        self._kept = 0  # bytes of pixels, for later steps
         door.watch(self._renewed)
 
     def _renewed(self, catalog: Catalog) -> None:
         entries = (*catalog.entries.values(), *catalog.leaving)
-        self._models = {entry.key: self.model(entry) for entry in entries if entry.vision is not None}
+        there = [entry for entry in entries if entry.vision is not None]
+        plain = {entry.key: self.model(entry) for entry in there if not _is_pipeline(entry)}
+        self._models = {**plain, **{key: made for key, made in self._models.items() if made.through}}
+        for entry in filter(_is_pipeline, there):  # after the models that they need
+            with suppress(Unavailable):
+                self._models[entry.key] = self.model(entry)
+        for key in self._models.keys() - {entry.key for entry in there}:
+            del self._models[key]
         known = {entry.key for entry in entries}
         self._after = {key: seconds for key, seconds in self._after.items() if key in known}
         for key in self._passed.keys() - known:
@@ -76,7 +87,7 @@ class PictureService:
     def model(self, entry: ModelEntry) -> PictureModel:
         """Made when the entry first appears. Raises `InvalidInput` for a model that takes no pictures."""
         made = self._models.get(entry.key)
-        if made is not None and made.entry is entry:
+        if made is not None and made.entry is entry and not isinstance(made, PipelineModel):
             return made
         if entry.vision is None:
             why = f"; for pictures: {entry.ask}" if entry.ask else ""
@@ -85,7 +96,13 @@ class PictureService:
                 reason="no-task",
                 field="model",
             )
-        return PictureModel(entry)
+        if not _is_pipeline(entry):
+            return PictureModel(entry)
+        catalog = self.door.catalog
+        if isinstance(made, PipelineModel) and made.entry is entry and made.is_current(catalog):
+            return made
+        self._models[entry.key] = made = PipelineModel.found(entry, catalog, self)
+        return made
 
     def refuses(
         self, entry: ModelEntry, deadline: float, now: float, sender: Sender, size: int
@@ -138,12 +155,26 @@ class PictureService:
         self._pixels += pixels
         return True
 
+    def keep(self, size: int) -> bool:
+        """Count bytes of pixels that are kept between two steps; False when there are too many already."""
+        if self._kept and self._kept + size > _MOST_KEPT_BYTES:
+            return False
+        self._kept += size
+        return True
+
+    def forget(self, size: int) -> None:
+        self._kept -= size
+
     def let_go(self, size: int, pixels: int) -> None:
         self._held -= size
         self._pixels -= pixels
 
     def close(self) -> None:
         self.workers.close()
+
+
+def _is_pipeline(entry: ModelEntry) -> bool:
+    return entry.vision is not None and "pipeline" in entry.vision
 
 
 def promised(entry: ModelEntry, arrived: float, deadline: float) -> float:

@@ -9,25 +9,27 @@ document or a drawing. A picture that comes alone may go to the model's device a
 from __future__ import annotations
 
 import binascii
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, Unsupported
-from carpool.link.door import ModelEntry, Slot
+from carpool.link.door import Answer, Call, ModelEntry, Sender, Slot
 from carpool.memory.layout import FILE_AT, bind_file, write_file
 from carpool.types import Array, Datatype, RequestedOutput, RequestOptions, Signature, Tensor, TensorSpec
 from carpool.vision import settings
+from carpool.vision.decode import Decoded
 from carpool.vision.geometry import Geometry
 from carpool.vision.heads import Buffer, pixels_of_request, read_head, sniff
-from carpool.vision.picture_answers import Options
+from carpool.vision.picture_answers import Option, Options
 from carpool.vision.picture_plan import PicturePlan
-from carpool.vision.tasks import options_of, read_options
+from carpool.vision.tasks import options_of
 from carpool.wire.head import DEFAULT_OPTIONS
 from carpool.wire.v2 import (
     RequestHead,
@@ -74,13 +76,38 @@ def weight_of(data: Buffer, pixels: int) -> float:
     return float(_SAME_FOR_ALL + _A_BYTE * len(data) + pixels)
 
 
+class Steps(Protocol):
+    """What a model does that goes through the door several times."""
+
+    def infer(
+        self,
+        pictures: SentPictures,
+        entry: ModelEntry,
+        head: RequestHead,
+        slot: Slot,
+        tail: int,
+        done: Callable[[Answer], None],
+        *,
+        arrived: float,
+        deadline: float,
+        sender: Sender,
+        ready_in: float | None,
+        admitted: Callable[[], None] | None,
+    ) -> Call: ...
+
+    def document(self, outputs: Sequence[Tensor]) -> bytes: ...
+
+
 class PictureModel(PicturePlan):
     """A picture's plan, and what goes through the door for it. Made once per entry."""
+
+    through: Steps | None = None  # it is a pipeline
 
     def __init__(self, entry: ModelEntry) -> None:
         assert entry.vision is not None
         super().__init__(settings.read(entry.vision), entry.name)
         self.entry = entry
+        self.options: Mapping[str, Option] = options_of(self.task)
         self.outputs = tuple(RequestedOutput(spec.name, binary=True) for spec in self.settings.outputs)
         self._batched = entry.signature.max_batch > 0
         spec = entry.signature.input_named[self.settings.input.name]
@@ -89,12 +116,18 @@ class PictureModel(PicturePlan):
         self.file_head = self.file_head_of(self.outputs)  # this one, too
 
     def head_of(
-        self, batch: int, outputs: Sequence[RequestedOutput], options: RequestOptions = DEFAULT_OPTIONS
+        self,
+        batch: int,
+        outputs: Sequence[RequestedOutput],
+        options: RequestOptions = DEFAULT_OPTIONS,
+        shape: tuple[int, ...] = (),
     ) -> RequestHead:
-        """What goes through the door for so many pictures, whose inputs lie one behind the other."""
+        """What goes through the door for so many pictures, whose inputs lie one behind the other. `shape` is
+        that of one, where its transform is not the usual one."""
         spec = self.settings.input
-        shape = (batch, *self.transform.shape) if self._leading else self.transform.shape
-        size = batch * self.bytes
+        one = shape or self.transform.shape
+        size = batch * math.prod(one) * self.transform.dtype.itemsize
+        shape = (batch, *one) if self._leading else one
         tensor = TensorHead(spec.name, spec.datatype, shape, 0, size)
         return RequestHead("", (tensor,), outputs, options, True, size, batch)
 
@@ -123,8 +156,7 @@ class SentPictures:
 
     __slots__ = (
         *("_geometries", "_model", "_pictures", "asked", "head", "is_file", "kept", "options", "sampled"),
-        "size",
-        "weight",
+        *("size", "through", "weight", "whole"),
     )
 
     quick = False  # the answer is made in less time than a thread takes to wake up
@@ -147,6 +179,8 @@ class SentPictures:
         self._model = model
         self.options = options
         self._pictures = pictures
+        self.through = model.through
+        self.whole: list[Decoded] = []  # the pixels, where they are needed for longer
         self.sampled: Sampled | None = None  # what will be measured of the first, if anything is
         self.is_file = as_file is not None  # for the model's device: there is nothing to decode here
         self._geometries = [] if as_file is None else [as_file]
@@ -156,6 +190,11 @@ class SentPictures:
     @property
     def model(self) -> PictureModel:
         return self._model
+
+    @property
+    def geometry(self) -> Geometry:
+        """How the first lies in the model's input."""
+        return self._geometries[0]
 
     @property
     def files(self) -> Sequence[Buffer]:
@@ -188,7 +227,8 @@ class SentPictures:
         """All of them into the slot, one behind the other; returns the seconds. One that is bad fails all."""
         started = monotonic()
         model, size = self._model, self._model.bytes
-        keep = None if self.sampled is None else self.sampled.decoded
+        sampled = None if self.sampled is None else self.sampled.decoded
+        keep = sampled if self.through is None else self.whole
         self._geometries = self._each(
             lambda number, data: model.prepare(data, memory[number * size : (number + 1) * size], keep)
         )
@@ -218,6 +258,8 @@ class SentPictures:
 
     def _document(self, outputs: Sequence[Tensor], number: int) -> bytes:
         model = self._model
+        if self.through is not None:
+            return self.through.document(outputs)
         given = model.of_one(outputs, number), self._geometries[number], self.options
         answer = model.answers.answer(*given)
         return orjson.dumps({"model": model.entry.name, "version": model.entry.version, **answer})
@@ -261,7 +303,8 @@ class RoutePicture(SentPictures):
 
     def prepare(self, memory: memoryview) -> float:
         started = monotonic()
-        keep = None if self.sampled is None else self.sampled.decoded
+        sampled = None if self.sampled is None else self.sampled.decoded
+        keep = sampled if self.through is None else self.whole
         self._geometries = [self._model.prepare(self._pictures[0], memory, keep)]
         if self.drawn is None and not self.kept:
             self._pictures = ()
@@ -290,7 +333,7 @@ class TensorPictures(SentPictures):
         given = asked.inputs[0]
         pictures = _elements(given, tail)
         pixels = pixels_of_request(pictures)
-        options = read_options(_options_of(asked, model), model.task)
+        options = model.read_options(_options_of(asked, model))
         as_file = model.seen_as_file(pictures[0]) if len(pictures) == 1 else None
         super().__init__(model, asked, pictures, options, as_file)
         self._shape = given.shape
@@ -390,9 +433,7 @@ def _elements(given: TensorHead, tail: Buffer) -> list[bytes]:
 def _options_of(asked: RequestHead, model: PictureModel) -> dict[str, str]:
     """Those of the request's parameters that mean something to the task; others are for the model."""
     custom = asked.options.custom
-    return {
-        name: _text(custom[name]) for name in options_of(model.task) if name in custom and name != "overlay"
-    }
+    return {name: _text(custom[name]) for name in model.options if name in custom and name != "overlay"}
 
 
 def _text(value: object) -> str:

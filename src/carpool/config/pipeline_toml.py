@@ -1,0 +1,324 @@
+"""`pipeline.toml` → settings, or an error that names the file, the line and the nearest key.
+
+The file is a user's: how many steps there are, how many crops a picture becomes and how large it is kept are
+all bounded here, before anything is loaded for it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from carpool.config import rules
+from carpool.config.model import Mode, ModelConfig, TensorConfig, VersionPolicy, eager_policy
+from carpool.config.pipeline_settings import (
+    LATE,
+    MOST_CROPS,
+    MOST_STEPS,
+    MOST_WIDTHS,
+    PARTS,
+    REFUSE,
+    REGIONS,
+    CropSettings,
+    EscalateSettings,
+    KeepSettings,
+    PipelineSettings,
+    PipelineStep,
+)
+from carpool.config.table import Table
+from carpool.config.toml import MAX_VERSION, read_versions
+from carpool.core.policy import Knobs, Promise
+from carpool.errors import ConfigError
+
+PIPELINE_TOML = "pipeline.toml"
+PIPELINE = "pipeline"
+"""The platform, and what stands for a backend."""
+
+KEYS: Mapping[str, tuple[str, ...]] = {
+    "": ("slo_ms", "keep_px", "versions", "step", "answer"),
+    "step": ("name", "model", "version", "keep", "each", "crop", "escalate"),
+    "step.keep": ("labels", "score", "most"),
+    "step.crop": ("pad", "square", "least", "rectify", "height", "widths"),
+    "step.escalate": ("from", "by", "below"),
+    "answer": ("from", "attach", "if_late", "under_load"),
+}
+"""Every key, by table; the tests hold the reference in docs/ against this list."""
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+_RESERVED = frozenset(
+    [
+        "angle",
+        "answered_by",
+        "box",
+        "class_id",
+        "classes",
+        "corners",
+        "degraded",
+        "detections",
+        "escalated",
+        "image",
+        "keypoints",
+        "label",
+        "late",
+        "lines",
+        "model",
+        "polygon",
+        "regions",
+        "score",
+        "steps",
+        "text",
+        "version",
+    ]
+)
+"""What answers have anyway."""
+_HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]")
+_KEY = re.compile(r'\s*"?([A-Za-z0-9_-]+)"?\s*=')
+
+
+class _Lines:
+    """Where things stand in the file: what reads TOML does not say."""
+
+    def __init__(self, text: str) -> None:
+        self._found: dict[tuple[str, str], int] = {}
+        table, step = "", -1
+        for number, line in enumerate(text.splitlines(), 1):
+            header, key = _HEADER.match(line), _KEY.match(line)
+            if header is not None:
+                step += header[1] == "[[" and header[2] == "step"
+                table = re.sub(r"^step\b", f"step[{step}]", header[2])
+                self._found.setdefault((table, ""), number)
+            elif key is not None:
+                self._found.setdefault((table, key[1]), number)
+
+    def at(self, path: str, key: str) -> int:
+        """That of the key, or of the table that it should be in."""
+        owner, _, inner = path.rpartition(".")
+        places = ((path, key), (owner, inner), (path, ""), (owner, ""))
+        return next((self._found[place] for place in places if place in self._found), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part(Table):
+    """A table whose messages say the line."""
+
+    lines: _Lines
+
+    def where(self, key: str) -> str:
+        return f"{self.file}:{self.lines.at(self.path, key)}: {self.name(key)}"
+
+    def part(self, key: str) -> _Part:
+        """What is not there says nothing."""
+        section = f"{self.section}.{key}" if self.section else key
+        return _part(self.file, self.name(key), section, self.data.get(key, {}), self.lines)
+
+
+def _part(file: str, path: str, section: str, data: object, lines: _Lines) -> _Part:
+    if not isinstance(data, dict):
+        raise ConfigError(f"{file}:{lines.at(path, '')}: {path} must be a table")
+    table = _Part(file, path, section, data, lines)
+    for key in data:
+        if key not in KEYS[section]:
+            raise ConfigError(f"{table.where(key)} is unknown; {rules.nearest(key, KEYS[section])}")
+    return table
+
+
+def read_pipeline(path: Path, name: str) -> ModelConfig:
+    """The settings of the pipeline in this file, which has its folder's name."""
+    return pipeline_config(rules.read_settings(path), path, name)
+
+
+def pipeline_config(text: str, path: Path, name: str) -> ModelConfig:
+    try:
+        data = tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deep") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    top = _part(str(path), "", "", data, _Lines(text))
+    slo_ms = top.number("slo_ms", 0, 1e7, above=True)
+    policy: Promise | Knobs = eager_policy() if slo_ms is None else Promise(slo_ms / 1e3, 1)
+    versions: VersionPolicy = read_versions(top)
+    return ModelConfig(
+        name=rules.check_name(name, str(path)),
+        path=path.parent,
+        backend=PIPELINE,
+        inputs=(TensorConfig("image", "BYTES", (1,)),),
+        outputs=(TensorConfig("answer", "BYTES", (1,)),),
+        max_batch=0,
+        mode=Mode.EAGER if slo_ms is None else Mode.PROMISE,
+        policy=policy,
+        versions=versions,
+        pipeline=_settings(top, name),
+    )
+
+
+def _settings(top: _Part, name: str) -> PipelineSettings:
+    listed = top.data.get("step", [])
+    if not isinstance(listed, list) or not 1 <= len(listed) <= MOST_STEPS:
+        many = len(listed) if isinstance(listed, list) else "no list"
+        raise top.error("step", f"must be 1 to {MOST_STEPS} tables [[step]], not {many}")
+    tables = [_part(top.file, f"step[{n}]", "step", each, top.lines) for n, each in enumerate(listed)]
+    steps = tuple(_step(table, name) for table in tables)
+    names = [step.name for step in steps]
+    for table, step in zip(tables, steps, strict=True):
+        if names.count(step.name) > 1:
+            raise table.error("name", f"{rules.shown(step.name)} is there twice")
+        if step.each is not None and step.each[0] not in names:
+            said = f"there is no step {rules.shown(step.each[0])}; {rules.nearest(step.each[0], names)}"
+            raise table.error("each", said)
+    _check_order(tables, steps)
+    answer = top.part("answer")
+    settings = PipelineSettings(
+        top.file,
+        steps,
+        _answer(answer, steps),
+        answer.text("if_late", LATE) or REFUSE,
+        answer.text("under_load", [REFUSE, *names]) or REFUSE,
+        top.integer("keep_px", 64, 4096) or 1600,
+    )
+    if settings.under_load != REFUSE:
+        raise answer.error("under_load", "needs a step with escalate")
+    _check_attached(answer, steps, settings.answer)
+    return settings
+
+
+def _step(table: _Part, pipeline: str) -> PipelineStep:
+    name, model = table.text("name"), table.text("model")
+    if not name or not model:
+        raise table.error("name" if not name else "model", "is missing")
+    if not _NAME.fullmatch(name) or name in _RESERVED:
+        why = (
+            "stands in answers already" if name in _RESERVED else "must be a letter, then letters and digits"
+        )
+        raise table.error("name", f"{rules.shown(name)} {why}")
+    if model == pipeline:
+        raise table.error("model", f"{rules.shown(model)} is the pipeline itself")
+    each = _each(table)
+    if each is None and table.has("crop"):
+        raise table.error("crop", 'needs each, like "find.boxes": without it a step sees the whole picture')
+    return PipelineStep(
+        name,
+        model,
+        table.integer("version", 1, MAX_VERSION) or -1,
+        _keep(table.part("keep")),
+        each,
+        _crop(table.part("crop"), each),
+        _escalate(table.part("escalate")) if table.has("escalate") else None,
+        table.lines.at(table.path, "model"),
+    )
+
+
+def _each(table: _Part) -> tuple[str, str] | None:
+    text = table.text("each")
+    if text is None:
+        return None
+    step, dot, parts = text.partition(".")
+    if not dot or not step or parts not in PARTS:
+        said = " or ".join(f'"STEP.{known}"' for known in PARTS)
+        raise table.error("each", f"must be {said}, not {rules.shown(text)}")
+    return step, parts
+
+
+def _keep(table: _Part) -> KeepSettings:
+    usual = KeepSettings()
+    labels = table.texts("labels")
+    if table.has("labels") and not labels:
+        raise table.error("labels", "is empty: leave it out to keep all")
+    score = table.number("score", 0, 1)
+    most = table.integer("most", 1, MOST_CROPS)
+    return KeepSettings(labels, usual.score if score is None else score, most or usual.most)
+
+
+def _crop(table: _Part, each: tuple[str, str] | None) -> CropSettings:
+    usual = CropSettings()
+    rectify = table.flag("rectify")
+    for key in ("height", "widths") if not rectify else ("pad", "square", "least"):
+        if table.has(key):
+            said = "needs rectify = true" if not rectify else "does not go with rectify"
+            raise table.error(key, said)
+    if rectify and each is not None and each[1] != REGIONS:
+        raise table.error("rectify", f'needs quadrilaterals: each = "{each[0]}.{REGIONS}"')
+    widths = table.integers("widths", 8, 4096)
+    if widths is not None and not 1 <= len(set(widths)) <= MOST_WIDTHS:
+        raise table.error("widths", f"must be 1 to {MOST_WIDTHS} numbers of pixels")
+    return CropSettings(
+        table.number("pad", 0, 2) or 0.0,
+        table.flag("square"),
+        table.integer("least", 1, 1024) or usual.least,
+        rectify,
+        table.integer("height", 8, 1024) or usual.height,
+        tuple(sorted(set(widths))) if widths else usual.widths,
+    )
+
+
+def _escalate(table: _Part) -> EscalateSettings:
+    source, by = table.text("from"), table.text("by", ("margin", "confidence", "entropy"))
+    below = table.number("below", 0, 100)
+    for key, value in (("from", source), ("by", by), ("below", below)):
+        if value is None:
+            raise table.error(key, "is missing")
+    raise table.error("from", "escalate is not served yet: leave it out")
+
+
+def _check_order(tables: list[_Part], steps: tuple[PipelineStep, ...]) -> None:
+    """Every step waits for another one until, in the end, one sees the whole picture."""
+    waits = {step.name: step.each[0] for step in steps if step.each is not None}
+    for table, step in zip(tables, steps, strict=True):
+        way = [step.name]
+        while way[-1] in waits:
+            way.append(waits[way[-1]])
+            if way[-1] in way[:-1]:
+                raise table.error("each", f"goes round in a circle: {' → '.join(way)}")
+
+
+def _answer(table: _Part, steps: tuple[PipelineStep, ...]) -> tuple[str, ...]:
+    """A step that sees the whole picture; the first of them, if nobody says."""
+    whole = [step.name for step in steps if step.each is None]
+    text = table.text("from")
+    if text is None:
+        return (whole[0],)
+    names = text.split(" or ")
+    for name in names:
+        if name not in whole:
+            raise table.error("from", f"{rules.shown(name)} cannot be it; {rules.nearest(name, whole)}")
+    if len(names) > 1:
+        raise table.error("from", f"{rules.shown(text)} needs a step with escalate")
+    return tuple(names)
+
+
+def _check_attached(table: _Part, steps: tuple[PipelineStep, ...], answer: tuple[str, ...]) -> None:
+    """`attach` may say what goes where: to the parts that a step was asked about, which is where it goes
+    anyway, or to the whole answer."""
+    data: Any = table.data.get("attach", {})
+    if not isinstance(data, dict):
+        raise table.error("attach", 'must be like { kind = "find.boxes" }')
+    known = {step.name: ".".join(step.each) if step.each else answer[0] for step in steps}
+    for name, where in data.items():
+        if name not in known or name in answer:
+            raise table.error(
+                "attach", f"{rules.shown(name)} cannot be attached; {rules.nearest(name, known)}"
+            )
+        if where != known[name]:
+            raise table.error(
+                "attach", f'{name} belongs to "{known[name]}", not to {rules.shown(str(where))}'
+            )
+
+
+def pipeline_document(settings: PipelineSettings) -> dict[str, Any]:
+    """For clients that read a model's settings."""
+    return {
+        "step": [
+            {
+                "name": step.name,
+                "model": step.model,
+                "version": step.version,
+                "each": ".".join(step.each) if step.each else "",
+            }
+            for step in settings.steps
+        ],
+        "answer": {"from": " or ".join(settings.answer), "if_late": settings.if_late},
+    }

@@ -1,0 +1,446 @@
+"""The way of one picture through the steps of a pipeline. It runs here, in the front end that decoded it.
+
+The other place would be the engine, where ensembles have theirs. But what goes from step to step is pixels,
+and those are here: the engine would have to send boxes back and wait for crops, which is this journey with
+more messages; or hold pictures itself, cut them and look through detectors' outputs in the one thread that
+schedules for all. Here each step is a request like any other, in a slot like any other, and crops of many
+requests share batches because their models' queues are the engine's. What only the engine can know, whether
+all of it can be in time and how much a step must leave to the later ones, it says through the trip that each
+request names (engine/pipeline_trips.py). So a front end that dies takes its own journeys along and no others,
+and an engine that dies ends each of them once.
+
+To `ClientCall` a journey is one call through the door: it is made ready, cancelled and done like one.
+
+    the first step's tensor ─► its answer ─► a thread reads it ─► slots for the crops ─► a thread cuts ─► …
+                                                 └ nothing found: the step is over at once
+
+Everything but `_read` and `_cut` happens in the loop's thread. A step is OPEN from the moment that its source
+is over; a slot is the journey's until its request has it. Calls whose outputs are being read, and slots that
+are being cut into, belong to the thread: they are given back when it is done, whatever became of the journey.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from carpool.config.pipeline_settings import WITHOUT
+from carpool.errors import CarpoolError, DeadlineExceeded, Refused, without_stack
+from carpool.frontend.pictures.workers import explained
+from carpool.link.door import Answer, Call, Sender, Slot
+from carpool.pipelines.picture_graph import Document, Item, chunks, moved
+from carpool.types import Datatype, PartTiming, StepTiming, Tensor, Timing
+from carpool.vision.decode import Decoded
+from carpool.vision.geometry import Geometry
+from carpool.vision.picture_answers import DEFAULT
+from carpool.wire.v2 import RequestHead
+
+if TYPE_CHECKING:
+    from carpool.frontend.pictures.pipeline_pictures import PipelineModel, StepModel
+    from carpool.frontend.pictures.sent_pictures import SentPictures
+
+_WHOLE = (Item(),)
+
+
+class Request:
+    """A part of a step: these of its items, in one slot, as one request."""
+
+    __slots__ = ("answer", "call", "geometries", "items", "parts", "slot")
+
+    def __init__(self, items: Sequence[int]) -> None:
+        self.items = items
+        self.slot: Slot | None = None  # ours, while it is cut into
+        self.call: Call | None = None
+        self.answer: Answer | None = None
+        self.geometries: list[Geometry] = []
+        self.parts: list[Decoded] = []  # their sizes only
+
+
+class StepState:
+    """A step that has begun. `answers` are there when it is over."""
+
+    __slots__ = ("answers", "began", "cut", "items", "requests", "waiting")
+
+    def __init__(self, items: Sequence[Item], requests: Sequence[Request]) -> None:
+        self.items = items
+        self.requests = requests
+        self.waiting = len(requests)
+        self.answers: list[Document] | None = None
+        self.began = monotonic()
+        self.cut = 0.0  # seconds
+
+
+class PipelineJourney:
+    """Implements `Call`."""
+
+    def __init__(
+        self,
+        model: PipelineModel,
+        pictures: SentPictures,
+        done: Callable[[Answer], None],
+        *,
+        arrived: float,
+        deadline: float,
+        sender: Sender,
+    ) -> None:
+        self._model = model
+        self._graph = model.graph
+        self._door = model.service.door
+        self._workers = model.service.workers
+        self._pictures = pictures
+        self._done: Callable[[Answer], None] | None = done  # None: it was called, or nobody wants it
+        self._arrived, self._deadline = arrived, deadline
+        urgent = max(sender.priority, pictures.asked.options.priority)
+        self._sender = sender._replace(priority=urgent) if urgent else sender
+        self._trip = self._door.begin_trip(model.entry)
+        self._steps: dict[int, StepState] = {}
+        self._late: list[int] = []
+        self._picture: Decoded | None = None
+        self._kept = 0
+        self._last = Answer()
+
+    def begin(
+        self,
+        head: RequestHead,
+        slot: Slot,
+        tail: int,
+        ready_in: float | None,
+        admitted: Callable[[], None] | None,
+    ) -> None:
+        """Offer the first step; nothing has happened if this raises."""
+        request = Request((0,))
+        base = self._graph.base
+        first = self._model.steps[base]
+        request.call = self._door.infer(
+            first.entry,
+            head,
+            slot,
+            tail,
+            partial(self._step_answered, base, request),
+            arrived=self._arrived,
+            deadline=self._deadline,
+            sender=self._sender,
+            ready_in=ready_in,
+            admitted=admitted,
+            trip=self._trip,
+            step=base,
+        )
+        self._steps[base] = StepState(_WHOLE, (request,))
+
+    # ── as `Call` ──
+
+    def ready(self, slot: Slot) -> None:
+        """The picture was decoded. Other steps that see all of it begin as well."""
+        call = self._steps[self._graph.base].requests[0].call
+        assert call is not None
+        call.ready(slot)
+        if self._done is None:
+            return
+        self._picture = picture = self._pictures.whole[0]
+        size = picture.pixels.size
+        if not self._model.service.keep(size):
+            full = "too many pictures are kept for later steps"
+            self._end(Refused(full, reason="queue-full", retry_after_s=1.0))
+            return
+        self._kept = size
+        for number, source in enumerate(self._graph.after):
+            if source is None and number != self._graph.base:
+                self._open(number, list(_WHOLE))
+
+    def cancel(self) -> None:
+        """The client has gone."""
+        self._done = None
+        self._let_go()
+
+    def release(self) -> None:
+        """Its answer is no view of anything: all was given back before."""
+
+    # ── one step ──
+
+    def _open(self, number: int, items: list[Item]) -> None:
+        """Its source is over. With nothing to ask, so is it."""
+        self._trip.reaches(number, len(items))
+        at = self._model.steps[number]
+        state = self._steps[number] = StepState(items, [Request(part) for part in chunks(items, at.most)])
+        if not items:
+            self._over(number, [])
+            return
+        try:
+            for request in state.requests:
+                width, images = items[request.items[0]].width, len(request.items)
+                request.slot = self._door.slot(at.head(width, images).tail_size)
+        except CarpoolError as error:
+            _give_back(state.requests)
+            self._failed(number, error)
+            return
+        self._workers.finish(partial(self._cut, at, state), partial(self._was_cut, at, state))
+
+    def _cut(self, at: StepModel, state: StepState) -> None:
+        """In a thread: every crop straight into the slot of its request."""
+        started = monotonic()
+        picture = self._picture
+        if picture is None:
+            return  # nobody wants it any more
+        for request in state.requests:
+            assert request.slot is not None
+            size = at.head(state.items[request.items[0]].width, 1).tail_size
+            for place, number in enumerate(request.items):
+                memory = request.slot.view[place * size : (place + 1) * size]
+                geometry, part = at.prepare(picture, state.items[number], memory)
+                request.geometries.append(geometry)
+                request.parts.append(part)
+        state.cut = monotonic() - started
+
+    def _was_cut(self, at: StepModel, state: StepState, _: None, error: BaseException | None) -> None:
+        if self._done is None or self._is_late(at.number):
+            _give_back(state.requests)
+            return
+        if error is not None:
+            _give_back(state.requests)
+            self._failed(at.number, explained(error, at.entry.name))
+            return
+        for request in state.requests:
+            slot, request.slot = request.slot, None
+            assert slot is not None
+            try:
+                request.call = self._door.infer(
+                    at.entry,
+                    at.head(state.items[request.items[0]].width, len(request.items)),
+                    slot,
+                    0,
+                    partial(self._step_answered, at.number, request),
+                    arrived=self._arrived,
+                    deadline=self._deadline,
+                    sender=self._sender,
+                    trip=self._trip,
+                    step=at.number,
+                )
+            except CarpoolError as failed:
+                slot.release()
+                _give_back(state.requests)
+                self._failed(at.number, failed)
+                return
+
+    def _step_answered(self, number: int, request: Request, answer: Answer) -> None:
+        """By the door: one request of the step is over."""
+        request.answer = answer
+        if answer.error is not None:
+            self._failed(number, answer.error)
+            return
+        state = self._steps[number]
+        state.waiting -= 1
+        if not state.waiting and not self._is_late(number):
+            at = self._model.steps[number]
+            self._workers.finish(partial(self._read, at, state), partial(self._was_read, number, state))
+
+    def _read(self, at: StepModel, state: StepState) -> list[Document]:
+        """In a thread: what the model's outputs mean, for each item."""
+        base = at.number == self._graph.base
+        answers: list[Document] = [{} for _ in state.items]
+        for request in state.requests:
+            assert request.answer is not None
+            outputs = request.answer.outputs
+            for place, number in enumerate(request.items):
+                model, options = at.model, self._pictures.options if base else DEFAULT
+                geometry = self._pictures.geometry if base else request.geometries[place]
+                answer = model.answer(model.of_one(outputs, place), geometry, options)
+                part = state.items[number].place
+                if part is not None:
+                    pixels = request.parts[place]
+                    across, down = (
+                        (part.right - part.left) / pixels.width,
+                        (part.bottom - part.top) / pixels.height,
+                    )
+                    answer = moved(answer, part, (across, down))
+                answers[number] = self._graph.kept(at.number, answer)
+        return answers
+
+    def _was_read(
+        self, number: int, state: StepState, answers: list[Document] | None, error: BaseException | None
+    ) -> None:
+        _release(state.requests)
+        if self._done is None or self._is_late(number):
+            return
+        if answers is None:
+            self._failed(number, explained(error, self._model.steps[number].entry.name))
+        else:
+            self._over(number, answers)
+
+    def _over(self, number: int, answers: list[Document]) -> None:
+        """The step is; those begin that waited for it, and the whole ends with the last."""
+        self._steps[number].answers = answers
+        picture = self._picture
+        for other in self._graph.following(number):
+            assert picture is not None
+            items = self._graph.items(other, answers, (picture.width, picture.height))
+            self._open(other, items)
+            if self._done is None:
+                return
+        self._finish_if_over()
+
+    # ── the end ──
+
+    def _is_late(self, number: int) -> bool:
+        return number in self._late
+
+    def _failed(self, number: int, error: CarpoolError) -> None:
+        """A step did not come to its end: neither does the whole, unless that is answered without it."""
+        if self._done is None or self._is_late(number):
+            return
+        late = isinstance(error, Refused | DeadlineExceeded)
+        if not late or self._graph.settings.if_late != WITHOUT or number == self._graph.base:
+            self._end(_in_step(error, self._graph.steps[number].name))
+            return
+        left_out = [number]
+        while left_out:
+            self._late.append(at := left_out.pop())
+            self._drop(at)
+            left_out += self._graph.following(at)
+        self._finish_if_over()
+
+    def _finish_if_over(self) -> None:
+        if self._done is None:
+            return
+        for number in range(len(self._graph.steps)):
+            state = self._steps.get(number)
+            if not self._is_late(number) and (state is None or state.answers is None):
+                return
+        started = monotonic()
+        try:
+            answer = self._answer(started)
+        except Exception as error:
+            self._end(explained(error, self._model.entry.name))
+            return
+        done, self._done = self._done, None
+        self._trip.over(answered=True)
+        self._let_go()
+        done(answer)
+
+    def _answer(self, started: float) -> Answer:
+        graph, steps = self._graph, self._steps
+        there = {number: state for number, state in steps.items() if state.answers is not None}
+        document: dict[str, Any] = {"model": self._model.entry.name, "version": self._model.entry.version}
+        document |= graph.answer(
+            {number: state.items for number, state in there.items()},
+            {number: state.answers or [] for number, state in there.items()},
+        )
+        if self._late:
+            document["late"] = sorted(graph.steps[number].name for number in self._late)
+        timing = self._timing(monotonic() - started)
+        if self._pictures.options.extra.get("explain"):
+            document["steps"] = _explained(timing)
+        data = np.empty(1, object)
+        data[0] = orjson.dumps(document)
+        last = self._last
+        return Answer([Tensor("answer", Datatype.BYTES, (1,), data)], None, timing, last.sent, last.outside)
+
+    def _timing(self, merge: float) -> StepTiming:
+        steps: list[tuple[str, Timing]] = []
+        for number in self._graph.order:
+            state = self._steps.get(number)
+            if state is None or number in self._late:
+                continue
+            given = [request.answer for request in state.requests if request.answer is not None]
+            slowest = max((one.timing for one in given), key=lambda t: t.queue + t.infer, default=Timing())
+            self._last = max((self._last, *given), key=lambda one: one.sent)
+            steps.append(
+                (
+                    self._graph.steps[number].name,
+                    PartTiming(
+                        slowest.queue,
+                        slowest.input,
+                        slowest.infer,
+                        slowest.output,
+                        slowest.batch,
+                        len(state.items),
+                        state.cut,
+                    ),
+                )
+            )
+        each = [timing for _, timing in steps]
+        return StepTiming(
+            sum(t.queue for t in each),
+            sum(t.input for t in each),
+            sum(t.infer for t in each),
+            sum(t.output for t in each),
+            max((t.batch for t in each), default=0),
+            (*steps, ("merge", PartTiming(output=merge))),
+        )
+
+    def _end(self, error: CarpoolError) -> None:
+        done, self._done = self._done, None
+        self._let_go()
+        if done is not None:
+            done(Answer(error=without_stack(error)))
+
+    def _let_go(self) -> None:
+        """Of everything that no thread has: siblings are cancelled, and the pixels are free."""
+        self._trip.over(answered=False)  # unless it was said to be answered
+        for number in self._steps:
+            self._drop(number)
+        self._picture = None
+        self._pictures.whole.clear()
+        kept, self._kept = self._kept, 0
+        self._model.service.forget(kept)
+
+    def _drop(self, number: int) -> None:
+        """What is under way of a step. What a thread reads or cuts is given back when it comes back."""
+        state = self._steps.get(number)
+        for request in state.requests if state is not None and state.answers is None else ():
+            if request.call is not None and request.answer is None:
+                call, request.call = request.call, None
+                call.cancel()
+            elif request.call is not None and state is not None and state.waiting:
+                call, request.call = request.call, None
+                call.release()
+
+
+def _give_back(requests: Sequence[Request]) -> None:
+    """Slots that no request took over."""
+    for request in requests:
+        slot, request.slot = request.slot, None
+        if slot is not None:
+            slot.release()
+
+
+def _release(requests: Sequence[Request]) -> None:
+    """Outputs that were read."""
+    for request in requests:
+        call, request.call = request.call, None
+        if call is not None:
+            call.release()
+
+
+def _in_step(error: CarpoolError, step: str) -> CarpoolError:
+    """The same, with the step's name: what was told to several is not changed for one."""
+    said = f"in step '{step}', {error.message}"
+    if isinstance(error, Refused):
+        return Refused(
+            said,
+            reason=error.reason,
+            predicted_ms=error.predicted_ms,
+            retry_after_s=error.retry_after_s,
+            numbers=error.numbers,
+        )
+    return type(error)(said, reason=error.reason, field=error.field, numbers=error.numbers)
+
+
+def _explained(timing: StepTiming) -> list[dict[str, Any]]:
+    """In milliseconds."""
+    return [
+        {
+            "step": name,
+            "images": each.images,
+            "cut_ms": round(each.cut * 1e3, 3),
+            "queue_ms": round(each.queue * 1e3, 3),
+            "infer_ms": round((each.input + each.infer + each.output) * 1e3, 3),
+            "batch": each.batch,
+        }
+        for name, each in timing.steps
+        if isinstance(each, PartTiming) and name != "merge"
+    ]

@@ -1,0 +1,198 @@
+"""A pipeline as pictures see it: like a model, whose pixels are kept for what comes after its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from carpool.config.pipeline_settings import PipelineStep, read_document
+from carpool.errors import Unavailable
+from carpool.frontend.pictures.pipeline_journey import PipelineJourney
+from carpool.frontend.pictures.sent_pictures import PictureModel, SentPictures
+from carpool.link.door import Answer, Call, Catalog, ModelEntry, Sender, Slot
+from carpool.pipelines.picture_graph import Item, PictureGraph, is_turned, natural_width
+from carpool.types import Array, RequestedOutput, RequestOptions, Tensor
+from carpool.vision import crops, draw
+from carpool.vision.decode import Decoded, decode
+from carpool.vision.geometry import Geometry
+from carpool.vision.heads import Buffer
+from carpool.vision.picture_answers import DEFAULT, Option, Options, flag
+from carpool.vision.transforms import Transform
+from carpool.wire.head import DEFAULT_OPTIONS
+from carpool.wire.v2 import RequestHead
+
+if TYPE_CHECKING:
+    from carpool.frontend.pictures.picture_service import PictureService
+
+EXPLAIN = "explain"
+_EXPLAIN = Option(
+    flag, {"type": "boolean", "default": False}, "Answer also where the time went, step by step."
+)
+
+
+class StepModel:
+    """A step, and the model that runs it now. What does not depend on a request is made once."""
+
+    def __init__(self, number: int, step: PipelineStep, model: PictureModel) -> None:
+        self.number = number
+        self.step = step
+        self.model = model
+        self.entry = model.entry
+        self.most = max(1, model.entry.signature.max_batch)  # images of one request
+        self._transforms = {0: model.transform}
+        if step.crop.rectify:
+            for width in step.crop.widths:
+                image = replace(model.settings.image, size=(step.crop.height, width))
+                self._transforms[width] = Transform(image, model.settings.input, model.entry.name)
+        self._heads: dict[tuple[int, int], RequestHead] = {}
+
+    def head(self, width: int, images: int) -> RequestHead:
+        """Always the same object for equal ones: by that the link knows it again."""
+        found = self._heads.get((width, images))
+        if found is None:
+            shape = self._transforms[width].shape
+            found = self._heads[width, images] = self.model.head_of(images, self.model.outputs, shape=shape)
+        return found
+
+    def prepare(self, picture: Decoded, item: Item, memory: memoryview) -> tuple[Geometry, Decoded]:
+        """Cut out what is asked about, and write it as the model's input; any thread."""
+        place, crop = item.place, self.step.crop
+        part = picture
+        if place is not None and place.corners:
+            width = min(natural_width(place, crop.height), item.width)
+            size = (width, crop.height)
+            part = crops.rectified(picture, place.corners, size, turned=is_turned(place))
+        elif place is not None:
+            part = crops.crop(picture, *place[:4])
+        transform = self._transforms[item.width]
+        into: Array = np.ndarray(transform.shape, transform.dtype, memory)
+        return transform.prepare(part, into), part
+
+
+def _serving(step: PipelineStep, catalog: Catalog) -> ModelEntry | None:
+    """Who runs a step now."""
+    if step.version == -1:
+        return catalog.newest.get(step.model)
+    return catalog.entries.get((step.model, str(step.version)))
+
+
+class PipelineModel(PictureModel):
+    """Its first step's model, as far as the picture's way into the engine goes."""
+
+    def __init__(self, entry: ModelEntry, steps: Sequence[StepModel], service: PictureService) -> None:
+        assert entry.vision is not None
+        self.service = service
+        self.graph = PictureGraph(read_document(entry.vision["pipeline"]))
+        self.steps = steps
+        self.first = first = steps[self.graph.base].model
+        super().__init__(first.entry)
+        self.entry = entry
+        self.through = self
+        self._batched = False  # one picture, one answer
+        self.encoded = False  # its pixels are needed here
+        self.quick = True  # what is answered is made on the way
+        self.options = {**self.options, EXPLAIN: _EXPLAIN}
+        self.outputs = (RequestedOutput("answer", binary=True),)
+        self._reduction = crops.reduction_to(self.graph.settings.keep_px)
+
+    @classmethod
+    def found(cls, entry: ModelEntry, catalog: Catalog, service: PictureService) -> PipelineModel:
+        """With the models that run its steps now. Raises `Unavailable` while one is not there."""
+        assert entry.vision is not None
+        steps = []
+        for number, step in enumerate(read_document(entry.vision["pipeline"]).steps):
+            model = _serving(step, catalog)
+            if model is None:
+                why = f"{entry.name} cannot run: {step.model}, which it needs, is not loaded"
+                raise Unavailable(why, reason="model-not-ready")
+            steps.append(StepModel(number, step, service.model(model)))
+        return cls(entry, steps, service)
+
+    def is_current(self, catalog: Catalog) -> bool:
+        """The models of its steps are still those that serve."""
+        return all(_serving(at.step, catalog) is at.entry for at in self.steps)
+
+    # ── in the place of a model ──
+
+    def read_options(self, given: Mapping[str, object]) -> Options:
+        options = super().read_options({name: value for name, value in given.items() if name != EXPLAIN})
+        if EXPLAIN not in given:
+            return options
+        return replace(options, extra={**options.extra, EXPLAIN: flag(EXPLAIN, str(given[EXPLAIN]))})
+
+    def head_of(
+        self,
+        batch: int,
+        _outputs: Sequence[RequestedOutput],
+        options: RequestOptions = DEFAULT_OPTIONS,
+        shape: tuple[int, ...] = (),
+    ) -> RequestHead:
+        """What goes through the door for the first step."""
+        return self.first.head_of(batch, self.first.outputs, options, shape)
+
+    def prepare(
+        self, data: Buffer, memory: memoryview | bytearray, keep: list[Decoded] | None = None
+    ) -> Geometry:
+        """One decode for all steps: what is kept is what the first one sees, too."""
+        decoded = decode(data, reduction=self._reduction)
+        picture = crops.kept(decoded, self.graph.settings.keep_px)
+        if keep is not None:
+            keep.append(picture)
+        into: Array = np.ndarray(self.transform.shape, self.transform.dtype, memory)
+        return self.transform.prepare(picture, into)
+
+    def document(self, outputs: Sequence[Tensor]) -> bytes:
+        """What the journey has put together."""
+        found = outputs[0].data.reshape(-1)[0]
+        assert isinstance(found, bytes)
+        return found
+
+    def drawn(
+        self,
+        data: Buffer,
+        outputs: Mapping[str, Array],
+        geometry: Geometry,
+        options: Options = DEFAULT,
+        format: str = "jpeg",  # noqa: A002
+    ) -> bytes:
+        """The objects of the first step, each with what the later ones say about it."""
+        answer = orjson.loads(outputs["answer"].reshape(-1)[0])
+        pixels = decode(data).pixels
+        found: Any = [{**one, "label": self._words(one)} for one in answer.get("detections", ())]
+        drawn = draw.detections(pixels, found, (geometry.width, geometry.height))
+        return draw.encode(drawn, format)
+
+    def _words(self, one: Mapping[str, Any]) -> str:
+        words = [str(one["label"])]
+        for step in self.graph.steps:
+            said = one.get(step.name)
+            if isinstance(said, dict):
+                best = next(iter(said.get("classes", ())), None)
+                words += [said["text"]] if "text" in said else [best["label"]] if best else []
+        return ": ".join(words)
+
+    # ── the way through the door ──
+
+    def infer(
+        self,
+        pictures: SentPictures,
+        entry: ModelEntry,
+        head: RequestHead,
+        slot: Slot,
+        tail: int,
+        done: Callable[[Answer], None],
+        *,
+        arrived: float,
+        deadline: float,
+        sender: Sender,
+        ready_in: float | None,
+        admitted: Callable[[], None] | None,
+    ) -> Call:
+        """As `Door.infer`, through all steps: `done` gets the whole answer."""
+        journey = PipelineJourney(self, pictures, done, arrived=arrived, deadline=deadline, sender=sender)
+        journey.begin(head, slot, tail, ready_in, admitted)
+        return journey
