@@ -33,8 +33,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/python": "backends config memory",
     "backends/torch": "backends backends/python config",
     "cache": "config core observe vision wire",
-    "cli": "client config core demo engine frontend frontend/access lab lab/cascade lab/evaluate lab/load lab/sweep "
-    "link observe process quality registry sim video vision",
+    "cli": "client config core demo engine frontend frontend/access lab lab/cascade lab/evaluate lab/load "
+    "lab/sweep link observe process quality registry sim video vision",
     "client": "vision wire",
     "config": "core wire/proto",
     "console": "",
