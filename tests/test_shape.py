@@ -34,7 +34,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/torch": "backends backends/python config",
     "cache": "config core observe vision wire",
     "cli": "client config core demo engine frontend frontend/access lab lab/cascade lab/evaluate lab/load "
-    "lab/sweep link observe process quality registry sim video vision",
+    "lab/sweep link observe pipelines process quality registry sim video vision",
     "client": "vision wire",
     "config": "core wire/proto",
     "console": "",

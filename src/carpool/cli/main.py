@@ -22,6 +22,7 @@ from carpool.cli.inspect_command import Inspect
 from carpool.cli.label_command import LabelVerb
 from carpool.cli.load_command import Load
 from carpool.cli.models_command import ModelsVerb
+from carpool.cli.pipeline_command import PipelineVerb
 from carpool.cli.plan_command import PlanVerb
 from carpool.cli.predict_command import Predict
 from carpool.cli.profile_command import ProfileVerb
@@ -111,6 +112,7 @@ app.command("predict")(_as_command(Predict))
 app.command("watch")(_as_command(WatchVerb))
 app.command("evaluate")(_as_command(Evaluate))
 app.command("models")(_as_command(ModelsVerb))
+app.command("pipeline")(_as_command(PipelineVerb))
 app.command("registry")(_as_command(RegistryVerb))
 app.command("drift")(_as_command(DriftVerb))
 app.command("label")(_as_command(LabelVerb))

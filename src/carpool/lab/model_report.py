@@ -59,7 +59,15 @@ def inspect_model(path: Path, choice: PictureChoice | None = None) -> ModelRepor
     sources, _ = find_models([path], gpus=gpu_count())
     if len(sources) != 1:
         raise ConfigError(f"{path} holds {len(sources)} models: name one of them")
-    source = sources[0]
+    return _report(sources[0], *_tried(sources[0], choice))
+
+
+def how_it_sees(source: ModelSource) -> VisionSettings | None:
+    """How a model answers pictures; None: it takes tensors. It is opened and tried once."""
+    return _tried(source)[1].vision
+
+
+def _tried(source: ModelSource, choice: PictureChoice | None = None) -> tuple[Examined, Described]:
     version = source.versions[-1]
 
     def load(config: ModelConfig) -> Backend:
@@ -68,7 +76,7 @@ def inspect_model(path: Path, choice: PictureChoice | None = None) -> ModelRepor
         return backends.load(config, version, placement)
 
     found = try_out(examine((choice or PictureChoice()).applied(source.config), version), load)
-    return _report(source, found, describe(found.config, found.signature, found.labels, found.seen))
+    return found, describe(found.config, found.signature, found.labels, found.seen)
 
 
 def _report(source: ModelSource, found: Examined, said: Described) -> ModelReport:

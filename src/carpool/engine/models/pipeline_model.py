@@ -187,6 +187,4 @@ def _facts(served: Served) -> StepFacts:
     vision = served.vision
     if vision is None:
         return StepFacts(None, runs_nothing=served.is_ensemble)
-    shape = vision.input.shape
-    height, width = (shape[1], shape[2]) if vision.image.layout == "nchw" else (shape[0], shape[1])
-    return StepFacts(str(vision.task), (height, width), labels=vision.labels)
+    return StepFacts(str(vision.task), vision.sides, labels=vision.labels)

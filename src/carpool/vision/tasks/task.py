@@ -88,6 +88,12 @@ class VisionSettings:
     labels: tuple[str, ...] = ()
     encoded: bool = False  # the model's device decodes pictures; `image` says what is left to do elsewhere
 
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width that the model's input has; -1: any."""
+        shape = self.input.shape
+        return (shape[1], shape[2]) if self.image.layout == "nchw" else (shape[0], shape[1])
+
     def label(self, class_id: int) -> str:
         name = self.labels[class_id] if class_id < len(self.labels) else ""
         return name or str(class_id)

@@ -1,0 +1,55 @@
+"""`carpool pipeline check`: the drawing, and what is wrong."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from carpool.cli.main import app
+from carpool.demo import bundled_models
+
+STREET = Path(__file__).parents[2] / "examples" / "street"
+
+
+def check(folder: Path) -> Result:
+    return CliRunner().invoke(app, ["pipeline", "check", str(folder), "--models", str(bundled_models())])
+
+
+def test_the_steps_are_drawn() -> None:
+    done = check(STREET)
+    assert done.exit_code == 0, done.stderr
+    for words in (
+        "street: one promise of 2000 ms for all of it",
+        "└─ find: nanodet, detect, sees 416 × 416, 80 labels",
+        "keeps at most 8 things with a score of 0.4 or more",
+        "└─ for each of find.boxes: cut out, 10% more on every side, at least 16 pixels",
+        "└─ kind: efficientnet_lite0, classify, sees 224 × 224, 1000 labels",
+        "detections[…].kind",
+    ):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            '"nanodet"',
+            '"nanodt"',
+            'pipeline.toml:13: step find.model: there is no model "nanodt"; did you mean',
+        ),
+        ('"nanodet"', '"efficientnet_lite0"', "needs a step whose task is detect"),
+        ("{ score", '{ labels = ["cars"], score', 'nanodet has no label "cars"; did you mean "car"?'),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, old: str, new: str, words: str) -> None:
+    folder = tmp_path / "street"
+    shutil.copytree(STREET, folder)
+    settings = folder / "pipeline.toml"
+    settings.write_text(settings.read_text().replace(old, new))
+    done = check(folder)
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert check(tmp_path).exit_code == 2

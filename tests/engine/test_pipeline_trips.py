@@ -1,0 +1,204 @@
+"""What the engine makes of a front end's trips: the gate, the deadline of the whole, live sources, lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from carpool.config.pipeline_toml import pipeline_config
+from carpool.core.curve import BatchCurve
+from carpool.core.job import GONE, READY, RUNNING
+from carpool.core.policy import Promise
+from carpool.core.remaining import Step
+from carpool.core.scheduler import Scheduler
+from carpool.engine.batch import Outcome, Work
+from carpool.engine.journey import Binding
+from carpool.engine.models.pipeline_model import Pipeline
+from carpool.engine.pipeline_trips import LinkTrips
+from carpool.errors import Cancelled, CarpoolError, Refused, Replaced, Unavailable
+from carpool.link.records import ANSWERED, GIVEN_UP, REACHES, STEP_PART, TRIP_NEWS, ProtocolError
+from carpool.observe import columns
+from carpool.observe.counters import Slot, Table, table_bytes
+from carpool.types import Timing
+
+KEY, FIND, KIND = 7, 0, 1
+TEXT = """
+slo_ms = 100
+[[step]]
+name = "find"
+model = "finder"
+[[step]]
+name = "kind"
+model = "namer"
+each = "find.boxes"
+"""
+
+
+class Route:
+    """Holds what is cancelled, as a driver would tell it."""
+
+    def submit(self, works: Sequence[Work]) -> None:
+        for work in works:
+            work.route, work.state = self, READY
+
+    def ready(self, work: Work) -> None: ...
+
+    def cancel(self, work: Work) -> None:
+        work.state = GONE
+        work.done(work, Outcome(error=Cancelled("the client left")))
+
+
+class Bench:
+    def __init__(self, text: str = TEXT) -> None:
+        config = pipeline_config(text, Path("street/pipeline.toml"), "street")
+        version = SimpleNamespace(number=1, file=None)
+        table = Table(bytearray(table_bytes(1)))
+        row = table.block(0).row(Slot(1, 1))
+        fleet: Any = SimpleNamespace(memory=None)
+        self.pipeline = Pipeline(config, cast(Any, version), Slot(1, 1), row, row, fleet=fleet)
+        self.schedulers = [Scheduler(BatchCurve([(1, 0.010), (8, 0.020)]), Promise(0.1, 8)) for _ in range(2)]
+        leaves = (Step(self.schedulers[0]), Step(self.schedulers[1], (0,), 4.0))
+        models: Any = tuple(SimpleNamespace(slo=0.1, promises=True) for _ in range(2))
+        self.pipeline._bind = lambda: Binding((), leaves, models)  # type: ignore[method-assign]
+        self.pipeline.promises = True
+        self.pipeline.rows = [table.block(0).row(Slot(number, 1)) for number in (2, 3)]
+        self.trips = LinkTrips(lambda key: self.pipeline if key == KEY else None, 4)
+        self.route = Route()
+        self.told: list[tuple[Work, CarpoolError | None]] = []
+
+    def work(self, images: int = 1, *, at: float = 0.0, source: str = "", latest: bool = False) -> Work:
+        work = Work({}, lambda work, outcome: self.told.append((work, outcome.error)), at, images=images)
+        work.source, work.latest = source, latest
+        return work
+
+    def ask(self, trip: int, step: int, work: Work, now: float) -> Work:
+        assert self.trips.join(work, STEP_PART.pack(trip, KEY, step) + b"{}", now) == b"{}"
+        self.route.submit([work])
+        return work
+
+    def say(self, trip: int, what: int, step: int = 0, images: int = 0, now: float = 0.0) -> None:
+        self.trips.hear(trip, TRIP_NEWS.pack(what, step, images), now)
+
+    def coming(self) -> list[int]:
+        remaining = self.pipeline._remaining
+        assert remaining is not None
+        return list(remaining._coming)
+
+
+def good(work: Work) -> None:
+    work.done(work, Outcome({}, timing=Timing(0.001, 0.0, 0.01, 0.0, 2)))
+
+
+def test_one_promise_for_both_steps() -> None:
+    bench = Bench()
+    first = bench.ask(1, FIND, bench.work(), 0.0)
+    assert first.deadline == 0.1
+    assert first.later == pytest.approx(0.010 + 0.010 * 3 / 7)  # four images alone
+    good(first)
+    bench.say(1, REACHES, KIND, 3, 0.02)
+    second = bench.ask(1, KIND, bench.work(3, at=0.0), 0.03)
+    assert (second.arrived, second.deadline, second.later, second.entered) == (0.0, 0.1, 0.0, 0.03)
+    good(second)
+    assert [error for _, error in bench.told] == [None, None]
+    bench.say(1, ANSWERED, now=0.05)
+    assert bench.coming() == [0, 0]
+    assert not bench.pipeline.open
+
+
+def test_the_gate_refuses_the_whole_before_its_first_step() -> None:
+    bench = Bench()
+    late = bench.work()
+    late.deadline = 0.022  # the first step alone would make it
+    with pytest.raises(Refused):
+        bench.ask(1, FIND, late, 0.0)
+    assert not bench.pipeline.open
+    bench.say(1, GIVEN_UP)  # nobody listens
+    without = Bench(TEXT + '[answer]\nif_late = "without"\n')
+    first = without.work()
+    first.deadline = 0.022
+    without.ask(1, FIND, first, 0.0)
+
+
+def test_what_was_done_in_vain_is_counted() -> None:
+    bench = Bench()
+    good(bench.ask(1, FIND, bench.work(), 0.0))
+    bench.say(1, GIVEN_UP)
+    assert bench.pipeline.rows[FIND]._cells[columns.STEP_WASTED] == 1
+    assert bench.coming() == [0, 0]
+
+
+def test_nothing_found_ends_well() -> None:
+    bench = Bench()
+    good(bench.ask(1, FIND, bench.work(), 0.0))
+    bench.say(1, REACHES, KIND, 0)
+    bench.say(1, ANSWERED, now=0.02)
+    assert bench.coming() == [0, 0]
+    row = bench.pipeline.rows[KIND]._cells
+    assert sum(row[columns.FAN_OUT.first : columns.FAN_OUT.sum]) == 1
+
+
+def test_a_link_that_ends_takes_its_trips_along() -> None:
+    bench = Bench()
+    bench.ask(1, FIND, bench.work(), 0.0)
+    good(bench.ask(2, FIND, bench.work(), 0.0))
+    bench.say(2, REACHES, KIND, 2)
+    assert bench.coming() == [0, 1]
+    bench.trips.end()
+    assert bench.coming() == [0, 0]
+    assert not bench.pipeline.open
+
+
+def camera(bench: Bench, trip: int, at: float) -> Work:
+    """A frame of a live source whose crops wait for the second step."""
+    good(bench.ask(trip, FIND, bench.work(at=at, source="door", latest=True), at))
+    bench.say(trip, REACHES, KIND, 2)
+    return bench.ask(trip, KIND, bench.work(2, at=at, source="door", latest=True), at + 0.01)
+
+
+def test_a_newer_frame_takes_the_place_of_one_that_waits_for_a_later_step() -> None:
+    bench = Bench()
+    old = camera(bench, 1, 0.0)
+    new = camera(bench, 2, 0.02)
+    assert isinstance(dict(bench.told)[old], Replaced)
+    assert new not in dict(bench.told)
+    assert not new.latest  # crops of one frame must not replace each other
+    bench.say(1, GIVEN_UP)
+    newest = camera(bench, 3, 0.04)
+    assert isinstance(dict(bench.told)[new], Replaced)
+    newest.state = RUNNING
+    camera(bench, 4, 0.06)
+    assert newest not in dict(bench.told)  # what runs is answered
+
+
+def test_a_pipeline_that_is_gone() -> None:
+    bench = Bench()
+    bench.pipeline.closed = "street is being unloaded"
+    with pytest.raises(Unavailable, match="being unloaded"):
+        bench.ask(1, FIND, bench.work(), 0.0)
+    with pytest.raises(Unavailable):
+        bench.trips.join(bench.work(), STEP_PART.pack(1, 99, FIND), 0.0)
+
+
+def test_lies() -> None:
+    bench = Bench()
+    with pytest.raises(ProtocolError):
+        bench.trips.join(bench.work(), b"short", 0.0)
+    bench.ask(1, FIND, bench.work(), 0.0)
+    for images, step in ((101, KIND), (1, 5), (1, FIND)):
+        with pytest.raises(ProtocolError):
+            bench.say(1, REACHES, step, images)
+    with pytest.raises(ProtocolError):
+        bench.say(1, 9)
+    with pytest.raises(ProtocolError):
+        bench.trips.hear(1, b"?", 0.0)
+    bench.say(1, REACHES, KIND, 2)
+    with pytest.raises(ProtocolError):
+        bench.ask(1, KIND, bench.work(3), 0.0)
+    for trip in range(2, 5):
+        bench.ask(trip, FIND, bench.work(), 0.0)
+    with pytest.raises(ProtocolError):
+        bench.ask(9, FIND, bench.work(), 0.0)
