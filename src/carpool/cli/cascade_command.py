@@ -19,7 +19,7 @@ from carpool.errors import InvalidInput
 if TYPE_CHECKING:
     from carpool.config.pipeline_settings import PipelineSettings
     from carpool.lab.cascade.cascade_curve import Point
-    from carpool.lab.cascade.cascade_samples import Sample
+    from carpool.lab.cascade.cascade_samples import Sample, TwoModels
     from carpool.lab.cascade.cascade_tuning import Costs, Tuned
 
 Action = StrEnum("Action", ["tune"])
@@ -180,7 +180,7 @@ def _cascade_settings(folder: Path) -> tuple[PipelineSettings, float]:
     return config.pipeline, getattr(config.policy, "slo", float("inf"))
 
 
-def two_models(folder: Path) -> Any:
+def two_models(folder: Path) -> TwoModels:
     from carpool.lab.cascade.cascade_samples import TwoModels
 
     settings, slo = _cascade_settings(folder)

@@ -206,7 +206,7 @@ def _under_load(options: Simulate, steps: tuple[StepPlan, ...]) -> UnderLoad | N
             "--under-load is for a cascade: two --step, of which the second gets a share of the requests, "
             "like --step 2+0.3 --step 6+2@0.3"
         )
-    return options.under_load.value
+    return "quick" if options.under_load is Overload.quick else "refuse"
 
 
 def _knobs(options: Simulate, curve: BatchCurve) -> Knobs:

@@ -133,11 +133,11 @@ class PictureGraph:
         if big.task != cheap.task:
             said = f"{step.model} is for {big.task}, and {step.escalate.source} for {cheap.task}"
             raise ConfigError(f"{at}: {said}: a cascade has one task", field=at)
-        if big.task not in _CERTAIN:
+        known = _CERTAIN.get(big.task or "", ())
+        if not known:
             raise ConfigError(f"{at}: {big.task} does not say how certain it is", field=at)
-        if step.escalate.by not in _CERTAIN[big.task]:
-            known = " or ".join(_CERTAIN[big.task])
-            raise ConfigError(f"{at}: escalate.by must be {known} for {big.task}", field=at)
+        if step.escalate.by not in known:
+            raise ConfigError(f"{at}: escalate.by must be {' or '.join(known)} for {big.task}", field=at)
 
     def _check_parts(self, at: str, step: PipelineStep, source: StepFacts) -> None:
         assert step.each is not None

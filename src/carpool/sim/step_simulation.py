@@ -23,6 +23,7 @@ from carpool.errors import InvalidInput
 from carpool.sim.arrivals import Arrival, Ride
 
 _WIDEST = 4.75  # times the mean: so many images may one request bring
+_SIMULATED = frozenset({"simulated"})
 _SURE = 1e-4  # of a rate: bisected no further
 
 
@@ -155,11 +156,12 @@ class StepSimulation:
             arbiter = Arbiter()
             for number, core in enumerate(self.schedulers):
                 turn = arbiter.join(core, list(core.instances))
-                if self._quick:
-                    cascade_of = "big_of" if steps[number].after else "cheap_of"
-                    setattr(turn, cascade_of, frozenset({"simulated"}))
-                elif self._promise:
-                    turn.pipelines, turn.step = frozenset({"simulated"}), number
+                if self._promise:
+                    turn.pipelines, turn.step = _SIMULATED, number
+                if self._quick and steps[number].after:
+                    turn.big_of = _SIMULATED
+                elif self._quick:
+                    turn.cheap_of = _SIMULATED
         self._running: list[tuple[float, int, int, Batch]] = []
         self._numbers = count()
         self.run = StepRun()

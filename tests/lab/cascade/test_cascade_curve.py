@@ -98,17 +98,17 @@ def made(pictures: int, seed: int = 1, *, hard: float = 0.3, big: float = 0.97) 
 def test_what_is_kept_loses_no_more_than_is_allowed_and_holds_elsewhere() -> None:
     """On other pictures of the kind, within the interval: in nine of ten samples at least."""
     kept_it = 0
-    for seed in range(20):
+    for seed in range(10):
         found = tune(made(1500, seed), Costs(1.0, 15.0), labelled=True, loss=0.005)
         assert found.point.loss <= 0.005
         assert not found.why_not
-        elsewhere = made(20_000, 1000 + seed)
+        elsewhere = made(10_000, 1000 + seed)
         wrong = [
             one.big - (one.cheap if one.certainty[found.by] >= found.point.below else one.big)
             for one in elsewhere
         ]
         kept_it += sum(wrong) / len(wrong) <= found.point.loss_at_most
-    assert kept_it >= 18
+    assert kept_it >= 9
 
 
 def test_to_be_sure_less_is_kept() -> None:

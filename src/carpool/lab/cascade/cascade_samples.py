@@ -156,6 +156,7 @@ def sampled(
         if tasks[0] != tasks[1]:
             raise InvalidInput(f"{models.cheap} is for {tasks[0]}, and {models.big} for {tasks[1]}")
         judge = labels or agreement(tasks[0])
+        counts = getattr(getattr(engine.find(models.cheap).vision, "table", None), "score", None) or 0.5
         ask_cheap, ask_big = (asked_engine(engine, loop, name) for name in (models.cheap, models.big))
         options, failed = _options(tasks[0]), {}
 
@@ -167,7 +168,7 @@ def sampled(
                 failed[str(files[place])] = error.message
                 return place, None
             right = judge(place, cheap, big)
-            found = {by: certainty(cheap, by) for by in MEASURES}
+            found = {by: certainty(cheap, by, counts) for by in MEASURES}
             return place, Sampled({by: value for by, value in found.items() if value is not None}, *right)
 
         pictures = [one for _, one in in_order(ask, range(len(files)), at_once) if one is not None]

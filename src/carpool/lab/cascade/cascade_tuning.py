@@ -11,7 +11,7 @@ from carpool.lab.cascade.cascade_curve import Curve, Judged, Point, at_least, cu
 from carpool.vision.certainty import MEASURES
 
 LEAST_SAMPLES = 300
-_DIGITS = 6
+_FINEST = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,4 +166,4 @@ def _percent(share: float) -> str:
 
 def rounded_down(threshold: float) -> float:
     """For a settings file: so that what was kept in the sample is kept."""
-    return floor(threshold * 10**_DIGITS) / 10**_DIGITS
+    return floor(threshold * _FINEST) / _FINEST
