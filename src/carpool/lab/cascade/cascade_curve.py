@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from math import exp, lgamma, log, log1p, sqrt
 
@@ -21,8 +22,10 @@ _TINY = 1e-300
 # ---- how sure a count is
 
 
+@lru_cache(maxsize=10_000)
 def at_most(happened: int, trials: int, confidence: float = CONFIDENCE) -> float:
-    """The highest rate under which so few would still be likely: Clopper and Pearson's, one-sided."""
+    """The highest rate under which so few would still be likely: Clopper and Pearson's, one-sided. Most
+    points of a curve differ from their neighbours in what is kept, and not in these counts."""
     if trials <= 0 or happened >= trials:
         return 1.0
     return _quantile(confidence, happened + 1, trials - happened)
