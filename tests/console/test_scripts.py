@@ -417,3 +417,23 @@ def test_two_histograms_as_outlines(page: Page) -> None:
     assert call(page, "drift.extent", ["cat", "dog", ""]) == "cat, dog"
     assert call(page, "drift.extent", ["a", "b", "c", "d", ""]) == "a, b, c …"
     assert call(page, "drift.extent", []) == ""
+
+
+def test_a_promise_is_cut_into_its_steps(page: Page) -> None:
+    def step(name: str, between: float, queue: float, infer: float) -> dict[str, Any]:
+        phases = {"between": between, "queue": queue, "infer": infer}
+        counted = {phase: {"count": 2 if sum_ else 0, "sum": sum_} for phase, sum_ in phases.items()}
+        return {"step": name, **counted}
+
+    steps = [step("find", 0.0, 0.004, 0.02), step("kind", 0.002, 0.006, 0.01)]
+    parts = call(page, "pipeline.promiseParts", steps, 100)
+    assert [(part["label"], part["ms"]) for part in parts] == [
+        ("find: wait", near(2.0)),
+        ("find: model", near(10.0)),
+        ("kind: cut", near(1.0)),
+        ("kind: wait", near(3.0)),
+        ("kind: model", near(5.0)),
+        ("Left", near(79.0)),
+    ]
+    assert sum(part["share"] for part in parts) == near(1.0)
+    assert [part["label"] for part in call(page, "pipeline.promiseParts", [], None)] == []

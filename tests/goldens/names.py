@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2
 import carpool
 from carpool import errors
 from carpool.cli.main import app
+from carpool.config.pipeline_toml import KEYS as PIPELINE_KEYS
 from carpool.config.server import variables
 from carpool.config.table import KEYS
 from carpool.frontend.http.app import ROUTES
@@ -40,6 +41,7 @@ def public_names() -> dict[str, Any]:
         "metrics": {family.name: family.kind for family in _families()},
         "headers": [DEADLINE, LATEST, ROLLOUT, SOURCE],
         "model.toml": {section or "top": sorted(keys) for section, keys in sorted(KEYS.items())},
+        "pipeline.toml": {section or "top": sorted(keys) for section, keys in sorted(PIPELINE_KEYS.items())},
         "variables": sorted(variables()),
     }
 

@@ -47,6 +47,8 @@ def test_every_family_is_there_with_its_kind(table: Table, row: Row) -> None:
     for what in columns.DRIFT_WORDS:
         row.set(columns.DRIFT_PSI[what], 1.25)
         row.set(columns.DRIFT_ALARM[what], 2.0)
+    step = table.block(1).row(table.directory.assign("street", "1\0find"))
+    step.observe(columns.FAN_OUT, 0.0)
     server = table.block(1).server
     server.set(columns.REGISTRY_UP, 2.0)
     server.set(columns.REGISTRY_SEEN, 1.0)
@@ -81,7 +83,7 @@ def test_the_page_without_models_has_no_empty_families(table: Table) -> None:
     assert parsed(table).keys() == {
         family.name.removesuffix("_total")
         for family in FAMILIES
-        if family.scope not in (Scope.MODEL, Scope.GPU, Scope.CAMERA)
+        if family.scope not in (Scope.MODEL, Scope.STEP, Scope.GPU, Scope.CAMERA)
         and not family.name.startswith("carpool_registry")
     }
 
@@ -193,6 +195,23 @@ def test_the_sums_of_times_can_be_switched_off() -> None:
         for phase in ("request", "queue", "compute_input", "compute_infer", "compute_output")
     }
     assert chosen(SWITCHES) == FAMILIES
+
+
+def test_steps_of_pipelines_have_rows_of_their_own(table: Table) -> None:
+    row = table.block(0).row(table.directory.assign("street", "1\0kind"))
+    row.observe(columns.QUEUE_SECONDS, 0.004)
+    row.observe(columns.FAN_OUT, 0.0)
+    row.observe(columns.FAN_OUT, 3.0)
+    labels = {"pipeline": "street", "version": "1", "step": "kind"}
+    metrics = parsed(table)
+    samples = {
+        (s.name, s.labels.get("phase"), s.labels.get("le")): s for m in metrics.values() for s in m.samples
+    }
+    none = samples["carpool_pipeline_fan_out_bucket", None, "0.0"]
+    assert (none.value, {**none.labels, "le": ""}) == (1.0, {**labels, "le": ""})
+    assert samples["carpool_pipeline_step_duration_seconds_count", "queue", None].value == 1.0
+    assert samples["carpool_pipeline_step_duration_seconds_count", "infer", None].value == 0.0
+    assert all(row.model != "street" for row in table.models())  # it is no model
 
 
 def test_a_cascade_says_who_answered_and_whether_they_agree(table: Table, row: Row) -> None:

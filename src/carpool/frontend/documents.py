@@ -18,7 +18,7 @@ from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.link.door import ON_DEMAND, UNLOADED, Catalog, Door, IndexEntry, ModelEntry
 from carpool.observe.counters import MODEL_ROWS, Table
 from carpool.observe.counters import Slot as CounterRow
-from carpool.observe.statistics import BOUNDS, cache_counts, model_counts, server_counts
+from carpool.observe.statistics import BOUNDS, cache_counts, model_counts, server_counts, step_counts
 from carpool.types import TensorSpec
 from carpool.wire.head import shorten
 
@@ -170,11 +170,15 @@ class LivePage:
         catalog = door.catalog
         lines = sorted(catalog.index, key=lambda line: (line.name, len(line.version), line.version))
         counts = {(row.model, row.version): row.cells for row in self._table.models()}
+        steps: dict[tuple[str, str], list[Document]] = {}
+        for row in self._table.steps():
+            steps.setdefault((row.model, row.version), []).append(step_counts(row.step, row.cells))
         models = []
         for line in lines[:_MOST_MODELS]:
             cells = counts.get((line.name, line.version))
             known = None if cells is None else model_counts(cells)
-            models.append(_model(catalog, line) | {"counts": known})
+            own = {"steps": listed} if (listed := steps.get((line.name, line.version))) else {}
+            models.append(_model(catalog, line) | {"counts": known} | own)
         return {
             "time": time.time(),
             "clock": now,  # monotonic: what rates are taken over

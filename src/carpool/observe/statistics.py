@@ -120,6 +120,17 @@ def model_counts(cells: Cells) -> Document:
     }
 
 
+def step_counts(step: str, cells: Cells) -> Document:
+    """Of a step of a pipeline: how often and how long each of its phases was, and how many images it got."""
+    phases = {name: _summed(cells, histogram) for name, histogram in columns.STEP_PHASES.items()}
+    later = round(cells[columns.STEP_LATER], 6)
+    return {"step": step, **phases, "fan_out": _summed(cells, columns.FAN_OUT), "later_s": later}
+
+
+def _summed(cells: Cells, histogram: Histogram) -> Document:
+    return {"count": _count(cells, histogram), "sum": round(cells[histogram.sum], 6)}
+
+
 def cache_counts(cells: Cells) -> Document:
     """Of one model version's cache: what there is, and what happened. `wrong` is the audit's: between which
     shares the rate of similar hits lies that would have been answered otherwise, 99 % sure."""

@@ -10,6 +10,7 @@ import { History } from "./history.js";
 import { hasKey, KeyPanel } from "./key.js";
 import { LivePanel } from "./live.js";
 import { keyOf, ModelList } from "./models.js";
+import { PipelinePanel } from "./pipeline.js";
 import { poll } from "./poll.js";
 import { RolloutPanel } from "./rollout.js";
 import { Tiles } from "./tiles.js";
@@ -35,6 +36,7 @@ class Console {
   #drift = new DriftPanel();
   #live = new LivePanel();
   #cache = new CachePanel();
+  #pipeline = new PipelinePanel();
   #try = new TryPanel();
   #key = new KeyPanel(() => askNow());
   #rollout = new RolloutPanel(this.#key);
@@ -161,6 +163,7 @@ class Console {
     this.#drift.show(view);
     this.#live.show(view);
     this.#cache.show(view);
+    this.#pipeline.show(view);
     this.#try.use(model);
   }
 }

@@ -419,18 +419,18 @@ class ImageRequest:
         degraded = next((one.degraded for one in outcomes if one.degraded), "")
         if degraded:
             more += b"X-Carpool-Degraded: %b\r\n" % degraded.encode()
-        if slowest.steps:
-            more += b"Server-Timing: %b\r\n" % slowest.steps
+        if slowest.steps:  # `more` goes on where the times end
+            more = b", %b\r\n%b" % (slowest.steps, more)
         if self._several:
             listed = [_listed(outcome) for outcome in outcomes]
-            self._send(_JSON_ANSWER % slowest.times + more, b'{"results":[%b]}' % b",".join(listed))
+            self._send(_joined(_JSON_ANSWER % slowest.times, more), b'{"results":[%b]}' % b",".join(listed))
         elif slowest.error is not None:
             self._tell(slowest.error, TIMING % slowest.times)
         elif self.drawn is None:
-            self._send(_JSON_ANSWER % slowest.times + more, slowest.body)
+            self._send(_joined(_JSON_ANSWER % slowest.times, more), slowest.body)
         else:
             fields = _DRAWN_ANSWER % (self.drawn.encode(), *slowest.times)
-            self._send(fields + more, slowest.body, compressible=False)
+            self._send(_joined(fields, more), slowest.body, compressible=False)
 
     def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
         service, encoding = self.service, self.route.asked.encoding
@@ -469,6 +469,11 @@ class ImageRequest:
         held, self._held = self._held, 0
         pixels, self._pixels_held = self._pixels_held, 0
         self.service.pictures.let_go(held, pixels)
+
+
+def _joined(fields: bytes, more: bytes) -> bytes:
+    """More fields; or first the rest of the last one, where it goes on."""
+    return fields[:-2] + more if more.startswith(b", ") else fields + more
 
 
 def _version_fields(version: str) -> bytes:
